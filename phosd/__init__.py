@@ -1,0 +1,3 @@
+"""phosd: checkpoint, restore and move GPU processes that know nothing of it."""
+
+__version__ = "0.1.0"

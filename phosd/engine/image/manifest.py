@@ -1,0 +1,112 @@
+"""The manifest: everything an image is, except the bytes. It is the truth about an image."""
+
+import msgspec
+
+FORMAT = 1
+CHUNK = 2 << 20
+"""Bytes of a chunk, the unit of hashing, deduplication and transfer."""
+
+
+class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A GPU that the process used. ``memory`` in bytes; ``chip`` as NVML names it."""
+
+    ordinal: int
+    uuid: str
+    chip: str
+    memory: int
+
+
+class ChunkRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where one chunk's bytes are. ``digest`` is 32 hex digits; ``offset`` is the record's."""
+
+    digest: str
+    pack: int
+    offset: int
+    length: int
+
+
+class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One physical allocation of one process (``process`` indexes the manifest's list).
+
+    ``alias`` names the (process index, block id) that holds the same memory, when it is shared and
+    this is not its first holder; such a block has no chunks of its own.
+    """
+
+    process: int
+    id: int
+    va: int
+    size: int
+    gpu: int
+    chunks: tuple[ChunkRef, ...] = ()
+    alias: tuple[int, int] | None = None
+    host: bool = False
+
+
+class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One process of the image. ``start_time`` is field 22 of ``/proc/pid/stat``, in ticks."""
+
+    pid: int
+    tree: int
+    start_time: int
+    executable: str
+    command: tuple[str, ...]
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    threads: tuple[int, ...]
+    gpu: bool
+    hooked: bool
+    parked: bool
+    affinity: dict[int, tuple[int, ...]] = {}
+    cgroup: str = ""
+    environment_names: tuple[str, ...] = ()
+
+
+class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file that belongs to the image (a CRIU file), by path relative to the image's folder."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One process tree, dumped by one run of CRIU into ``folder`` (relative)."""
+
+    root: int
+    folder: str
+    files: tuple[FileDigest, ...]
+    details: dict[str, msgspec.Raw] = {}
+
+
+class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the machine was, for admission at a restore."""
+
+    boot_id: str
+    kernel: str
+    criu: str
+    driver: int
+    cpu_flags: tuple[str, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One image. ``created`` is UTC in ISO 8601; ids sort by time."""
+
+    id: str
+    created: str
+    mode: str
+    owner: int
+    host: Host
+    gpus: tuple[Gpu, ...]
+    trees: tuple[Tree, ...]
+    processes: tuple[Process, ...]
+    blocks: tuple[Block, ...]
+    stop_seconds: float
+    parent: str | None = None
+    load_order: tuple[int, ...] = ()
+    format: int = FORMAT
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that a restore needs, in bytes."""
+        return sum(b.size for b in self.blocks if b.alias is None)

@@ -1,0 +1,34 @@
+"""Where the native libraries are: built into the package, or installed under ``/usr/lib/phos``."""
+
+import os
+from pathlib import Path
+
+from phosd.engine.errors import Internal
+
+
+def _find(name: str) -> Path:
+    override = os.environ.get("PHOS_NATIVE_DIR")
+    folders = [Path(override)] if override else []
+    folders += [Path(__file__).parent.parent / "native", Path("/usr/lib/phos")]
+    for folder in folders:
+        if (folder / name).exists():
+            return folder / name
+    raise Internal(
+        f"the native library {name} is not built (looked in {', '.join(map(str, folders))})",
+        hint="run `make build`",
+    )
+
+
+def hook_library() -> Path:
+    """The library that ``phos run`` preloads into a program."""
+    return _find("libphos_hook.so")
+
+
+def softgpu_folder() -> Path:
+    """The folder to put on ``LD_LIBRARY_PATH`` so that ``libcuda.so.1`` is the software GPU."""
+    return _find("softgpu/libcuda.so.1").parent
+
+
+def digest_library() -> Path:
+    """The chunk digest for the CPU."""
+    return _find("libphos_digest.so")

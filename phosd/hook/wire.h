@@ -1,0 +1,129 @@
+// The protocol between the hook in a GPU process and the engine. docs/hook-protocol.md explains it;
+// phosd/engine/hooklink.py is the other side, and a test compares the two.
+//
+// Everything is little-endian and fixed-size. A message is a Header, then `length` bytes of payload;
+// its descriptors travel as SCM_RIGHTS with the first byte of the header. The client sends one
+// request at a time and the hook answers each with the same type (plus kReply) and sequence.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace phos::wire {
+
+constexpr uint32_t kMagic = 0x534F4850;  // "PHOS"
+constexpr uint16_t kVersion = 1;
+constexpr uint16_t kReply = 0x8000;
+constexpr uint32_t kMaxPayload = 1u << 16;
+constexpr uint32_t kMaxDescriptors = 128;  // below the kernel's SCM_MAX_FD of 253
+
+enum class Type : uint16_t {
+    hello = 1,       // -> Hello
+    list_blocks,     // Cursor -> BlockList, no descriptors
+    export_blocks,   // Cursor -> BlockList, one descriptor for each block with kHasDescriptor
+    close_gate,      // CloseGate -> GateState; poll until `settled`
+    park,            // (empty) -> Count: unmap and release everything; needs a settled gate
+    unpark_blocks,   // BlockIds + one descriptor each -> Count: hand memory back, in batches
+    unpark,          // (empty) -> Count: map every block again; needs all of them handed back
+    open_gate,       // (empty) -> (empty)
+    rehome,          // (empty) -> Count: make imported blocks the process's own; settled gate
+    detach,          // (empty) -> (empty); then the hook holds no socket until `<pid>.wake` exists
+    stats,           // (empty) -> text: counters and the log ring, UTF-8
+};
+
+// What a reply's `status` says. The payload of a failed reply is a text for the user, UTF-8.
+enum class Status : uint32_t {
+    ok = 0,
+    bad_message = 1,   // not understood; the connection is closed
+    wrong_state = 2,   // e.g. park with an open gate
+    unsupported = 3,   // the process cannot be parked; the text says why
+    busy = 4,          // the deadline passed; the gate is open again
+    driver = 5,        // a driver call failed; the text names it
+    out_of_memory = 6,
+};
+
+struct Header {
+    uint32_t magic;
+    uint16_t version;
+    uint16_t type;
+    uint32_t sequence;
+    uint32_t status;
+    uint32_t length;       // bytes of payload
+    uint32_t descriptors;  // how many travel with this message
+};
+static_assert(sizeof(Header) == 24);
+
+enum class State : uint32_t {
+    running = 0,  // the gate is open
+    closing = 1,  // the gate is closed to new work; admitted work still runs
+    closed = 2,   // the gate is closed and every device is idle
+    parked = 3,   // closed, and the blocks are unmapped and released
+};
+
+struct Hello {
+    uint32_t pid;
+    uint32_t driver_version;  // as cuDriverGetVersion
+    uint32_t devices;
+    uint32_t state;           // State
+    uint32_t parkable;        // 0: `reason` says why not
+    uint32_t ever_parked;     // 1: holds imported blocks, mode `driver` needs `rehome` first
+    uint32_t uses_unsupported;  // 1: managed memory or the like: no mode can save it; see `reason`
+    uint32_t reserved;
+    char reason[256];
+};
+static_assert(sizeof(Hello) == 288);
+
+enum BlockFlags : uint32_t {
+    kHasDescriptor = 1,  // the process can still export it: a descriptor comes with export_blocks
+    kExported = 2,       // the program exported it: a peer may hold it
+    kImported = 4,       // the program imported it from a peer
+    kProgramVmm = 8,     // made by the program's own cuMemCreate
+    kHostLocated = 16,   // VMM memory in host RAM
+};
+
+// One physical allocation. `id` is a generation number, never used again in the process.
+struct Block {
+    uint64_t id;
+    uint64_t va;    // where it is mapped first; 0 when it is not mapped
+    uint64_t size;  // bytes, a multiple of the device's granularity
+    int32_t device;
+    uint32_t flags;
+};
+static_assert(sizeof(Block) == 32);
+
+// Blocks with `id > after`, in order of id, at most kMaxDescriptors of them.
+struct Cursor {
+    uint64_t after;
+};
+
+struct BlockList {
+    uint32_t count;
+    uint32_t more;      // 1: ask again with the last id
+    uint64_t freed;     // how many blocks the process has freed so far
+    uint64_t last_id;   // the newest block id of the process
+    // Block blocks[count] follows. Descriptors are in the order of the blocks that have one.
+};
+
+struct CloseGate {
+    uint32_t deadline_ms;  // counted by the hook from the first request; then the gate reopens
+    uint32_t peers_busy;   // 1: another process of the unit is busy: admit one submission
+};
+
+struct GateState {
+    uint32_t settled;    // 1: closed, nothing admitted is running, every device idle, no capture
+    uint32_t busy;       // 1: a device of this process still works
+    uint32_t waiting;    // threads held at the gate
+    uint32_t capturing;  // stream captures under way
+    uint64_t admitted;   // submissions let through since the gate began to close
+    uint64_t last_id;    // as in BlockList, to notice blocks made since the export
+    uint64_t freed;
+};
+
+struct Count {
+    uint64_t count;
+};
+
+// For unpark_blocks: `uint64_t ids[count]` follows a Count; descriptors in the same order. The
+// memory may be the one that was parked or another of the same size and device (after a restore).
+
+}  // namespace phos::wire
