@@ -1,0 +1,202 @@
+"""Unpack a CRIU that works on new kernels into a prefix of its own, leaving the system as it is.
+
+Older Debian releases ship a CRIU that fails on current kernels (dumping sockets needs 4.2 from
+Linux 6.16 on). This takes the package and its libraries from a newer suite of the archive that the
+machine already uses: mirror and keyring come from its apt configuration, and apt checks the
+signatures. ``<prefix>/criu`` then runs with ``<prefix>/lib``, its own C library included.
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SUITES = ("testing", "unstable")
+MINIMUM = (4, 2)
+PINNED_VERSION = "4.2.1-1"
+PINNED_SHA256 = {
+    "amd64": "4039578de7dd6480964754c1348416f0f0658fba3eadaa918bfe43e9a5fb9b04",
+}
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A Debian archive that the machine trusts."""
+
+    uri: str
+    keyring: Path
+
+
+def run(command: Sequence[str | Path], what: str) -> str:
+    """Run ``command`` silently; on failure stop with ``what`` and its last lines."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        text=True,
+        capture_output=True,
+        check=False,
+        env={**os.environ, "LC_ALL": "C"},
+    )
+    if done.returncode != 0:
+        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
+        sys.exit(f"{what} failed ({command[0]} returned {done.returncode}):\n{tail}")
+    return done.stdout
+
+
+def debian_archive() -> Archive:
+    """The archive that the machine's own release comes from."""
+    codename = os_release().get("VERSION_CODENAME", "stable")
+    listing = run(
+        ["apt-get", "indextargets", "--no-release-info", "Identifier: Packages"],
+        "reading the apt configuration",
+    )
+    for stanza in listing.split("\n\n"):
+        target = dict(line.split(": ", 1) for line in stanza.splitlines() if ": " in line)
+        if target.get("Release") == codename and target.get("Component") == "main":
+            source = Path(target["Sourcesentry"].rsplit(":", 1)[0])
+            return Archive(target["Repo-URI"], keyring_of(source))
+    sys.exit(
+        f"apt has no source for Debian {codename}, so CRIU cannot be fetched from it; "
+        "install CRIU 4.2 or newer and name it with PHOS_CRIU=/path/to/criu"
+    )
+
+
+def os_release() -> dict[str, str]:
+    lines = Path("/etc/os-release").read_text().splitlines()
+    return {key: value.strip('"') for key, _, value in (line.partition("=") for line in lines)}
+
+
+def keyring_of(source: Path) -> Path:
+    """The keyring that ``source`` names, else the one of Debian's own package."""
+    named = re.findall(r"(?im)signed-by[:=]\s*(/[^\s\]]+)", source.read_text())
+    package = [f"/usr/share/keyrings/debian-archive-keyring.{suffix}" for suffix in ("pgp", "gpg")]
+    for keyring in (*named, *package):
+        if Path(keyring).is_file():
+            return Path(keyring)
+    sys.exit("the keyring of the Debian archive is missing; install debian-archive-keyring")
+
+
+class PrivateApt:
+    """apt with lists, cache and sources of its own, in ``folder``; nothing is installed."""
+
+    def __init__(self, folder: Path, archive: Archive, suite: str) -> None:
+        self._archives = folder / "cache/archives"
+        for part in ("state", "lists/partial", "cache/archives/partial"):
+            (folder / part).mkdir(parents=True)
+        (folder / "status").touch()
+        (folder / "suite.sources").write_text(
+            f"Types: deb\nURIs: {archive.uri}\nSuites: {suite}\nComponents: main\n"
+            f"Signed-By: {archive.keyring}\n"
+        )
+        settings = {
+            "Dir::State": folder / "state",
+            "Dir::State::status": folder / "status",
+            "Dir::State::lists": folder / "lists",
+            "Dir::Cache": folder / "cache",
+            "Dir::Etc::sourcelist": folder / "suite.sources",
+            "Dir::Etc::sourceparts": "/dev/null",
+            "Dir::Etc::preferencesparts": "/dev/null",
+            "APT::Sandbox::User": "root",
+            "APT::Update::Post-Invoke::": "",
+        }
+        self._options = [f"-o{key}={value}" for key, value in settings.items()]
+
+    def update(self) -> None:
+        run(["apt-get", *self._options, "-qq", "update"], "reading the newer suite's lists")
+
+    def candidate(self, package: str) -> str:
+        """The version that would be fetched, or an empty text."""
+        policy = run(["apt-cache", *self._options, "policy", package], "asking for a version")
+        found = re.search(r"Candidate: (\S+)", policy)
+        return found.group(1) if found and found.group(1) != "(none)" else ""
+
+    def download(self, package: str) -> list[Path]:
+        """Fetch ``package`` and everything that it depends on; apt checks signatures and hashes."""
+        words = ["install", "-y", "-qq", "--download-only", "--no-install-recommends", package]
+        run(["apt-get", *self._options, *words], f"fetching {package}")
+        return sorted(self._archives.glob("*.deb"))
+
+
+def fetch(folder: Path, prefix: Path) -> str:
+    """Fetch CRIU into ``prefix`` (which must not exist). Returns its package version."""
+    archive = debian_archive()
+    for suite in SUITES:
+        apt = PrivateApt(folder / suite, archive, suite)
+        apt.update()
+        version = apt.candidate("criu")
+        if version_tuple(version) >= MINIMUM:
+            packages = apt.download("criu")
+            check_pin(packages, version)
+            unpack(packages, folder / "root", prefix)
+            return version
+    wanted = ".".join(map(str, MINIMUM))
+    sys.exit(f"the archive has no CRIU {wanted} in {' or '.join(SUITES)}; see PHOS_CRIU")
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.split("-")[0]))
+
+
+def check_pin(packages: Sequence[Path], version: str) -> None:
+    """Hold the package against its pinned hash; a newer version passes on apt's word."""
+    if version != PINNED_VERSION:
+        note = f"note: the archive has CRIU {version}; {PINNED_VERSION} was tested"
+        print(note, file=sys.stderr)
+        return
+    (package,) = (path for path in packages if path.name.startswith("criu_"))
+    architecture = package.stem.rsplit("_", 1)[1]
+    expected = PINNED_SHA256.get(architecture)
+    found = hashlib.sha256(package.read_bytes()).hexdigest()
+    if expected not in (None, found):
+        sys.exit(
+            f"{package.name} has the SHA-256 {found}, not the pinned {expected}; not installed"
+        )
+
+
+def unpack(packages: Sequence[Path], root: Path, prefix: Path) -> None:
+    """Take the binary and the libraries out of the packages, and nothing else."""
+    root.mkdir()
+    for package in packages:
+        run(["dpkg-deb", "--extract", package, root], f"unpacking {package.name}")
+    (prefix / "lib").mkdir(parents=True)
+    shutil.copy2(root / "usr/sbin/criu", prefix / "criu")
+    for library in (root / "usr/lib").glob("*-linux-gnu/*.so*"):
+        shutil.copy2(library, prefix / "lib" / library.name, follow_symlinks=False)
+
+
+def bind_to_prefix(prefix: Path) -> None:
+    """Make the binary use the prefix's own loader and libraries (again, if it was moved)."""
+    binary, libraries = prefix / "criu", prefix / "lib"
+    (loader,) = libraries.glob("ld-linux*")
+    if not shutil.which("patchelf"):
+        sys.exit("patchelf is missing; install it (apt-get install patchelf) and try again")
+    now = run(["patchelf", "--print-interpreter", binary], "reading the binary").strip()
+    if now != str(loader):
+        run(["patchelf", "--set-interpreter", loader, binary], "setting the loader")
+        run(["patchelf", "--force-rpath", "--set-rpath", libraries, binary], "setting the path")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("prefix", type=Path, help="folder for CRIU and its libraries")
+    prefix: Path = parser.parse_args().prefix.resolve()
+    if not (prefix / "criu").exists():
+        with tempfile.TemporaryDirectory(prefix="criu-") as scratch:
+            fresh = prefix.with_name(prefix.name + ".new")
+            shutil.rmtree(fresh, ignore_errors=True)
+            version = fetch(Path(scratch), fresh)
+            (fresh / "version").write_text(version + "\n")
+            shutil.rmtree(prefix, ignore_errors=True)
+            fresh.rename(prefix)
+    bind_to_prefix(prefix)
+    print(run([prefix / "criu", "--version"], "starting CRIU").splitlines()[0])
+
+
+if __name__ == "__main__":
+    main()
