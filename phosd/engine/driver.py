@@ -1,0 +1,105 @@
+"""The driver's own checkpoint of a process: contexts, streams, modules and what nobody parked.
+
+The states and their order are the driver's: RUNNING -lock-> LOCKED -checkpoint-> CHECKPOINTED
+-restore-> LOCKED -unlock-> RUNNING.
+"""
+
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+from phosd.engine.cuda import call, driver
+from phosd.engine.errors import PhosError
+
+LOCK_TIMEOUT_MS = 10_000
+
+
+class State(enum.Enum):
+    """What the driver says of a process."""
+
+    RUNNING = 0
+    LOCKED = 1
+    CHECKPOINTED = 2
+    FAILED = 3
+
+
+def state(pid: int) -> State | None:
+    """The driver's state of ``pid``; None when it is not a CUDA process."""
+    bindings = driver()
+    status, value = bindings.cuCheckpointProcessGetState(pid)
+    if status != bindings.CUresult.CUDA_SUCCESS:
+        return None
+    return State(int(value))
+
+
+def lock(pid: int) -> None:
+    """Hold the process at its next CUDA call and wait for the work it has submitted."""
+    arguments = driver().CUcheckpointLockArgs()
+    arguments.timeoutMs = LOCK_TIMEOUT_MS
+    call("cuCheckpointProcessLock", pid, arguments, about=f"process {pid}")
+
+
+def checkpoint(pid: int) -> None:
+    """Move the process's GPU state into its host memory and let go of the GPU."""
+    call("cuCheckpointProcessCheckpoint", pid, None, about=f"process {pid}")
+
+
+def restore(pid: int) -> None:
+    """Bring the GPU state back from host memory, on the same GPUs."""
+    call("cuCheckpointProcessRestore", pid, None, about=f"process {pid}")
+
+
+def unlock(pid: int) -> None:
+    """Let the process call CUDA again."""
+    call("cuCheckpointProcessUnlock", pid, None, about=f"process {pid}")
+
+
+def resume(pids: Sequence[int]) -> None:
+    """Restore and unlock checkpointed processes, side by side.
+
+    Every process is tried even if another fails; the first error is raised afterwards.
+    """
+
+    def one(pid: int) -> None:
+        restore(pid)
+        unlock(pid)
+
+    _together(one, pids)
+
+
+@contextmanager
+def checkpointed(pids: Sequence[int]) -> Iterator[None]:
+    """The processes are CHECKPOINTED inside, and RUNNING again after, whatever happens inside."""
+    with ExitStack() as undo:
+        for pid in pids:
+            lock(pid)
+            undo.callback(_back_to_running, pid)
+        _together(checkpoint, pids)
+        with ExitStack() as bring_back:
+            bring_back.callback(_together, restore, pids)
+            yield
+
+
+def _back_to_running(pid: int) -> None:
+    """Undo whatever step the process is in. A process that died needs nothing."""
+    now = state(pid)
+    if now is State.CHECKPOINTED:
+        restore(pid)
+        now = State.LOCKED
+    if now is State.LOCKED:
+        unlock(pid)
+
+
+def _together(action: Callable[[int], None], pids: Sequence[int]) -> None:
+    """Run ``action(pid)`` for all at once and raise the first error when all have ended."""
+    if not pids:
+        return
+    with ThreadPoolExecutor(max_workers=len(pids)) as pool:
+        futures = [pool.submit(action, pid) for pid in pids]
+    errors = [e for f in futures if (e := f.exception()) is not None]
+    for error in errors[1:]:
+        if isinstance(error, PhosError):
+            errors[0].add_note(str(error))
+    if errors:
+        raise errors[0]
