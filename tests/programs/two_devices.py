@@ -1,0 +1,30 @@
+"""Two devices in one process; each computes on what the other computed."""
+
+from cuda.bindings import driver
+from gpu import Device, Report, State, allocate, ok, read
+
+SIZE = 64 << 10
+
+
+def main() -> None:
+    report = Report()
+    devices = [Device(0), Device(1)]
+    states, mail = [], []
+    for device in devices:
+        device.make_current()
+        states.append(State(device, cold_block=256 << 10))
+        mail.append(allocate(SIZE))
+    for step in report.steps():
+        here, there = step % 2, 1 - step % 2
+        devices[here].make_current()
+        computed = states[here].step(step // 2, report.seed)
+        ok(driver.cuMemcpyDtoD(mail[here], states[here].hot, SIZE))
+        target = states[there].hot + SIZE
+        context, other = devices[here].context, devices[there].context
+        ok(driver.cuMemcpyPeer(target, other, mail[here], context, SIZE))
+        devices[there].make_current()
+        report.tell(step, computed + read(target, 64))
+
+
+if __name__ == "__main__":
+    main()
