@@ -1,7 +1,7 @@
 """Which CUDA driver this process talks to, and checked calls into it.
 
 A node has a GPU when the NVIDIA kernel driver is there; otherwise the software GPU stands in. The
-choice is made once a process, before ``cuda.bindings`` looks for ``libcuda.so.1``: a library already
+choice is made once a process, before ``cuda.bindings`` looks for ``libcuda.so.1``: one already
 loaded under that name is the one it finds.
 """
 

@@ -316,8 +316,11 @@ class HookLink:
                 _close_all(descriptors)
                 raise self._broken(f"{len(descriptors)} descriptors for {len(holders)} blocks")
             held = dict(zip((b.id for b in holders), descriptors, strict=True))
-            for block in blocks:
-                yield block, held.get(block.id)
+            try:
+                for block in blocks:
+                    yield block, held.pop(block.id, None)
+            finally:
+                _close_all(held.values())  # what the caller did not take
             if not more or not blocks:
                 return
             after = blocks[-1].id

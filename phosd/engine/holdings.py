@@ -1,0 +1,201 @@
+"""What the engine holds of a unit's device memory: a descriptor and a mover's mapping a block.
+
+Holding a block keeps its memory alive while the process has let go of it. That is parking.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from phosd.engine.errors import Internal, Unsupported
+from phosd.engine.hooklink import Block, BlockFlag, HookLink
+from phosd.engine.mover import Mover
+
+_KCMP, _KCMP_FILE = 312, 0  # x86-64
+_SHARED = BlockFlag.EXPORTED | BlockFlag.IMPORTED
+
+
+class Movers(Protocol):
+    """Gives the data mover of a GPU, by the node's ordinal."""
+
+    def mover(self, gpu: int) -> Mover:
+        """The running mover of ``gpu``."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """One block of process ``pid`` and the descriptor that keeps its memory.
+
+    ``key`` is what the mover calls it; blocks of different processes that are the same memory
+    have the same key.
+    """
+
+    pid: int
+    block: Block
+    gpu: int
+    descriptor: int
+    key: int
+
+
+class Holdings:
+    """The blocks of a unit, adopted by the movers of their GPUs.
+
+    ``gpus_of`` maps a pid to the node's ordinals of the devices that the process sees.
+    """
+
+    def __init__(self, movers: Movers, gpus_of: dict[int, list[int]]) -> None:
+        self._movers = movers
+        self._gpus_of = gpus_of
+        self._held: dict[tuple[int, int], Held] = {}
+        self._next_key = 0
+
+    def take(self, links: Sequence[HookLink]) -> None:
+        """Export what is not held yet, and let go of what a process has freed meanwhile.
+
+        With a closed gate this is exact. Blocks without a descriptor are left out: see
+        :meth:`missing`.
+        """
+        for link in links:
+            blocks = link.list_blocks()
+            alive = {(link.pid, block.id) for block in blocks}
+            self._let_go([k for k in self._held if k[0] == link.pid and k not in alive])
+            wanted = [
+                block.id
+                for block in blocks
+                if block.flags & BlockFlag.HAS_DESCRIPTOR and (link.pid, block.id) not in self._held
+            ]
+            if wanted:
+                self._adopt(self._export(link, wanted[0] - 1))
+
+    def missing(self, link: HookLink) -> bool:
+        """Whether the process has blocks that only it can still reach (``rehome`` mends that)."""
+        return any((link.pid, block.id) not in self._held for block in link.list_blocks())
+
+    def of(self, pid: int) -> list[Held]:
+        """The blocks of one process, in order of id."""
+        return [h for (owner, _), h in sorted(self._held.items()) if owner == pid]
+
+    def all(self) -> list[Held]:
+        """Every block, in order of process and id."""
+        return [held for _, held in sorted(self._held.items())]
+
+    def distinct(self) -> dict[int, list[Held]]:
+        """One holder of each piece of memory, by GPU."""
+        first: dict[int, Held] = {}
+        for held in self.all():
+            first.setdefault(held.key, held)
+        by_gpu: dict[int, list[Held]] = {}
+        for held in first.values():
+            by_gpu.setdefault(held.gpu, []).append(held)
+        return by_gpu
+
+    def first_holder(self, held: Held) -> Held:
+        """The block that stands for the memory which ``held`` shares, perhaps itself."""
+        return next(h for h in self.all() if h.key == held.key)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._let_go(list(self._held))
+
+    def _export(self, link: HookLink, after: int) -> list[Held]:
+        fresh = []
+        for block, descriptor in link.export_blocks(after):
+            if descriptor is None:
+                continue
+            if (link.pid, block.id) in self._held:
+                os.close(descriptor)
+            else:
+                fresh.append(self._hold(link.pid, block, descriptor))
+        return fresh
+
+    def _hold(self, pid: int, block: Block, descriptor: int) -> Held:
+        if block.flags & BlockFlag.HOST_LOCATED:
+            os.close(descriptor)
+            raise Unsupported(
+                f"process {pid} has VMM memory in host RAM (block {block.id})",
+                hint="use mode=driver",
+            )
+        gpus = self._gpus_of[pid]
+        if not 0 <= block.device < len(gpus):
+            os.close(descriptor)
+            raise Internal(
+                f"process {pid} has memory on device {block.device}, but sees {len(gpus)}",
+                hint="was CUDA_VISIBLE_DEVICES changed inside the program? use mode=driver",
+            )
+        key = self._next_key
+        if block.flags & _SHARED:
+            same = (h for h in self._held.values() if h.block.flags & _SHARED)
+            key = next((h.key for h in same if same_file(h.descriptor, descriptor)), key)
+        self._next_key += key == self._next_key
+        held = Held(pid, block, gpus[block.device], descriptor, key)
+        self._held[pid, block.id] = held
+        return held
+
+    def _adopt(self, fresh: Iterable[Held]) -> None:
+        by_gpu: dict[int, dict[int, Held]] = {}
+        known = {h.key for h in self._held.values()} - {h.key for h in fresh}
+        for held in fresh:
+            if held.key not in known:
+                by_gpu.setdefault(held.gpu, {}).setdefault(held.key, held)
+        for gpu, blocks in by_gpu.items():
+            self._movers.mover(gpu).adopt(
+                [(h.key, h.block.size, h.descriptor) for h in blocks.values()]
+            )
+
+    def _let_go(self, which: Iterable[tuple[int, int]]) -> None:
+        gone = [self._held.pop(k) for k in which]
+        still = {h.key for h in self._held.values()}
+        by_gpu: dict[int, set[int]] = {}
+        for held in gone:
+            os.close(held.descriptor)
+            if held.key not in still:
+                by_gpu.setdefault(held.gpu, set()).add(held.key)
+        for gpu, keys in by_gpu.items():
+            self._movers.mover(gpu).drop(sorted(keys))
+
+
+def same_file(first: int, second: int) -> bool:
+    """Whether two descriptors of this process are one open file (``kcmp``)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    me = os.getpid()
+    answer: int = libc.syscall(_KCMP, me, me, _KCMP_FILE, first, second)
+    if answer < 0:
+        code = ctypes.get_errno()
+        raise Internal(
+            f"comparing two descriptors failed ({os.strerror(code)})",
+            hint="the kernel needs CONFIG_KCMP" if code == errno.ENOSYS else "run phosd as root",
+        )
+    return answer == 0
+
+
+@contextlib.contextmanager
+def parked(links: Sequence[HookLink], holdings: Holdings) -> Iterator[None]:
+    """Inside, the processes hold none of their memory and their hooks are detached.
+
+    After it every process has its memory at the same addresses again. The hooks must be awake by
+    then, that is, the processes running.
+    """
+    with contextlib.ExitStack() as undo:
+        for link in links:
+            undo.callback(_give_back, link, holdings.of(link.pid))
+            link.park()
+        with detached(links):
+            yield
+
+
+@contextlib.contextmanager
+def detached(links: Sequence[HookLink]) -> Iterator[None]:
+    """Inside, the hooks hold no socket, so that CRIU meets none; after it they are connected."""
+    with contextlib.ExitStack() as undo:
+        for link in links:
+            link.detach()
+            undo.callback(link.reattach)
+        yield
+
+
+def _give_back(link: HookLink, held: Sequence[Held]) -> None:
+    link.unpark((h.block.id, h.descriptor) for h in held)
