@@ -1,0 +1,1 @@
+"""The demonstration: train, checkpoint, kill, restore, compare. ``python -m phosd.demo``."""
