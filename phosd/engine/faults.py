@@ -1,0 +1,88 @@
+"""Fault points: places where a test makes something go wrong.
+
+``PHOS_FAULT=<point>[:n][:kind]`` arms one point: at its n-th visit (the first by default) the kind
+happens: ``raise`` (the default) an internal error, ``kill`` SIGKILL to the process, ``enospc`` a
+full disk, ``short`` a transfer that moves less than asked, ``hang`` a wait without end. Several
+points are separated by commas. Without the variable a point costs one look at an empty table.
+"""
+
+import enum
+import errno
+import os
+import signal
+import threading
+import time
+
+from phosd.engine.errors import Internal, InvalidOption
+
+
+class Point(enum.StrEnum):
+    """Every fault point, named after the step it stands before."""
+
+    PACK_CREATE = "pack-create"
+    PACK_SYNC = "pack-sync"
+    IMAGE_SEAL = "image-seal"
+    MANIFEST_WRITE = "manifest-write"
+    MANIFEST_RENAME = "manifest-rename"
+    MANIFEST_SYNC = "manifest-sync"
+    DELETE_MANIFEST = "delete-manifest"
+    DELETE_FOLDER = "delete-folder"
+    DELETE_PACK = "delete-pack"
+    MOVER_ADOPT = "mover-adopt"
+    MOVER_DIGEST = "mover-digest"
+    MOVER_COPY_OUT = "mover-copy-out"
+    MOVER_WRITE = "mover-write"
+    MOVER_READ = "mover-read"
+    MOVER_COPY_IN = "mover-copy-in"
+
+
+class Kind(enum.StrEnum):
+    """What happens at an armed point."""
+
+    RAISE = "raise"
+    KILL = "kill"
+    ENOSPC = "enospc"
+    SHORT = "short"
+    HANG = "hang"
+
+
+def parse(text: str) -> dict[str, tuple[int, Kind]]:
+    """The armed points of ``PHOS_FAULT``: name -> (visit, kind)."""
+    armed: dict[str, tuple[int, Kind]] = {}
+    for entry in filter(None, text.split(",")):
+        name, *rest = entry.split(":")
+        visit = int(rest.pop(0)) if rest and rest[0].isdecimal() else 1
+        kind = rest.pop(0) if rest else Kind.RAISE.value
+        if name not in list(Point) or kind not in list(Kind) or rest or visit < 1:
+            raise InvalidOption(
+                f"PHOS_FAULT names no fault: {entry!r}",
+                hint=f"points: {', '.join(Point)}; kinds: {', '.join(Kind)}",
+            )
+        armed[name] = (visit, Kind(kind))
+    return armed
+
+
+_armed = parse(os.environ.get("PHOS_FAULT", ""))
+_visits: dict[str, int] = {}
+_lock = threading.Lock()
+
+
+def point(where: Point) -> bool:
+    """Visit a fault point. True means: move less than asked, if this step moves bytes."""
+    if where not in _armed:
+        return False
+    visit, kind = _armed[where]
+    with _lock:
+        _visits[where] = _visits.get(where, 0) + 1
+        if _visits[where] != visit:
+            return False
+    if kind is Kind.KILL:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind is Kind.HANG:
+        while True:
+            time.sleep(3600)
+    if kind is Kind.ENOSPC:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"fault point {where}")
+    if kind is Kind.RAISE:
+        raise Internal(f"fault point {where}", hint="PHOS_FAULT asked for it")
+    return True

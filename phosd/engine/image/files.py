@@ -1,0 +1,93 @@
+"""Files of the store: opened without following links, owned by us, written so that they stay."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from phosd.engine.errors import ImageCorrupt, NotAuthorized, OutOfSpace
+
+
+def open_private(path: "Path | str", flags: int, *, dir_fd: int | None = None) -> int:
+    """Open a file or folder that must belong to this user and be closed to all others.
+
+    Raises :class:`NotAuthorized` when it does not, :class:`FileNotFoundError` when it is not there.
+    """
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=dir_fd)
+    try:
+        _require(os.fstat(fd), str(path), directory=bool(flags & os.O_DIRECTORY))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def require_private(folder: Path) -> None:
+    """Raise :class:`NotAuthorized` unless ``folder`` is ours and closed to others."""
+    os.close(open_private(folder, os.O_RDONLY | os.O_DIRECTORY))
+
+
+def open_below(folder: int, relative: str) -> int:
+    """Open a file for reading below an open folder; no part of the path may be a link."""
+    *parents, name = relative.split("/")
+    at = os.dup(folder)
+    try:
+        for part in parents:
+            below = open_private(part, os.O_RDONLY | os.O_DIRECTORY, dir_fd=at)
+            os.close(at)
+            at = below
+        return open_private(name, os.O_RDONLY, dir_fd=at)
+    finally:
+        os.close(at)
+
+
+def read_private(path: "Path | str", limit: int, *, dir_fd: int | None = None) -> bytes:
+    """The whole of a private file. Raises :class:`ImageCorrupt` when it exceeds ``limit`` bytes."""
+    with os.fdopen(open_private(path, os.O_RDONLY, dir_fd=dir_fd), "rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ImageCorrupt(f"{path} is larger than {limit} bytes", hint="it was not made by phosd")
+    return data
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a new file (mode 0600) and bring it to the disk; not yet its name in the folder."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def space_errors(what: str) -> Iterator[None]:
+    """Turn a full disk or quota inside into :class:`OutOfSpace`, saying what was written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OutOfSpace(
+            f"writing {what} failed: {error.strerror}",
+            hint="delete images (`phos rm`) or give the store a larger disk",
+        ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in ``folder`` to the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _require(status: os.stat_result, name: str, *, directory: bool) -> None:
+    kind = stat.S_ISDIR(status.st_mode) if directory else stat.S_ISREG(status.st_mode)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077 or not kind:
+        raise NotAuthorized(
+            f"{name} is not a {'folder' if directory else 'file'} of user {os.geteuid()} alone",
+            hint="someone changed the store; look at who before you trust it",
+        )

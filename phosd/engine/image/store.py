@@ -1,0 +1,289 @@
+"""The image store: one folder of images and packs, owned by root, shared by concurrent jobs.
+
+::
+
+    <state>/secret                     32 bytes, the key of the digests
+    <state>/lock                       held while packs or images come or go
+    <state>/images/<id>/manifest.json  makes the image visible: written last, removed first
+    <state>/images/<id>/<folder>/      CRIU's files of one process tree
+    <state>/packs/<n>.pack             chunks (see packs.py)
+
+Rules. An image without a manifest does not exist. A job that writes an image holds a lock (flock)
+on the image's folder and on its packs; what has neither a manifest nor a lock is the leftover of a
+crash, and :meth:`Store.sweep` removes it. A pack is removed only when every manifest could be read
+and none names it. A reader opens folder, manifest and packs once, under the store's lock, and works
+on those descriptors; it shares a lock on the folder, and a locked image is not deleted.
+"""
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from phosd.engine.digest import DigestKey
+from phosd.engine.errors import Busy, ImageCorrupt, Internal, NoSuchImage
+from phosd.engine.faults import Point, point
+from phosd.engine.image import files
+from phosd.engine.image.check import check_manifest, valid_id, valid_relative
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.writer import ImageWriter
+
+__all__ = ["Image", "ImageWriter", "Store", "packs_of"]
+
+MAX_MANIFEST = 256 << 20
+"""Bytes of a manifest; one of 8 GPUs with 141 GB each takes about 50 MB."""
+_SECRET = 32
+_decoder = msgspec.json.Decoder(Manifest)
+
+
+class Store:
+    """A state folder. Creates it (mode 0700) with its secret when it is not there."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.images = state / "images"
+        self.packs = state / "packs"
+        for folder in (state, self.images, self.packs):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.require_private(folder)
+        with self._locked():
+            self.key = DigestKey(self._secret())
+        """The key of every digest in this store."""
+
+    def list(self) -> list[Manifest]:
+        """All published images, oldest first. A damaged one is left out; :meth:`damaged` has it."""
+        found = []
+        for image_id in self._published():
+            with suppress(ImageCorrupt, NoSuchImage):
+                found.append(self.get(image_id))
+        return found
+
+    def damaged(self) -> dict[str, ImageCorrupt]:
+        """The published images whose manifest cannot be read, and why."""
+        found = {}
+        for image_id in self._published():
+            try:
+                self.get(image_id)
+            except ImageCorrupt as error:
+                found[image_id] = error
+            except NoSuchImage:
+                continue
+        return found
+
+    def get(self, image_id: str) -> Manifest:
+        """The manifest of an image. Raises :class:`NoSuchImage` or :class:`ImageCorrupt`."""
+        folder = self._open_folder(image_id)
+        try:
+            return self._read_manifest(image_id, folder)
+        finally:
+            os.close(folder)
+
+    @contextmanager
+    def open(self, image_id: str) -> "Iterator[Image]":
+        """An image to restore or verify, its folder and packs open until the context ends.
+
+        Raises :class:`NoSuchImage`, or :class:`ImageCorrupt` when the manifest is damaged or a pack
+        is missing.
+        """
+        with Image() as image:
+            with self._locked():
+                image.folder = self._open_folder(image_id)
+                fcntl.flock(image.folder, fcntl.LOCK_SH)
+                image.manifest = self._read_manifest(image_id, image.folder)
+                for number in sorted(packs_of(image.manifest)):
+                    image.packs[number] = self._open_pack(image_id, number)
+            yield image
+
+    def begin(self, owner: int) -> ImageWriter:
+        """Start a new image of user id ``owner``, invisible until the writer publishes it."""
+        with self._locked():
+            return ImageWriter(self, owner)
+
+    def delete(self, image_id: str) -> None:
+        """Delete an image: its manifest first, then its files and the packs that nothing needs.
+
+        Raises :class:`NoSuchImage`, or :class:`Busy` while a job reads the image.
+        """
+        with self._locked():
+            folder = self._open_folder(image_id)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                point(Point.DELETE_MANIFEST)
+                os.unlink("manifest.json", dir_fd=folder)
+                os.fsync(folder)
+            except FileNotFoundError:
+                raise _unknown(image_id) from None
+            except BlockingIOError:
+                raise Busy(
+                    f"image {image_id} is being read by a job", hint="wait for it (`phos jobs`)"
+                ) from None
+            finally:
+                os.close(folder)
+            point(Point.DELETE_FOLDER)
+            shutil.rmtree(self.images / image_id)
+            files.sync_folder(self.images)
+            self._remove_packs()
+
+    def sweep(self) -> Sequence[str]:
+        """Remove what crashed jobs left; returns the names of what was removed."""
+        removed = []
+        with self._locked():
+            for folder in sorted(self.images.iterdir()):
+                if not (folder / "manifest.json").exists() and _unused(folder):
+                    shutil.rmtree(folder)
+                    removed.append(folder.name)
+            files.sync_folder(self.images)
+            return [*removed, *self._remove_packs()]
+
+    def free_bytes(self) -> int:
+        """What the file system of the store can still take, in bytes."""
+        status = os.statvfs(self.state)
+        return status.f_bavail * status.f_frsize
+
+    def _published(self) -> Sequence[str]:
+        return sorted(
+            folder.name
+            for folder in self.images.iterdir()
+            if valid_id(folder.name) and (folder / "manifest.json").exists()
+        )
+
+    def _open_folder(self, image_id: str) -> int:
+        if not valid_id(image_id):
+            raise NoSuchImage(f"{image_id!r} is not the id of an image", hint="see `phos images`")
+        try:
+            return files.open_private(self.images / image_id, os.O_DIRECTORY)
+        except FileNotFoundError:
+            raise _unknown(image_id) from None
+
+    def _read_manifest(self, image_id: str, folder: int) -> Manifest:
+        try:
+            text = files.read_private("manifest.json", MAX_MANIFEST, dir_fd=folder)
+        except FileNotFoundError:
+            raise _unknown(image_id) from None
+        try:
+            manifest = _decoder.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ImageCorrupt(
+                f"the manifest of image {image_id} cannot be read ({error})",
+                hint="the image cannot be restored; delete it",
+            ) from error
+        check_manifest(manifest, image_id)
+        return manifest
+
+    def _open_pack(self, image_id: str, number: int) -> int:
+        try:
+            return files.open_private(self.pack_path(number), os.O_RDONLY)
+        except FileNotFoundError:
+            raise ImageCorrupt(
+                f"pack {number} of image {image_id} is missing",
+                hint="the image cannot be restored; delete it",
+            ) from None
+
+    def pack_path(self, number: int) -> Path:
+        """Where pack ``number`` is, or would be."""
+        return self.packs / f"{number}.pack"
+
+    def pack_numbers(self) -> Sequence[int]:
+        """The numbers of all packs there are."""
+        names = (p.name.removesuffix(".pack") for p in self.packs.glob("*.pack"))
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def _remove_packs(self) -> Sequence[str]:
+        """Remove the packs that no image names and no writer holds. The caller holds the lock."""
+        try:
+            needed = {n for i in self._published() for n in packs_of(self.get(i))}
+        except ImageCorrupt:
+            return []  # its packs cannot be told from leftovers: keep them until it is deleted
+        removed = []
+        for number in self.pack_numbers():
+            path = self.pack_path(number)
+            if number not in needed and _unused(path):
+                point(Point.DELETE_PACK)
+                path.unlink()
+                removed.append(path.name)
+        files.sync_folder(self.packs)
+        return removed
+
+    def _secret(self) -> bytes:
+        path = self.state / "secret"
+        try:
+            secret = files.read_private(path, _SECRET)
+        except FileNotFoundError:
+            secret = secrets.token_bytes(_SECRET)
+            partial = path.with_suffix(".partial")
+            partial.unlink(missing_ok=True)
+            files.write_durably(partial, secret)
+            partial.rename(path)
+            files.sync_folder(self.state)
+        if len(secret) != _SECRET:
+            raise Internal(
+                f"{path} has {len(secret)} bytes instead of {_SECRET}",
+                hint="bring it back from a backup; no image can be checked without it",
+            )
+        return secret
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fd = os.open(self.state / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+class Image:
+    """A published image, opened by :meth:`Store.open`: manifest, folder and pack descriptors."""
+
+    manifest: Manifest
+    folder: int = -1
+
+    def __init__(self) -> None:
+        self.packs: dict[int, int] = {}
+
+    def open_file(self, folder: str, path: str) -> int:
+        """A descriptor of the file ``path`` in the image's ``folder`` (both relative)."""
+        name = f"{folder}/{path}"
+        if not valid_relative(name):
+            raise ImageCorrupt(f"image {self.manifest.id} names the file {name!r}", "delete it")
+        try:
+            return files.open_below(self.folder, name)
+        except OSError as error:
+            raise ImageCorrupt(
+                f"the file {name} of image {self.manifest.id} cannot be opened ({error.strerror})",
+                hint="the image cannot be restored; delete it",
+            ) from error
+
+    def __enter__(self) -> "Image":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in [*self.packs.values(), self.folder]:
+            if fd >= 0:
+                os.close(fd)
+
+
+def packs_of(manifest: Manifest) -> set[int]:
+    """The numbers of the packs that an image needs."""
+    return {chunk.pack for block in manifest.blocks for chunk in block.chunks}
+
+
+def _unused(path: Path) -> bool:
+    """Whether no living job holds the folder or pack."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _unknown(image_id: str) -> NoSuchImage:
+    return NoSuchImage(f"there is no image {image_id}", hint="see `phos images`")

@@ -1,0 +1,169 @@
+"""Writing one image: packs first, then CRIU's files, then the manifest that makes it visible."""
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from phosd.engine.errors import Internal, InvalidOption
+from phosd.engine.faults import Point, point
+from phosd.engine.image import files
+from phosd.engine.image.check import check_manifest, valid_relative
+from phosd.engine.image.manifest import FileDigest, Manifest
+from phosd.engine.image.packs import CAPACITY, RECORD
+
+if TYPE_CHECKING:
+    from phosd.engine.image.store import Store
+
+_SYNC_THREADS = 8
+
+
+@dataclass(frozen=True)
+class Pack:
+    """An empty pack that a mover may fill up to ``capacity`` bytes; ``fd`` is the writer's."""
+
+    number: int
+    fd: int
+    capacity: int = CAPACITY
+
+
+class ImageWriter:
+    """One image being made. Leaving its context without :meth:`publish` aborts it; so does close.
+
+    ``folder`` is where CRIU's files go, in one sub-folder a tree. Made by :meth:`Store.begin`.
+    """
+
+    def __init__(self, store: "Store", owner: int) -> None:
+        self._store = store
+        self.owner = owner
+        self._packs: dict[int, Pack] = {}
+        self._finished = False
+        while True:
+            moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+            self.id = f"{moment}-{secrets.token_hex(2)}"
+            self.folder = store.images / self.id
+            try:
+                self.folder.mkdir(mode=0o700)
+                break
+            except FileExistsError:
+                continue
+        self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def packs(self, byte_count: int) -> list[Pack]:
+        """New empty packs with room for ``byte_count`` bytes of chunks, for one mover.
+
+        Each mover needs packs of its own. Those that stay empty are removed by :meth:`publish`.
+        """
+        per_pack = CAPACITY // RECORD
+        chunks = -(-byte_count // (RECORD - 4096))
+        with self._store._locked(), files.space_errors(f"the packs of image {self.id}"):
+            first = max(self._store.pack_numbers(), default=-1) + 1
+            return [self._create(first + i) for i in range(-(-chunks // per_pack))]
+
+    def _create(self, number: int) -> Pack:
+        point(Point.PACK_CREATE)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        fd = os.open(self._store.pack_path(number), flags, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        self._packs[number] = Pack(number, fd)
+        return self._packs[number]
+
+    def seal(self, folder: str) -> tuple[FileDigest, ...]:
+        """Bring the files below ``folder`` (relative) to the disk; returns their digests.
+
+        Only regular files and folders may be there; all become private to this user.
+        """
+        if not valid_relative(folder):
+            raise InvalidOption(f"{folder!r} is not a folder of an image")
+        root = self.folder / folder
+        found: list[Path] = []
+        for here, folders, names in os.walk(root, followlinks=False):
+            Path(here).chmod(0o700)
+            found += [Path(here, name) for name in names]
+            for name in folders:
+                if Path(here, name).is_symlink():
+                    raise Internal(f"{Path(here, name)} is a link", hint="CRIU makes none")
+        with files.space_errors(str(root)), ThreadPoolExecutor(_SYNC_THREADS) as pool:
+            digests = tuple(pool.map(lambda path: _seal_file(path, root), sorted(found)))
+        for here, _, _ in os.walk(root, topdown=False):
+            files.sync_folder(Path(here))
+        return digests
+
+    def publish(self, manifest: Manifest) -> None:
+        """Make the image visible. Everything it names is on the disk before its manifest is.
+
+        ``manifest.id`` and ``manifest.owner`` must be the writer's. Raises :class:`ImageCorrupt`
+        when the manifest is not consistent, :class:`OutOfSpace` when the disk is full.
+        """
+        if manifest.owner != self.owner:
+            raise Internal(f"image {self.id} belongs to user {self.owner}, not {manifest.owner}")
+        check_manifest(manifest, self.id)
+        with files.space_errors(f"image {self.id}"):
+            self._sync_packs()
+            files.sync_folder(self._store.packs)
+            point(Point.MANIFEST_WRITE)
+            partial = self.folder / "manifest.partial"
+            files.write_durably(partial, msgspec.json.encode(manifest))
+            files.sync_folder(self.folder)
+            files.sync_folder(self._store.images)
+            point(Point.MANIFEST_RENAME)
+            partial.rename(self.folder / "manifest.json")
+            point(Point.MANIFEST_SYNC)
+            files.sync_folder(self.folder)
+        self._finished = True
+        self._close()
+
+    def _sync_packs(self) -> None:
+        def sync(pack: Pack) -> None:
+            point(Point.PACK_SYNC)
+            if os.fstat(pack.fd).st_size == 0:
+                self._store.pack_path(pack.number).unlink()
+            else:
+                os.fsync(pack.fd)
+
+        with ThreadPoolExecutor(_SYNC_THREADS) as pool:
+            list(pool.map(sync, self._packs.values()))
+
+    def abort(self) -> None:
+        """Remove everything that was written. Does nothing after :meth:`publish`."""
+        if self._finished:
+            return
+        self._finished = True
+        with self._store._locked():
+            (self.folder / "manifest.json").unlink(missing_ok=True)
+            shutil.rmtree(self.folder)
+            for number in self._packs:
+                self._store.pack_path(number).unlink(missing_ok=True)
+        self._close()
+
+    close = abort
+
+    def _close(self) -> None:
+        for pack in self._packs.values():
+            os.close(pack.fd)
+        os.close(self._lock)
+
+    def __enter__(self) -> "ImageWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+
+def _seal_file(path: Path, root: Path) -> FileDigest:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    with os.fdopen(fd, "rb") as file:
+        point(Point.IMAGE_SEAL)
+        os.fchmod(fd, 0o600)
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(fd)
+        return FileDigest(str(path.relative_to(root)), os.fstat(fd).st_size, sha256)
