@@ -37,9 +37,8 @@ def chapter(number: int, text: str) -> None:
 
 def command(method: str, signature: str, target: int | str) -> None:
     """Show what one would type to make the call that follows."""
-    say(
-        f"   $ busctl call {bus.NAME} {bus.ROOT} org.phos.Manager1 {method} '{signature}' {target} 0"
-    )
+    call = f"busctl call {bus.NAME} {bus.ROOT} org.phos.Manager1 {method}"
+    say(f"   $ {call} '{signature}' {target} 0")
 
 
 def tell_phase(phase: Phase) -> None:
