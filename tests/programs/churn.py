@@ -1,5 +1,6 @@
 """Allocates and frees all the time, in all sizes; a block enters the digest when it dies."""
 
+import hashlib
 import random
 from ctypes import c_uint64 as u64
 
@@ -18,6 +19,7 @@ def main() -> None:
     device = Device()
     chance = random.Random(20)
     total = allocate(16)
+    died = hashlib.blake2b(digest_size=8)
     live: list[tuple[int, int]] = []
     for step in report.steps():
         for _ in range(12):
@@ -29,13 +31,14 @@ def main() -> None:
             elif live:
                 address, size = live.pop(chance.randrange(len(live)))
                 device.fold(address, min(size, COMPUTED) // 16 * 16, total)
+                died.update(read(address, size))
                 ok(driver.cuMemFree(address))
         for address, size in chance.sample(live, min(4, len(live))):
             device.advance(address, min(size, COMPUTED) // 16 * 16, report.seed)
         device.launch("stir", u64(total))
         # The last bytes of a block lie where a wrong size would show.
         address, size = chance.choice(live) if live else (total, 16)
-        report.tell(step, read(total, 8) + read(address + size - 16, 16))
+        report.tell(step, read(total, 8) + read(address + size - 16, 16) + died.digest())
 
 
 if __name__ == "__main__":

@@ -132,23 +132,26 @@ class State:
     """
 
     PERIOD = 12
-    HOT = PERIOD * (96 << 10)
+    WINDOW = 96 << 10
 
     def __init__(self, device: Device, cold_block: int = 1 << 20) -> None:
         self.device = device
-        self.hot = allocate(self.HOT)
+        self.hot = allocate(self.PERIOD * self.WINDOW)
         self.cold_block = cold_block
         self.cold = [allocate(cold_block) for _ in range(self.PERIOD)]
         for number, block in enumerate(self.cold):
             ok(driver.cuMemsetD32(block, 0x01010101 * number, cold_block // 4))
         self.total = allocate(16)
 
+    def window(self, number: int) -> int:
+        """The address of what step ``number`` computes on: ``WINDOW`` bytes."""
+        return self.hot + (number % self.PERIOD) * self.WINDOW
+
     def step(self, number: int, seed: int, stream: Any = 0) -> bytes:
         """One step; what it computed. The stream is synchronized."""
-        window = self.HOT // self.PERIOD
-        address = self.hot + (number % self.PERIOD) * window
-        self.device.advance(address, window, seed, stream)
-        self.device.fold(address, window, self.total, stream)
+        address = self.window(number)
+        self.device.advance(address, self.WINDOW, seed, stream)
+        self.device.fold(address, self.WINDOW, self.total, stream)
         self.device.launch("stir", u64(self.total), stream=stream)
         ok(driver.cuStreamSynchronize(stream))
         block = self.cold[number % self.PERIOD]

@@ -13,7 +13,7 @@ from cuda.bindings import driver
 from gpu import Device, Report, State, ok, read
 
 POSIX = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-WINDOW = 64 << 10
+WINDOW = 128 << 10
 
 
 def properties() -> Any:

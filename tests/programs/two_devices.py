@@ -16,10 +16,12 @@ def main() -> None:
         mail.append(allocate(SIZE))
     for step in report.steps():
         here, there = step % 2, 1 - step % 2
-        devices[here].make_current()
-        computed = states[here].step(step // 2, report.seed)
-        ok(driver.cuMemcpyDtoD(mail[here], states[here].hot, SIZE))
-        target = states[there].hot + SIZE
+        computed = b""
+        for number in (there, here):
+            devices[number].make_current()
+            computed += states[number].step(step, report.seed + number)
+        ok(driver.cuMemcpyDtoD(mail[here], states[here].window(step), SIZE))
+        target = states[there].window(step + 1)
         context, other = devices[here].context, devices[there].context
         ok(driver.cuMemcpyPeer(target, other, mail[here], context, SIZE))
         devices[there].make_current()

@@ -94,7 +94,7 @@ def main() -> None:
     for step in report.steps():
         request = report.seed.to_bytes(8, "little")
         for place, feed in enumerate(feeds):
-            write(state.hot + place * BATCH, feed.batch(request))
+            write(state.window(step) + place * BATCH, feed.batch(request))
         report.tell(step, state.step(step, report.seed))
 
 
