@@ -1,0 +1,103 @@
+"""The GPUs of this node, as NVML describes them, or the driver where there is no NVML."""
+
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from phosd.engine import cuda
+from phosd.engine.process import gpu_uuids
+
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class GpuInfo:
+    """One GPU. Memory in bytes, ``utilisation`` 0..1, ``temperature`` in degrees Celsius,
+    ``power`` in watts; None where the GPU does not tell. ``pids`` are those that NVML names.
+    """
+
+    ordinal: int
+    uuid: str
+    name: str
+    memory_total: int
+    memory_used: int | None = None
+    utilisation: float | None = None
+    temperature: float | None = None
+    power: float | None = None
+    pids: tuple[int, ...] = ()
+
+
+def list_gpus() -> list[GpuInfo]:
+    """The GPUs in the driver's order. Raises ``Unsupported`` when there is no usable GPU.
+
+    The first call may take seconds: the driver starts.
+    """
+    if cuda.is_software():
+        return [_by_driver(ordinal, uuid) for ordinal, uuid in enumerate(gpu_uuids())]
+    with _lock:
+        _start_nvml()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+        known = {_text(pynvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
+        return [
+            _by_nvml(ordinal, uuid, known[uuid])
+            for ordinal, uuid in enumerate(gpu_uuids())
+            if uuid in known
+        ]
+
+
+def used_by(pid: int) -> int:
+    """Device memory of a process on all GPUs, in bytes, as far as NVML tells (else 0)."""
+    if cuda.is_software():
+        return 0
+    with _lock:
+        _start_nvml()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+        running = [p for h in handles for p in pynvml.nvmlDeviceGetComputeRunningProcesses(h)]
+    return sum(p.usedGpuMemory or 0 for p in running if p.pid == pid)
+
+
+@functools.cache
+def _start_nvml() -> None:
+    pynvml.nvmlInit()
+
+
+def _by_driver(ordinal: int, uuid: str) -> GpuInfo:
+    device = cuda.call("cuDeviceGet", ordinal)
+    name = cuda.call("cuDeviceGetName", 256, device)
+    return GpuInfo(ordinal, uuid, _text(name), int(cuda.call("cuDeviceTotalMem", device)))
+
+
+def _by_nvml(ordinal: int, uuid: str, handle: Any) -> GpuInfo:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    rates = _if_told(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    power = _if_told(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
+    running = _if_told(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    return GpuInfo(
+        ordinal=ordinal,
+        uuid=uuid,
+        name=_text(pynvml.nvmlDeviceGetName(handle)),
+        memory_total=int(memory.total),
+        memory_used=int(memory.used),
+        utilisation=None if rates is None else rates / 100,
+        temperature=_if_told(
+            lambda: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+        ),
+        power=None if power is None else power / 1000,
+        pids=tuple(sorted(p.pid for p in running or ())),
+    )
+
+
+def _if_told(read: Callable[[], Any]) -> Any:
+    """The value, or None when this kind of GPU does not have it."""
+    try:
+        return read()
+    except pynvml.NVMLError_NotSupported:
+        return None
+
+
+def _text(raw: str | bytes) -> str:
+    return raw.split(b"\0")[0].decode("utf-8", "replace") if isinstance(raw, bytes) else raw

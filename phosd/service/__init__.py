@@ -1,0 +1,1 @@
+"""The daemon: jobs, history, journal and the D-Bus objects over the engine."""

@@ -1,0 +1,326 @@
+"""What happened on this node, in SQLite. Losing it costs nothing but knowledge of the past.
+
+One thread writes, in the order in which things are recorded; readers have connections of their
+own. A write that fails (a full disk) is logged and never stops a job.
+"""
+
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from sqlite_utils import Database
+from sqlite_utils.migrations import Migrations
+
+from phosd.engine.gpus import GpuInfo
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.process import GpuProcess
+from phosd.service.jobs import Job
+from phosd.service.journal import Entry
+
+Row = dict[str, Any]
+
+_BUSY_MILLISECONDS = 10_000
+_log = logging.getLogger(__name__)
+
+migrations = Migrations("phosd")
+
+
+@migrations()
+def m001_tables(db: Any) -> None:
+    """Times are seconds since the epoch, sizes bytes."""
+    db["processes"].create(
+        {
+            "pid": int,
+            "start_time": int,
+            "boot_id": str,
+            "uid": int,
+            "command": str,
+            "first_seen": float,
+            "last_seen": float,
+        },
+        pk=("boot_id", "pid", "start_time"),
+    )
+    db["jobs"].create(
+        {
+            "id": int,
+            "operation": str,
+            "target": str,
+            "owner": int,
+            "state": str,
+            "started": float,
+            "ended": float,
+            "mode": str,
+            "result": str,
+            "error": str,
+            "message": str,
+            "stop_seconds": float,
+            "notes": str,
+        },
+        pk="id",
+    )
+    db["jobs"].create_index(["started"])
+    db["job_phases"].create(
+        {
+            "job": int,
+            "position": int,
+            "name": str,
+            "stopped": int,
+            "start": float,
+            "end": float,
+            "bytes": int,
+        },
+        pk=("job", "position"),
+        foreign_keys=[("job", "jobs", "id")],
+    )
+    db["images"].create(
+        {
+            "id": str,
+            "created": str,
+            "owner": int,
+            "mode": str,
+            "command": str,
+            "device_bytes": int,
+            "verified": float,
+            "verified_ok": int,
+            "deleted": float,
+        },
+        pk="id",
+    )
+    db["gpu_samples"].create(
+        {
+            "time": float,
+            "uuid": str,
+            "memory_used": int,
+            "utilisation": float,
+            "temperature": float,
+            "power": float,
+        },
+        pk=("uuid", "time"),
+    )
+    db["kernels"].create(
+        {
+            "module": str,
+            "name": str,
+            "summary": str,
+            "launches": int,
+            "state": str,
+        },
+        pk=("module", "name"),
+    )
+    db["events"].create(
+        {"id": int, "time": float, "kind": str, "subject": str, "text": str}, pk="id"
+    )
+
+
+def _connect(path: Path) -> Any:
+    connection = sqlite3.connect(path, check_same_thread=False)
+    connection.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS}")
+    connection.execute("PRAGMA foreign_keys=ON")
+    return Database(connection)
+
+
+class History:
+    """The database file. ``record`` returns at once; reads see what has been written so far."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        self._path = path
+        database = _connect(path)
+        database.enable_wal()
+        database.execute("PRAGMA synchronous=FULL")
+        migrations.apply(database)
+        self._database = database
+        self._work: queue.SimpleQueue[Callable[[Any], None] | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="history", daemon=True)
+        self._writer.start()
+
+    def job(self, job: Job) -> None:
+        """A job as it is now, with its phases once it has ended."""
+        task, error = job.task, job.error
+        row = {
+            "id": job.number,
+            "operation": task.operation,
+            "target": task.target,
+            "owner": task.owner,
+            "state": str(job.state),
+            "started": job.started,
+            "ended": job.ended,
+            "mode": job.outcome.mode or task.mode,
+            "result": job.outcome.result,
+            "error": error.code if error else "",
+            "message": str(error) if error else "",
+            "stop_seconds": job.progress.stop_seconds,
+            "notes": "\n".join(job.progress.notes),
+        }
+        # Phases are timed by the monotonic clock; the history speaks of the time of day.
+        offset = job.started - (job.progress.phases[0].start if job.progress.phases else 0.0)
+        phases = [
+            {
+                "job": job.number,
+                "position": position,
+                "name": phase.name,
+                "stopped": int(phase.stopped),
+                "start": phase.start + offset,
+                "end": None if phase.end is None else phase.end + offset,
+                "bytes": phase.bytes_done,
+            }
+            for position, phase in enumerate(job.progress.phases if job.ended else ())
+        ]
+
+        def run(db: Any) -> None:
+            with db.atomic():
+                db["jobs"].upsert(row, pk="id")
+                db["job_phases"].insert_all(phases, replace=True)
+
+        self._work.put(run)
+
+    def interrupted(self, entry: Entry) -> None:
+        """A job that an earlier phosd did not survive."""
+        row = {
+            "id": entry.job,
+            "operation": entry.operation,
+            "target": entry.target,
+            "owner": entry.owner,
+            "state": "interrupted",
+            "started": entry.started,
+            "ended": time.time(),
+            "error": "Internal",
+            "message": "phosd ended while the job ran; start it again",
+        }
+        self._work.put(lambda db: db["jobs"].upsert(row, pk="id"))
+        self.event("interrupted", f"job {entry.job}", f"{entry.operation} {entry.target}")
+
+    def image(self, manifest: Manifest, whole: bool | None = None) -> None:
+        """An image; ``whole`` is what a verification of it has just found."""
+        row: Row = {
+            "id": manifest.id,
+            "created": manifest.created,
+            "owner": manifest.owner,
+            "mode": manifest.mode,
+            "device_bytes": manifest.device_bytes,
+        }
+        if whole is not None:
+            row |= {"verified": time.time(), "verified_ok": int(whole)}
+        self._work.put(lambda db: db["images"].upsert(row, pk="id"))
+
+    def image_deleted(self, image: str) -> None:
+        """An image is gone."""
+        row = {"id": image, "deleted": time.time()}
+        self._work.put(lambda db: db["images"].upsert(row, pk="id"))
+
+    def process(self, process: GpuProcess, boot: str) -> None:
+        """A GPU process was seen."""
+        now = time.time()
+        key = ("boot_id", "pid", "start_time")
+        row = {
+            "boot_id": boot,
+            "pid": process.pid,
+            "start_time": process.start_time,
+            "uid": process.uid,
+            "command": " ".join(process.command),
+            "last_seen": now,
+        }
+
+        def run(db: Any) -> None:
+            with db.atomic():
+                db["processes"].upsert(row, pk=key)
+                db.execute("update processes set first_seen = ? where first_seen is null", [now])
+
+        self._work.put(run)
+
+    def gpu_samples(self, gpus: Iterable[GpuInfo]) -> None:
+        """What the GPUs are doing now."""
+        now = time.time()
+        rows = [
+            {
+                "uuid": gpu.uuid,
+                "time": now,
+                "memory_used": gpu.memory_used,
+                "utilisation": gpu.utilisation,
+                "temperature": gpu.temperature,
+                "power": gpu.power,
+            }
+            for gpu in gpus
+        ]
+        self._work.put(lambda db: db["gpu_samples"].insert_all(rows, replace=True))
+
+    def event(self, kind: str, subject: str, text: str) -> None:
+        """Something worth knowing later."""
+        row = {"time": time.time(), "kind": kind, "subject": subject, "text": text}
+        self._work.put(lambda db: db["events"].insert(row))
+
+    def prune(self, before: float) -> None:
+        """Forget jobs, events and samples older than a time."""
+
+        def run(db: Any) -> None:
+            with db.atomic():
+                old = "select id from jobs where started < ? and ended is not null"
+                db.execute(f"delete from job_phases where job in ({old})", [before])
+                db.execute("delete from jobs where started < ? and ended is not null", [before])
+                db.execute("delete from events where time < ?", [before])
+                db.execute("delete from gpu_samples where time < ?", [before])
+                db.execute("delete from processes where last_seen < ?", [before])
+
+        self._work.put(run)
+
+    def settle(self, when: float) -> None:
+        """Jobs that an earlier phosd began and never ended have ended now, interrupted."""
+
+        def run(db: Any) -> None:
+            with db.atomic():
+                db.execute(
+                    "update jobs set state = 'interrupted', ended = ? where state = 'running'",
+                    [when],
+                )
+
+        self._work.put(run)
+
+    def next_job(self) -> int:
+        """A job number that was never used."""
+        return 1 + int(self.query("select coalesce(max(id), 0) as last from jobs")[0]["last"])
+
+    def jobs(self, limit: int, owner: int | None = None) -> list[Row]:
+        """The latest jobs, newest first; of one owner, or of all."""
+        return self.query(
+            "select * from jobs where :owner is null or owner = :owner "
+            "order by id desc limit :limit",
+            {"owner": owner, "limit": limit},
+        )
+
+    def verified(self) -> dict[str, tuple[float, bool]]:
+        """When each image was verified last, and whether it was whole."""
+        rows = self.query("select id, verified, verified_ok from images where verified not null")
+        return {row["id"]: (row["verified"], bool(row["verified_ok"])) for row in rows}
+
+    def query(self, sql: str, params: Any = ()) -> list[Row]:
+        """Rows of a statement that reads."""
+        database = _connect(self._path)
+        try:
+            return list(database.query(sql, params))
+        finally:
+            database.conn.close()
+
+    def flush(self) -> None:
+        """Wait until everything recorded before is in the file."""
+        done = threading.Event()
+        self._work.put(lambda _: done.set())
+        done.wait()
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        self._work.put(None)
+        self._writer.join()
+        self._database.conn.close()
+
+    def _write(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work(self._database)
+            except sqlite3.Error:
+                _log.exception("the history %s could not be written", self._path)

@@ -1,0 +1,226 @@
+"""What the objects on the bus tell: properties of jobs, images, processes and GPUs.
+
+Times are microseconds since the epoch (0: unknown), sizes bytes, durations seconds.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from phosd.bus import ROOT, path_of
+from phosd.engine.gpus import GpuInfo
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.process import GpuProcess
+from phosd.engine.progress import PhaseRecord
+from phosd.service.jobs import Job, JobState
+from phosd.service.objects import Interface, Method, Property
+
+UNKNOWN = -1.0
+"""D-Bus has no null: a utilisation, temperature or power that the GPU does not tell."""
+
+
+def job_path(job: Job) -> str:
+    return f"{ROOT}/job/_{job.number}"
+
+
+def process_path(process: GpuProcess) -> str:
+    return f"{ROOT}/process/_{process.pid}_{process.start_time}"
+
+
+def image_path(image: str) -> str:
+    return path_of("image", image)
+
+
+def gpu_path(uuid: str) -> str:
+    return path_of("gpu", uuid)
+
+
+def microseconds(seconds: float | None) -> int:
+    return int((seconds or 0.0) * 1e6)
+
+
+def current_phase(job: Job) -> PhaseRecord:
+    """The phase that the job is in, or ended in."""
+    phases = job.progress.phases
+    return phases[-1] if phases else PhaseRecord("", time.monotonic(), stopped=False)
+
+
+def rate(phase: PhaseRecord) -> float:
+    """Bytes a second of a phase so far."""
+    seconds = (phase.end or time.monotonic()) - phase.start
+    return phase.bytes_done / seconds if seconds > 0 else 0.0
+
+
+def share_done(job: Job) -> float:
+    """How much of the current phase is done, 0..1."""
+    if job.state is JobState.DONE:
+        return 1.0
+    phase = current_phase(job)
+    return min(1.0, phase.bytes_done / phase.bytes_total) if phase.bytes_total else 0.0
+
+
+def expected_end(job: Job) -> int:
+    """When the current phase should end, by its rate so far."""
+    phase = current_phase(job)
+    speed = rate(phase)
+    if job.ended is not None or not phase.bytes_total or not speed:
+        return microseconds(job.ended)
+    left = max(0, phase.bytes_total - phase.bytes_done)
+    return microseconds(time.time() + left / speed)
+
+
+def describe_phase(phase: PhaseRecord) -> list[Any]:
+    seconds = (phase.end or time.monotonic()) - phase.start
+    return [phase.name, phase.stopped, seconds, phase.bytes_done, phase.bytes_total]
+
+
+def job_interface(cancel: Callable[..., Awaitable[list[Any]]]) -> Interface:
+    """``org.phos.Job1``. What a job says in words may name files, so only its owner hears it."""
+    return Interface(
+        "org.phos.Job1",
+        (Method("Cancel", (("options", "a{sv}"),), (), cancel),),
+        (
+            Property("Number", "u", lambda job: job.number),
+            Property("Operation", "s", lambda job: job.task.operation),
+            Property("Target", "s", lambda job: job.task.target),
+            Property("Owner", "u", lambda job: job.task.owner),
+            Property("State", "s", lambda job: str(job.state)),
+            Property("Phase", "s", lambda job: current_phase(job).name),
+            Property("ProgramStopped", "b", _program_stopped),
+            Property("Progress", "d", share_done),
+            Property("ProgressValid", "b", _progress_valid),
+            Property("BytesDone", "t", lambda job: current_phase(job).bytes_done),
+            Property("BytesTotal", "t", lambda job: current_phase(job).bytes_total),
+            Property("Rate", "d", lambda job: rate(current_phase(job))),
+            Property("Started", "t", lambda job: microseconds(job.started)),
+            Property("Ended", "t", lambda job: microseconds(job.ended)),
+            Property("ExpectedEnd", "t", expected_end),
+            Property("StopSeconds", "d", lambda job: job.progress.stop_seconds),
+            Property("Mode", "s", lambda job: job.outcome.mode or job.task.mode),
+            Property("Notes", "as", lambda job: list(job.progress.notes), private=True),
+            Property(
+                "Phases", "a(sbdtt)", lambda job: [describe_phase(p) for p in job.progress.phases]
+            ),
+            Property("Cancelable", "b", lambda job: job.state is JobState.RUNNING),
+            Property("Result", "s", lambda job: job.outcome.result),
+            Property("Error", "s", lambda job: job.error.code if job.error else ""),
+            Property("Message", "s", lambda job: str(job.error) if job.error else "", private=True),
+        ),
+    )
+
+
+def _program_stopped(job: Job) -> bool:
+    phase = current_phase(job)
+    return phase.stopped and phase.end is None
+
+
+def _progress_valid(job: Job) -> bool:
+    return job.state is JobState.DONE or current_phase(job).bytes_total > 0
+
+
+@dataclass(frozen=True)
+class ProcessView:
+    """A GPU process, and the id of the latest image of it."""
+
+    process: GpuProcess
+    last_image: str
+    gpus: tuple[str, ...]
+
+
+PROCESS = Interface(
+    "org.phos.Process1",
+    properties=(
+        Property("Pid", "u", lambda view: view.process.pid),
+        Property("StartTime", "t", lambda view: view.process.start_time),
+        Property("User", "u", lambda view: view.process.uid),
+        Property("CommandLine", "as", lambda view: list(view.process.command), private=True),
+        Property("GPUs", "ao", lambda view: [gpu_path(uuid) for uuid in view.gpus]),
+        Property("DeviceBytes", "t", lambda view: view.process.device_bytes),
+        Property("HookState", "s", lambda view: view.process.hook_state),
+        Property("Reason", "s", lambda view: view.process.reason, private=True),
+        Property("State", "s", lambda view: view.process.state),
+        Property("LastImage", "s", lambda view: view.last_image),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ImageView:
+    """An image and what the history knows of it: when it was verified last, and if it was whole."""
+
+    manifest: Manifest
+    verified: float = 0.0
+    verified_ok: bool = False
+
+
+def file_bytes(manifest: Manifest) -> int:
+    """What CRIU wrote."""
+    return sum(file.size for tree in manifest.trees for file in tree.files)
+
+
+def total_bytes(manifest: Manifest) -> int:
+    """What a restore brings back: device memory and CRIU's files."""
+    return manifest.device_bytes + file_bytes(manifest)
+
+
+def stored_bytes(manifest: Manifest) -> int:
+    """What the image takes on disk: chunks that are equal are stored once."""
+    chunks = {(c.pack, c.offset): c.length for b in manifest.blocks for c in b.chunks}
+    return sum(chunks.values()) + file_bytes(manifest)
+
+
+def created(manifest: Manifest) -> int:
+    return microseconds(datetime.fromisoformat(manifest.created).timestamp())
+
+
+IMAGE = Interface(
+    "org.phos.Image1",
+    properties=(
+        Property("Id", "s", lambda view: view.manifest.id),
+        Property("Created", "t", lambda view: created(view.manifest)),
+        Property("Owner", "u", lambda view: view.manifest.owner),
+        Property("Pid", "u", lambda view: view.manifest.trees[0].root),
+        Property("CommandLine", "as", lambda view: list(root_command(view.manifest)), private=True),
+        Property("GPUs", "a(ss)", lambda view: [[g.uuid, g.chip] for g in view.manifest.gpus]),
+        Property("TotalBytes", "t", lambda view: total_bytes(view.manifest)),
+        Property("DeviceBytes", "t", lambda view: view.manifest.device_bytes),
+        Property("StoredBytes", "t", lambda view: stored_bytes(view.manifest)),
+        Property("Mode", "s", lambda view: view.manifest.mode),
+        Property("Parent", "s", lambda view: view.manifest.parent or ""),
+        Property("StopSeconds", "d", lambda view: view.manifest.stop_seconds),
+        Property("Verified", "t", lambda view: microseconds(view.verified)),
+        Property("VerifiedWhole", "b", lambda view: view.verified_ok),
+    ),
+)
+
+
+def root_command(manifest: Manifest) -> tuple[str, ...]:
+    """The command line of the first tree's root."""
+    root = manifest.trees[0].root
+    return next((p.command for p in manifest.processes if p.pid == root), ())
+
+
+def _or_unknown(value: float | None) -> float:
+    return UNKNOWN if value is None else value
+
+
+def _memory_used(gpu: GpuInfo) -> int:
+    return gpu.memory_used or 0
+
+
+GPU = Interface(
+    "org.phos.Gpu1",
+    properties=(
+        Property("Ordinal", "u", lambda gpu: gpu.ordinal),
+        Property("UUID", "s", lambda gpu: gpu.uuid),
+        Property("Name", "s", lambda gpu: gpu.name),
+        Property("MemoryTotal", "t", lambda gpu: gpu.memory_total),
+        Property("MemoryUsed", "t", _memory_used),
+        Property("Utilisation", "d", lambda gpu: _or_unknown(gpu.utilisation)),
+        Property("Temperature", "d", lambda gpu: _or_unknown(gpu.temperature)),
+        Property("Power", "d", lambda gpu: _or_unknown(gpu.power)),
+        Property("Processes", "au", lambda gpu: list(gpu.pids)),
+    ),
+)

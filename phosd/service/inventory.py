@@ -1,0 +1,167 @@
+"""Keeps the objects for processes, images and GPUs on the bus like the node is."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from phosd.bus import ROOT
+from phosd.engine.errors import PhosError
+from phosd.engine.gpus import GpuInfo
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.process import GpuProcess
+from phosd.engine.procfs import boot_id
+from phosd.service.config import Config
+from phosd.service.history import History
+from phosd.service.interfaces import (
+    GPU,
+    IMAGE,
+    PROCESS,
+    ImageView,
+    ProcessView,
+    gpu_path,
+    image_path,
+    process_path,
+)
+from phosd.service.objects import ObjectTree
+from phosd.service.operations import Engine
+
+_POLL_SECONDS = 0.25
+_SAMPLE_SECONDS = 60.0
+_log = logging.getLogger(__name__)
+
+
+class Inventory:
+    """What is on this node, as far as it was seen last. To be used on the event loop."""
+
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        tree: ObjectTree,
+        history: History,
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._tree = tree
+        self._history = history
+        self._looking = asyncio.Lock()
+        self._troubles: dict[str, str] = {}
+        self._sampled = 0.0
+        self.processes: dict[str, GpuProcess] = {}
+        self.images: dict[str, Manifest] = {}
+        self.gpus: dict[str, GpuInfo] = {}
+
+    async def watch(self) -> None:
+        """Look again every few seconds, and at once when a hook comes or goes."""
+        hooks = self._config.runtime_dir / "hook"
+        images = self._config.state_dir / "images"
+        seen_images = _stamp(images)
+        while True:
+            seen_hooks = _stamp(hooks)
+            await self._try("GPUs", self.refresh_gpus)
+            await self._try("processes", self.refresh_processes)
+            if seen_images != (now := _stamp(images)):
+                seen_images = now
+                await self._try("images", self.refresh_images)
+            for _ in range(int(self._config.rescan_seconds / _POLL_SECONDS)):
+                await asyncio.sleep(_POLL_SECONDS)
+                if _stamp(hooks) != seen_hooks:
+                    break
+
+    async def _try(self, what: str, look: Callable[[], Awaitable[None]]) -> None:
+        """A look that fails is logged, once for each reason, and tried again later."""
+        try:
+            await look()
+        except (PhosError, OSError) as error:
+            text = str(error)
+            if self._troubles.get(what) != text:
+                _log.warning("cannot look for %s: %s", what, text)
+        else:
+            text = ""
+        self._troubles[what] = text
+
+    async def refresh_processes(self) -> None:
+        """Publish who came and withdraw who went. A process under a job is left alone."""
+        async with self._looking:
+            found = await asyncio.to_thread(self._engine.processes)
+            current = {process_path(p): p for p in found}
+            for path in self.processes.keys() - current.keys():
+                self._tree.withdraw(path)
+                self._tree.signal(ROOT, "ProcessRemoved", path)
+            for path, process in current.items():
+                view = self._view(process)
+                if path in self.processes:
+                    self._tree.replace(path, view)
+                    continue
+                self._tree.publish(path, PROCESS, view, process.uid)
+                self._tree.signal(ROOT, "ProcessNew", path)
+                self._history.process(process, boot_id())
+            self.processes = current
+
+    async def refresh_images(self) -> None:
+        """Publish the images that are there."""
+        async with self._looking:
+            manifests = await asyncio.to_thread(self._engine.images)
+            verified = await asyncio.to_thread(self._history.verified)
+            current = {image_path(m.id): m for m in manifests}
+            for path in self.images.keys() - current.keys():
+                self._tree.withdraw(path)
+                self._tree.signal(ROOT, "ImageRemoved", path)
+            for path, manifest in current.items():
+                view = ImageView(manifest, *verified.get(manifest.id, ()))
+                if path in self.images:
+                    self._tree.replace(path, view)
+                    continue
+                self._tree.publish(path, IMAGE, view, manifest.owner)
+                self._tree.signal(ROOT, "ImageNew", path)
+            self.images = current
+            for path, process in self.processes.items():
+                self._tree.replace(path, self._view(process))
+
+    async def refresh_gpus(self) -> None:
+        """Publish the GPUs with their figures of now."""
+        async with self._looking:
+            found = await asyncio.to_thread(self._engine.gpus)
+            current = {gpu_path(gpu.uuid): gpu for gpu in found}
+            for path in self.gpus.keys() - current.keys():
+                self._tree.withdraw(path)
+            for path, gpu in current.items():
+                if path in self.gpus:
+                    self._tree.replace(path, gpu)
+                else:
+                    self._tree.publish(path, GPU, gpu, 0)
+            if time.monotonic() - self._sampled >= _SAMPLE_SECONDS:
+                self._sampled = time.monotonic()
+                self._history.gpu_samples(gpu for gpu in found if gpu.memory_used is not None)
+            listed_anew = self.gpus.keys() != current.keys()
+            self.gpus = current
+            if listed_anew:
+                self._tree.changed(ROOT)
+
+    def process(self, pid: int) -> str | None:
+        """The path of the GPU process with this pid."""
+        return next((path for path, p in self.processes.items() if p.pid == pid), None)
+
+    def _view(self, process: GpuProcess) -> ProcessView:
+        by_ordinal = {gpu.ordinal: gpu.uuid for gpu in self.gpus.values()}
+        gpus = tuple(by_ordinal[n] for n in process.gpus if n in by_ordinal)
+        mine = (
+            manifest.id
+            for manifest in self.images.values()
+            if manifest.host.boot_id == boot_id()
+            and any(
+                (p.pid, p.start_time) == (process.pid, process.start_time)
+                for p in manifest.processes
+            )
+        )
+        return ProcessView(process, max(mine, default=""), gpus)
+
+
+def _stamp(folder: Path) -> int:
+    """Changes whenever something is put into the folder or taken out of it."""
+    try:
+        return folder.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,73 @@
+"""One file for each unfinished job, written before the job touches anything.
+
+The journal is not in the database, which can be full, read-only or corrupt. A file that is still
+there when phosd starts belongs to a job that phosd did not survive.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+_MAX_BYTES = 1 << 16
+_log = logging.getLogger(__name__)
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is known of a job while it runs. ``started`` is in seconds since the epoch."""
+
+    job: int
+    operation: str
+    target: str
+    owner: int
+    started: float
+    boot_id: str
+    pid: int | None = None
+    start_time: int | None = None
+
+
+class Journal:
+    """The folder of journal files, mode 0700."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
+
+    def write(self, entry: Entry) -> None:
+        """Have the entry on disk when this returns, whole or not at all."""
+        path = self._path(entry.job)
+        temporary = path.with_suffix(".new")
+        with temporary.open("wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(msgspec.json.encode(entry))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+        self._sync_folder()
+
+    def remove(self, job: int) -> None:
+        """The job has ended."""
+        self._path(job).unlink(missing_ok=True)
+        self._sync_folder()
+
+    def unfinished(self) -> list[Entry]:
+        """The jobs that an earlier phosd left. A file that cannot be read is kept and logged."""
+        entries = []
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                with path.open("rb") as file:
+                    entries.append(msgspec.json.decode(file.read(_MAX_BYTES), type=Entry))
+            except (OSError, msgspec.DecodeError) as error:
+                _log.error("%s is no journal entry (%s); look at it and remove it", path, error)
+        return entries
+
+    def _path(self, job: int) -> Path:
+        return self._folder / f"{job}.json"
+
+    def _sync_folder(self) -> None:
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

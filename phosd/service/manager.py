@@ -1,0 +1,345 @@
+"""What ``org.phos.Manager1`` does: who may do what, and the jobs that do it."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from phosd import __version__
+from phosd.bus import ROOT, Connection, variants
+from phosd.engine.errors import ImageCorrupt, NoSuchProcess, NotAuthorized, Unsupported
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.procfs import boot_id
+from phosd.engine.progress import Progress
+from phosd.service.config import Config
+from phosd.service.history import History
+from phosd.service.identity import Identity, ancestors, identify
+from phosd.service.interfaces import (
+    created,
+    job_interface,
+    job_path,
+    stored_bytes,
+    total_bytes,
+)
+from phosd.service.inventory import Inventory
+from phosd.service.jobs import Job, JobTable, Listener, Outcome, Task
+from phosd.service.journal import Entry, Journal
+from phosd.service.manager_interface import manager_interface
+from phosd.service.objects import Caller, ObjectTree
+from phosd.service.operations import (
+    CheckpointRequest,
+    Engine,
+    HistoryOptions,
+    JobOptions,
+    Options,
+    RestoreRequest,
+    parse_options,
+)
+
+FEATURES = ("checkpoint", "restore", "verify", "mode-stop", "mode-driver")
+_DAY = 86_400.0
+
+
+class Manager:
+    """The daemon behind the bus. To be used on the event loop."""
+
+    version = __version__
+    features = FEATURES
+
+    def __init__(
+        self, config: Config, engine: Engine, connection: Connection, history: History
+    ) -> None:
+        self.config = config
+        self._engine = engine
+        self._history = history
+        self._journal = Journal(config.runtime_dir / "journal")
+        self._settle_unfinished()
+        self._tree = ObjectTree(connection)
+        listener = Listener(self._started, self._progressed, self._ended, self._forgotten)
+        self.jobs = JobTable(listener, history.next_job())
+        self._job_interface = job_interface(self._cancel)
+        self.inventory = Inventory(config, engine, self._tree, history)
+        self._tree.publish(ROOT, manager_interface(self), self, owner=0)
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Look at the node once, then keep looking."""
+        await self.inventory.refresh_images()
+        self._in_background(self.inventory.watch())
+        self._in_background(self._prune())
+
+    async def close(self) -> None:
+        """Cancel the jobs and wait until every program runs again."""
+        await self.jobs.close()
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    def reconfigure(self, new: Config) -> list[str]:
+        """Take over what can change while phosd runs; the names of what cannot."""
+        fixed = [
+            f.name
+            for f in dataclasses.fields(Config)
+            if f.name != "retention_days" and getattr(new, f.name) != getattr(self.config, f.name)
+        ]
+        self.config = dataclasses.replace(self.config, retention_days=new.retention_days)
+        self._history.prune(time.time() - self.config.retention_days * _DAY)
+        return fixed
+
+    # The methods of Manager1. Each gets the caller, the object (this one), then its arguments.
+
+    async def checkpoint(
+        self, caller: Caller, _: "Manager", pid: int, options: dict[str, Any]
+    ) -> list[Any]:
+        request = parse_options(options, CheckpointRequest)
+        target = identify(pid)
+        if not caller.may_touch(target.uid):
+            raise NotAuthorized(
+                f"process {pid} belongs to uid {target.uid}",
+                hint="ask as its owner or as root",
+            )
+
+        def work(progress: Progress) -> Outcome:
+            if identify(pid) != target:
+                raise NoSuchProcess(f"process {pid} has ended", hint="`phos ps` lists the others")
+            manifest = self._engine.checkpoint(pid, request, progress)
+            self._history.image(manifest)
+            return Outcome(manifest.id, manifest.mode)
+
+        task = Task(
+            operation="checkpoint",
+            target=str(pid),
+            owner=caller.uid,
+            claims=frozenset((_claim(pid),)),
+            work=work,
+            mode=request.mode,
+            token=request.token,
+        )
+        return [job_path(self.jobs.submit(task, lambda job: self._before_stop(job, target)))]
+
+    async def restore(
+        self, caller: Caller, _: "Manager", image: str, options: dict[str, Any]
+    ) -> list[Any]:
+        request = parse_options(options, RestoreRequest)
+        await self._image_for(caller, image)
+
+        def work(progress: Progress) -> Outcome:
+            return Outcome(str(self._engine.restore(image, request, progress)), "eager")
+
+        return [self._image_job("restore", caller, image, request.token, work)]
+
+    async def verify_image(
+        self, caller: Caller, _: "Manager", image: str, options: dict[str, Any]
+    ) -> list[Any]:
+        request = parse_options(options, JobOptions)
+        manifest = await self._image_for(caller, image)
+
+        def work(progress: Progress) -> Outcome:
+            whole = None
+            try:
+                self._engine.verify(image, progress)
+                whole = True
+            except ImageCorrupt:
+                whole = False
+                raise
+            finally:
+                self._history.image(manifest, whole)
+                self._history.flush()  # what the image's object tells comes from there
+            return Outcome(image)
+
+        return [self._image_job("verify", caller, image, request.token, work)]
+
+    async def delete_image(
+        self, caller: Caller, _: "Manager", image: str, options: dict[str, Any]
+    ) -> list[Any]:
+        parse_options(options, Options)
+        try:
+            await self._image_for(caller, image)
+        except ImageCorrupt:
+            if caller.uid != 0:  # whose it was is not known any more
+                raise
+
+        def work(_: Progress) -> Outcome:
+            self._engine.delete_image(image)
+            self._history.image_deleted(image)
+            return Outcome(image)
+
+        claims = frozenset((f"image {image}",))
+        job = self.jobs.submit(Task("delete", image, caller.uid, claims, work), self._write_down)
+        await self.jobs.wait(job)
+        if job.error is not None:
+            raise job.error
+        return []
+
+    async def unsupported(self, _caller: Caller, _: "Manager", *_args: Any) -> list[Any]:
+        raise Unsupported(
+            f"phosd {__version__} cannot migrate, suspend or resume yet",
+            hint="checkpoint the process and restore the image instead",
+        )
+
+    async def get_process(self, _caller: Caller, _: "Manager", pid: int) -> list[Any]:
+        if self.inventory.process(pid) is None:
+            identify(pid)
+            await self.inventory.refresh_processes()
+        path = self.inventory.process(pid)
+        if path is None:
+            raise NoSuchProcess(
+                f"process {pid} uses no GPU", hint="`phos ps` lists the GPU processes"
+            )
+        return [path]
+
+    async def list_processes(self, caller: Caller, _: "Manager") -> list[Any]:
+        await self.inventory.refresh_processes()
+        return [
+            [
+                [
+                    p.pid,
+                    p.uid,
+                    " ".join(p.command) if caller.may_touch(p.uid) else "",
+                    p.device_bytes,
+                    p.hook_state,
+                    p.state,
+                    path,
+                ]
+                for path, p in sorted(self.inventory.processes.items(), key=lambda x: x[1].pid)
+            ]
+        ]
+
+    async def list_images(self, _caller: Caller, _: "Manager") -> list[Any]:
+        await self.inventory.refresh_images()
+        return [
+            [
+                [m.id, created(m), m.owner, total_bytes(m), stored_bytes(m), m.mode, path]
+                for path, m in sorted(self.inventory.images.items())
+            ]
+        ]
+
+    async def list_jobs(self, _caller: Caller, _: "Manager") -> list[Any]:
+        return [
+            [
+                [job.number, job.task.operation, job.task.target, str(job.state), job_path(job)]
+                for job in self.jobs
+            ]
+        ]
+
+    async def list_gpus(self, _caller: Caller, _: "Manager") -> list[Any]:
+        await self.inventory.refresh_gpus()
+        return [
+            [
+                [gpu.ordinal, gpu.uuid, gpu.name, gpu.memory_total, gpu.memory_used or 0, path]
+                for path, gpu in sorted(self.inventory.gpus.items(), key=lambda x: x[1].ordinal)
+            ]
+        ]
+
+    async def list_history(
+        self, caller: Caller, _: "Manager", options: dict[str, Any]
+    ) -> list[Any]:
+        request = parse_options(options, HistoryOptions)
+        owner = None if caller.uid == 0 else caller.uid
+        rows = await asyncio.to_thread(self._history.jobs, request.limit, owner)
+        return [[variants({k: v for k, v in row.items() if v is not None}) for row in rows]]
+
+    async def _cancel(self, caller: Caller, job: Job, options: dict[str, Any]) -> list[Any]:
+        parse_options(options, Options)
+        if not caller.may_touch(job.task.owner):
+            raise NotAuthorized(
+                f"job {job.number} belongs to uid {job.task.owner}",
+                hint="ask as its owner or as root",
+            )
+        self.jobs.cancel(job)
+        return []
+
+    # How jobs begin and end.
+
+    async def _image_for(self, caller: Caller, image: str) -> Manifest:
+        """The image, if the caller may use it: what is in it runs as its owner."""
+        manifest = await asyncio.to_thread(self._engine.image, image)
+        if not caller.may_touch(manifest.owner):
+            raise NotAuthorized(
+                f"image {image} belongs to uid {manifest.owner}",
+                hint="ask as its owner or as root",
+            )
+        return manifest
+
+    def _image_job(
+        self,
+        operation: str,
+        caller: Caller,
+        image: str,
+        token: str,
+        work: Callable[[Progress], Outcome],
+    ) -> str:
+        claims = frozenset((f"image {image}",))
+        task = Task(operation, image, caller.uid, claims, work, token=token)
+        return job_path(self.jobs.submit(task, self._write_down))
+
+    def _before_stop(self, job: Job, target: Identity) -> None:
+        """A process above or below one that a job holds is part of the same tree."""
+        above = ancestors(target.pid)
+        for held in self._held_pids():
+            if held in above or target.pid in ancestors(held):
+                self.jobs.require_free((_claim(held),))
+        self._write_down(job, target)
+
+    def _write_down(self, job: Job, target: Identity | None = None) -> None:
+        self._journal.write(
+            Entry(
+                job=job.number,
+                operation=job.task.operation,
+                target=job.task.target,
+                owner=job.task.owner,
+                started=job.started,
+                boot_id=boot_id(),
+                pid=target.pid if target else None,
+                start_time=target.start_time if target else None,
+            )
+        )
+
+    def _held_pids(self) -> set[int]:
+        return {int(claim.split()[1]) for claim in self.jobs.claimed("process")}
+
+    def _started(self, job: Job) -> None:
+        self._history.job(job)
+        self._tree.publish(job_path(job), self._job_interface, job, job.task.owner)
+        self._tree.signal(ROOT, "JobNew", job_path(job))
+
+    def _progressed(self, job: Job) -> None:
+        self._tree.changed(job_path(job))
+
+    def _ended(self, job: Job) -> None:
+        self._history.job(job)
+        self._journal.remove(job.number)
+        self._in_background(self._announce_end(job))
+
+    async def _announce_end(self, job: Job) -> None:
+        """The image of a job is on the bus before its end is told."""
+        if job.task.operation != "restore":
+            await self.inventory.refresh_images()
+        self._tree.signal(ROOT, "JobRemoved", job_path(job), str(job.state))
+
+    def _forgotten(self, job: Job) -> None:
+        self._tree.withdraw(job_path(job))
+
+    # What goes on beside the jobs.
+
+    def _settle_unfinished(self) -> None:
+        for entry in self._journal.unfinished():
+            self._history.interrupted(entry)
+            self._journal.remove(entry.job)
+        self._history.settle(time.time())
+        self._history.flush()
+
+    async def _prune(self) -> None:
+        while True:
+            self._history.prune(time.time() - self.config.retention_days * _DAY)
+            await asyncio.sleep(_DAY)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _claim(pid: int) -> str:
+    return f"process {pid}"

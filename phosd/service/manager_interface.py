@@ -1,0 +1,51 @@
+"""``org.phos.Manager1`` as the bus sees it."""
+
+from typing import TYPE_CHECKING
+
+from phosd.service.objects import Args, Interface, Method, Property
+
+if TYPE_CHECKING:
+    from phosd.service.manager import Manager
+
+_OPTIONS: tuple[str, str] = ("options", "a{sv}")
+_JOB: Args = (("job", "o"),)
+
+
+def manager_interface(manager: "Manager") -> Interface:
+    """Every method that starts work gives a job at once; options that are not known are errors."""
+    return Interface(
+        "org.phos.Manager1",
+        (
+            Method("Checkpoint", (("pid", "u"), _OPTIONS), _JOB, manager.checkpoint),
+            Method("Restore", (("image", "s"), _OPTIONS), _JOB, manager.restore),
+            Method("VerifyImage", (("image", "s"), _OPTIONS), _JOB, manager.verify_image),
+            Method("DeleteImage", (("image", "s"), _OPTIONS), (), manager.delete_image),
+            Method(
+                "Migrate",
+                (("pid", "u"), ("destination", "s"), _OPTIONS),
+                _JOB,
+                manager.unsupported,
+            ),
+            Method("Suspend", (("pid", "u"), _OPTIONS), _JOB, manager.unsupported),
+            Method("Resume", (("pid", "u"), _OPTIONS), _JOB, manager.unsupported),
+            Method("GetProcess", (("pid", "u"),), (("process", "o"),), manager.get_process),
+            Method("ListProcesses", (), (("processes", "a(uustsso)"),), manager.list_processes),
+            Method("ListImages", (), (("images", "a(stuttso)"),), manager.list_images),
+            Method("ListJobs", (), (("jobs", "a(ussso)"),), manager.list_jobs),
+            Method("ListGPUs", (), (("gpus", "a(usstto)"),), manager.list_gpus),
+            Method("ListHistory", (_OPTIONS,), (("jobs", "aa{sv}"),), manager.list_history),
+        ),
+        (
+            Property("Version", "s", lambda m: m.version),
+            Property("Features", "as", lambda m: list(m.features)),
+            Property("GPUs", "ao", lambda m: sorted(m.inventory.gpus)),
+        ),
+        (
+            ("JobNew", (("job", "o"),)),
+            ("JobRemoved", (("job", "o"), ("result", "s"))),
+            ("ProcessNew", (("process", "o"),)),
+            ("ProcessRemoved", (("process", "o"),)),
+            ("ImageNew", (("image", "o"),)),
+            ("ImageRemoved", (("image", "o"),)),
+        ),
+    )

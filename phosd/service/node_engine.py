@@ -1,0 +1,60 @@
+"""The engine of this node, as the daemon uses it."""
+
+from pathlib import Path
+
+from phosd.engine.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.gpus import GpuInfo, list_gpus
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.node import Node, NodeConfig
+from phosd.engine.process import GpuProcess
+from phosd.engine.progress import Progress
+from phosd.engine.restore import RestoreOptions, restore
+from phosd.engine.verify import verify
+from phosd.service.config import Config
+from phosd.service.operations import CheckpointRequest, RestoreRequest
+
+
+class NodeEngine:
+    """Implements :class:`~phosd.service.operations.Engine` on the real thing."""
+
+    def __init__(self, config: Config) -> None:
+        self._node = Node(
+            NodeConfig(
+                state_dir=config.state_dir,
+                runtime_dir=config.runtime_dir,
+                staging_limit=config.staging_limit,
+                ring_bytes=config.ring_bytes,
+                criu=config.criu,
+            )
+        )
+        self._node.store.sweep()
+
+    def checkpoint(self, pid: int, request: CheckpointRequest, progress: Progress) -> Manifest:
+        options = CheckpointOptions(mode=request.mode, tcp=request.tcp)
+        return checkpoint(self._node, pid, options, progress)
+
+    def restore(self, image: str, request: RestoreRequest, progress: Progress) -> int:
+        output = Path(request.output) if request.output else None
+        options = RestoreOptions(files=request.files, output=output)
+        return restore(self._node, image, options, progress).pid
+
+    def verify(self, image: str, progress: Progress) -> None:
+        verify(self._node.store, image, progress)
+
+    def images(self) -> list[Manifest]:
+        return self._node.store.list()
+
+    def image(self, image: str) -> Manifest:
+        return self._node.store.get(image)
+
+    def delete_image(self, image: str) -> None:
+        self._node.store.delete(image)
+
+    def processes(self) -> list[GpuProcess]:
+        return self._node.processes()
+
+    def gpus(self) -> list[GpuInfo]:
+        return list_gpus()
+
+    def close(self) -> None:
+        self._node.close()

@@ -1,0 +1,92 @@
+"""What the daemon asks of the engine, and the options that callers may give."""
+
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+
+import msgspec
+
+from phosd.engine.errors import InvalidOption
+from phosd.engine.gpus import GpuInfo
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.process import GpuProcess
+from phosd.engine.progress import Progress
+
+Token = Annotated[str, msgspec.Meta(max_length=128)]
+Pid = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Engine(Protocol):
+    """The operations on this node. Each blocks and may be called from any thread."""
+
+    def checkpoint(self, pid: int, request: "CheckpointRequest", progress: Progress) -> Manifest:
+        """Save the process tree of ``pid``."""
+
+    def restore(self, image: str, request: "RestoreRequest", progress: Progress) -> int:
+        """Bring an image back to life; the pid that it runs under."""
+
+    def verify(self, image: str, progress: Progress) -> None:
+        """Read every byte of an image again. Raises ``ImageCorrupt``."""
+
+    def images(self) -> list[Manifest]:
+        """All published images, oldest first."""
+
+    def image(self, image: str) -> Manifest:
+        """One image. Raises ``NoSuchImage``."""
+
+    def delete_image(self, image: str) -> None:
+        """Remove an image for good. Raises ``NoSuchImage``."""
+
+    def processes(self) -> list[GpuProcess]:
+        """The GPU processes of this node."""
+
+    def gpus(self) -> list[GpuInfo]:
+        """The GPUs of this node."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The ``a{sv}`` of a call that takes no options."""
+
+
+class JobOptions(Options, frozen=True):
+    """Options of every call that starts a job."""
+
+    token: Token = ""
+
+
+class CheckpointRequest(JobOptions, frozen=True):
+    """Options of a checkpoint. ``tcp`` says what becomes of connected TCP sockets."""
+
+    mode: Literal["auto", "stop", "driver"] = "auto"
+    tcp: Literal["refuse", "close"] = "refuse"
+
+
+class RestoreRequest(JobOptions, frozen=True):
+    """Options of a restore.
+
+    ``files`` says what becomes of files that grew since the checkpoint; ``output`` is a file for
+    what the program prints, when its standard output was a pipe or a terminal.
+    """
+
+    files: Literal["keep", "cut"] = "keep"
+    output: str = ""
+
+
+class HistoryOptions(Options, frozen=True):
+    """Options of ``ListHistory``."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 50
+
+
+_T = TypeVar("_T", bound=Options)
+
+
+def parse_options(values: dict[str, Any], kind: type[_T]) -> _T:
+    """The options of a call, checked. Raises :class:`InvalidOption` naming what is wrong."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        names = ", ".join(kind.__struct_fields__) or "none"
+        text = str(error).replace("Object contains unknown field", "there is no option")
+        raise InvalidOption(text, hint=f"the options of this call are: {names}") from None

@@ -1,0 +1,114 @@
+"""An engine that a test leads by the hand, to see what the service around it does."""
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from phosd.engine.errors import NoSuchImage
+from phosd.engine.gpus import GpuInfo
+from phosd.engine.image.manifest import Gpu, Host, Manifest, Process, Tree
+from phosd.engine.process import GpuProcess
+from phosd.engine.progress import Progress
+from phosd.service.operations import CheckpointRequest, RestoreRequest
+
+GPU = GpuInfo(0, "GPU-1234-ab", "A test's GPU", 1 << 30, 1 << 20, 0.5, 40.0, 100.0)
+
+
+def manifest(image: str, *, owner: int = 0, pid: int = 1, mode: str = "stop") -> Manifest:
+    """A small image of one process."""
+    process = Process(
+        pid=pid,
+        tree=0,
+        start_time=1,
+        executable="/bin/train",
+        command=("train", "--secret"),
+        uid=owner,
+        gid=owner,
+        groups=(),
+        threads=(pid,),
+        gpu=True,
+        hooked=True,
+        parked=True,
+    )
+    return Manifest(
+        id=image,
+        created="2026-01-02T03:04:05+00:00",
+        mode=mode,
+        owner=owner,
+        host=Host("boot", "6.18", "4.2", 13000, ()),
+        gpus=(Gpu(0, GPU.uuid, "chip", 1 << 30),),
+        trees=(Tree(root=pid, folder="criu", files=()),),
+        processes=(process,),
+        blocks=(),
+        stop_seconds=0.5,
+    )
+
+
+def this_process(**changes: object) -> GpuProcess:
+    """The test itself, as if it used a GPU."""
+    values = {
+        "pid": os.getpid(),
+        "start_time": 1,
+        "uid": 0,
+        "command": ("python", "train.py"),
+        "gpus": (0,),
+        "device_bytes": 4096,
+        "hook_state": "hooked",
+        "reason": "",
+        "state": "running",
+    }
+    return GpuProcess(**(values | changes))  # type: ignore[arg-type]
+
+
+@dataclass
+class FakeEngine:
+    """Checkpoints take until ``go`` is set; ``act`` is called in the middle of each."""
+
+    go: threading.Event = field(default_factory=threading.Event)
+    stored: dict[str, Manifest] = field(default_factory=dict)
+    running: list[GpuProcess] = field(default_factory=list)
+    act: Callable[[Progress], None] = lambda progress: None
+    requests: list[object] = field(default_factory=list)
+
+    def checkpoint(self, pid: int, request: CheckpointRequest, progress: Progress) -> Manifest:
+        self.requests.append(request)
+        progress.phase("prepare")
+        progress.phase("quiesce", stopped=True, bytes_total=1000)
+        self.act(progress)
+        while not self.go.wait(0.01):
+            progress.check()
+        progress.phase("publish")
+        image = manifest(f"image-{len(self.stored)}", pid=pid)
+        self.stored[image.id] = image
+        return image
+
+    def restore(self, image: str, request: RestoreRequest, progress: Progress) -> int:
+        self.requests.append(request)
+        progress.phase("load")
+        self.act(progress)
+        return 4711
+
+    def verify(self, image: str, progress: Progress) -> None:
+        progress.phase("verify")
+        self.act(progress)
+
+    def images(self) -> list[Manifest]:
+        return list(self.stored.values())
+
+    def image(self, image: str) -> Manifest:
+        if image not in self.stored:
+            raise NoSuchImage(f"there is no image {image}", hint="`phos images` lists them")
+        return self.stored[image]
+
+    def delete_image(self, image: str) -> None:
+        del self.stored[image]
+
+    def processes(self) -> list[GpuProcess]:
+        return self.running
+
+    def gpus(self) -> list[GpuInfo]:
+        return [GPU]
+
+    def close(self) -> None:
+        """Nothing is held."""
