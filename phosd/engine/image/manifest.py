@@ -2,6 +2,8 @@
 
 import msgspec
 
+from phosd.engine.image.cpu import CpuDetails
+
 FORMAT = 1
 CHUNK = 2 << 20
 """Bytes of a chunk, the unit of hashing, deduplication and transfer."""
@@ -76,7 +78,7 @@ class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     root: int
     folder: str
     files: tuple[FileDigest, ...]
-    details: dict[str, msgspec.Raw] = {}
+    details: CpuDetails | None = None
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

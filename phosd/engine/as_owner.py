@@ -1,0 +1,136 @@
+"""Run a command, or this process, with the ids of a program's owner instead of root's.
+
+What a restore opens, cuts or creates, it must open as the user whose program it is: root would
+follow a path that the user has since pointed at somebody else's file. Run as a script it takes the
+ids from a JSON object, opens what the command inherits, and becomes the command. It imports
+nothing of phosd: it starts in milliseconds, and a reader can judge it alone.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import struct
+import sys
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from pathlib import Path
+
+
+class Capability(IntEnum):
+    """The capabilities that CRIU needs, as ``linux/capability.h`` numbers them."""
+
+    SETPCAP = 8
+    NET_ADMIN = 12
+    SYS_CHROOT = 18
+    SYS_PTRACE = 19
+    SYS_ADMIN = 21
+    CHECKPOINT_RESTORE = 40
+
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_KEEPCAPS = 8
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_RAISE = 2
+_CAPABILITY_VERSION_3 = 0x20080522
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become(
+    uid: int, gid: int, groups: Iterable[int], capabilities: Iterable[Capability] = ()
+) -> None:
+    """Give up root for good: take the ids, and keep only ``capabilities``, across an exec too.
+
+    The bounding set stays full: CRIU hands it to what it restores, and a program restored with
+    less than it had crashes. Call it in a process with one thread. Raises :class:`OSError`.
+    """
+    kept = sorted(set(capabilities))
+    _check(_libc.prctl(_PR_SET_KEEPCAPS, 1 if kept else 0, 0, 0, 0), "keep capabilities")
+    os.setgroups(list(groups))
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    if not kept:
+        return
+    mask = sum(1 << capability for capability in kept)
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    data = struct.pack("6I", low, low, low, high, high, high)
+    _check(_libc.capset(header, data), "set capabilities")
+    for capability in kept:
+        raised = _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, int(capability), 0, 0)
+        _check(raised, f"pass on {capability.name}")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot {what}: {os.strerror(number)}")
+
+
+def command(
+    words: Sequence[str],
+    *,
+    uid: int,
+    gid: int,
+    groups: Sequence[int],
+    capabilities: bool = False,
+    dies_with_parent: bool = False,
+    terminal: int | None = None,
+    output: tuple[int, Path] | None = None,
+) -> list[str]:
+    """The command line that runs ``words`` as this user.
+
+    ``capabilities`` keeps those that CRIU needs. ``terminal`` is an inherited descriptor that
+    becomes the controlling terminal of a session of its own. ``output`` is a descriptor number and
+    the file to open under it for appending, with the user's rights.
+    """
+    orders = {
+        "uid": uid,
+        "gid": gid,
+        "groups": list(groups),
+        "capabilities": capabilities,
+        "dies_with_parent": dies_with_parent,
+        "terminal": terminal,
+        "output": None if output is None else [output[0], str(output[1])],
+    }
+    return [sys.executable, "-I", "-S", __file__, json.dumps(orders), *words]
+
+
+def _take_terminal(descriptor: int) -> None:
+    import termios
+
+    os.setsid()
+    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
+    for standard in (0, 1, 2):
+        os.dup2(descriptor, standard)
+
+
+def _open_output(number: int, path: str) -> None:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NOCTTY
+    opened = os.open(path, flags, 0o600)
+    os.dup2(opened, number, inheritable=True)
+    os.close(opened)
+
+
+def main() -> None:
+    orders, words = json.loads(sys.argv[1]), sys.argv[2:]
+    if orders["terminal"] is not None:
+        _take_terminal(orders["terminal"])
+    if orders["uid"] != 0 or orders["gid"] != 0:
+        kept = Capability if orders["capabilities"] else ()
+        become(orders["uid"], orders["gid"], orders["groups"], kept)
+    if orders["dies_with_parent"]:
+        # A change of ids clears it, so it comes after.
+        _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "tie to the parent")
+    if orders["output"] is not None:
+        _open_output(*orders["output"])
+    os.execv(words[0], words)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OSError as error:
+        sys.exit(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")

@@ -1,0 +1,209 @@
+"""Dump a process tree with CRIU, and note what a restore needs to know besides."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phosd.engine import files, limits, procfs, stdio
+from phosd.engine.criu.binary import Criu, Owner
+from phosd.engine.criu.coreimage import parent_death_signal
+from phosd.engine.criu.frozen import WhileFrozen
+from phosd.engine.errors import Internal, InvalidOption
+from phosd.engine.image.cpu import CpuDetails, MemoryFile, OpenFile
+from phosd.engine.image.manifest import FileDigest, Tree
+from phosd.engine.progress import Progress
+from phosd.engine.tree import ProcessTree, scan
+
+GHOST_LIMIT = "2G"
+"""Largest unlinked file that goes into an image (data loaders unlink their shared memory)."""
+
+
+@dataclass(frozen=True)
+class DumpOptions:
+    """``tcp``: ``refuse`` to dump connected TCP sockets, or ``close`` them in the restored tree.
+
+    ``deadline`` in seconds. ``leave_running=False`` ends the tree when it is dumped.
+    """
+
+    tcp: str = "refuse"
+    deadline: float = 600.0
+    leave_running: bool = True
+
+
+@dataclass(frozen=True)
+class TreeDump:
+    """A finished dump: ``tree`` as it was frozen, and what it holds."""
+
+    tree: ProcessTree
+    folder: Path
+    details: CpuDetails
+
+    def record(self, name: str) -> Tree:
+        """The manifest's entry; ``name`` is the folder's path in the image.
+
+        Reads every byte of the dump to hash it, so call it when the tree runs again.
+        """
+        return Tree(self.tree.root.pid, name, digests(self.folder), self.details)
+
+
+@dataclass
+class _Noted:
+    tree: ProcessTree
+    open_files: tuple[OpenFile, ...] = ()
+    memory_files: tuple[MemoryFile, ...] = field(default=())
+
+
+def check(tree: ProcessTree, tcp: str = "refuse") -> None:
+    """Raise :class:`Unsupported` naming what in ``tree`` cannot be dumped; nothing is stopped."""
+    if tcp not in limits.TCP_POLICIES:
+        choices = ", ".join(limits.TCP_POLICIES)
+        raise InvalidOption(f"there is no tcp policy {tcp!r}", hint=f"use one of {choices}")
+    descriptors, mappings = _look(tree)
+    limits.require_dumpable(tree, descriptors, mappings, tcp)
+
+
+def dump_tree(
+    criu: Criu,
+    tree: ProcessTree,
+    folder: Path,
+    options: DumpOptions,
+    progress: Progress | None = None,
+) -> TreeDump:
+    """Dump ``tree`` into ``folder`` (which exists, is empty, and lies in a private folder).
+
+    The tree goes on afterwards, whatever happens. Raises :class:`Unsupported` for what cannot be
+    dumped, :class:`Internal` when CRIU fails, and what ``progress`` raises when cancelled.
+    """
+    check(tree, options.tcp)
+    descriptors, _ = _look(tree)
+    plan = stdio.plan(tree, descriptors)
+    owner = dumping_user(tree)
+    noted = _Noted(tree)
+
+    def note() -> None:
+        noted.tree = scan(tree.root.pid)
+        descriptors, mappings = _look(noted.tree)
+        limits.require_dumpable(noted.tree, descriptors, mappings, options.tcp, frozen=True)
+        noted.open_files = files.open_files(descriptors)
+        noted.memory_files = files.save_memory_files(mappings, folder)
+
+    with (
+        _working_folder(folder, owner) as work,
+        WhileFrozen(work, owner.uid, note) as frozen,
+        _lent(folder, owner),
+    ):
+        try:
+            criu.run(
+                "dump",
+                [*_words(tree, options), *plan.words, *frozen.WORDS],
+                owner=owner,
+                images=folder,
+                work=work,
+                deadline=options.deadline,
+                progress=progress,
+                while_waiting=frozen.poll,
+                dies_with_us=True,
+            )
+        except Internal:
+            if frozen.error is not None:
+                raise frozen.error from None
+            raise
+        if not frozen.called:
+            raise Internal("criu dump never said that the tree is frozen", "report this")
+    root = noted.tree.root
+    details = CpuDetails(
+        uid=root.uid,
+        gid=root.gid,
+        groups=root.groups,
+        privileged=noted.tree.privileged,
+        tcp=options.tcp,
+        shell_job=plan.shell_job,
+        tied_to_parent=parent_death_signal(folder / f"core-{root.pid}.img"),
+        endpoints=plan.endpoints,
+        open_files=noted.open_files,
+        memory_files=noted.memory_files,
+    )
+    return TreeDump(noted.tree, folder, details)
+
+
+def dumping_user(tree: ProcessTree) -> Owner:
+    """Who CRIU runs as: the tree's owner, or root for a tree of several users."""
+    if tree.privileged:
+        return Owner(0, 0, ())
+    return Owner(tree.root.uid, tree.root.gid, tree.root.groups)
+
+
+def digests(folder: Path) -> tuple[FileDigest, ...]:
+    """Every file below ``folder`` with its SHA-256."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        return tuple(pool.map(lambda path: _digest(path, folder), paths))
+
+
+def _digest(path: Path, folder: Path) -> FileDigest:
+    with path.open("rb") as file:
+        sha = hashlib.file_digest(file, "sha256")
+    return FileDigest(str(path.relative_to(folder)), path.stat().st_size, sha.hexdigest())
+
+
+def _look(tree: ProcessTree) -> tuple[list[procfs.Descriptor], list[procfs.Mapping]]:
+    descriptors: list[procfs.Descriptor] = []
+    mappings: list[procfs.Mapping] = []
+    for process in tree.living:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            descriptors += procfs.descriptors(process.pid)
+            mappings += procfs.mappings(process.pid)
+    return descriptors, mappings
+
+
+def _words(tree: ProcessTree, options: DumpOptions) -> list[str]:
+    words = ["--tree", str(tree.root.pid), "--file-locks", "--ghost-limit", GHOST_LIMIT]
+    words += ["--manage-cgroups=ignore", "--link-remap"]
+    if options.leave_running:
+        words.append("--leave-running")
+    if options.tcp == "close":
+        words += ["--tcp-close", "--skip-in-flight"]
+    return words
+
+
+@contextlib.contextmanager
+def _lent(folder: Path, owner: Owner) -> Iterator[None]:
+    """``folder`` belongs to ``owner`` inside, and with all its files to root alone afterwards."""
+    require_private(folder)
+    os.chown(folder, owner.uid, owner.gid)
+    try:
+        yield
+    finally:
+        folder.chmod(0o700)
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, 0, 0, follow_symlinks=False)
+            if path.is_file() and not path.is_symlink():
+                path.chmod(0o600)
+
+
+def require_private(folder: Path) -> None:
+    """Raise :class:`Internal` unless root alone may enter one of the folders above ``folder``."""
+    for parent in folder.resolve().parents:
+        status = parent.stat()
+        if status.st_uid == 0 and status.st_mode & 0o077 == 0:
+            return
+    raise Internal(
+        f"{folder} can be reached by every user", hint="its parent must belong to root, mode 0700"
+    )
+
+
+@contextlib.contextmanager
+def _working_folder(folder: Path, owner: Owner) -> Iterator[Path]:
+    """A folder beside ``folder`` for CRIU's log, which ``owner`` may write to."""
+    work = Path(tempfile.mkdtemp(prefix="criu-", dir=folder.parent))
+    try:
+        os.chown(work, owner.uid, owner.gid)
+        yield work
+    finally:
+        shutil.rmtree(work)

@@ -1,0 +1,79 @@
+"""What an image says about the CPU side of a tree, beyond CRIU's own files."""
+
+import os
+from enum import StrEnum
+
+import msgspec
+
+
+class OpenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A regular file that a process had open when it was frozen.
+
+    ``flags`` are those of ``open``; ``size`` in bytes; ``content`` is the SHA-256 of the whole
+    file for one that is written but not appended to, where it was small enough to read.
+    """
+
+    pid: int
+    descriptor: int
+    path: str
+    flags: int
+    size: int
+    mtime_ns: int
+    content: str | None = None
+
+    @property
+    def appended(self) -> bool:
+        """Only ever appended to: it may be longer by now, and CRIU restores it as it is."""
+        return self.write_only and bool(self.flags & os.O_APPEND)
+
+    @property
+    def write_only(self) -> bool:
+        return self.flags & os.O_ACCMODE == os.O_WRONLY
+
+
+class MemoryFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A named file in memory (tmpfs) that is mapped shared, and where its bytes are saved.
+
+    ``saved`` is relative to the tree's folder; ``mode`` are the permission bits.
+    """
+
+    path: str
+    saved: str
+    size: int
+    mode: int
+
+
+class EndpointKind(StrEnum):
+    """What one end of a connection to the world outside the tree is."""
+
+    PIPE = "pipe"
+    TERMINAL = "terminal"
+    SOCKET = "socket"
+
+
+class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Standard output that leads out of the tree. ``key`` is CRIU's name for it."""
+
+    kind: EndpointKind
+    key: str
+    pid: int
+    descriptor: int
+
+
+class CpuDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that a restore of the tree needs to know besides CRIU's files.
+
+    ``privileged`` says why only an administrator may restore it; empty when its owner may.
+    ``tied_to_parent`` is the signal that the root asked for when its parent ends, or 0.
+    """
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    privileged: str
+    tcp: str
+    shell_job: bool
+    tied_to_parent: int
+    endpoints: tuple[Endpoint, ...] = ()
+    open_files: tuple[OpenFile, ...] = ()
+    memory_files: tuple[MemoryFile, ...] = ()

@@ -1,0 +1,204 @@
+"""What ``/proc`` says about a process, as typed values. Nothing here decides anything."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Of ``/proc/pid/stat``. ``start_time`` is field 22, in clock ticks since boot."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    group: int
+    session: int
+    terminal: int
+    start_time: int
+
+    @property
+    def dead(self) -> bool:
+        """A zombie, or about to be one."""
+        return self.state in "ZX"
+
+
+@dataclass(frozen=True)
+class Status:
+    """Of ``/proc/pid/status``: real, effective, saved and file system ids, and restrictions."""
+
+    uids: tuple[int, ...]
+    gids: tuple[int, ...]
+    groups: tuple[int, ...]
+    capabilities: int
+    tracer: int
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """An open descriptor. ``target`` is what its link reads; ``file`` is the file itself."""
+
+    pid: int
+    number: int
+    target: str
+    flags: int
+    position: int
+    file: os.stat_result
+
+    @property
+    def writable(self) -> bool:
+        return self.flags & os.O_ACCMODE != os.O_RDONLY
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A line of ``/proc/pid/maps``. ``device`` is as in ``st_dev``; 0 for anonymous memory."""
+
+    pid: int
+    start: int
+    end: int
+    permissions: str
+    device: int
+    inode: int
+    path: str
+
+    @property
+    def shared(self) -> bool:
+        return self.permissions[3] == "s"
+
+    @property
+    def writable(self) -> bool:
+        return self.permissions[1] == "w"
+
+    @property
+    def link(self) -> Path:
+        """Leads to the mapped file itself, whatever has become of its path."""
+        return PROC / str(self.pid) / "map_files" / f"{self.start:x}-{self.end:x}"
+
+
+def stat(pid: int) -> Stat | None:
+    """The process or thread ``pid``, or None when there is none."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    name, rest = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
+    parent, group, session, terminal = map(int, rest[1:5])
+    return Stat(pid, name, rest[0], parent, group, session, terminal, int(rest[19]))
+
+
+def status(pid: int) -> Status:
+    """Raises :class:`ProcessLookupError` or :class:`FileNotFoundError` when it is gone."""
+    text = (PROC / str(pid) / "status").read_text(errors="replace")
+    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+    def numbers(field: str) -> tuple[int, ...]:
+        return tuple(map(int, fields[field].split()))
+
+    return Status(
+        uids=numbers("Uid"),
+        gids=numbers("Gid"),
+        groups=numbers("Groups"),
+        capabilities=int(fields["CapPrm"], 16) if "CapPrm" in fields else 0,
+        tracer=int(fields["TracerPid"]),
+    )
+
+
+def pids() -> Iterator[int]:
+    """Every process of this pid namespace, nested ones included."""
+    return (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
+
+
+def threads(pid: int) -> tuple[int, ...]:
+    return tuple(sorted(int(entry.name) for entry in (PROC / str(pid) / "task").iterdir()))
+
+
+def children(pid: int) -> tuple[int, ...]:
+    """The children of every thread of ``pid``."""
+    found: list[int] = []
+    for thread in threads(pid):
+        path = PROC / str(pid) / "task" / str(thread) / "children"
+        try:
+            found += map(int, path.read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread that has ended meanwhile has no children left
+    return tuple(found)
+
+
+def namespace(pid: int, kind: str) -> str:
+    """The identity of a namespace of ``pid``, e.g. ``mnt:[4026531840]``."""
+    return str((PROC / str(pid) / "ns" / kind).readlink())
+
+
+def command_line(pid: int) -> tuple[str, ...]:
+    raw = (PROC / str(pid) / "cmdline").read_bytes()
+    return tuple(os.fsdecode(word) for word in raw.removesuffix(b"\0").split(b"\0")) if raw else ()
+
+
+def describe(pid: int) -> str:
+    """``pid 12 (python train.py)``, for messages."""
+    try:
+        command = " ".join(command_line(pid))
+    except (FileNotFoundError, ProcessLookupError):
+        command = ""
+    if not command:
+        found = stat(pid)
+        command = found.name if found else "gone"
+    return f"pid {pid} ({command[:80]})"
+
+
+def descriptors(pid: int) -> list[Descriptor]:
+    """The open descriptors of ``pid``; one that is closed meanwhile is left out."""
+    folder = PROC / str(pid) / "fd"
+    found = []
+    for number in sorted(int(entry.name) for entry in folder.iterdir()):
+        link = folder / str(number)
+        try:
+            target, file = str(link.readlink()), link.stat()
+            info = (PROC / str(pid) / "fdinfo" / str(number)).read_text()
+        except FileNotFoundError:
+            continue
+        fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+        flags, position = int(fields["flags"], 8), int(fields["pos"])
+        found.append(Descriptor(pid, number, target, flags, position, file))
+    return found
+
+
+_MAPPING = re.compile(
+    r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<permissions>\S+) [0-9a-f]+ "
+    r"(?P<major>[0-9a-f]+):(?P<minor>[0-9a-f]+) (?P<inode>\d+) *(?P<path>.*)"
+)
+
+
+def mappings(pid: int) -> list[Mapping]:
+    """The memory map of ``pid``."""
+    text = (PROC / str(pid) / "maps").read_bytes().decode(errors="surrogateescape")
+    found = []
+    for line in text.split("\n"):
+        if match := _MAPPING.fullmatch(line):
+            device = os.makedev(int(match["major"], 16), int(match["minor"], 16))
+            start, end = int(match["start"], 16), int(match["end"], 16)
+            path = match["path"].replace("\\012", "\n")
+            inode = int(match["inode"])
+            found.append(Mapping(pid, start, end, match["permissions"], device, inode, path))
+    return found
+
+
+def memory_devices() -> frozenset[int]:
+    """The ``st_dev`` of every tmpfs that is mounted here."""
+    devices = set()
+    for line in (PROC / "self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        if after.split()[0] == "tmpfs":
+            major, minor = before.split()[2].split(":")
+            devices.add(os.makedev(int(major), int(minor)))
+    return frozenset(devices)
+
+
+def boot_id() -> str:
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
