@@ -52,8 +52,8 @@ def manifest_of(writer: ImageWriter, blocks: Sequence[Block], trees: Sequence[Tr
 
 def fill(store: Store, writer: ImageWriter, content: bytes) -> Manifest:
     """Write ``content`` as one block and some CRIU files; returns the manifest to publish."""
-    pack = writer.packs(len(content))[0]
     parts = [content[i : i + CHUNK] for i in range(0, len(content), CHUNK)]
+    (pack,) = writer.packs(len(parts))
     chunks = tuple(append(store, writer, pack, part) for part in parts)
     for name, data in CRIU_FILES.items():
         path = writer.folder / "criu-0" / name

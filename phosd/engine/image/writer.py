@@ -17,7 +17,7 @@ from phosd.engine.errors import Internal, InvalidOption
 from phosd.engine.faults import Point, point
 from phosd.engine.image import files
 from phosd.engine.image.check import check_manifest, valid_relative
-from phosd.engine.image.manifest import FileDigest, Manifest
+from phosd.engine.image.manifest import ChunkRef, FileDigest, Manifest
 from phosd.engine.image.packs import CAPACITY, RECORD
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class ImageWriter:
         self.owner = owner
         self._packs: dict[int, Pack] = {}
         self._finished = False
+        self.stored: dict[str, ChunkRef] = {}
+        """The chunks that the image has, by digest in hex: each is stored once."""
         while True:
             moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
             self.id = f"{moment}-{secrets.token_hex(2)}"
@@ -58,16 +60,15 @@ class ImageWriter:
         self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
-    def packs(self, byte_count: int) -> list[Pack]:
-        """New empty packs with room for ``byte_count`` bytes of chunks, for one mover.
+    def packs(self, chunk_count: int) -> list[Pack]:
+        """New empty packs with room for ``chunk_count`` chunks, for one mover.
 
         Each mover needs packs of its own. Those that stay empty are removed by :meth:`publish`.
         """
         per_pack = CAPACITY // RECORD
-        chunks = -(-byte_count // (RECORD - 4096))
         with self._store._locked(), files.space_errors(f"the packs of image {self.id}"):
             first = max(self._store.pack_numbers(), default=-1) + 1
-            return [self._create(first + i) for i in range(-(-chunks // per_pack))]
+            return [self._create(first + i) for i in range(-(-chunk_count // per_pack))]
 
     def _create(self, number: int) -> Pack:
         point(Point.PACK_CREATE)

@@ -1,0 +1,188 @@
+"""Copy-out: device memory into packs, every byte hashed again on its way.
+
+A chunk is copied to a staging slot in device memory, hashed there, and those very bytes go through
+the pinned ring into the pack. Two streams take turns, so that hashing one slot overlaps copying
+another; the writing is done by as many threads as keep a fast disk or a tmpfs busy.
+"""
+
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+
+from phosd.engine.cuda import call
+from phosd.engine.digest import SIZE
+from phosd.engine.errors import Internal, OutOfSpace
+from phosd.engine.faults import Point, point
+from phosd.engine.image.files import space_errors
+from phosd.engine.image.manifest import CHUNK, ChunkRef
+from phosd.engine.image.packs import HEADER, RECORD, header_fields, record_size
+from phosd.engine.mover.gpu import Gpu
+from phosd.engine.mover.ring import Ring, Slot
+from phosd.engine.mover.transfer import (
+    Crew,
+    Report,
+    close_all,
+    copy_rows,
+    reopen_direct,
+    runs,
+    streams,
+)
+from phosd.engine.mover.wire import Save, Stored
+
+_WRITERS = max(4, min(16, os.cpu_count() or 1))
+_ENTRY = struct.Struct("<QQ")
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A chunk to copy. ``place`` is its record's offset in the slot."""
+
+    key: int
+    index: int
+    address: int
+    length: int
+    digest: bytes
+    place: int
+
+
+@dataclass
+class _Batch:
+    """Chunks whose records follow one another in a pack: one write."""
+
+    pack: int
+    offset: int
+    items: list[_Item] = field(default_factory=list)
+    size: int = 0
+
+
+class _Planner:
+    """Gives every chunk its place: an earlier equal chunk's, or the next record of a pack."""
+
+    def __init__(self, request: Save, gpu: Gpu, records: int) -> None:
+        self._request = request
+        self._gpu = gpu
+        self._records = records
+        self._seen = {bytes.fromhex(ref.digest): ref for ref in request.known}
+        self.stored: list[tuple[int, list[ChunkRef]]] = []
+        """Filled as :meth:`batches` goes along."""
+
+    def batches(self) -> Iterator[_Batch]:
+        """The batches to copy, in the order of the packs."""
+        packs = iter(enumerate(self._request.packs))
+        pack, (number, capacity) = next(packs, (-1, (-1, 0)))
+        batch = _Batch(pack, 0)
+        for key, digests in self._request.blocks:
+            chunks = self._gpu.block(key).chunks
+            if len(digests) != SIZE * len(chunks):
+                raise Internal(f"block {key} has {len(chunks)} chunks, not {len(digests) // SIZE}")
+            refs: list[ChunkRef] = []
+            self.stored.append((key, refs))
+            for index, (address, length) in enumerate(chunks):
+                digest = digests[SIZE * index : SIZE * (index + 1)]
+                if (ref := self._seen.get(digest)) is None:
+                    needed = record_size(length)
+                    end = batch.offset + batch.size
+                    if end + needed > capacity:
+                        yield from [batch] if batch.items else []
+                        pack, (number, capacity) = next(packs, (-1, (-1, 0)))
+                        if needed > capacity:
+                            raise OutOfSpace(
+                                "the packs of the image are full", hint="give the mover more packs"
+                            )
+                        batch = _Batch(pack, 0)
+                    elif len(batch.items) == self._records:
+                        yield batch
+                        batch = _Batch(pack, end)
+                    ref = ChunkRef(digest.hex(), number, batch.offset + batch.size, length)
+                    batch.items.append(_Item(key, index, address, length, digest, batch.size))
+                    batch.size += needed
+                    self._seen[digest] = ref
+                refs.append(ref)
+        if batch.items:
+            yield batch
+
+
+def save(
+    gpu: Gpu,
+    ring: Ring,
+    request: Save,
+    descriptors: Sequence[int],
+    cancelled: Callable[[], bool],
+    report: Report,
+) -> Stored:
+    """Copy blocks into packs, of which ``descriptors`` are open for writing.
+
+    A chunk whose digest the image already has is not copied. Raises :class:`OutOfSpace` when the
+    disk is full, :class:`Cancelled`.
+    """
+    planner = _Planner(request, gpu, ring.records)
+    direct = [reopen_direct(fd, os.O_WRONLY) for fd in descriptors]
+    changed: list[tuple[int, int]] = []
+
+    def finish(work: tuple[_Batch, Slot]) -> None:
+        batch, slot = work
+        try:
+            call("cuEventSynchronize", slot.event, about="a copy out of device memory")
+            crew.check()
+            changed.extend(_label(request, batch, slot))
+            with space_errors(f"pack {request.packs[batch.pack][0]}"):
+                fd = direct[batch.pack] if direct[batch.pack] >= 0 else descriptors[batch.pack]
+                _write(fd, slot.view[: batch.size], batch.offset)
+            report(sum(item.length for item in batch.items))
+        finally:
+            ring.give(slot)
+
+    try:
+        with streams(2) as pair, Crew(gpu, _WRITERS, cancelled) as crew:
+            for batch, stream in zip(planner.batches(), cycle(pair), strict=False):
+                slot = ring.take()
+                try:
+                    crew.check()
+                    point(Point.MOVER_COPY_OUT)
+                    _enqueue(gpu, batch, slot, stream)
+                except BaseException:
+                    call("cuStreamSynchronize", stream)
+                    ring.give(slot)
+                    raise
+                crew.submit(finish, (batch, slot))
+    finally:
+        close_all(direct)
+    return Stored(planner.stored, sorted(changed))
+
+
+def _enqueue(gpu: Gpu, batch: _Batch, slot: Slot, stream: object) -> None:
+    """Device memory -> staging -> hash -> pinned slot, in the order of one stream."""
+    places = ((item.address, HEADER + item.place, item.length) for item in batch.items)
+    for address, offset, length, rows in runs(places):
+        target = ("device", slot.staging + offset, RECORD)
+        copy_rows(target, ("device", address, CHUNK), length, rows, stream)
+    for i, item in enumerate(batch.items):
+        _ENTRY.pack_into(
+            slot.entries, i * _ENTRY.size, slot.staging + HEADER + item.place, item.length
+        )
+    gpu.launch_digest(stream, slot.table, len(batch.items), slot.results)
+    call("cuMemcpyDtoHAsync", slot.host, slot.staging, batch.size, stream)
+    call("cuEventRecord", slot.event, stream)
+
+
+def _label(request: Save, batch: _Batch, slot: Slot) -> list[tuple[int, int]]:
+    """Write the records' headers; returns the chunks that no longer are what the stop hashed."""
+    changed = []
+    for i, item in enumerate(batch.items):
+        actual = bytes(slot.digests[SIZE * i : SIZE * (i + 1)])
+        if actual != item.digest:
+            changed.append((item.key, item.index))
+        fields = header_fields(request.image, request.owner, actual, item.length)
+        slot.view[item.place : item.place + HEADER] = fields.ljust(HEADER, b"\0")
+    return changed
+
+
+def _write(fd: int, view: memoryview, offset: int) -> None:
+    short = point(Point.MOVER_WRITE)
+    done = 0
+    while done < len(view):
+        part = view[done : done + HEADER] if short else view[done:]
+        short = False
+        done += os.pwrite(fd, part, offset + done)

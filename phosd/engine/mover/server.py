@@ -1,0 +1,142 @@
+"""The data mover's process: one GPU, one request at a time."""
+
+import argparse
+import logging
+import os
+import queue
+import resource
+import socket
+import sys
+import threading
+
+from phosd.engine.digest import DigestKey
+from phosd.engine.errors import Internal, PhosError
+from phosd.engine.faults import Point, point
+from phosd.engine.mover import wire
+from phosd.engine.mover.gpu import Gpu
+from phosd.engine.mover.loading import load
+from phosd.engine.mover.ring import Ring
+from phosd.engine.mover.saving import save
+from phosd.engine.mover.transfer import close_all
+
+_log = logging.getLogger(__name__)
+
+
+class Server:
+    """Carries out requests until the engine closes the connection."""
+
+    def __init__(self, connection: wire.Connection, gpu: Gpu, ring: Ring) -> None:
+        self._connection = connection
+        self._gpu = gpu
+        self._ring = ring
+        self._requests: queue.SimpleQueue[tuple[int, wire.Message, list[int]] | None]
+        self._requests = queue.SimpleQueue()
+        self._sequence = 0
+        self._cancelled = -1
+        self._gone = False
+        self._sending = threading.Lock()
+
+    def run(self) -> None:
+        """Serve until the connection ends."""
+        threading.Thread(target=self._receive, name="receive", daemon=True).start()
+        self._send(wire.Done())
+        while (received := self._requests.get()) is not None:
+            self._sequence, request, descriptors = received
+            answer = self._answer(request, descriptors)
+            self._send(*answer)
+
+    def _receive(self) -> None:
+        try:
+            while (received := self._connection.receive(None)) is not None:
+                sequence, message, _ = received
+                if isinstance(message, wire.Cancel):
+                    self._cancelled = sequence
+                else:
+                    self._requests.put(received)
+        except wire.PeerGone:
+            _log.info("the engine is gone")
+        finally:
+            self._gone = True
+            self._requests.put(None)
+
+    def _answer(
+        self, request: wire.Message, descriptors: list[int]
+    ) -> tuple[wire.Message, list[int]]:
+        """Carry out a request. Its descriptors are closed unless a block keeps them."""
+        kept = False
+        try:
+            answer = self._carry_out(request, descriptors)
+            kept = isinstance(request, wire.Adopt)
+        except PhosError as error:
+            return wire.Failed(error.code, error.what, error.hint), []
+        except Exception as error:
+            _log.exception("%s failed", type(request).__name__)
+            return wire.Failed("Internal", f"the data mover failed: {error!r}", "see its log"), []
+        finally:
+            if not kept:
+                close_all(descriptors)
+        return answer
+
+    def _carry_out(
+        self, request: wire.Message, descriptors: list[int]
+    ) -> tuple[wire.Message, list[int]]:
+        gpu = self._gpu
+        match request:
+            case wire.Adopt():
+                point(Point.MOVER_ADOPT)
+                gpu.adopt(request.blocks, descriptors)
+            case wire.Create():
+                return wire.Done(), gpu.create(request.blocks)
+            case wire.Drop():
+                gpu.drop(request.keys)
+            case wire.Digest():
+                point(Point.MOVER_DIGEST)
+                blobs = gpu.digest(request.keys)
+                return wire.Digests(list(zip(request.keys, blobs, strict=True))), []
+            case wire.Save():
+                stored = save(gpu, self._ring, request, descriptors, self._given_up, self._report)
+                return stored, []
+            case wire.Load():
+                load(gpu, self._ring, request, descriptors, self._given_up, self._report)
+            case wire.FreeMemory():
+                return wire.Memory(*gpu.free_memory()), []
+            case wire.Reserve():
+                gpu.reserve(request.byte_count)
+            case _:
+                raise Internal(f"the data mover does not know {type(request).__name__}")
+        return wire.Done(), []
+
+    def _given_up(self) -> bool:
+        return self._gone or self._cancelled == self._sequence
+
+    def _report(self, byte_count: int) -> None:
+        self._send(wire.Moved(byte_count))
+
+    def _send(self, message: wire.Message, descriptors: "list[int] | None" = None) -> None:
+        with self._sending:
+            try:
+                self._connection.send(self._sequence, message, descriptors)
+            except wire.PeerGone:
+                self._gone = True
+
+
+def main(arguments: "list[str] | None" = None) -> int:
+    """Entry point of ``python -m phosd.engine.mover``."""
+    parser = argparse.ArgumentParser(prog="phosd.engine.mover", description=__doc__)
+    parser.add_argument("--gpu", type=int, required=True, help="ordinal of the GPU")
+    parser.add_argument("--ring", type=int, required=True, help="pinned memory in bytes")
+    parser.add_argument("--connection", type=int, required=True, help="descriptor of the socket")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format=f"mover {options.gpu}: %(message)s")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # it keeps one for each block
+    connection = wire.Connection(socket.socket(fileno=options.connection))
+    try:
+        key = DigestKey.from_packed(os.fdopen(sys.stdin.fileno(), "rb", closefd=False).read())
+        gpu = Gpu(options.gpu, key)
+        ring = Ring(options.ring)
+    except PhosError as error:
+        connection.send(0, wire.Failed(error.code, error.what, error.hint))
+        return 1
+    Server(connection, gpu, ring).run()
+    return 0
