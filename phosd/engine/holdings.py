@@ -6,17 +6,24 @@ Holding a block keeps its memory alive while the process has let go of it. That 
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from phosd.engine.errors import Internal, Unsupported
+from phosd.engine.errors import Internal, MisSpeculation, Unsupported
 from phosd.engine.hooklink import Block, BlockFlag, HookLink
+from phosd.engine.image.manifest import ChunkRef
+from phosd.engine.image.writer import ImageWriter
 from phosd.engine.mover import Mover
+from phosd.engine.progress import Progress
 
 _KCMP, _KCMP_FILE = 312, 0  # x86-64
 _SHARED = BlockFlag.EXPORTED | BlockFlag.IMPORTED
+
+_keys = itertools.count()  # a mover serves several jobs, so keys are never used twice
 
 
 class Movers(Protocol):
@@ -51,13 +58,13 @@ class Holdings:
         self._movers = movers
         self._gpus_of = gpus_of
         self._held: dict[tuple[int, int], Held] = {}
-        self._next_key = 0
+        self._used: dict[int, Mover] = {}
 
     def take(self, links: Sequence[HookLink]) -> None:
         """Export what is not held yet, and let go of what a process has freed meanwhile.
 
-        With a closed gate this is exact. Blocks without a descriptor are left out: see
-        :meth:`missing`.
+        With a closed gate this is exact. Blocks without a descriptor are left out: ``rehome``
+        gives them one.
         """
         for link in links:
             blocks = link.list_blocks()
@@ -71,10 +78,6 @@ class Holdings:
             if wanted:
                 self._adopt(self._export(link, wanted[0] - 1))
 
-    def missing(self, link: HookLink) -> bool:
-        """Whether the process has blocks that only it can still reach (``rehome`` mends that)."""
-        return any((link.pid, block.id) not in self._held for block in link.list_blocks())
-
     def of(self, pid: int) -> list[Held]:
         """The blocks of one process, in order of id."""
         return [h for (owner, _), h in sorted(self._held.items()) if owner == pid]
@@ -83,19 +86,39 @@ class Holdings:
         """Every block, in order of process and id."""
         return [held for _, held in sorted(self._held.items())]
 
-    def distinct(self) -> dict[int, list[Held]]:
-        """One holder of each piece of memory, by GPU."""
+    def distinct(self) -> list[Held]:
+        """One holder of each piece of memory, in order of process and id."""
         first: dict[int, Held] = {}
         for held in self.all():
             first.setdefault(held.key, held)
-        by_gpu: dict[int, list[Held]] = {}
-        for held in first.values():
-            by_gpu.setdefault(held.gpu, []).append(held)
-        return by_gpu
+        return list(first.values())
 
-    def first_holder(self, held: Held) -> Held:
-        """The block that stands for the memory which ``held`` shares, perhaps itself."""
-        return next(h for h in self.all() if h.key == held.key)
+    def digest(self) -> dict[int, list[bytes]]:
+        """The digest of every chunk, by key; all GPUs at once. The gates must be closed."""
+        by_gpu = self._keys_by_gpu(self.distinct())
+        if not by_gpu:
+            return {}
+        with ThreadPoolExecutor(len(by_gpu)) as pool:
+            answers = pool.map(lambda item: self._used[item[0]].digest(item[1]), by_gpu.items())
+            return {key: digests for answer in answers for key, digests in answer.items()}
+
+    def save(
+        self, digests: dict[int, list[bytes]], writer: ImageWriter, progress: Progress
+    ) -> dict[int, tuple[ChunkRef, ...]]:
+        """Copy every block into the image; where its chunks are, by key.
+
+        Raises :class:`MisSpeculation` when saved bytes are not those that were hashed.
+        """
+        chunks: dict[int, tuple[ChunkRef, ...]] = {}
+        for gpu, keys in self._keys_by_gpu(self.distinct()).items():
+            saved = self._used[gpu].save({key: digests[key] for key in keys}, writer, progress)
+            if saved.changed:
+                raise MisSpeculation(
+                    f"{len(saved.changed)} chunks on GPU {gpu} changed while the gate was closed",
+                    hint="something outside the program writes its memory (a peer, a NIC)",
+                )
+            chunks |= saved.chunks
+        return chunks
 
     def close(self) -> None:
         """Let go of everything."""
@@ -126,11 +149,10 @@ class Holdings:
                 f"process {pid} has memory on device {block.device}, but sees {len(gpus)}",
                 hint="was CUDA_VISIBLE_DEVICES changed inside the program? use mode=driver",
             )
-        key = self._next_key
+        key = new_key()
         if block.flags & _SHARED:
             same = (h for h in self._held.values() if h.block.flags & _SHARED)
             key = next((h.key for h in same if same_file(h.descriptor, descriptor)), key)
-        self._next_key += key == self._next_key
         held = Held(pid, block, gpus[block.device], descriptor, key)
         self._held[pid, block.id] = held
         return held
@@ -142,20 +164,30 @@ class Holdings:
             if held.key not in known:
                 by_gpu.setdefault(held.gpu, {}).setdefault(held.key, held)
         for gpu, blocks in by_gpu.items():
-            self._movers.mover(gpu).adopt(
-                [(h.key, h.block.size, h.descriptor) for h in blocks.values()]
-            )
+            mover = self._used.setdefault(gpu, self._movers.mover(gpu))
+            mover.adopt([(h.key, h.block.size, h.descriptor) for h in blocks.values()])
 
     def _let_go(self, which: Iterable[tuple[int, int]]) -> None:
         gone = [self._held.pop(k) for k in which]
         still = {h.key for h in self._held.values()}
-        by_gpu: dict[int, set[int]] = {}
         for held in gone:
             os.close(held.descriptor)
-            if held.key not in still:
-                by_gpu.setdefault(held.gpu, set()).add(held.key)
-        for gpu, keys in by_gpu.items():
-            self._movers.mover(gpu).drop(sorted(keys))
+        orphans = {h.key: h for h in gone if h.key not in still}
+        for gpu, keys in self._keys_by_gpu(orphans.values()).items():
+            if self._used[gpu].alive:  # a dead mover holds nothing
+                self._used[gpu].drop(keys)
+
+    @staticmethod
+    def _keys_by_gpu(blocks: Iterable[Held]) -> dict[int, list[int]]:
+        keys: dict[int, list[int]] = {}
+        for held in blocks:
+            keys.setdefault(held.gpu, []).append(held.key)
+        return keys
+
+
+def new_key() -> int:
+    """A number for a block that no mover has seen yet."""
+    return next(_keys)
 
 
 def same_file(first: int, second: int) -> bool:

@@ -226,6 +226,10 @@ class HookLink:
         """The same with a descriptor each (the caller's to close), None where there is none."""
         return self._blocks(Type.EXPORT_BLOCKS, after)
 
+    def has_imports(self) -> bool:
+        """Whether blocks came back by an unpark and nobody else can reach them (see rehome)."""
+        return any(not b.flags & BlockFlag.HAS_DESCRIPTOR for b in self.list_blocks())
+
     def close_gate(self, deadline: float, *, peers_busy: bool) -> GateState:
         """Begin to close the gate, or ask how far it is. ``deadline`` in seconds."""
         body, _ = self._request(

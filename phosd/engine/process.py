@@ -1,15 +1,13 @@
 """GPU processes of this node: finding them, and what can be done with each."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from phosd.engine import cuda, driver
+from phosd.engine import cuda, driver, procfs
 from phosd.engine.errors import Internal, NoSuchProcess, PhosError
-from phosd.engine.hooklink import HookLink, HookState
-
-_PROC = Path("/proc")
+from phosd.engine.hooklink import Block, HookLink, HookState
 
 
 @dataclass(frozen=True)
@@ -32,35 +30,10 @@ class GpuProcess:
     state: str
 
 
-def start_time(pid: int) -> int:
-    """Field 22 of ``/proc/<pid>/stat``: with the pid it identifies a process."""
-    return int(_stat_fields(pid)[19])
-
-
-def is_zombie(pid: int) -> bool:
-    """Whether the process has ended and waits for its parent."""
-    return _stat_fields(pid)[0] == "Z"
-
-
-def _stat_fields(pid: int) -> list[str]:
-    """``/proc/<pid>/stat`` from the state on; the name before it may hold any character."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text()
-    except (FileNotFoundError, ProcessLookupError) as error:
-        raise NoSuchProcess(f"there is no process {pid}", hint="see `phos ps`") from error
-    return text[text.rindex(")") + 2 :].split()
-
-
-def command_of(pid: int) -> tuple[str, ...]:
-    """The command line; empty for a zombie."""
-    raw = (_PROC / str(pid) / "cmdline").read_bytes()
-    return tuple(part.decode(errors="replace") for part in raw.split(b"\0")[:-1])
-
-
 def uses_cuda(pid: int) -> bool:
     """Whether the process has a CUDA driver library mapped (false for a process that is gone)."""
     try:
-        with (_PROC / str(pid) / "maps").open() as maps:
+        with (procfs.PROC / str(pid) / "maps").open() as maps:
             return any("/libcuda.so" in line for line in maps)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
@@ -102,37 +75,41 @@ def gpu_uuids() -> list[str]:
 
 def _environment(pid: int) -> dict[str, str]:
     try:
-        raw = (_PROC / str(pid) / "environ").read_bytes()
+        raw = (procfs.PROC / str(pid) / "environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError) as error:
         raise NoSuchProcess(f"there is no process {pid}", hint="see `phos ps`") from error
     pairs = (p.decode(errors="replace").partition("=") for p in raw.split(b"\0") if p)
     return {name: value for name, _, value in pairs}
 
 
-def list_processes(runtime_dir: Path) -> list[GpuProcess]:
-    """Every GPU process of the node that this process may look at, in order of pid."""
-    return list(_scan(runtime_dir))
+def list_processes(
+    runtime_dir: Path, busy: Collection[int] = (), without: Collection[int] = ()
+) -> list[GpuProcess]:
+    """Every GPU process of the node that this process may look at, in order of pid.
 
-
-def _scan(runtime_dir: Path) -> Iterator[GpuProcess]:
-    pids = sorted(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
-    for pid in pids:
-        if pid == os.getpid() or not uses_cuda(pid):
+    A job works on those in ``busy``: their hooks are not asked. Those in ``without`` are left out.
+    """
+    found = []
+    for pid in sorted(procfs.pids()):
+        if pid == os.getpid() or pid in without or not uses_cuda(pid):
             continue
         try:
-            described = describe(pid, runtime_dir)
+            described = describe(pid, runtime_dir, ask_hook=pid not in busy)
         except (NoSuchProcess, FileNotFoundError, ProcessLookupError):
             continue  # ended while we looked
         if described is not None:
-            yield described
+            found.append(described)
+    return found
 
 
-def describe(pid: int, runtime_dir: Path) -> GpuProcess | None:
+def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProcess | None:
     """What can be done with process ``pid``; None when it is not a GPU process."""
-    started = start_time(pid)
+    stat = procfs.stat(pid)
     state = driver.state(pid)
-    if state is None:
+    if stat is None or state is None:
         return None
+    if not ask_hook:
+        return _described(pid, stat.start_time, "hooked", "a job works on it", state.name, [])
     hook_state, reason, gate, blocks = "driver", "", HookState.RUNNING, []
     if state is driver.State.RUNNING:
         try:
@@ -147,16 +124,22 @@ def describe(pid: int, runtime_dir: Path) -> GpuProcess | None:
             reason = str(error)
         except PhosError as error:
             hook_state, reason = "unsupported", str(error)
+    shown = state.name if gate is HookState.RUNNING else gate.name
+    return _described(pid, stat.start_time, hook_state, reason, shown, blocks)
+
+
+def _described(
+    pid: int, started: int, hook_state: str, reason: str, state: str, blocks: Sequence[Block]
+) -> GpuProcess:
     gpus = visible_gpus(pid)
-    used = {gpus[b.device] for b in blocks if 0 <= b.device < len(gpus)}
     return GpuProcess(
         pid=pid,
         start_time=started,
-        uid=(_PROC / str(pid)).stat().st_uid,
-        command=command_of(pid),
-        gpus=tuple(sorted(used)),
+        uid=(procfs.PROC / str(pid)).stat().st_uid,
+        command=procfs.command_line(pid),
+        gpus=tuple(sorted({gpus[b.device] for b in blocks if 0 <= b.device < len(gpus)})),
         device_bytes=sum(b.size for b in blocks),
         hook_state=hook_state,
         reason=reason,
-        state=(gate if gate is not HookState.RUNNING else state).name.lower(),
+        state=state.lower(),
     )

@@ -1,0 +1,209 @@
+"""Checkpoint: save a process tree, GPU and CPU, and let it go on. protocols.md in code.
+
+A phase marked ``stopped`` is time in which the program stands still. Whatever fails, the program
+runs afterwards: every step that stops something is a context whose end undoes it.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from phosd.engine import driver
+from phosd.engine.cpuparts import CpuParts
+from phosd.engine.criu import DumpOptions
+from phosd.engine.errors import InvalidOption, NoSuchProcess, PhosError, Unsupported
+from phosd.engine.gate import DEADLINE, closed_gates
+from phosd.engine.holdings import Held, Holdings, detached, parked
+from phosd.engine.host import describe_gpus, this_host
+from phosd.engine.image.manifest import Block, ChunkRef, Manifest, Process
+from phosd.engine.image.writer import ImageWriter
+from phosd.engine.node import Node
+from phosd.engine.progress import Progress
+from phosd.engine.space import check_space
+from phosd.engine.unit import Unit, gather
+
+MODES = ("auto", "stop", "driver")
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """How to checkpoint. ``deadline`` is how many seconds the program may take to come to rest.
+
+    ``tcp`` says what becomes of connected TCP sockets: ``refuse`` to dump a process that has one,
+    or ``close`` them in the restored process.
+    """
+
+    mode: str = "auto"
+    tcp: str = "refuse"
+    deadline: float = DEADLINE
+
+
+def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progress) -> Manifest:
+    """Save the tree of ``pid`` (and of processes that share device memory with it) as an image."""
+    if options.mode not in MODES:
+        raise InvalidOption(
+            f"there is no checkpoint mode {options.mode!r}", hint=f"use one of {', '.join(MODES)}"
+        )
+    progress.phase("prepare")
+    with ExitStack() as job:
+        job.enter_context(node.claim([pid]))
+        unit = job.enter_context(gather(pid, node.config.runtime_dir))
+        job.enter_context(node.claim(set(unit.pids) - {pid}))
+        mode = _choose_mode(unit, options.mode, progress)
+        needs = check_space(node, unit, mode)
+        writer = job.enter_context(node.store.begin(unit.trees[0].root.uid))
+        staging = job.enter_context(node.staging(needs.cpu))
+        cpu = CpuParts(node.criu, writer, staging, DumpOptions(tcp=options.tcp))
+        cpu.check(unit.trees)
+        job.enter_context(_death_explained(unit))
+        if mode == "stop":
+            blocks = _stop(node, unit, cpu, writer, options, progress)
+        else:
+            blocks = ()
+            _driver(unit, cpu, options, progress)
+        progress.phase("persist")
+        trees = cpu.persist()
+        progress.phase("publish")
+        manifest = Manifest(
+            id=writer.id,
+            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            mode=mode,
+            owner=unit.trees[0].root.uid,
+            host=this_host(node.criu),
+            gpus=describe_gpus({gpu for member in unit.members for gpu in member.gpus}),
+            trees=trees,
+            processes=_processes(unit, cpu, parked=mode == "stop"),
+            blocks=blocks,
+            stop_seconds=progress.stop_seconds,
+        )
+        writer.publish(manifest)
+        progress.finish()
+        return manifest
+
+
+def _choose_mode(unit: Unit, wanted: str, progress: Progress) -> str:
+    why_not = unit.why_not_parked()
+    if wanted == "stop" and why_not:
+        raise Unsupported(f"mode stop is not possible: {why_not}", hint="use mode=driver")
+    if wanted == "auto":
+        mode = "driver" if why_not else "stop"
+        progress.note(f"mode {mode}: {why_not or 'the hook can park the device memory'}")
+        return mode
+    return wanted
+
+
+def _stop(
+    node: Node,
+    unit: Unit,
+    cpu: CpuParts,
+    writer: ImageWriter,
+    options: CheckpointOptions,
+    progress: Progress,
+) -> tuple[Block, ...]:
+    """Mode ``stop``: the data are copied while the gate is closed, then parked."""
+    with closing(Holdings(node, {m.pid: m.gpus for m in unit.members})) as holdings:
+        holdings.take(unit.links)
+        progress.check()
+        progress.phase("quiesce", stopped=True)
+        with closed_gates(unit.links, progress, options.deadline):
+            for link in unit.links:
+                if link.has_imports():
+                    link.rehome()  # nobody holds descriptors of what was unparked earlier
+            holdings.take(unit.links)
+            progress.phase("digest", stopped=True)
+            digests = holdings.digest()
+            total = sum(held.block.size for held in holdings.distinct())
+            progress.phase("drain", stopped=True, bytes_total=total)
+            chunks = holdings.save(digests, writer, progress)
+            progress.phase("park", stopped=True)
+            with parked(unit.links, holdings):
+                _save_processes(unit, cpu, progress)
+        progress.finish()
+        return _blocks(cpu, holdings, chunks)
+
+
+def _driver(unit: Unit, cpu: CpuParts, options: CheckpointOptions, progress: Progress) -> None:
+    """Mode ``driver``: the driver and CRIU save everything, memory included."""
+    parked_before = [link for link in unit.links if link.has_imports()]
+    if parked_before:  # the driver does not bring imported memory back (hazard 7)
+        progress.phase("quiesce", stopped=True)
+        with closed_gates(parked_before, progress, options.deadline):
+            for link in parked_before:
+                link.rehome()
+    progress.phase("detach")
+    with detached(unit.links):
+        _save_processes(unit, cpu, progress)
+    progress.finish()
+
+
+def _save_processes(unit: Unit, cpu: CpuParts, progress: Progress) -> None:
+    """The driver's part and CRIU's, and back again."""
+    progress.phase("control", stopped=True)
+    with driver.checkpointed(unit.gpu_pids):
+        progress.phase("cpu", stopped=True)
+        cpu.dump(unit.trees, progress)
+        progress.phase("unpark", stopped=True)
+
+
+def _blocks(
+    cpu: CpuParts, holdings: Holdings, chunks: dict[int, tuple[ChunkRef, ...]]
+) -> tuple[Block, ...]:
+    """The manifest's blocks. Memory that several blocks share is stored with the first."""
+    index = {p.pid: i for i, p in enumerate(p for tree in cpu.trees for p in tree)}
+    first: dict[int, Held] = {}
+    blocks = []
+    for held in holdings.all():
+        owner = first.setdefault(held.key, held)
+        alone = owner is held
+        blocks.append(
+            Block(
+                process=index[held.pid],
+                id=held.block.id,
+                va=held.block.va,
+                size=held.block.size,
+                gpu=held.gpu,
+                chunks=chunks[held.key] if alone else (),
+                alias=None if alone else (index[owner.pid], owner.block.id),
+            )
+        )
+    return tuple(blocks)
+
+
+def _processes(unit: Unit, cpu: CpuParts, *, parked: bool) -> tuple[Process, ...]:
+    members = {member.pid: member for member in unit.members}
+    return tuple(
+        Process(
+            pid=process.pid,
+            tree=number,
+            start_time=process.start_time,
+            executable=process.executable,
+            command=process.command,
+            uid=process.uid,
+            gid=process.gid,
+            groups=process.groups,
+            threads=process.threads,
+            gpu=process.pid in members,
+            hooked=process.pid in members and members[process.pid].link is not None,
+            parked=process.pid in members and parked,
+            affinity=process.affinity,
+            cgroup=process.cgroup,
+        )
+        for number, tree in enumerate(cpu.trees)
+        for process in tree
+    )
+
+
+@contextmanager
+def _death_explained(unit: Unit) -> Iterator[None]:
+    """A failure whose cause is that the program ended says so."""
+    try:
+        yield
+    except PhosError as error:
+        ended = [p.pid for tree in unit.trees for p in (tree.root,) if not p.alive]
+        if not ended:
+            raise
+        raise NoSuchProcess(
+            f"process {ended[0]} ended during its checkpoint ({error.what})",
+            hint="nothing was saved; see the program's output for why it ended",
+        ) from error

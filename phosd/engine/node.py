@@ -1,0 +1,140 @@
+"""This node: its folders, its image store, its data movers, and which processes have a job."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from phosd.engine import process
+from phosd.engine.criu import Criu
+from phosd.engine.errors import Busy, Internal
+from phosd.engine.image.store import Store
+from phosd.engine.mover import Mover
+from phosd.engine.process import GpuProcess
+
+_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """Where things are, and how much may be used. Sizes in bytes, None for the engine's choice."""
+
+    state_dir: Path = Path("/var/lib/phos")
+    runtime_dir: Path = Path("/run/phos")
+    staging_limit: int | None = None
+    ring_bytes: int | None = None
+    criu: Path | None = None
+
+
+class Node:
+    """The engine's resources on this node. Safe to use from several threads."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.config = config
+        self.store = Store(config.state_dir)
+        hooks = config.runtime_dir / "hook"
+        hooks.mkdir(parents=True, exist_ok=True)
+        hooks.chmod(0o1777)  # every user's programs put their sockets there
+        self._movers: dict[int, Mover] = {}
+        self._claimed: set[int] = set()
+        self._lock = threading.Lock()
+        self._criu: Criu | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the data movers."""
+        with self._lock:
+            for mover in self._movers.values():
+                mover.close()
+            self._movers.clear()
+
+    @property
+    def criu(self) -> Criu:
+        """A CRIU that works here. Raises when there is none."""
+        with self._lock:
+            if self._criu is None:
+                self._criu = Criu.find(self.config.criu)
+            return self._criu
+
+    def mover(self, gpu: int) -> Mover:
+        """The data mover of a GPU, started at its first use and again when it has died."""
+        with self._lock:
+            mover = self._movers.get(gpu)
+            if mover is None or not mover.alive:
+                if mover is not None:
+                    mover.close()
+                mover = self._movers[gpu] = Mover.start(gpu, self.config.ring_bytes, self.store.key)
+            return mover
+
+    def processes(self) -> list[GpuProcess]:
+        """The GPU processes of the node; those that a job works on are not disturbed."""
+        with self._lock:
+            claimed = frozenset(self._claimed)
+            movers = {mover.pid for mover in self._movers.values()}
+        return process.list_processes(self.config.runtime_dir, busy=claimed, without=movers)
+
+    @contextlib.contextmanager
+    def claim(self, pids: Iterable[int]) -> Iterator[None]:
+        """No other job of this node works on these processes inside. Raises :class:`Busy`."""
+        wanted = set(pids)
+        with self._lock:
+            if taken := wanted & self._claimed:
+                raise Busy(
+                    f"another job works on process {min(taken)}",
+                    hint="wait for it (`phos jobs`), or cancel it",
+                )
+            self._claimed |= wanted
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._claimed -= wanted
+
+    @contextlib.contextmanager
+    def staging(self, byte_count: int) -> Iterator[Path | None]:
+        """A folder in memory for about ``byte_count`` bytes of CRIU's files, gone afterwards.
+
+        None when that is more than may be kept in memory: then they go to the disk at once.
+        """
+        if byte_count > self._staging_bytes():
+            yield None
+            return
+        folder = Path(tempfile.mkdtemp(prefix="phosd-", dir=_MEMORY))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+
+    def _staging_bytes(self) -> int:
+        """What may be in memory: the configured limit, and what is really free there."""
+        try:
+            status = os.statvfs(_MEMORY)
+        except FileNotFoundError:
+            return 0
+        free = min(status.f_bavail * status.f_frsize, available_memory() // 2)
+        limit = self.config.staging_limit
+        return free if limit is None else min(limit, free)
+
+
+def available_memory() -> int:
+    """Host memory that can be had without swapping, in bytes."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise Internal("/proc/meminfo has no MemAvailable", hint="phosd needs Linux 3.14 or newer")

@@ -1,0 +1,161 @@
+"""Restore: bring an image back to life, eagerly. protocols.md in code.
+
+Nothing of the node is touched before every check has passed and every byte of device memory has
+been loaded and hashed on its GPU. The program may run only when its state has been verified.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from phosd.engine import criu, driver
+from phosd.engine.criu import RestoreOptions as CpuOptions
+from phosd.engine.errors import Internal
+from phosd.engine.holdings import new_key
+from phosd.engine.hooklink import HookLink, HookState
+from phosd.engine.host import require_same_machine
+from phosd.engine.image.manifest import Block, Manifest
+from phosd.engine.image.store import Image
+from phosd.engine.node import Node
+from phosd.engine.progress import Progress
+from phosd.engine.space import require_device_memory
+
+
+@dataclass(frozen=True)
+class RestoreOptions:
+    """How to restore.
+
+    ``files``: what becomes of files that the program only wrote and that grew since: ``keep``
+    (refuse unless they are appended to) or ``cut`` them to their old length, the rest beside.
+    ``output``: an append-only file for what the program prints, when its standard output was a
+    pipe or a terminal.
+    """
+
+    files: str = "keep"
+    output: Path | None = None
+
+
+@dataclass(frozen=True)
+class RestoreResult:
+    """The restored processes: the root that was asked for, and all of them. Seconds in all."""
+
+    pid: int
+    pids: tuple[int, ...]
+    seconds: float
+
+
+Memory = dict[int, list[tuple[int, int]]]
+"""By pid: the id of each parked block and a descriptor of memory that holds its bytes."""
+
+
+def restore(
+    node: Node, image_id: str, options: RestoreOptions, progress: Progress
+) -> RestoreResult:
+    """Restore image ``image_id`` under its old pids, on its GPUs."""
+    started = time.monotonic()
+    progress.phase("admission")
+    with ExitStack() as job:
+        image = job.enter_context(node.store.open(image_id))
+        manifest = image.manifest
+        pids = tuple(p.pid for p in manifest.processes)
+        job.enter_context(node.claim(pids))
+        require_same_machine(manifest, node.criu)
+        cpu_options = CpuOptions(files=options.files, output=options.output)
+        for tree in manifest.trees:
+            criu.admission(tree, node.store.folder(image_id) / tree.folder, cpu_options)
+        require_device_memory(node, _bytes_by_gpu(manifest))
+        progress.check()
+
+        progress.phase("load", bytes_total=manifest.device_bytes)
+        memory = job.enter_context(_loaded(node, image, progress))
+        progress.check()
+
+        progress.phase("cpu")
+        with ExitStack() as undo:
+            for tree in manifest.trees:
+                folder = node.store.folder(image_id) / tree.folder
+                undo.callback(_end, [p.pid for p in manifest.processes])
+                criu.restore_tree(node.criu, tree, folder, cpu_options)
+            progress.phase("control")
+            driver.resume([p.pid for p in manifest.processes if p.gpu])
+            progress.phase("map")
+            links = [undo.enter_context(link) for link in _awake(node, manifest)]
+            for link in links:
+                if blocks := memory.get(link.pid):
+                    link.unpark(blocks)
+            progress.phase("verify")
+            _require_running(manifest, links)
+            undo.pop_all()
+        for link in links:
+            link.open_gate()
+            link.close()
+        progress.finish()
+    return RestoreResult(manifest.trees[0].root, pids, time.monotonic() - started)
+
+
+def _stored(manifest: Manifest) -> list[Block]:
+    return [block for block in manifest.blocks if block.alias is None]
+
+
+def _bytes_by_gpu(manifest: Manifest) -> dict[int, int]:
+    total: Counter[int] = Counter()
+    for block in _stored(manifest):
+        total[block.gpu] += block.size
+    return dict(total)
+
+
+@contextmanager
+def _loaded(node: Node, image: Image, progress: Progress) -> Iterator[Memory]:
+    """Device memory with the image's bytes, loaded and hashed. It lives on in who mapped it."""
+    manifest = image.manifest
+    descriptors: dict[tuple[int, int], int] = {}
+    with ExitStack() as undo:
+        for gpu in sorted({block.gpu for block in manifest.blocks}):
+            mover = node.mover(gpu)
+            blocks = {new_key(): b for b in _stored(manifest) if b.gpu == gpu}
+            made = mover.create([(key, block.size) for key, block in blocks.items()])
+            undo.callback(mover.drop, list(blocks))
+            for block, descriptor in zip(blocks.values(), made, strict=True):
+                undo.callback(os.close, descriptor)
+                descriptors[block.process, block.id] = descriptor
+            mover.load({key: block.chunks for key, block in blocks.items()}, image, progress)
+        memory: Memory = {}
+        for block in manifest.blocks:
+            descriptor = descriptors[block.alias or (block.process, block.id)]
+            pid = manifest.processes[block.process].pid
+            memory.setdefault(pid, []).append((block.id, descriptor))
+        yield memory
+
+
+def _awake(node: Node, manifest: Manifest) -> Iterator[HookLink]:
+    """The hooks of the restored processes: they slept through dump and restore."""
+    for process in manifest.processes:
+        if process.hooked:
+            link = HookLink(process.pid, node.config.runtime_dir)
+            link.reattach()
+            yield link
+
+
+def _require_running(manifest: Manifest, links: Sequence[HookLink]) -> None:
+    """CRIU can succeed and the program be dead a moment later: trust only its state."""
+    for process in manifest.processes:
+        if process.gpu and (state := driver.state(process.pid)) is not driver.State.RUNNING:
+            raise Internal(
+                f"restored process {process.pid} is {state.name.lower() if state else 'gone'},"
+                " not running",
+                hint="see the program's output and the driver's log (dmesg)",
+            )
+    for link in links:
+        if link.hello().state is HookState.PARKED:
+            raise Internal(
+                f"the memory of restored process {link.pid} is not mapped", hint="report this"
+            )
+
+
+def _end(pids: Sequence[int]) -> None:
+    """Kill what a failed restore has brought up. The image is untouched and can be tried again."""
+    criu.end_processes(pids)

@@ -1,0 +1,81 @@
+"""Whether an operation will find the room it needs, asked before anything is touched."""
+
+from dataclasses import dataclass
+
+from phosd.engine import cuda, procfs
+from phosd.engine.errors import OutOfMemory, OutOfSpace
+from phosd.engine.gpus import used_by
+from phosd.engine.node import Node, available_memory
+from phosd.engine.unit import Unit
+
+_CONTEXT = 640 << 20
+"""Bytes of host memory into which the driver saves one context (370-640 MB on an H200)."""
+
+_SPARE = 64 << 20
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Estimates, in bytes: ``host`` memory during the stop, CRIU's files, and the GPU's chunks."""
+
+    host: int
+    cpu: int
+    gpu: int
+
+
+def check_space(node: Node, unit: Unit, mode: str) -> Needs:
+    """Estimate what a checkpoint needs. Raises when disk or host memory does not suffice."""
+    needs = _estimate(unit, mode)
+    free = node.store.free_bytes()
+    if needs.cpu + needs.gpu + _SPARE > free:
+        raise OutOfSpace(
+            f"the image needs about {_gb(needs.cpu + needs.gpu)}, {node.store.state} has"
+            f" {_gb(free)} free",
+            hint="delete images (`phos rm`), or put state_dir on a larger disk",
+        )
+    available = available_memory()
+    if needs.host > available:
+        raise OutOfMemory(
+            f"the driver needs about {_gb(needs.host)} of host memory for the GPU state,"
+            f" {_gb(available)} are available",
+            hint="free host memory; under the hook (`phos run`) far less is needed",
+        )
+    return needs
+
+
+def _estimate(unit: Unit, mode: str) -> Needs:
+    context = 0 if cuda.is_software() else _CONTEXT
+    resident = sum(_private_bytes(p.pid) for tree in unit.trees for p in tree.living)
+    contexts = context * len(unit.members)
+    blocks = sum(b.size for link in unit.links for b in link.list_blocks())
+    if mode == "stop":
+        return Needs(host=contexts, cpu=resident + contexts, gpu=blocks)
+    device = sum(max(used_by(pid), context) for pid in unit.gpu_pids)
+    device = max(device, blocks + contexts)
+    return Needs(host=device, cpu=resident + device, gpu=0)
+
+
+def _private_bytes(pid: int) -> int:
+    """Resident memory that is not of files: what CRIU writes. Zero for a process that is gone."""
+    try:
+        text = (procfs.PROC / str(pid) / "status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    wanted = ("RssAnon:", "RssShmem:")
+    lines = (line.split() for line in text.splitlines() if line.startswith(wanted))
+    return sum(int(fields[1]) * 1024 for fields in lines)
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"
+
+
+def require_device_memory(node: Node, by_gpu: dict[int, int]) -> None:
+    """Raise :class:`OutOfMemory` unless each GPU has room for this many bytes and a context."""
+    for gpu, wanted in by_gpu.items():
+        free, _ = node.mover(gpu).free_memory()
+        if wanted > free:
+            raise OutOfMemory(
+                f"GPU {gpu} has {_gb(free)} free, the image needs {_gb(wanted)}",
+                hint="end or move what uses the GPU (`phos ps`)",
+            )
