@@ -138,8 +138,11 @@ class Connection:
             body = [clean(value) for value in args]
             self._bus.send(Message.new_signal(path, interface, member, signature, body))
 
-    async def subscribe(self, rule: str, handler: Callable[[Signal], None]) -> None:
-        """Have ``handler`` called for the signals that the match rule selects."""
+    async def subscribe(self, handler: Callable[[Signal], None], *rules: str) -> None:
+        """Have ``handler`` called for the signals that the match rules select.
+
+        What another subscription of this connection selects reaches it as well.
+        """
 
         def on_message(message: Message) -> bool:
             if message.message_type is MessageType.SIGNAL:
@@ -148,7 +151,10 @@ class Connection:
             return False
 
         self._bus.add_message_handler(on_message)
-        await self.call("/org/freedesktop/DBus", _DBUS, "AddMatch", "s", rule, destination=_DBUS)
+        for rule in rules:
+            await self.call(
+                "/org/freedesktop/DBus", _DBUS, "AddMatch", "s", rule, destination=_DBUS
+            )
 
     def serve(self, answer: Answer) -> None:
         """Answer every method call, ``org.freedesktop.DBus.Peer`` excepted, by ``answer``."""

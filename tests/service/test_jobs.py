@@ -203,7 +203,7 @@ def test_notifications_come_at_most_twice_a_second(service: Service) -> None:
     async def listen() -> str:
         connection = await Connection.open(service.address)
         await connection.subscribe(
-            "sender='org.phos'", lambda signal: heard.append((time.monotonic(), signal))
+            lambda signal: heard.append((time.monotonic(), signal)), "sender='org.phos'"
         )
         job = await asyncio.to_thread(service.start, "Checkpoint", "ua{sv}", os.getpid(), 0)
         await asyncio.to_thread(wait_for, service, job, "done")

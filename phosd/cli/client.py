@@ -1,0 +1,134 @@
+"""The command line's side of the bus: calls, and jobs watched until they end."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+from phosd.bus import NAME, ROOT, CallError, Connection, Signal
+from phosd.cli.settings import CommandError, Settings
+
+MANAGER = "org.phos.Manager1"
+JOB = "org.phos.Job1"
+_PROPERTIES = "org.freedesktop.DBus.Properties"
+_OBJECTS = "org.freedesktop.DBus.ObjectManager"
+
+Properties = dict[str, Any]
+
+
+def call(settings: Settings, member: str, signature: str = "", *args: Any) -> list[Any]:
+    """One call of Manager1 and its reply. Raises :class:`CallError`."""
+
+    async def run() -> list[Any]:
+        with closing(await Connection.open(settings.bus)) as connection:
+            return await connection.call(ROOT, MANAGER, member, signature, *args)
+
+    return asyncio.run(run())
+
+
+def objects(settings: Settings, interface: str, refresh: str) -> list[Properties]:
+    """The properties of all objects with this interface, after a call that has them renewed."""
+
+    async def run() -> list[Properties]:
+        with closing(await Connection.open(settings.bus)) as connection:
+            await connection.call(ROOT, MANAGER, refresh)
+            (managed,) = await connection.call(ROOT, _OBJECTS, "GetManagedObjects")
+        return [
+            {"Path": path} | interfaces[f"org.phos.{interface}"]
+            for path, interfaces in managed.items()
+            if f"org.phos.{interface}" in interfaces
+        ]
+
+    return asyncio.run(run())
+
+
+def run_job(
+    settings: Settings,
+    tell: Callable[[Properties], None],
+    say: Callable[[str], None],
+    member: str,
+    signature: str,
+    *args: Any,
+) -> Properties:
+    """Start a job and watch it until it ends: its properties then.
+
+    ``tell`` gets the properties at every change. Ctrl-C cancels the job and ``say`` says so; a
+    second Ctrl-C leaves it to itself. Raises :class:`CallError`, or :class:`CommandError` when
+    phosd goes away.
+    """
+    return asyncio.run(_run_job(settings, tell, say, member, signature, *args))
+
+
+async def _run_job(
+    settings: Settings,
+    tell: Callable[[Properties], None],
+    say: Callable[[str], None],
+    member: str,
+    signature: str,
+    *args: Any,
+) -> Properties:
+    with closing(await Connection.open(settings.bus)) as connection:
+        news: asyncio.Queue[Signal] = asyncio.Queue()
+        await connection.subscribe(
+            news.put_nowait,
+            f"sender='{NAME}',path_namespace='{ROOT}'",
+            f"sender='org.freedesktop.DBus',member='NameOwnerChanged',arg0='{NAME}'",
+        )
+        (path,) = await connection.call(ROOT, MANAGER, member, signature, *args)
+        with _cancelled_by_ctrl_c(connection, path, say):
+            job = await _properties(connection, path)
+            tell(job)
+            while job["State"] == "running":
+                await _until_news_of(path, news)
+                job = await _properties(connection, path)
+                tell(job)
+        return job
+
+
+async def _properties(connection: Connection, path: str) -> Properties:
+    (values,) = await connection.call(path, _PROPERTIES, "GetAll", "s", JOB)
+    return dict(values)
+
+
+async def _until_news_of(path: str, news: "asyncio.Queue[Signal]") -> None:
+    while True:
+        signal_ = await news.get()
+        if signal_.member == "NameOwnerChanged" and signal_.args[0] == NAME:
+            raise CommandError(
+                "NoDaemon",
+                f"phosd ended while it worked on {path}; `phos history` tells what became of it",
+            )
+        if signal_.path == path or (signal_.member == "JobRemoved" and signal_.args[0] == path):
+            return
+
+
+class _cancelled_by_ctrl_c:  # noqa: N801 - a context manager, used like a function
+    """Inside, the first Ctrl-C cancels the job, and the second ends this program."""
+
+    def __init__(self, connection: Connection, path: str, say: Callable[[str], None]) -> None:
+        self._connection = connection
+        self._path = path
+        self._say = say
+        self._cancelling: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._on_signal)
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        if self._cancelling is not None:
+            raise KeyboardInterrupt
+        self._say("cancelling; once more to leave the job to itself")
+        self._cancelling = self._loop.create_task(self._cancel())
+
+    async def _cancel(self) -> None:
+        try:
+            await self._connection.call(self._path, JOB, "Cancel", "a{sv}", {})
+        except CallError as error:
+            self._say(error.text)

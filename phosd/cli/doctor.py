@@ -1,0 +1,188 @@
+"""``phos doctor``: what this machine can do, what is missing, and how to mend it."""
+
+import asyncio
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from phosd import __version__
+from phosd.bus import ROOT, CallError, Connection, NoBusError
+from phosd.cli.run import DEFAULT_RUNTIME
+from phosd.cli.settings import Exit, Settings, command, human_bytes, of_bus
+from phosd.engine import cuda, gpus
+from phosd.engine.criu import Criu
+from phosd.engine.errors import PhosError
+from phosd.engine.native import digest_library, hook_library, softgpu_folder
+
+_LEAST_DRIVER = 13_000
+"""CUDA 13.0: the driver API of r580, the first whose checkpoints phosd relies on."""
+_LEAST_SPACE = 10 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. ``level`` is ok, warning or error; ``mend`` what to do."""
+
+    subject: str
+    level: str
+    text: str
+    mend: str = ""
+
+
+def _ok(subject: str, text: str) -> Finding:
+    return Finding(subject, "ok", text)
+
+
+@command()
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    default=Path("/var/lib/phos"),
+    show_default=True,
+    help="Where phosd keeps images.",
+)
+def doctor(settings: Settings, state_dir: Path) -> None:
+    """Look at everything that checkpoints need; works without phosd running.
+
+    Exits with 1 when something is missing without which nothing can be saved.
+
+    \b
+    Examples:
+      phos doctor
+      phos doctor --json | jq 'select(.level != "ok")'
+    """
+    findings = [
+        _system(),
+        *_native(),
+        *_gpu(),
+        _criu(),
+        _hook_folder(),
+        _space(state_dir),
+        _daemon(settings),
+    ]
+    for finding in findings:
+        _show(settings, finding)
+    if any(finding.level == "error" for finding in findings):
+        sys.exit(Exit.FAILED)
+
+
+def _show(settings: Settings, finding: Finding) -> None:
+    if settings.json:
+        settings.emit(
+            {
+                "subject": finding.subject,
+                "level": finding.level,
+                "text": finding.text,
+                "mend": finding.mend,
+            }
+        )
+        return
+    style = {"ok": "green", "warning": "yellow", "error": "bold red"}[finding.level]
+    settings.out.print(f"[{style}]{finding.level:<8}[/]", end="")
+    settings.out.print(f"{finding.subject:<13}{finding.text}", markup=False)
+    if finding.mend:
+        settings.out.print(f"{'':<21}-> {finding.mend}", markup=False)
+
+
+def _system() -> Finding:
+    text = f"phosd {__version__}, Python {platform.python_version()}, Linux {platform.release()}"
+    if os.geteuid() != 0:
+        return Finding(
+            "system", "warning", f"{text}; not root", "phosd itself needs root; `phos run` does not"
+        )
+    return _ok("system", text)
+
+
+def _native() -> list[Finding]:
+    def look(subject: str, find: Callable[[], Path]) -> Finding:
+        try:
+            return _ok(subject, str(find()))
+        except PhosError as error:
+            return Finding(subject, "error", error.what, error.hint)
+
+    return [look("hook", hook_library), look("digest", digest_library)]
+
+
+def _gpu() -> list[Finding]:
+    try:
+        cuda.driver()
+        version = cuda.driver_version()
+        found = gpus.list_gpus()
+    except PhosError as error:
+        return [Finding("gpu", "error", error.what, error.hint)]
+    text = f"CUDA {version // 1000}.{version % 1000 // 10}"
+    if cuda.is_software():
+        findings = [
+            Finding(
+                "driver",
+                "warning",
+                f"no NVIDIA driver; programs get the software GPU ({softgpu_folder()}), {text}",
+                "for a real GPU install the NVIDIA driver r580 or newer",
+            )
+        ]
+    elif version < _LEAST_DRIVER:
+        findings = [
+            Finding("driver", "error", f"the driver speaks {text}", "install driver r580 or newer")
+        ]
+    else:
+        findings = [_ok("driver", text)]
+    for gpu in found:
+        memory = human_bytes(gpu.memory_total)
+        findings.append(_ok("gpu", f"{gpu.ordinal}: {gpu.name}, {memory}, {gpu.uuid}"))
+    return findings
+
+
+def _criu() -> Finding:
+    try:
+        criu = Criu.find()
+        return _ok("criu", f"{criu.version} ({criu.path})")
+    except PhosError as error:
+        return Finding("criu", "error", error.what, error.hint)
+
+
+def _hook_folder() -> Finding:
+    folder = Path(os.environ.get("PHOS_RUNTIME_DIR", DEFAULT_RUNTIME)) / "hook"
+    if not folder.is_dir():
+        return Finding(
+            "runtime", "warning", f"{folder} is not there", "phosd makes it when it starts"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Finding(
+            "runtime", "error", f"{folder} is not writable for you", f"chmod 1777 {folder}"
+        )
+    return _ok("runtime", str(folder))
+
+
+def _space(state_dir: Path) -> Finding:
+    existing = next(path for path in (state_dir, *state_dir.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    text = f"{human_bytes(free)} free for images in {state_dir}"
+    if free < _LEAST_SPACE:
+        return Finding(
+            "space", "warning", text, "an image needs the program's device and host memory"
+        )
+    return _ok("space", text)
+
+
+def _daemon(settings: Settings) -> Finding:
+    async def version() -> str:
+        with closing(await Connection.open(settings.bus)) as connection:
+            path, interface = ROOT, "org.freedesktop.DBus.Properties"
+            (found,) = await connection.call(
+                path, interface, "Get", "ss", "org.phos.Manager1", "Version"
+            )
+            return str(found)
+
+    try:
+        return _ok("daemon", f"phosd {asyncio.run(version())} on the {settings.bus} bus")
+    except NoBusError as error:
+        return Finding("daemon", "warning", str(error), "start a bus, or use --bus session")
+    except CallError as error:
+        return Finding("daemon", "warning", str(of_bus(error)), "`systemctl start phosd`")

@@ -1,0 +1,64 @@
+"""``phos images``: what can be restored."""
+
+import shlex
+from datetime import UTC, datetime
+from typing import Any
+
+from phosd.cli.client import objects
+from phosd.cli.settings import Settings, command, human_bytes
+
+
+@command()
+def images(settings: Settings) -> None:
+    """List the images, oldest first.
+
+    \b
+    Examples:
+      phos images
+      phos restore "$(phos images --json | jq -r .id | tail -1)"
+    """
+    rows = [_row(image) for image in objects(settings, "Image1", "ListImages")]
+    settings.rows(
+        sorted(rows, key=lambda row: str(row["id"])),
+        {
+            "IMAGE": lambda row: row["id"],
+            "CREATED": lambda row: row["created"],
+            "OWNER": lambda row: str(row["owner"]),
+            "PID": lambda row: str(row["pid"]),
+            "SIZE": lambda row: human_bytes(row["total_bytes"]),
+            "STORED": lambda row: human_bytes(row["stored_bytes"]),
+            "MODE": lambda row: row["mode"],
+            "VERIFIED": _verified,
+            "COMMAND": lambda row: shlex.join(row["command"]),
+        },
+    )
+
+
+def _verified(row: dict[str, Any]) -> str:
+    if row["verified"] is None:
+        return "never"
+    return "whole" if row["whole"] else "DAMAGED"
+
+
+def _row(image: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": image["Id"],
+        "created": time_text(image["Created"]),
+        "owner": image["Owner"],
+        "pid": image["Pid"],
+        "total_bytes": image["TotalBytes"],
+        "device_bytes": image["DeviceBytes"],
+        "stored_bytes": image["StoredBytes"],
+        "mode": image["Mode"],
+        "parent": image["Parent"] or None,
+        "gpus": [{"uuid": uuid, "chip": chip} for uuid, chip in image["GPUs"]],
+        "stop_seconds": image["StopSeconds"],
+        "verified": time_text(image["Verified"]) if image["Verified"] else None,
+        "whole": image["VerifiedWhole"] if image["Verified"] else None,
+        "command": image.get("CommandLine", []),
+    }
+
+
+def time_text(microseconds: int) -> str:
+    """UTC, to the second."""
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

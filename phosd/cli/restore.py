@@ -1,0 +1,42 @@
+"""``phos restore``: bring an image back to life."""
+
+from pathlib import Path
+
+import click
+
+from phosd.bus import variants
+from phosd.cli.job import summary, watch
+from phosd.cli.settings import Settings, command
+
+
+@command()
+@click.argument("image")
+@click.option(
+    "--files",
+    type=click.Choice(["keep", "cut"]),
+    default="keep",
+    show_default=True,
+    help="Files that the program only wrote and that grew since: keep refuses the restore, "
+    "cut brings them back to their length and puts the rest beside. Append-only logs are fine "
+    "with both.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the program's output goes if it was a pipe or a terminal.",
+)
+def restore(settings: Settings, image: str, files: str, output: Path | None) -> None:
+    """Run the program of IMAGE again from where it was, under its old pid.
+
+    \b
+    Examples:
+      phos restore 20261120T153012-3fa9
+      phos restore 20261120T153012-3fa9 --output /tmp/train.log
+    """
+    options = {"files": files} | ({"output": str(output.absolute())} if output else {})
+    job = watch(settings, "Restore", "sa{sv}", image, variants(options))
+    if not settings.json:
+        for note in job["Notes"]:
+            settings.err.print(note, markup=False)
+        settings.err.print(f"process {job['Result']} runs again, after {summary(job)}")
+        settings.out.print(job["Result"])

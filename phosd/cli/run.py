@@ -1,0 +1,114 @@
+"""``phos run``: start a program so that it can be saved and restored."""
+
+import ctypes
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from phosd.cli.program import Program, output_folder
+from phosd.cli.relay import follow
+from phosd.cli.settings import CommandError, Settings, command
+from phosd.engine import cuda
+from phosd.engine.errors import Unsupported
+from phosd.engine.native import hook_library, softgpu_folder
+
+DEFAULT_RUNTIME = Path("/run/phos")
+
+
+@command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--detach", "-d", is_flag=True, help="Print the pid and return at once.")
+@click.option(
+    "--gpu",
+    type=click.Choice(["auto", "real", "soft"]),
+    default="auto",
+    show_default=True,
+    envvar="PHOS_GPU",
+    help="The GPU that the program sees; auto takes the software GPU where there is no other.",
+)
+@click.option(
+    "--runtime-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="PHOS_RUNTIME_DIR",
+    help=f"Where phosd looks for hooks (default: {DEFAULT_RUNTIME}).",
+)
+@click.argument("words", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(
+    settings: Settings, detach: bool, gpu: str, runtime_dir: Path | None, words: tuple[str, ...]
+) -> None:
+    """Run COMMAND under phosd's hook; no daemon is needed.
+
+    The program gets a session of its own, no input, and files for its output, which are shown
+    here as they grow. So nothing ties it to this terminal: it can be saved, and it goes on when
+    the terminal is closed. Ctrl-C and SIGTERM are passed on; the exit code is the program's.
+
+    \b
+    Examples:
+      phos run -- python -u train.py
+      phos run --detach -- ./simulate --steps 1000000
+      phos run --gpu soft -- python train.py     on a machine without a GPU
+
+    A program that sees a file as its output may hold it back for a while (`python -u` does not).
+    """
+    environment = dict(os.environ)
+    _prepend(environment, "LD_PRELOAD", hook_library())
+    if _use_software_gpu(gpu):
+        _prepend(environment, "LD_LIBRARY_PATH", softgpu_folder())
+        settings.err.print("phos: there is no GPU here; the program gets the software GPU")
+    if runtime_dir is not None:
+        environment["PHOS_RUNTIME_DIR"] = str(runtime_dir.absolute())
+    _require_hook_folder(settings, (runtime_dir or DEFAULT_RUNTIME) / "hook")
+    try:
+        program = Program.start(words, environment, output_folder())
+    except (FileNotFoundError, PermissionError) as error:
+        status = 127 if isinstance(error, FileNotFoundError) else 126
+        settings.err.print(f"phos: {error.strerror}: {shlex.quote(words[0])}", markup=False)
+        sys.exit(status)
+    if not detach:
+        sys.exit(follow(program))
+    if settings.json:
+        settings.emit(
+            {"pid": program.pid, "stdout": str(program.stdout), "stderr": str(program.stderr)}
+        )
+    else:
+        settings.err.print(f"output: {program.stdout}", markup=False)
+        settings.out.print(program.pid)
+
+
+def _use_software_gpu(choice: str) -> bool:
+    if choice == "real":
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise Unsupported(
+                f"there is no CUDA driver ({error})",
+                hint="install the NVIDIA driver, or use --gpu soft",
+            ) from error
+        return False
+    return choice == "soft" or cuda.is_software()
+
+
+def _prepend(environment: dict[str, str], variable: str, path: Path) -> None:
+    """Put ``path`` first in a variable that lists paths."""
+    if ":" in str(path) or " " in str(path):
+        raise CommandError(
+            "Unsupported",
+            f"{variable} cannot hold {path}: install phosd in a path without ':' and spaces",
+        )
+    before = environment.get(variable)
+    environment[variable] = f"{path}:{before}" if before else str(path)
+
+
+def _require_hook_folder(settings: Settings, folder: Path) -> None:
+    """Where nobody could make the hook's socket, say that phosd will not find the program."""
+    if not folder.exists() and os.geteuid() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o1777)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        settings.err.print(
+            f"phos: {folder} is not there or not writable, so phosd will not find the hook of "
+            "this program; start phosd once, or use --runtime-dir",
+            markup=False,
+        )
