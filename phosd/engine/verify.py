@@ -61,23 +61,22 @@ def _placed(block: Block) -> Iterator[tuple[int, ChunkRef]]:
 
 
 def _check_chunks(key: DigestKey, image: Image, chunks: Sequence[tuple[ChunkRef, str]]) -> int:
-    with mmap.mmap(-1, RECORD) as buffer:
-        for chunk, name in chunks:
-            where = f"pack {chunk.pack} (image {image.manifest.id}, {name})"
-            record = read_record(image.packs[chunk.pack], chunk.offset, buffer, where)
-            matches = (
-                record.digest.hex() == chunk.digest
-                and record.length == chunk.length
-                and record.owner == image.manifest.owner
+    buffer = mmap.mmap(-1, RECORD)
+    for chunk, name in chunks:
+        where = f"pack {chunk.pack} (image {image.manifest.id}, {name})"
+        record = read_record(image.packs[chunk.pack], chunk.offset, buffer, where)
+        matches = (
+            record.digest.hex() == chunk.digest
+            and record.length == chunk.length
+            and record.owner == image.manifest.owner
+        )
+        view = memoryview(buffer)[HEADER : HEADER + chunk.length]
+        actual = digest_buffer(key, view)[0].hex()
+        if not matches or actual != chunk.digest:
+            raise ImageCorrupt(
+                f"the record at {chunk.offset} of {where} holds other bytes than were saved",
+                hint="the image cannot be restored; delete it and check the disk",
             )
-            view = memoryview(buffer)[HEADER : HEADER + chunk.length]
-            actual = digest_buffer(key, view)[0].hex()
-            view.release()
-            if not matches or actual != chunk.digest:
-                raise ImageCorrupt(
-                    f"the record at {chunk.offset} of {where} holds other bytes than were saved",
-                    hint="the image cannot be restored; delete it and check the disk",
-                )
     return sum(chunk.length for chunk, _ in chunks)
 
 

@@ -13,6 +13,7 @@ from phosd.engine.errors import Busy, ImageCorrupt, Internal, NoSuchImage, NotAu
 from phosd.engine.image import store as store_module
 from phosd.engine.image.check import valid_id
 from phosd.engine.image.manifest import CHUNK, Block
+from phosd.engine.image.packs import PAGE
 from phosd.engine.image.store import Store
 from phosd.engine.progress import Progress
 from phosd.engine.verify import verify
@@ -118,8 +119,9 @@ def test_a_failing_publication_leaves_nothing_visible(store: Store, fault: str, 
     whole = everything(store.state)
     outcome = crash(store, fault, kind=kind)
     assert outcome.returncode == (-9 if kind == "kill" else 1)
-    if kind == "enospc":
-        assert "OutOfSpace" in outcome.stderr and "hint" not in outcome.stderr.splitlines()[-1]
+    if kind != "kill":
+        error = "OutOfSpace" if kind == "enospc" else f"Internal: fault point {fault}"
+        assert error in outcome.stderr.splitlines()[-1]
     assert store.list() == [kept]
     if kind == "kill":
         store.sweep()
@@ -274,3 +276,19 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
         assert everything(store.state) == set()
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_spare_packs_are_taken_and_cut(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "CAPACITY", 16 << 20)
+    store.preallocate(20 << 20)
+    store.preallocate(20 << 20)
+    assert [path.stat().st_size for path in store.spares()] == [16 << 20] * 2
+    assert store.free_bytes() > 32 << 20
+    manifest = publish(store, CONTENT)
+    assert len(store.spares()) == 1
+    end = max(c.offset for c in manifest.blocks[0].chunks) + PAGE + PAGE * 2
+    assert (store.packs / "0.pack").stat().st_size == end
+    verify(store, manifest.id, Progress())
+    store.delete(manifest.id)
+    assert store.sweep() == []
+    assert len(store.spares()) == 1

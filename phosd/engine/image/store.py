@@ -7,6 +7,7 @@
     <state>/images/<id>/manifest.json  makes the image visible: written last, removed first
     <state>/images/<id>/<folder>/      CRIU's files of one process tree
     <state>/packs/<n>.pack             chunks (see packs.py)
+    <state>/packs/<hex>.spare          room set aside for a pack to come
 
 Rules. An image without a manifest does not exist. A job that writes an image holds a lock (flock)
 on the image's folder and on its packs; what has neither a manifest nor a lock is the leftover of a
@@ -31,6 +32,7 @@ from phosd.engine.faults import Point, point
 from phosd.engine.image import files
 from phosd.engine.image.check import check_manifest, valid_id, valid_relative
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.packs import CAPACITY
 from phosd.engine.image.writer import ImageWriter
 
 __all__ = ["Image", "ImageWriter", "Store", "packs_of"]
@@ -140,10 +142,34 @@ class Store:
             files.sync_folder(self.images)
             return [*removed, *self._remove_packs()]
 
+    def preallocate(self, byte_count: int) -> None:
+        """Set room aside, so that there are ``byte_count`` bytes of spare packs.
+
+        A checkpoint into memory (tmpfs) is several times faster when the pages are there already.
+        Raises :class:`OutOfSpace`.
+        """
+        for _ in range(-(-byte_count // CAPACITY) - len(self.spares())):
+            path = self.packs / f"{secrets.token_hex(8)}.spare"
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                with files.space_errors(str(path)):
+                    os.posix_fallocate(fd, 0, CAPACITY)
+            except BaseException:
+                path.unlink()
+                raise
+            finally:
+                os.close(fd)
+
+    def spares(self) -> Sequence[Path]:
+        """The spare packs that nobody is making or taking."""
+        return [path for path in sorted(self.packs.glob("*.spare")) if _unused(path)]
+
     def free_bytes(self) -> int:
-        """What the file system of the store can still take, in bytes."""
+        """What the file system of the store can still take, and what is set aside, in bytes."""
         status = os.statvfs(self.state)
-        return status.f_bavail * status.f_frsize
+        spare = sum(path.stat().st_size for path in self.spares())
+        return status.f_bavail * status.f_frsize + spare
 
     def _published(self) -> Sequence[str]:
         return sorted(

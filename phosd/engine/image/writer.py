@@ -18,7 +18,7 @@ from phosd.engine.faults import Point, point
 from phosd.engine.image import files
 from phosd.engine.image.check import check_manifest, valid_relative
 from phosd.engine.image.manifest import ChunkRef, FileDigest, Manifest
-from phosd.engine.image.packs import CAPACITY, RECORD
+from phosd.engine.image.packs import CAPACITY, RECORD, record_size
 
 if TYPE_CHECKING:
     from phosd.engine.image.store import Store
@@ -68,12 +68,21 @@ class ImageWriter:
         per_pack = CAPACITY // RECORD
         with self._store._locked(), files.space_errors(f"the packs of image {self.id}"):
             first = max(self._store.pack_numbers(), default=-1) + 1
-            return [self._create(first + i) for i in range(-(-chunk_count // per_pack))]
+            spares = list(self._store.spares())
+            return [
+                self._create(first + i, spares.pop() if spares else None)
+                for i in range(-(-chunk_count // per_pack))
+            ]
 
-    def _create(self, number: int) -> Pack:
+    def _create(self, number: int, spare: Path | None) -> Pack:
         point(Point.PACK_CREATE)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        fd = os.open(self._store.pack_path(number), flags, 0o600)
+        path = self._store.pack_path(number)
+        if spare is None:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            fd = os.open(path, flags, 0o600)
+        else:
+            spare.rename(path)
+            fd = files.open_private(path, os.O_RDWR)
         fcntl.flock(fd, fcntl.LOCK_EX)
         self._packs[number] = Pack(number, fd)
         return self._packs[number]
@@ -109,7 +118,7 @@ class ImageWriter:
             raise Internal(f"image {self.id} belongs to user {self.owner}, not {manifest.owner}")
         check_manifest(manifest, self.id)
         with files.space_errors(f"image {self.id}"):
-            self._sync_packs()
+            self._sync_packs(manifest)
             files.sync_folder(self._store.packs)
             point(Point.MANIFEST_WRITE)
             partial = self.folder / "manifest.partial"
@@ -123,13 +132,22 @@ class ImageWriter:
         self._finished = True
         self._close()
 
-    def _sync_packs(self) -> None:
+    def _sync_packs(self, manifest: Manifest) -> None:
+        """Cut each pack after the last record that the image needs, and bring it to the disk."""
+        used = dict.fromkeys(self._packs, 0)
+        for block in manifest.blocks:
+            for chunk in block.chunks:
+                if chunk.pack in used:
+                    end = chunk.offset + record_size(chunk.length)
+                    used[chunk.pack] = max(used[chunk.pack], end)
+
         def sync(pack: Pack) -> None:
             point(Point.PACK_SYNC)
-            if os.fstat(pack.fd).st_size == 0:
-                self._store.pack_path(pack.number).unlink()
-            else:
+            if used[pack.number]:
+                os.ftruncate(pack.fd, used[pack.number])
                 os.fsync(pack.fd)
+            else:
+                self._store.pack_path(pack.number).unlink()
 
         with ThreadPoolExecutor(_SYNC_THREADS) as pool:
             list(pool.map(sync, self._packs.values()))
