@@ -1,0 +1,216 @@
+// Copies and fills of one dimension and of rows.
+#include <cstring>
+
+#include "api/api.h"
+#include "core/submit.h"
+#include "core/work.h"
+
+using namespace phos::softgpu;
+
+namespace {
+
+constexpr size_t kSnapshot = 1 << 20;  // a pageable source up to this size is copied away at once
+
+enum class Wait { no, yes };
+
+End device_end(CUdeviceptr address, size_t pitch = 0, size_t height = 0) {
+    require(Space::inside(address) ? runtime().space().reserved(address)
+                                   : runtime().host.find(address).size > 0);
+    return {address, true, pitch, height};
+}
+
+End any_end(CUdeviceptr address, size_t pitch = 0, size_t height = 0) {
+    if (Space::inside(address) || runtime().host.find(address).size)
+        return device_end(address, pitch, height);
+    require(address != 0);
+    return {address, false, pitch, height};
+}
+
+End host_end(const void* address, size_t pitch = 0, size_t height = 0) {
+    return any_end(reinterpret_cast<uint64_t>(address), pitch, height);
+}
+
+bool in_host(const End& end) {
+    return !Space::inside(end.address);
+}
+
+// A synchronous call returns when the host's side is done; between devices it only orders.
+// An asynchronous one that reads or writes pageable memory is done with it when it returns.
+void copy(CUstream handle, Wait wait, End to, End from, size_t width, size_t rows = 1,
+          size_t slices = 1) {
+    const StreamPtr stream = stream_of(handle);
+    if (wait == Wait::yes && (in_host(to) || in_host(from))) forbid_during_capture();
+    if (width == 0 || rows == 0 || slices == 0) return;
+    const bool pageable_source = !from.device, pageable_target = !to.device;
+    if (wait == Wait::no && pageable_source && rows * slices == 1 && width <= kSnapshot &&
+        !captures(stream)) {
+        const auto* bytes = reinterpret_cast<const std::byte*>(from.address);
+        const Mark mark = submit(
+            stream, std::make_shared<Copy>(to, std::vector<std::byte>(bytes, bytes + width)));
+        if (!pageable_target) return;
+        mark.wait();
+        stream->context.check();
+        return;
+    }
+    const Mark mark = submit(stream, std::make_shared<Copy>(to, from, width, rows, slices));
+    if (wait == Wait::yes ? !(in_host(to) || in_host(from)) : !(pageable_source || pageable_target))
+        return;
+    mark.wait();
+    stream->context.check();
+}
+
+void fill(CUstream handle, CUdeviceptr address, uint32_t value, unsigned element, size_t width,
+          size_t rows = 1, size_t pitch = 0) {
+    const StreamPtr stream = stream_of(handle);
+    if (width == 0 || rows == 0) return;
+    require(address % element == 0 && (rows == 1 || pitch >= width * element));
+    device_end(address);
+    submit(stream, std::make_shared<Fill>(address, value, element, width, rows, pitch));
+}
+
+// One side of a described copy. Arrays are not there.
+End end_of(CUmemorytype type, const void* host, CUdeviceptr device, size_t x, size_t y, size_t z,
+           size_t pitch, size_t height) {
+    const size_t offset = (z * height + y) * pitch + x;
+    switch (type) {
+        case CU_MEMORYTYPE_HOST: {
+            End end = host_end(static_cast<const char*>(host) + offset, pitch, height);
+            return end;
+        }
+        case CU_MEMORYTYPE_DEVICE:
+            return device_end(device + offset, pitch, height);
+        case CU_MEMORYTYPE_UNIFIED:
+            return any_end(device + offset, pitch, height);
+        case CU_MEMORYTYPE_ARRAY:
+            fail(CUDA_ERROR_NOT_SUPPORTED);
+        default:
+            fail(CUDA_ERROR_INVALID_VALUE);
+    }
+}
+
+void copy_2d(CUstream stream, Wait wait, const CUDA_MEMCPY2D* what) {
+    require(what != nullptr);
+    const auto& c = *what;
+    const size_t from_pitch = c.srcPitch ? c.srcPitch : c.WidthInBytes + c.srcXInBytes;
+    const size_t to_pitch = c.dstPitch ? c.dstPitch : c.WidthInBytes + c.dstXInBytes;
+    require(from_pitch >= c.WidthInBytes && to_pitch >= c.WidthInBytes);
+    copy(stream, wait,
+         end_of(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstXInBytes, c.dstY, 0, to_pitch, 0),
+         end_of(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcXInBytes, c.srcY, 0, from_pitch, 0),
+         c.WidthInBytes, c.Height);
+}
+
+// CUDA_MEMCPY3D and CUDA_MEMCPY3D_PEER name their fields alike.
+template <typename Description>
+void copy_3d(CUstream stream, Wait wait, const Description* what) {
+    require(what != nullptr);
+    const auto& c = *what;
+    const size_t from_pitch = c.srcPitch ? c.srcPitch : c.WidthInBytes + c.srcXInBytes;
+    const size_t to_pitch = c.dstPitch ? c.dstPitch : c.WidthInBytes + c.dstXInBytes;
+    const size_t from_height = c.srcHeight ? c.srcHeight : c.Height + c.srcY;
+    const size_t to_height = c.dstHeight ? c.dstHeight : c.Height + c.dstY;
+    require(from_pitch >= c.WidthInBytes && to_pitch >= c.WidthInBytes && from_height >= c.Height &&
+            to_height >= c.Height);
+    copy(stream, wait,
+         end_of(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstXInBytes, c.dstY, c.dstZ, to_pitch,
+                to_height),
+         end_of(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcXInBytes, c.srcY, c.srcZ, from_pitch,
+                from_height),
+         c.WidthInBytes, c.Height, c.Depth);
+}
+
+}  // namespace
+
+DEFAULT_STREAM_API(cuMemcpy, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes)) {
+    copy(stream, Wait::yes, any_end(to), any_end(from), bytes);
+}
+DEFAULT_STREAM_API(cuMemcpyHtoD_v2, (CUdeviceptr to, const void* from, size_t bytes),
+                   (to, from, bytes)) {
+    copy(stream, Wait::yes, device_end(to), host_end(from), bytes);
+}
+DEFAULT_STREAM_API(cuMemcpyDtoH_v2, (void* to, CUdeviceptr from, size_t bytes), (to, from, bytes)) {
+    copy(stream, Wait::yes, host_end(to), device_end(from), bytes);
+}
+DEFAULT_STREAM_API(cuMemcpyDtoD_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes),
+                   (to, from, bytes)) {
+    copy(stream, Wait::yes, device_end(to), device_end(from), bytes);
+}
+DEFAULT_STREAM_API(cuMemcpyPeer,
+                   (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+                    size_t bytes),
+                   (to, to_context, from, from_context, bytes)) {
+    runtime().contexts.get(to_context, CUDA_ERROR_INVALID_CONTEXT);
+    runtime().contexts.get(from_context, CUDA_ERROR_INVALID_CONTEXT);
+    copy(stream, Wait::yes, device_end(to), device_end(from), bytes);
+}
+DEFAULT_STREAM_API(cuMemcpy2D_v2, (const CUDA_MEMCPY2D* what), (what)) {
+    copy_2d(stream, Wait::yes, what);
+}
+DEFAULT_STREAM_API(cuMemcpy2DUnaligned_v2, (const CUDA_MEMCPY2D* what), (what)) {
+    copy_2d(stream, Wait::yes, what);
+}
+DEFAULT_STREAM_API(cuMemcpy3D_v2, (const CUDA_MEMCPY3D* what), (what)) {
+    copy_3d(stream, Wait::yes, what);
+}
+DEFAULT_STREAM_API(cuMemcpy3DPeer, (const CUDA_MEMCPY3D_PEER* what), (what)) {
+    copy_3d(stream, Wait::yes, what);
+}
+
+STREAM_API(cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream),
+           (to, from, bytes, stream)) {
+    copy(stream, Wait::no, any_end(to), any_end(from), bytes);
+}
+STREAM_API(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void* from, size_t bytes, CUstream stream),
+           (to, from, bytes, stream)) {
+    copy(stream, Wait::no, device_end(to), host_end(from), bytes);
+}
+STREAM_API(cuMemcpyDtoHAsync_v2, (void* to, CUdeviceptr from, size_t bytes, CUstream stream),
+           (to, from, bytes, stream)) {
+    copy(stream, Wait::no, host_end(to), device_end(from), bytes);
+}
+STREAM_API(cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream),
+           (to, from, bytes, stream)) {
+    copy(stream, Wait::no, device_end(to), device_end(from), bytes);
+}
+STREAM_API(cuMemcpyPeerAsync,
+           (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+            size_t bytes, CUstream stream),
+           (to, to_context, from, from_context, bytes, stream)) {
+    runtime().contexts.get(to_context, CUDA_ERROR_INVALID_CONTEXT);
+    runtime().contexts.get(from_context, CUDA_ERROR_INVALID_CONTEXT);
+    copy(stream, Wait::no, device_end(to), device_end(from), bytes);
+}
+STREAM_API(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D* what, CUstream stream), (what, stream)) {
+    copy_2d(stream, Wait::no, what);
+}
+STREAM_API(cuMemcpy3DAsync_v2, (const CUDA_MEMCPY3D* what, CUstream stream), (what, stream)) {
+    copy_3d(stream, Wait::no, what);
+}
+STREAM_API(cuMemcpy3DPeerAsync, (const CUDA_MEMCPY3D_PEER* what, CUstream stream), (what, stream)) {
+    copy_3d(stream, Wait::no, what);
+}
+
+#define FILL_API(bits, type)                                                                    \
+    DEFAULT_STREAM_API(cuMemsetD##bits##_v2, (CUdeviceptr to, type value, size_t count),        \
+                       (to, value, count)) {                                                    \
+        fill(stream, to, value, bits / 8, count);                                               \
+    }                                                                                           \
+    STREAM_API(cuMemsetD##bits##Async,                                                          \
+               (CUdeviceptr to, type value, size_t count, CUstream stream),                     \
+               (to, value, count, stream)) {                                                    \
+        fill(stream, to, value, bits / 8, count);                                               \
+    }                                                                                           \
+    DEFAULT_STREAM_API(cuMemsetD2D##bits##_v2,                                                  \
+                       (CUdeviceptr to, size_t pitch, type value, size_t width, size_t rows),   \
+                       (to, pitch, value, width, rows)) {                                       \
+        fill(stream, to, value, bits / 8, width, rows, pitch);                                  \
+    }                                                                                           \
+    STREAM_API(                                                                                 \
+        cuMemsetD2D##bits##Async,                                                               \
+        (CUdeviceptr to, size_t pitch, type value, size_t width, size_t rows, CUstream stream), \
+        (to, pitch, value, width, rows, stream)) {                                              \
+        fill(stream, to, value, bits / 8, width, rows, pitch);                                  \
+    }
+FILL_API(8, unsigned char)
+FILL_API(16, unsigned short)
+FILL_API(32, unsigned int)

@@ -1,0 +1,114 @@
+#include "core/checkpoint.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+
+#include "core/error.h"
+#include "core/identity.h"
+#include "core/runtime.h"
+
+namespace phos::softgpu {
+namespace {
+
+// Which GPU each GPU's content goes to. The pairs name every GPU of the machine, once.
+std::array<unsigned, kMaxGpus> moves_of(const ControlRequest& request) {
+    std::array<unsigned, kMaxGpus> to{0, 1, 2, 3};
+    if (request.pair_count == 0) return to;
+    const unsigned gpus = runtime().config().gpus;
+    require(request.pair_count == gpus);
+    std::set<unsigned> sources, targets;
+    for (unsigned i = 0; i < request.pair_count; ++i) {
+        const unsigned from = gpu_of(request.pairs[i].oldUuid);
+        const unsigned target = gpu_of(request.pairs[i].newUuid);
+        require(from < gpus && target < gpus);
+        to[from] = target;
+        sources.insert(from);
+        targets.insert(target);
+    }
+    require(sources.size() == gpus && targets.size() == gpus);
+    return to;
+}
+
+}  // namespace
+
+Checkpoint& Checkpoint::instance() {
+    static Checkpoint& checkpoint = *new Checkpoint;
+    return checkpoint;
+}
+
+ControlReply Checkpoint::handle(const ControlRequest& request) {
+    using Operation = ControlRequest::Operation;
+    switch (request.operation) {
+        case Operation::state:
+            return {CUDA_SUCCESS, static_cast<int32_t>(state_)};
+        case Operation::lock:
+            lock(std::chrono::milliseconds(request.timeout_ms));
+            break;
+        case Operation::checkpoint:
+            checkpoint();
+            break;
+        case Operation::restore:
+            restore(request);
+            break;
+        case Operation::unlock:
+            unlock();
+            break;
+        default:
+            fail(CUDA_ERROR_INVALID_VALUE);
+    }
+    return {CUDA_SUCCESS, 0};
+}
+
+void Checkpoint::need(CUprocessState state) const {
+    require(state_ == state, CUDA_ERROR_ILLEGAL_STATE);
+}
+
+void Checkpoint::lock(std::chrono::milliseconds limit) {
+    need(CU_PROCESS_STATE_RUNNING);
+    require(runtime().gate().close(limit), CUDA_ERROR_NOT_READY);
+    state_ = CU_PROCESS_STATE_LOCKED;
+}
+
+void Checkpoint::checkpoint() {
+    need(CU_PROCESS_STATE_LOCKED);
+    Runtime& rt = runtime();
+    require(!rt.host.any(HostRange::Kind::managed), CUDA_ERROR_NOT_SUPPORTED);
+    std::map<Memory*, uint64_t> mapped_at;
+    for (const Mapping& mapping : rt.space().mappings())
+        if (mapped_at.emplace(mapping.memory.get(), mapping.address).second)
+            saved_.push_back(mapping.memory);
+    for (const auto& memory : rt.memory.all())
+        if (mapped_at.emplace(memory.get(), 0).second) saved_.push_back(memory);
+    for (const auto& memory : saved_) memory->save(mapped_at.at(memory.get()));
+    rt.space().hide();
+    state_ = CU_PROCESS_STATE_CHECKPOINTED;
+}
+
+void Checkpoint::restore(const ControlRequest& request) {
+    need(CU_PROCESS_STATE_CHECKPOINTED);
+    const auto to = moves_of(request);
+    Runtime& rt = runtime();
+    // As the driver's: from here on, what goes wrong is final.
+    state_ = CU_PROCESS_STATE_FAILED;
+    require(std::none_of(saved_.begin(), saved_.end(),
+                         [](const auto& memory) { return memory->imported; }),
+            CUDA_ERROR_NOT_SUPPORTED);
+    for (int ordinal = 0; ordinal < rt.device_count(); ++ordinal)
+        if (Device& device = rt.device(ordinal); to[device.gpu()] != device.gpu())
+            device.move_to(to[device.gpu()]);
+    for (const auto& memory : saved_) memory->load();
+    rt.space().reveal();
+    for (const auto& memory : saved_) memory->settle();
+    saved_.clear();
+    state_ = CU_PROCESS_STATE_LOCKED;
+}
+
+void Checkpoint::unlock() {
+    need(CU_PROCESS_STATE_LOCKED);
+    state_ = CU_PROCESS_STATE_RUNNING;
+    runtime().gate().open();
+}
+
+}  // namespace phos::softgpu

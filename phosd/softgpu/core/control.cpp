@@ -1,0 +1,126 @@
+#include "core/control.h"
+
+#include <pthread.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "core/checkpoint.h"
+#include "core/descriptor.h"
+#include "core/error.h"
+#include "core/registry.h"
+
+namespace phos::softgpu {
+namespace {
+
+int g_listener = -1;
+int g_thread_id = 0;
+
+socklen_t address_of(int pid, sockaddr_un& address) {
+    const std::string name = control_name(pid);
+    address = {};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path + 1, name.data(), name.size());  // abstract: begins with a zero
+    return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+}
+
+bool transfer(int fd, void* data, size_t size, bool sending) {
+    auto* at = static_cast<char*>(data);
+    while (size > 0) {
+        const ssize_t moved = sending ? send(fd, at, size, MSG_NOSIGNAL) : recv(fd, at, size, 0);
+        if (moved < 0 && errno == EINTR) continue;
+        if (moved <= 0) return false;
+        at += moved;
+        size -= static_cast<size_t>(moved);
+    }
+    return true;
+}
+
+ucred peer_of(int fd) {
+    ucred peer{};
+    socklen_t size = sizeof peer;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) peer.pid = -1;
+    return peer;
+}
+
+void serve(int connection) {
+    const ucred peer = peer_of(connection);
+    if (peer.pid < 0 || (peer.uid != 0 && peer.uid != geteuid())) return;
+    // A peer that connects and stays silent must not hold up the others.
+    const timeval patience{10, 0};
+    setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    ControlRequest request;
+    if (!transfer(connection, &request, sizeof request, false)) return;
+    ControlReply reply{CUDA_SUCCESS, 0};
+    try {
+        if (request.operation == ControlRequest::Operation::thread_id)
+            reply.value = g_thread_id;
+        else
+            reply = Checkpoint::instance().handle(request);
+    } catch (const Error& error) {
+        reply.result = error.code;
+    }
+    transfer(connection, &reply, sizeof reply, true);
+}
+
+void listen_forever() {
+    pthread_setname_np(pthread_self(), "phos-control");
+    g_thread_id = gettid();
+    while (true) {
+        const Descriptor connection(accept4(g_listener, nullptr, nullptr, SOCK_CLOEXEC));
+        if (connection)
+            serve(connection.get());
+        else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM)
+            usleep(10'000);
+    }
+}
+
+}  // namespace
+
+void start_control() {
+    Descriptor listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    require(bool(listener), CUDA_ERROR_OPERATING_SYSTEM);
+    sockaddr_un address;
+    const socklen_t size = address_of(getpid(), address);
+    if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
+        listen(listener.get(), 16) != 0) {
+        explain("cannot listen on the abstract socket " + control_name(getpid()) + ": " +
+                std::strerror(errno) + "; is another process squatting on the name?");
+        fail(CUDA_ERROR_OPERATING_SYSTEM);
+    }
+    static Descriptor& kept = *new Descriptor(listener.out_of_the_way());
+    g_listener = kept.get();
+    std::thread(listen_forever).detach();
+}
+
+void close_control_in_child() {
+    if (g_listener >= 0) close(g_listener);
+    g_listener = -1;
+}
+
+ControlReply ask(int pid, const ControlRequest& request) {
+    require(pid > 0);
+    const Descriptor connection(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    require(bool(connection), CUDA_ERROR_OPERATING_SYSTEM);
+    sockaddr_un address;
+    const socklen_t size = address_of(pid, address);
+    require(connect(connection.get(), reinterpret_cast<sockaddr*>(&address), size) == 0);
+    // Anybody may bind the name; only the process itself is believed.
+    require(peer_of(connection.get()).pid == pid);
+    ControlRequest sent = request;
+    ControlReply reply{};
+    transfer(connection.get(), &sent, sizeof sent, true);
+    require(transfer(connection.get(), &reply, sizeof reply, false), CUDA_ERROR_NOT_PERMITTED);
+    // The process closes its end after the reply: wait, so that a dump does not meet it.
+    char end;
+    while (recv(connection.get(), &end, 1, 0) < 0 && errno == EINTR) continue;
+    return reply;
+}
+
+}  // namespace phos::softgpu

@@ -1,0 +1,34 @@
+// The door for other processes: cuCheckpointProcess* reach a process through a thread of it that
+// listens on an abstract unix socket named after its pid. Nothing of it is on disk, and no
+// connection stays open between two requests, so CRIU meets only a listening socket.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace phos::softgpu {
+
+struct ControlRequest {
+    enum class Operation : uint32_t { thread_id, state, lock, checkpoint, restore, unlock };
+    Operation operation;
+    uint32_t timeout_ms = 0;
+    uint32_t pair_count = 0;
+    uint32_t reserved = 0;
+    CUcheckpointGpuPair pairs[4] = {};
+};
+
+struct ControlReply {
+    CUresult result;
+    int32_t value;
+};
+
+// Makes the socket and the thread. Throws CUDA_ERROR_OPERATING_SYSTEM.
+void start_control();
+void close_control_in_child();
+
+// Asks the process `pid`. Throws CUDA_ERROR_INVALID_VALUE when it has no software GPU and
+// CUDA_ERROR_NOT_PERMITTED when it belongs to another user.
+ControlReply ask(int pid, const ControlRequest& request);
+
+}  // namespace phos::softgpu

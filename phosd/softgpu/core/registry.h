@@ -1,0 +1,35 @@
+// Who uses how much of one GPU's memory, over all processes of the machine.
+//
+// A file of fixed-size records, one for each process and physical allocation. An allocation is
+// known by its inode, so memory that several processes hold counts once. The file is opened,
+// locked and closed by each operation: a checkpoint finds nothing of it in the process.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace phos::softgpu {
+
+class Registry {
+  public:
+    Registry(std::string folder, unsigned gpu, uint64_t total);
+
+    // Claims `bytes` for the allocation `inode`; false when the GPU has no room for them.
+    bool claim(uint64_t inode, uint64_t bytes);
+    void release(uint64_t inode);
+    uint64_t used();
+    uint64_t total() const { return total_; }
+
+    // Drops what an earlier process with this pid has left.
+    void forget_own();
+
+  private:
+    std::string folder_;
+    std::string path_;
+    uint64_t total_;
+};
+
+// Where a process with the software GPU listens (control.h); also the proof that it lives.
+std::string control_name(int pid);
+
+}  // namespace phos::softgpu

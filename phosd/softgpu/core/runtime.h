@@ -1,0 +1,137 @@
+// The process's software GPU: made by cuInit, never destroyed, since streams run until the end.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "core/config.h"
+#include "core/context.h"
+#include "core/device.h"
+#include "core/event.h"
+#include "core/gate.h"
+#include "core/handles.h"
+#include "core/space.h"
+
+namespace phos::softgpu {
+
+// What a thread keeps: its context stack, its default streams, its capture mode.
+struct ThreadState {
+    std::vector<ContextPtr> stack;
+    std::map<const Context*, StreamPtr> default_streams;
+    CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    bool in_callback = false;
+    ~ThreadState();
+};
+ThreadState& this_thread();
+
+// A host function runs: it must not call the driver.
+class InCallback {
+  public:
+    InCallback() { this_thread().in_callback = true; }
+    ~InCallback() { this_thread().in_callback = false; }
+};
+
+// Handles of physical memory are numbers with a count (cuMemRetainAllocationHandle).
+class MemoryHandles {
+  public:
+    CUmemGenericAllocationHandle add(std::shared_ptr<Memory> memory);
+    CUmemGenericAllocationHandle retain(const std::shared_ptr<Memory>& memory);
+    std::shared_ptr<Memory> get(CUmemGenericAllocationHandle handle) const;
+    void release(CUmemGenericAllocationHandle handle);
+    std::vector<std::shared_ptr<Memory>> all() const;
+
+  private:
+    struct Entry {
+        std::shared_ptr<Memory> memory;
+        unsigned count;
+    };
+    mutable std::mutex mutex_;
+    std::unordered_map<CUmemGenericAllocationHandle, Entry> entries_;
+};
+
+// Host memory that the driver knows: pinned, registered or managed.
+struct HostRange {
+    uint64_t address = 0;
+    size_t size = 0;
+    enum class Kind { pinned, registered, managed } kind = Kind::pinned;
+    unsigned flags = 0;
+    uint64_t id = 0;
+    ContextPtr context;
+};
+
+// Ends what made the range known to the devices, and frees it when it is the driver's.
+void release_host(const HostRange& range);
+
+class HostRanges {
+  public:
+    void add(HostRange range);  // throws CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
+    HostRange remove(uint64_t address, std::initializer_list<HostRange::Kind> kinds,
+                     CUresult otherwise);
+    HostRange find(uint64_t address) const;  // size 0: none
+    bool any(HostRange::Kind kind) const;
+    std::vector<HostRange> of(const Context* context) const;
+
+  private:
+    mutable std::mutex mutex_;
+    std::map<uint64_t, HostRange> ranges_;
+};
+
+class Runtime {
+  public:
+    explicit Runtime(Config config);
+
+    const Config& config() const { return config_; }
+    Gate& gate() { return gate_; }
+    Space& space() { return space_; }
+    void add_devices();
+    int device_count() const { return static_cast<int>(devices_.size()); }
+    Device& device(int ordinal);
+    int ordinal_of(const std::string& gpu) const;  // -1: not visible
+
+    MemoryHandles memory;
+    HostRanges host;
+    Handles<CUcontext, Context> contexts;
+    Handles<CUstream, Stream> streams;
+    Handles<CUevent, Event> events;
+    Handles<CUmemoryPool, Pool> pools;
+
+    std::mutex peers_mutex;
+    std::array<std::array<bool, kMaxGpus>, kMaxGpus> peers{};  // [who][whose memory]
+
+    // Ends a context and frees everything in it.
+    void destroy(const ContextPtr& context);
+    // The heap that holds an address (a device's or a pool's), or null.
+    Heap* heap_of(uint64_t address, Allocation* allocation, PoolPtr* pool = nullptr);
+    void add_pool(const PoolPtr& pool);
+    void remove_pool(const PoolPtr& pool);
+
+  private:
+    const Config config_;
+    Gate gate_;
+    Space space_;
+    std::deque<Device> devices_;
+    std::mutex pools_mutex_;
+    std::vector<PoolPtr> all_pools_;
+};
+
+// cuInit's part. Throws what cuInit answers.
+void initialize();
+bool initialized();
+bool forked();  // this is a child of the process that called cuInit: CUDA is not usable
+Runtime& runtime();
+
+// The calling thread's context; throws CUDA_ERROR_INVALID_CONTEXT, or its sticky error.
+ContextPtr current();
+// Like current(), but a broken context is returned as well.
+ContextPtr current_even_broken();
+// A stream of the program, with 0 standing for the legacy one.
+StreamPtr stream_of(CUstream handle);
+
+}  // namespace phos::softgpu

@@ -1,0 +1,136 @@
+#include "core/work.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "core/context.h"
+#include "core/error.h"
+#include "core/runtime.h"
+
+namespace phos::softgpu {
+namespace {
+
+// Bytes move no faster than PHOS_SOFTGPU_COPY_RATE.
+class Pace {
+  public:
+    explicit Pace(uint64_t bytes) : bytes_(bytes), start_(std::chrono::steady_clock::now()) {}
+    ~Pace() {
+        const double rate = runtime().config().copy_rate;
+        if (rate > 0)
+            std::this_thread::sleep_until(
+                start_ + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                             std::chrono::duration<double>(static_cast<double>(bytes_) / rate)));
+    }
+
+  private:
+    uint64_t bytes_;
+    std::chrono::steady_clock::time_point start_;
+};
+
+bool reachable(const End& end, uint64_t address, size_t bytes, bool write) {
+    if (!end.device || runtime().space().reachable(address, bytes, write)) return true;
+    char text[96];
+    std::snprintf(text, sizeof text, "a copy %s %zu bytes at 0x%llx, which is not mapped",
+                  write ? "writes" : "reads", bytes, static_cast<unsigned long long>(address));
+    explain(text);
+    return false;
+}
+
+}  // namespace
+
+CUresult Copy::run(Context&) const {
+    const Pace pace(width_ * rows_ * slices_);
+    const uint64_t source =
+        snapshot_.empty() ? from_.address : reinterpret_cast<uint64_t>(snapshot_.data());
+    for (size_t slice = 0; slice < slices_; ++slice)
+        for (size_t row = 0; row < rows_; ++row) {
+            const uint64_t to = to_.address + (slice * to_.height + row) * to_.pitch;
+            const uint64_t from = source + (slice * from_.height + row) * from_.pitch;
+            if (!reachable(to_, to, width_, true) || !reachable(from_, from, width_, false))
+                return CUDA_ERROR_ILLEGAL_ADDRESS;
+            std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), width_);
+        }
+    return CUDA_SUCCESS;
+}
+
+CUresult Fill::run(Context&) const {
+    const Pace pace(width_ * element_ * rows_);
+    for (size_t row = 0; row < rows_; ++row) {
+        const uint64_t to = address_ + row * pitch_;
+        if (!reachable({to, true}, to, width_ * element_, true)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+        switch (element_) {
+            case 1:
+                std::memset(reinterpret_cast<void*>(to), static_cast<int>(value_), width_);
+                break;
+            case 2:
+                std::fill_n(reinterpret_cast<uint16_t*>(to), width_, static_cast<uint16_t>(value_));
+                break;
+            default:
+                std::fill_n(reinterpret_cast<uint32_t*>(to), width_, value_);
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult HostCall::run(Context&) const {
+    InCallback here;
+    function_(data_);
+    return CUDA_SUCCESS;
+}
+
+CUresult StreamCallback::run(Context& context) const {
+    InCallback here;
+    function_(stream_, context.broken(), data_);
+    return CUDA_SUCCESS;
+}
+
+CUresult RecordEvent::run(Context&) const {
+    record_->time = std::chrono::steady_clock::now();
+    return CUDA_SUCCESS;
+}
+
+CUresult ValueWait::run(Context& context) const {
+    const auto satisfied = [&] {
+        const uint64_t seen = bytes_ == 4
+                                  ? reinterpret_cast<std::atomic<uint32_t>*>(address_)->load(
+                                        std::memory_order_acquire)
+                                  : reinterpret_cast<std::atomic<uint64_t>*>(address_)->load(
+                                        std::memory_order_acquire);
+        const uint64_t mask = bytes_ == 4 ? 0xffffffffu : ~0ull;
+        switch (flags_ & 3) {
+            case CU_STREAM_WAIT_VALUE_EQ:
+                return seen == value_;
+            case CU_STREAM_WAIT_VALUE_AND:
+                return (seen & value_) != 0;
+            case CU_STREAM_WAIT_VALUE_NOR:
+                return (~(seen | value_) & mask) != 0;
+            default:  // GEQ, cyclic: the difference is not negative
+                return bytes_ == 4 ? static_cast<int32_t>(seen - value_) >= 0
+                                   : static_cast<int64_t>(seen - value_) >= 0;
+        }
+    };
+    auto pause = std::chrono::microseconds(1);
+    while (context.broken() == CUDA_SUCCESS) {
+        if (!runtime().space().reachable(address_, bytes_, false))
+            return CUDA_ERROR_ILLEGAL_ADDRESS;
+        if (satisfied()) break;
+        std::this_thread::sleep_for(pause);
+        pause = std::min(pause * 2, std::chrono::microseconds(500));
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult ValueWrite::run(Context&) const {
+    if (!runtime().space().reachable(address_, bytes_, true)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    if (bytes_ == 4)
+        reinterpret_cast<std::atomic<uint32_t>*>(address_)->store(static_cast<uint32_t>(value_),
+                                                                  std::memory_order_release);
+    else
+        reinterpret_cast<std::atomic<uint64_t>*>(address_)->store(value_,
+                                                                  std::memory_order_release);
+    return CUDA_SUCCESS;
+}
+
+}  // namespace phos::softgpu
