@@ -2,12 +2,11 @@
 
 What a restore opens, cuts or creates, it must open as the user whose program it is: root would
 follow a path that the user has since pointed at somebody else's file. Run as a script it takes the
-ids from a JSON object, opens what the command inherits, and becomes the command. It imports
+ids from a JSON object and becomes the command. It imports
 nothing of phosd: it starts in milliseconds, and a reader can judge it alone.
 """
 
 import ctypes
-import fcntl
 import json
 import os
 import signal
@@ -15,7 +14,6 @@ import struct
 import sys
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from pathlib import Path
 
 
 class Capability(IntEnum):
@@ -63,6 +61,25 @@ def become(
         _check(raised, f"pass on {capability.name}")
 
 
+def open_for_appending(path: str, *, uid: int, gid: int, groups: Sequence[int]) -> int:
+    """Open or create ``path`` with this user's rights, and be root again.
+
+    The kernel takes root's capabilities away while the effective user is another. Call it in a
+    process with one thread. Raises :class:`OSError`.
+    """
+    before = os.getgroups()
+    os.setgroups(list(groups))
+    os.setegid(gid)
+    os.seteuid(uid)
+    try:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NOCTTY
+        return os.open(path, flags, 0o600)
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(before)
+
+
 def _check(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
@@ -77,14 +94,10 @@ def command(
     groups: Sequence[int],
     capabilities: bool = False,
     dies_with_parent: bool = False,
-    terminal: int | None = None,
-    output: tuple[int, Path] | None = None,
 ) -> list[str]:
     """The command line that runs ``words`` as this user.
 
-    ``capabilities`` keeps those that CRIU needs. ``terminal`` is an inherited descriptor that
-    becomes the controlling terminal of a session of its own. ``output`` is a descriptor number and
-    the file to open under it for appending, with the user's rights.
+    ``capabilities`` keeps those that CRIU needs.
     """
     orders = {
         "uid": uid,
@@ -92,40 +105,18 @@ def command(
         "groups": list(groups),
         "capabilities": capabilities,
         "dies_with_parent": dies_with_parent,
-        "terminal": terminal,
-        "output": None if output is None else [output[0], str(output[1])],
     }
     return [sys.executable, "-I", "-S", __file__, json.dumps(orders), *words]
 
 
-def _take_terminal(descriptor: int) -> None:
-    import termios
-
-    os.setsid()
-    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
-    for standard in (0, 1, 2):
-        os.dup2(descriptor, standard)
-
-
-def _open_output(number: int, path: str) -> None:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NOCTTY
-    opened = os.open(path, flags, 0o600)
-    os.dup2(opened, number, inheritable=True)
-    os.close(opened)
-
-
 def main() -> None:
     orders, words = json.loads(sys.argv[1]), sys.argv[2:]
-    if orders["terminal"] is not None:
-        _take_terminal(orders["terminal"])
     if orders["uid"] != 0 or orders["gid"] != 0:
         kept = Capability if orders["capabilities"] else ()
         become(orders["uid"], orders["gid"], orders["groups"], kept)
     if orders["dies_with_parent"]:
         # A change of ids clears it, so it comes after.
         _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "tie to the parent")
-    if orders["output"] is not None:
-        _open_output(*orders["output"])
     os.execv(words[0], words)
 
 

@@ -2,5 +2,28 @@
 
 from phosd.engine.criu.binary import Criu, Owner
 from phosd.engine.criu.dump import DumpOptions, TreeDump, check, dump_tree
+from phosd.engine.criu.restore import (
+    Restored,
+    RestoreOptions,
+    admission,
+    check_images,
+    require_free,
+    restore_tree,
+)
+from phosd.engine.owner_files import Policy
 
-__all__ = ["Criu", "DumpOptions", "Owner", "TreeDump", "check", "dump_tree"]
+__all__ = [
+    "Criu",
+    "DumpOptions",
+    "Owner",
+    "Policy",
+    "RestoreOptions",
+    "Restored",
+    "TreeDump",
+    "admission",
+    "check",
+    "check_images",
+    "dump_tree",
+    "require_free",
+    "restore_tree",
+]

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from phosd.engine import as_owner, procfs
+from phosd.engine import as_owner
 from phosd.engine.errors import Internal, Timeout
 from phosd.engine.progress import Progress
 
@@ -99,15 +99,15 @@ class Criu:
         progress: Progress | None = None,
         while_waiting: Callable[[], None] | None = None,
         dies_with_us: bool = False,
-        terminal: int | None = None,
-        prefix: Sequence[str] = (),
+        wrap: Callable[[list[str]], list[str]] = list,
     ) -> None:
         """Run ``criu action`` as ``owner``; ``images`` and ``work`` may lie in private folders.
 
         CRIU gets both folders as descriptors, so a user who owns them meanwhile still cannot reach
-        them by a path. ``while_waiting`` is called every few milliseconds. Killing CRIU, which a
-        cancelled ``progress`` or the ``deadline`` (seconds) does, does not hurt a process that it
-        dumps. Raises :class:`Internal` with CRIU's own last error lines.
+        them by a path. ``descriptors`` are inherited. ``wrap`` may put a command around CRIU's.
+        ``while_waiting`` is called every few milliseconds.
+        Killing CRIU, which a cancelled ``progress`` or the ``deadline`` (seconds) does, does not
+        hurt a process that it dumps. Raises :class:`Internal` with CRIU's own last error lines.
         """
         self.require_reachable(owner)
         folders = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in (images, work)]
@@ -121,24 +121,28 @@ class Criu:
             line += ["-D", places[0], "-W", places[1], "-L", places[1] + "/no-plugins"]
             if not owner.is_root:
                 line.append("--unprivileged")
+            command = as_owner.command(
+                [*line, *words],
+                uid=owner.uid,
+                gid=owner.gid,
+                groups=owner.groups,
+                capabilities=True,
+                dies_with_parent=dies_with_us,
+            )
             started = subprocess.Popen(
-                as_owner.command(
-                    [*prefix, *line, *words],
-                    uid=owner.uid,
-                    gid=owner.gid,
-                    groups=owner.groups,
-                    capabilities=True,
-                    dies_with_parent=dies_with_us,
-                    terminal=terminal,
-                ),
+                wrap(command),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                pass_fds=(*folders, *descriptors, *(() if terminal is None else (terminal,))),
-                start_new_session=terminal is None,
-                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+                pass_fds=(*folders, *descriptors),
+                start_new_session=True,
+                env={
+                    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+                    "LC_ALL": "C",
+                    "PYTHONPATH": str(Path(__file__).parents[3]),
+                },
             )
         finally:
             for folder in folders:
@@ -226,11 +230,3 @@ def _wait(
                 ) from None
             continue
         return
-
-
-def wait_for_zombie(pid: int, patience: float) -> procfs.Stat | None:
-    """Who holds the pid or thread id ``pid``, after giving a zombie ``patience`` seconds to go."""
-    end = time.monotonic() + patience
-    while (holder := procfs.stat(pid)) is not None and holder.dead and time.monotonic() < end:
-        time.sleep(0.01)
-    return holder

@@ -1,0 +1,347 @@
+"""Restore a process tree with CRIU, as its owner. A failed restore leaves everything as it was."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from phosd.engine import owner_files, procfs
+from phosd.engine.criu.binary import Criu, Owner
+from phosd.engine.criu.dump import digests, require_private
+from phosd.engine.criu.outlets import Outlets
+from phosd.engine.errors import Busy, ImageCorrupt, Internal
+from phosd.engine.image.cpu import CpuDetails, OpenFile
+from phosd.engine.image.manifest import Process, Tree
+from phosd.engine.owner_files import Change, Orders, Policy
+from phosd.engine.progress import Progress
+
+ZOMBIE_PATIENCE = 6.0
+"""Seconds for a parent, or init, to collect the killed processes whose ids are needed."""
+
+SETTLED = 0.05
+"""Seconds that a restored program must live before it counts as restored."""
+
+
+@dataclass(frozen=True)
+class RestoreOptions:
+    """``files`` says what becomes of grown files; ``output`` is the file that takes what the
+    program prints, if it printed to a pipe, a terminal or a socket (None: it is thrown away).
+
+    ``deadline`` in seconds.
+    """
+
+    files: Policy = Policy.KEEP
+    output: Path | None = None
+    deadline: float = 600.0
+
+
+@dataclass
+class Restored:
+    """A restored tree that runs. Call :meth:`settle` when all is well, else :meth:`abandon`."""
+
+    pid: int
+    pids: tuple[int, ...]
+    _files: "_Files"
+
+    def settle(self) -> None:
+        """Keep it: what was kept for undoing goes."""
+        self._files.settle()
+
+    def abandon(self) -> None:
+        """End the tree and bring its files back to what they were before the restore."""
+        _kill(self.pids)
+        self._files.undo()
+
+
+def admission(
+    criu: Criu,
+    tree: Tree,
+    processes: Sequence[Process],
+    folder: Path,
+    options: RestoreOptions,
+) -> None:
+    """Check everything that a restore of ``tree`` needs; nothing is touched.
+
+    ``processes`` are those of this tree. Raises :class:`Busy` when a pid or thread id is taken,
+    :class:`Unsupported` for files that changed, :class:`ImageCorrupt` when CRIU's files are not
+    those of the manifest (their bytes are :func:`check_images`' concern).
+    """
+    details = _details(tree)
+    criu.require_reachable(_restoring_user(details))
+    _check_listing(tree, folder)
+    require_free(processes)
+    _require_unused(details)
+    with _orders(tree, folder, options, "check") as orders:
+        owner_files.require_usable(owner_files.work(orders))
+
+
+def check_images(tree: Tree, folder: Path) -> None:
+    """Hash every file of the dump. Raises :class:`ImageCorrupt` naming the first that differs."""
+    recorded = {file.path: file for file in tree.files}
+    for found in digests(folder):
+        if recorded.get(found.path) != found:
+            raise ImageCorrupt(
+                f"{folder / found.path} is not what was saved",
+                hint="restore another image; this one is damaged",
+            )
+
+
+def restore_tree(
+    criu: Criu,
+    tree: Tree,
+    processes: Sequence[Process],
+    folder: Path,
+    options: RestoreOptions,
+    progress: Progress | None = None,
+) -> Restored:
+    """Restore ``tree`` from ``folder``, its files first. Call :func:`admission` before.
+
+    Raises what :func:`admission` raises, and :class:`Internal` when CRIU fails or the program is
+    dead right afterwards; then its files are again as they were.
+    """
+    details = _details(tree)
+    require_private(folder)
+    require_free(processes)
+    files = _Files(tree, folder, options)
+    pids = tuple(process.pid for process in processes)
+    try:
+        _run(criu, tree, details, folder, options, progress)
+        _confirm(tree.root)
+        _set_affinities(processes)
+    except BaseException:
+        _kill(pids)
+        files.undo()
+        raise
+    return Restored(tree.root, pids, files)
+
+
+def require_free(processes: Sequence[Process]) -> None:
+    """Every pid and thread id must be free. Raises :class:`Busy` saying who holds one.
+
+    An id also counts as taken while others are in the session or process group of that number.
+    """
+    needed = {thread for process in processes for thread in (process.pid, *process.threads)}
+    end = time.monotonic() + ZOMBIE_PATIENCE
+    for number in sorted(needed):
+        while (holder := procfs.stat(number)) is not None and holder.dead:
+            if time.monotonic() > end:
+                raise Busy(
+                    f"pid {number} is a zombie that {procfs.describe(holder.parent)} does not "
+                    "collect",
+                    hint="end that parent and try again",
+                )
+            time.sleep(0.01)
+        if holder is not None:
+            raise Busy(
+                f"the process needs id {number}, which {procfs.describe(number)} has",
+                hint="wait until that one ends, or end it, and try again",
+            )
+    for pid in procfs.pids():
+        other = procfs.stat(pid)
+        if other is not None and not other.dead and needed & {other.group, other.session}:
+            raise Busy(
+                f"{procfs.describe(pid)} is still in the session or process group of the saved "
+                "program",
+                hint="it was started by the program but left its tree; end it and try again",
+            )
+
+
+def _require_unused(details: CpuDetails) -> None:
+    """No living process may use what the restore will cut or replace."""
+    cut = [f.path for f in details.open_files if f.write_only and not f.appended]
+    wanted: dict[tuple[int, int], str] = {}
+    for path in (*cut, *(file.path for file in details.memory_files)):
+        with contextlib.suppress(OSError):  # missing ones are the owner's check to name
+            status = Path(path).lstat()
+            wanted[status.st_dev, status.st_ino] = path
+    if not wanted:
+        return
+    for pid in procfs.pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            used = {(d.file.st_dev, d.file.st_ino) for d in procfs.descriptors(pid) if d.writable}
+            used |= {(m.device, m.inode) for m in procfs.mappings(pid) if m.shared}
+            for key in used & wanted.keys():
+                raise Busy(
+                    f"{procfs.describe(pid)} uses {wanted[key]}, which belongs to the image",
+                    hint="end it and try again",
+                )
+
+
+def _details(tree: Tree) -> CpuDetails:
+    if tree.details is None:
+        raise ImageCorrupt(
+            f"the image says nothing about the tree of pid {tree.root}", "restore another image"
+        )
+    return tree.details
+
+
+def _restoring_user(details: CpuDetails) -> Owner:
+    if details.privileged:
+        return Owner(0, 0, ())
+    return Owner(details.uid, details.gid, details.groups)
+
+
+def _check_listing(tree: Tree, folder: Path) -> None:
+    """The folder holds exactly the recorded files, of the recorded sizes, and no links."""
+    for file in tree.files:
+        if PurePosixPath(file.path).is_absolute() or ".." in PurePosixPath(file.path).parts:
+            raise ImageCorrupt(f"the image names a file outside of it: {file.path!r}", "delete it")
+    found = {
+        str(path.relative_to(folder)): path.lstat()
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    }
+    recorded = {file.path: file.size for file in tree.files}
+    for name in sorted(recorded.keys() | found.keys()):
+        status = found.get(name)
+        regular = status is not None and (status.st_mode & 0o170000) == 0o100000
+        if status is None or not regular or status.st_size != recorded.get(name):
+            raise ImageCorrupt(
+                f"{folder / name} is missing, of another size, or not part of the image",
+                hint="restore another image; this one is damaged",
+            )
+
+
+@contextlib.contextmanager
+def _orders(tree: Tree, folder: Path, options: RestoreOptions, mark: str) -> Iterator[Orders]:
+    """Orders to the owner's file worker; root opens the saved bytes, the owner the paths."""
+    details = _details(tree)
+    user = _restoring_user(details)
+    with contextlib.ExitStack() as opened:
+        sources = []
+        for file in details.memory_files:
+            descriptor = os.open(folder / file.saved, os.O_RDONLY | os.O_NOFOLLOW)
+            opened.callback(os.close, descriptor)
+            sources.append(descriptor)
+        yield Orders(
+            uid=user.uid,
+            gid=user.gid,
+            groups=user.groups,
+            mark=mark,
+            policy=options.files,
+            open_files=_checkable(details),
+            memory_files=details.memory_files,
+            sources=tuple(sources),
+        )
+
+
+def _checkable(details: CpuDetails) -> tuple[OpenFile, ...]:
+    replaced = {file.path for file in details.memory_files}
+    return tuple(file for file in details.open_files if file.path not in replaced)
+
+
+class _Files:
+    """The files as the restore needs them, until it is settled or undone."""
+
+    def __init__(self, tree: Tree, folder: Path, options: RestoreOptions) -> None:
+        with _orders(tree, folder, options, secrets.token_hex(4)) as orders:
+            self._orders = Orders(orders.uid, orders.gid, orders.groups, orders.mark)
+            self._changes: tuple[Change, ...] = ()
+            if orders.open_files or orders.memory_files:
+                answer = owner_files.work(msgspec.structs.replace(orders, apply=True))
+                owner_files.require_usable(answer)
+                self._changes = answer.changes
+
+    def settle(self) -> None:
+        if self._changes:
+            owner_files.work(msgspec.structs.replace(self._orders, settle=self._changes))
+        self._changes = ()
+
+    def undo(self) -> None:
+        if self._changes:
+            owner_files.work(msgspec.structs.replace(self._orders, undo=self._changes))
+        self._changes = ()
+
+
+def _run(
+    criu: Criu,
+    tree: Tree,
+    details: CpuDetails,
+    folder: Path,
+    options: RestoreOptions,
+    progress: Progress | None,
+) -> None:
+    owner = _restoring_user(details)
+    words = ["--restore-detached", "--file-locks", "--manage-cgroups=ignore", "--link-remap"]
+    if details.tcp == "close":
+        words.append("--tcp-close")
+    if details.shell_job:
+        words.append("--shell-job")
+    if details.tied_to_parent:
+        words.append("--restore-sibling")
+    with Outlets(details, owner) as outlets, _readable(folder, owner), _work(folder, owner) as work:
+        criu.run(
+            "restore",
+            [*words, *outlets.words],
+            owner=owner,
+            images=folder,
+            work=work,
+            descriptors=outlets.inherited,
+            deadline=options.deadline,
+            progress=progress,
+            wrap=lambda command: outlets.wrap(command, options.output),
+        )
+
+
+@contextlib.contextmanager
+def _work(folder: Path, owner: Owner) -> Iterator[Path]:
+    work = Path(tempfile.mkdtemp(prefix="criu-", dir=folder.parent))
+    try:
+        os.chown(work, owner.uid, owner.gid)
+        yield work
+    finally:
+        shutil.rmtree(work)
+
+
+@contextlib.contextmanager
+def _readable(folder: Path, owner: Owner) -> Iterator[None]:
+    """Inside, the owner's group may read the folder's files; CRIU gets it as a descriptor."""
+    if owner.is_root:
+        yield
+        return
+    paths = [folder, *folder.rglob("*")]
+    try:
+        for path in paths:
+            os.chown(path, 0, owner.gid, follow_symlinks=False)
+            path.chmod(0o750 if path.is_dir() else 0o640)
+        yield
+    finally:
+        for path in paths:
+            path.chmod(0o700 if path.is_dir() else 0o600)
+            os.chown(path, 0, 0, follow_symlinks=False)
+
+
+def _confirm(root: int) -> None:
+    """CRIU's word is not enough: the program must run, and still run a little later."""
+    for pause in (SETTLED, 0):
+        now = procfs.stat(root)
+        if now is None or now.dead:
+            raise Internal(
+                f"the restored program (pid {root}) ended at once", hint="its own log may say why"
+            )
+        time.sleep(pause)
+
+
+def _set_affinities(processes: Sequence[Process]) -> None:
+    """CRIU does not restore on which CPUs a thread may run."""
+    everywhere = set(range(os.cpu_count() or 1))
+    for process in processes:
+        for thread, cpus in process.affinity.items():
+            present = set(cpus) & everywhere
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended since
+                os.sched_setaffinity(thread, present or everywhere)
+
+
+def _kill(pids: Sequence[int]) -> None:
+    """End what was restored; the ids were free before, so these are the restored processes."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
