@@ -2,6 +2,7 @@
 
 from phosd.engine.criu.binary import Criu, Owner
 from phosd.engine.criu.dump import DumpOptions, TreeDump, check, dump_tree
+from phosd.engine.criu.probe import Verdict, probe, require_working
 from phosd.engine.criu.restore import (
     Restored,
     RestoreOptions,
@@ -20,10 +21,13 @@ __all__ = [
     "RestoreOptions",
     "Restored",
     "TreeDump",
+    "Verdict",
     "admission",
     "check",
     "check_images",
     "dump_tree",
+    "probe",
     "require_free",
+    "require_working",
     "restore_tree",
 ]
