@@ -52,6 +52,8 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         job.enter_context(node.claim(set(unit.pids) - {pid}))
         mode = _choose_mode(unit, options.mode, progress)
         needs = check_space(node, unit, mode)
+        job.callback(node.store.drop_spares)
+        node.store.preallocate(needs.gpu)
         writer = job.enter_context(node.store.begin(unit.trees[0].root.uid))
         staging = job.enter_context(node.staging(needs.cpu))
         cpu = CpuParts(node.criu, writer, staging, DumpOptions(tcp=options.tcp))

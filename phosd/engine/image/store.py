@@ -148,18 +148,24 @@ class Store:
         A checkpoint into memory (tmpfs) is several times faster when the pages are there already.
         Raises :class:`OutOfSpace`.
         """
-        for _ in range(-(-byte_count // CAPACITY) - len(self.spares())):
+        missing = byte_count - CAPACITY * len(self.spares())
+        for left in range(missing, 0, -CAPACITY):
             path = self.packs / f"{secrets.token_hex(8)}.spare"
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 with files.space_errors(str(path)):
-                    os.posix_fallocate(fd, 0, CAPACITY)
+                    os.posix_fallocate(fd, 0, min(left, CAPACITY))
             except BaseException:
                 path.unlink()
                 raise
             finally:
                 os.close(fd)
+
+    def drop_spares(self) -> None:
+        """Give back what :meth:`preallocate` set aside and no image took."""
+        for path in self.spares():
+            path.unlink(missing_ok=True)
 
     def spares(self) -> Sequence[Path]:
         """The spare packs that nobody is making or taking."""

@@ -7,9 +7,10 @@ another; the writing is done by as many threads as keep a fast disk or a tmpfs b
 
 import os
 import struct
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import cycle, islice
 
 from phosd.engine.cuda import call
 from phosd.engine.digest import SIZE
@@ -32,6 +33,7 @@ from phosd.engine.mover.transfer import (
 from phosd.engine.mover.wire import Save, Stored
 
 _WRITERS = max(4, min(16, os.cpu_count() or 1))
+"""Threads, and packs that are written at once: one file takes only one write at a time."""
 _ENTRY = struct.Struct("<QQ")
 
 
@@ -56,6 +58,11 @@ class _Batch:
     items: list[_Item] = field(default_factory=list)
     size: int = 0
 
+    @property
+    def end(self) -> int:
+        """Where the next record of the pack would begin."""
+        return self.offset + self.size
+
 
 class _Planner:
     """Gives every chunk its place: an earlier equal chunk's, or the next record of a pack."""
@@ -69,10 +76,9 @@ class _Planner:
         """Filled as :meth:`batches` goes along."""
 
     def batches(self) -> Iterator[_Batch]:
-        """The batches to copy, in the order of the packs."""
+        """The batches to copy. They take turns among some packs, so that their writes do too."""
         packs = iter(enumerate(self._request.packs))
-        pack, (number, capacity) = next(packs, (-1, (-1, 0)))
-        batch = _Batch(pack, 0)
+        lanes = deque(_Batch(pack, 0) for pack, _ in islice(packs, _WRITERS))
         for key, digests in self._request.blocks:
             chunks = self._gpu.block(key).chunks
             if len(digests) != SIZE * len(chunks):
@@ -82,26 +88,28 @@ class _Planner:
             for index, (address, length) in enumerate(chunks):
                 digest = digests[SIZE * index : SIZE * (index + 1)]
                 if (ref := self._seen.get(digest)) is None:
-                    needed = record_size(length)
-                    end = batch.offset + batch.size
-                    if end + needed > capacity:
-                        yield from [batch] if batch.items else []
-                        pack, (number, capacity) = next(packs, (-1, (-1, 0)))
-                        if needed > capacity:
-                            raise OutOfSpace(
-                                "the packs of the image are full", hint="give the mover more packs"
-                            )
-                        batch = _Batch(pack, 0)
-                    elif len(batch.items) == self._records:
-                        yield batch
-                        batch = _Batch(pack, end)
-                    ref = ChunkRef(digest.hex(), number, batch.offset + batch.size, length)
+                    while lanes and lanes[0].end + record_size(length) > self._capacity(lanes[0]):
+                        full = lanes.popleft()
+                        yield from [full] if full.items else []
+                        lanes.extendleft(_Batch(pack, 0) for pack, _ in islice(packs, 1))
+                    if not lanes:
+                        raise OutOfSpace(
+                            "the packs of the image are full", hint="give the mover more packs"
+                        )
+                    batch = lanes[0]
+                    number = self._request.packs[batch.pack][0]
+                    ref = ChunkRef(digest.hex(), number, batch.end, length)
                     batch.items.append(_Item(key, index, address, length, digest, batch.size))
-                    batch.size += needed
+                    batch.size += record_size(length)
                     self._seen[digest] = ref
+                    if len(batch.items) == self._records:
+                        yield lanes.popleft()
+                        lanes.append(_Batch(batch.pack, batch.end))
                 refs.append(ref)
-        if batch.items:
-            yield batch
+        yield from (batch for batch in lanes if batch.items)
+
+    def _capacity(self, batch: _Batch) -> int:
+        return self._request.packs[batch.pack][1]
 
 
 def save(
