@@ -8,11 +8,13 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from phosd.engine import criu, driver
+from phosd.engine.criu import Policy, Restored
 from phosd.engine.criu import RestoreOptions as CpuOptions
 from phosd.engine.errors import Internal
 from phosd.engine.holdings import new_key
@@ -64,22 +66,22 @@ def restore(
         pids = tuple(p.pid for p in manifest.processes)
         job.enter_context(node.claim(pids))
         require_same_machine(manifest, node.criu)
-        cpu_options = CpuOptions(files=options.files, output=options.output)
-        for tree in manifest.trees:
-            criu.admission(tree, node.store.folder(image_id) / tree.folder, cpu_options)
+        cpu = _CpuSide(node, manifest, options)
+        cpu.admit()
         require_device_memory(node, _bytes_by_gpu(manifest))
         progress.check()
 
         progress.phase("load", bytes_total=manifest.device_bytes)
-        memory = job.enter_context(_loaded(node, image, progress))
+        with ThreadPoolExecutor(1) as beside:
+            hashing = beside.submit(cpu.check_bytes)
+            memory = job.enter_context(_loaded(node, image, progress))
+            hashing.result()
         progress.check()
 
         progress.phase("cpu")
         with ExitStack() as undo:
-            for tree in manifest.trees:
-                folder = node.store.folder(image_id) / tree.folder
-                undo.callback(_end, [p.pid for p in manifest.processes])
-                criu.restore_tree(node.criu, tree, folder, cpu_options)
+            for restored in cpu.restore(progress):
+                undo.callback(restored.abandon)
             progress.phase("control")
             driver.resume([p.pid for p in manifest.processes if p.gpu])
             progress.phase("map")
@@ -93,8 +95,47 @@ def restore(
         for link in links:
             link.open_gate()
             link.close()
+        cpu.settle()
         progress.finish()
     return RestoreResult(manifest.trees[0].root, pids, time.monotonic() - started)
+
+
+class _CpuSide:
+    """CRIU's part of the image: one tree after the other."""
+
+    def __init__(self, node: Node, manifest: Manifest, options: RestoreOptions) -> None:
+        self._criu = node.criu
+        self._options = CpuOptions(files=Policy(options.files), output=options.output)
+        folder = node.store.images / manifest.id
+        self._trees = [
+            (tree, [p for p in manifest.processes if p.tree == number], folder / tree.folder)
+            for number, tree in enumerate(manifest.trees)
+        ]
+        self._restored: list[Restored] = []
+
+    def admit(self) -> None:
+        """Ids are free, files are as they must be, the owner may."""
+        for tree, processes, folder in self._trees:
+            criu.admission(self._criu, tree, processes, folder, self._options)
+
+    def check_bytes(self) -> None:
+        """CRIU's files are what was saved."""
+        for tree, _, folder in self._trees:
+            criu.check_images(tree, folder)
+
+    def restore(self, progress: Progress) -> Iterator[Restored]:
+        """Bring each tree up, frozen at its first CUDA call."""
+        for tree, processes, folder in self._trees:
+            restored = criu.restore_tree(
+                self._criu, tree, processes, folder, self._options, progress
+            )
+            self._restored.append(restored)
+            yield restored
+
+    def settle(self) -> None:
+        """All is well: what was kept for undoing goes."""
+        for restored in self._restored:
+            restored.settle()
 
 
 def _stored(manifest: Manifest) -> list[Block]:
@@ -154,8 +195,3 @@ def _require_running(manifest: Manifest, links: Sequence[HookLink]) -> None:
             raise Internal(
                 f"the memory of restored process {link.pid} is not mapped", hint="report this"
             )
-
-
-def _end(pids: Sequence[int]) -> None:
-    """Kill what a failed restore has brought up. The image is untouched and can be tried again."""
-    criu.end_processes(pids)
