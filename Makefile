@@ -1,0 +1,80 @@
+# Every target does the set-up that it needs, and is quick the second time.
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+WORKERS ?= 2
+
+PY := .venv/bin/python
+LOGS := build/logs
+STEP := packaging/step.sh
+SOURCES = $(shell find phosd tests bench -name "*.cpp" -o -name "*.h" -o -name "*.cu")
+CMAKE := .venv/bin/cmake
+CONFIGURE := -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DPython3_EXECUTABLE=$(CURDIR)/$(PY)
+export PATH := $(PATH):/usr/sbin:/sbin
+export PYTHON
+
+.PHONY: help setup build lint native-test test demo test-gpu clean
+
+help:
+	@echo "make demo      train a network, checkpoint it, kill -9, restore it, compare"
+	@echo "make test      linters, native tests (also with sanitizers), Python tests"
+	@echo "make test-gpu  the tests that need a real GPU"
+	@echo "make setup     virtual environment, system packages, CRIU (the others do it themselves)"
+	@echo "make build     the native libraries"
+	@echo "make lint      ruff, mypy, clang-format"
+	@echo "make clean     remove what was built; the virtual environment and CRIU stay"
+
+# --- set-up
+
+setup: build/.packages .venv/.ready
+	@packaging/ensure_criu.sh $(PY)
+
+build/.packages: packaging/system_packages.sh
+	@mkdir -p build
+	@packaging/system_packages.sh
+	@touch $@
+
+.venv/.ready: pyproject.toml packaging/make_venv.sh packaging/requirements.py | build/.packages
+	@$(STEP) "virtual environment" $(LOGS)/venv.log packaging/make_venv.sh $(PYTHON) .venv
+	@touch $@
+
+# --- build
+
+build: build/.packages .venv/.ready build/native/build.ninja
+	@$(STEP) "native build" $(LOGS)/build.log $(CMAKE) --build build/native --parallel $(JOBS)
+
+build/native/build.ninja: | .venv/.ready
+	@$(STEP) "configure" $(LOGS)/configure.log $(CMAKE) -S . -B build/native $(CONFIGURE)
+
+build/sanitized/build.ninja: | .venv/.ready
+	@$(STEP) "configure with sanitizers" $(LOGS)/configure-sanitized.log \
+	    $(CMAKE) -S . -B build/sanitized $(CONFIGURE) \
+	    -DPHOS_SANITIZE=address,undefined -DPHOS_NATIVE_DIR=$(CURDIR)/build/sanitized/native
+
+# --- tests
+
+lint: .venv/.ready
+	@$(STEP) "ruff check" $(LOGS)/ruff.log $(PY) -m ruff check --quiet .
+	@$(STEP) "ruff format" $(LOGS)/format.log $(PY) -m ruff format --check --quiet .
+	@$(STEP) "mypy" $(LOGS)/mypy.log $(PY) -m mypy
+	@$(STEP) "clang-format" $(LOGS)/clang-format.log \
+	    .venv/bin/clang-format --dry-run --Werror $(SOURCES)
+
+native-test: build build/sanitized/build.ninja
+	@$(STEP) "native tests" $(LOGS)/ctest.log \
+	    .venv/bin/ctest --test-dir build/native --output-on-failure --no-tests=error
+	@$(STEP) "sanitized build" $(LOGS)/build-sanitized.log \
+	    $(CMAKE) --build build/sanitized --parallel $(JOBS)
+	@$(STEP) "native tests with sanitizers" $(LOGS)/ctest-sanitized.log \
+	    .venv/bin/ctest --test-dir build/sanitized --output-on-failure --no-tests=error
+
+test: setup lint native-test
+	@$(PY) -m pytest --quiet --numprocesses $(WORKERS)
+
+test-gpu: setup build
+	@PHOS_GPU=real $(PY) -m pytest --quiet tests/core
+
+demo: setup build
+	@$(PY) -m phosd.demo
+
+clean:
+	@rm -rf build phosd/native .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,42 @@
+#!/bin/sh
+# Install the system packages that are missing, and only those. Prints one line.
+set -eu
+
+missing=""
+need() { # need TEST PACKAGE...: the packages are missing unless the test succeeds
+    test=$1
+    shift
+    sh -c "$test" >/dev/null 2>&1 || missing="$missing $*"
+}
+tool() { need "command -v $1" "$2"; }
+
+PATH="$PATH:/usr/sbin:/sbin"
+tool gcc gcc
+tool g++ g++
+tool patchelf patchelf
+tool dbus-daemon dbus-daemon
+tool busctl systemd
+tool ip iproute2
+tool ps procps
+need "${PYTHON:-python3} -c 'import ensurepip, venv'" python3-venv
+need "ls /usr/share/keyrings/debian-archive-keyring.*" debian-archive-keyring
+
+if [ -z "$missing" ]; then
+    echo "system packages: all there"
+    exit 0
+fi
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    echo "system packages: missing:$missing; install them and try again" >&2
+    exit 1
+fi
+export DEBIAN_FRONTEND=noninteractive
+log=$(mktemp)
+# shellcheck disable=SC2086
+install() { apt-get install -y -qq --no-install-recommends $missing >"$log" 2>&1; }
+install || { apt-get update -qq >"$log" 2>&1 && install; } || {
+    cat "$log"
+    echo "system packages: apt-get could not install$missing" >&2
+    exit 1
+}
+rm -f "$log"
+echo "system packages: installed$missing"
