@@ -67,7 +67,7 @@ def gpu_uuids() -> list[str]:
     uuids = []
     for ordinal in range(cuda.call("cuDeviceGetCount")):
         device = cuda.call("cuDeviceGet", ordinal)
-        raw = bytes(cuda.call("cuDeviceGetUuid_v2", device).bytes).hex()
+        raw = bytes(cuda.call("cuDeviceGetUuid", device).bytes).hex()
         parts = (raw[:8], raw[8:12], raw[12:16], raw[16:20], raw[20:])
         uuids.append("GPU-" + "-".join(parts))
     return uuids
