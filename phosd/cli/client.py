@@ -87,20 +87,29 @@ async def _run_job(
 
 
 async def _properties(connection: Connection, path: str) -> Properties:
-    (values,) = await connection.call(path, _PROPERTIES, "GetAll", "s", JOB)
+    try:
+        (values,) = await connection.call(path, _PROPERTIES, "GetAll", "s", JOB)
+    except CallError as error:
+        if error.name.endswith((".NoReply", ".ServiceUnknown")):
+            raise _gone(path) from error
+        raise
     return dict(values)
 
 
 async def _until_news_of(path: str, news: "asyncio.Queue[Signal]") -> None:
     while True:
-        signal_ = await news.get()
-        if signal_.member == "NameOwnerChanged" and signal_.args[0] == NAME:
-            raise CommandError(
-                "NoDaemon",
-                f"phosd ended while it worked on {path}; `phos history` tells what became of it",
-            )
-        if signal_.path == path or (signal_.member == "JobRemoved" and signal_.args[0] == path):
+        heard = await news.get()
+        if heard.member == "NameOwnerChanged" and heard.args[0] == NAME:
+            raise _gone(path)
+        if heard.path == path or (heard.member == "JobRemoved" and heard.args[0] == path):
             return
+
+
+def _gone(path: str) -> CommandError:
+    return CommandError(
+        "NoDaemon",
+        f"phosd ended while it worked on {path}; `phos history` tells what became of it",
+    )
 
 
 class _cancelled_by_ctrl_c:  # noqa: N801 - a context manager, used like a function

@@ -17,7 +17,8 @@ from phosd.bus import ROOT, CallError, Connection, NoBusError
 from phosd.cli.run import DEFAULT_RUNTIME
 from phosd.cli.settings import Exit, Settings, command, human_bytes, of_bus
 from phosd.engine import cuda, gpus
-from phosd.engine.criu import Criu
+from phosd.engine.criu import Criu, probe
+from phosd.engine.criu.binary import INSTALL_HINT
 from phosd.engine.errors import PhosError
 from phosd.engine.native import digest_library, hook_library, softgpu_folder
 
@@ -140,11 +141,18 @@ def _gpu() -> list[Finding]:
 
 
 def _criu() -> Finding:
+    """Only a dump and a restore of a real program tell whether CRIU works on this kernel."""
     try:
         criu = Criu.find()
-        return _ok("criu", f"{criu.version} ({criu.path})")
+        text = f"{criu.version} ({criu.path})"
+        if os.geteuid() != 0:
+            return Finding("criu", "warning", text, "run this as root to see whether it works")
+        verdict = probe(criu)
     except PhosError as error:
         return Finding("criu", "error", error.what, error.hint)
+    if not verdict.works:
+        return Finding("criu", "error", f"{text} does not work: {verdict.reason}", INSTALL_HINT)
+    return _ok("criu", f"{text} saved and restored a program with sockets here")
 
 
 def _hook_folder() -> Finding:

@@ -117,6 +117,14 @@ def m001_tables(db: Any) -> None:
     )
 
 
+def _storable(row: Row) -> Row:
+    """The row with strings that are UTF-8: names of files and commands may hold any bytes."""
+    return {
+        key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+        for key, value in row.items()
+    }
+
+
 def _connect(path: Path) -> Any:
     connection = sqlite3.connect(path, check_same_thread=False)
     connection.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS}")
@@ -175,7 +183,7 @@ class History:
 
         def run(db: Any) -> None:
             with db.atomic():
-                db["jobs"].upsert(row, pk="id")
+                db["jobs"].upsert(_storable(row), pk="id")
                 db["job_phases"].insert_all(phases, replace=True)
 
         self._work.put(run)
@@ -193,7 +201,7 @@ class History:
             "error": "Internal",
             "message": "phosd ended while the job ran; start it again",
         }
-        self._work.put(lambda db: db["jobs"].upsert(row, pk="id"))
+        self._work.put(lambda db: db["jobs"].upsert(_storable(row), pk="id"))
         self.event("interrupted", f"job {entry.job}", f"{entry.operation} {entry.target}")
 
     def image(self, manifest: Manifest, whole: bool | None = None) -> None:
@@ -207,12 +215,12 @@ class History:
         }
         if whole is not None:
             row |= {"verified": time.time(), "verified_ok": int(whole)}
-        self._work.put(lambda db: db["images"].upsert(row, pk="id"))
+        self._work.put(lambda db: db["images"].upsert(_storable(row), pk="id"))
 
     def image_deleted(self, image: str) -> None:
         """An image is gone."""
         row = {"id": image, "deleted": time.time()}
-        self._work.put(lambda db: db["images"].upsert(row, pk="id"))
+        self._work.put(lambda db: db["images"].upsert(_storable(row), pk="id"))
 
     def process(self, process: GpuProcess, boot: str) -> None:
         """A GPU process was seen."""
@@ -229,7 +237,7 @@ class History:
 
         def run(db: Any) -> None:
             with db.atomic():
-                db["processes"].upsert(row, pk=key)
+                db["processes"].upsert(_storable(row), pk=key)
                 db.execute("update processes set first_seen = ? where first_seen is null", [now])
 
         self._work.put(run)
@@ -253,7 +261,7 @@ class History:
     def event(self, kind: str, subject: str, text: str) -> None:
         """Something worth knowing later."""
         row = {"time": time.time(), "kind": kind, "subject": subject, "text": text}
-        self._work.put(lambda db: db["events"].insert(row))
+        self._work.put(lambda db: db["events"].insert(_storable(row)))
 
     def prune(self, before: float) -> None:
         """Forget jobs, events and samples older than a time."""
@@ -322,5 +330,5 @@ class History:
         while (work := self._work.get()) is not None:
             try:
                 work(self._database)
-            except sqlite3.Error:
+            except Exception:  # this thread must go on for what comes after
                 _log.exception("the history %s could not be written", self._path)

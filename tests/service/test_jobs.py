@@ -17,8 +17,8 @@ from phosd.engine.errors import ImageCorrupt, OutOfSpace
 from phosd.engine.progress import Progress
 from tests.bus import busctl
 from tests.harness import wait_until
-from tests.service.conftest import MANAGER, ROOT, Service
 from tests.service.fake_engine import manifest
+from tests.service.running import MANAGER, ROOT, Service
 
 STRANGER = pwd.getpwnam("nobody").pw_uid
 

@@ -1,0 +1,206 @@
+"""The object tree: introspection, properties, who may read what, and the ObjectManager."""
+
+import asyncio
+import os
+import pwd
+from xml.etree import ElementTree
+
+import pytest
+from sqlite_utils import Database
+
+from phosd.bus import Connection, Signal, clean, path_of, plain
+from tests.bus import busctl
+from tests.harness import wait_until
+from tests.service.fake_engine import manifest, this_process
+from tests.service.running import MANAGER, ROOT, Service
+
+STRANGER = pwd.getpwnam("nobody").pw_uid
+PROPERTIES = "org.freedesktop.DBus.Properties"
+PROCESS = f"/org/phos/process/_{os.getpid()}_1"
+
+
+def introspect(service: Service, path: str) -> ElementTree.Element:
+    return ElementTree.fromstring(
+        busctl(service.address, "introspect", "--xml-interface", "org.phos", path)
+    )
+
+
+def show_process(service: Service, **changes: object) -> None:
+    service.engine.running = [this_process(**changes)]
+    service.call("ListProcesses")
+
+
+def test_the_manager_is_introspected_completely(service: Service) -> None:
+    node = introspect(service, ROOT)
+    interfaces = {i.attrib["name"]: i for i in node.iter("interface")}
+    assert f"{PROPERTIES.rpartition('.')[0]}.ObjectManager" in interfaces
+    manager = interfaces[MANAGER]
+    methods = {
+        m.attrib["name"]: [
+            "".join(a.attrib["type"] for a in m if a.attrib["direction"] == direction)
+            for direction in ("in", "out")
+        ]
+        for m in manager.iter("method")
+    }
+    assert methods == {
+        "Checkpoint": ["ua{sv}", "o"],
+        "Restore": ["sa{sv}", "o"],
+        "Migrate": ["usa{sv}", "o"],
+        "Suspend": ["ua{sv}", "o"],
+        "Resume": ["ua{sv}", "o"],
+        "VerifyImage": ["sa{sv}", "o"],
+        "DeleteImage": ["sa{sv}", ""],
+        "GetProcess": ["u", "o"],
+        "ListProcesses": ["", "a(uustsso)"],
+        "ListImages": ["", "a(stuttso)"],
+        "ListJobs": ["", "a(ussso)"],
+        "ListGPUs": ["", "a(usstto)"],
+        "ListHistory": ["a{sv}", "aa{sv}"],
+    }
+    signals = {s.attrib["name"] for s in manager.iter("signal")}
+    assert signals == {
+        "JobNew",
+        "JobRemoved",
+        "ProcessNew",
+        "ProcessRemoved",
+        "ImageNew",
+        "ImageRemoved",
+    }
+
+
+def test_the_tree_can_be_walked_from_the_top(service: Service) -> None:
+    show_process(service)
+    service.engine.stored["2026-a"] = manifest("2026-a")
+    service.call("ListImages")
+    service.call("ListGPUs")
+    tree = busctl(service.address, "tree", "--list", "org.phos").split()
+    assert {"/", "/org", ROOT, PROCESS, path_of("image", "2026-a")} <= set(tree)
+    assert path_of("gpu", "GPU-1234-ab") == "/org/phos/gpu/GPU_2d1234_2dab"
+    assert path_of("gpu", "GPU-1234-ab") in tree
+    for path in tree:
+        introspect(service, path)
+
+
+def test_properties_have_the_types_that_introspection_says(service: Service) -> None:
+    show_process(service)
+    service.engine.stored["i"] = manifest("i")
+    service.call("ListImages")
+    service.call("ListGPUs")
+    service.start("Checkpoint", "ua{sv}", os.getpid(), 0)
+    for path in (
+        ROOT,
+        PROCESS,
+        "/org/phos/image/i",
+        "/org/phos/job/_1",
+        path_of("gpu", "GPU-1234-ab"),
+    ):
+        for interface in introspect(service, path).iter("interface"):
+            for declared in interface.iter("property"):
+                line = busctl(
+                    service.address,
+                    "get-property",
+                    "org.phos",
+                    path,
+                    interface.attrib["name"],
+                    declared.attrib["name"],
+                )
+                assert line.split()[0] == declared.attrib["type"], (path, declared.attrib)
+
+
+def test_a_command_line_is_for_its_owner_and_root_only(service: Service) -> None:
+    show_process(service, uid=1, command=("train", "--password=x"))
+    assert "password" in service.get(PROCESS, "Process1", "CommandLine")
+    with pytest.raises(RuntimeError, match=r"CommandLine of .* belongs to uid 1"):
+        service.get(PROCESS, "Process1", "CommandLine", uid=STRANGER)
+    get_all = ("call", "org.phos", PROCESS, PROPERTIES, "GetAll", "s", "org.phos.Process1")
+    managed = ("call", "org.phos", ROOT, "org.freedesktop.DBus.ObjectManager", "GetManagedObjects")
+    for call in (get_all, managed):
+        assert "password" in busctl(service.address, *call)
+        seen = busctl(service.address, *call, uid=STRANGER)
+        assert "Pid" in seen
+        assert "password" not in seen
+    assert "password" in service.call("ListProcesses")
+    assert "password" not in service.call("ListProcesses", uid=STRANGER)
+
+
+def test_a_message_is_for_the_owner_of_the_job_only(service: Service) -> None:
+    job = service.start("Checkpoint", "ua{sv}", os.getpid(), 0)
+    assert service.get(job, "Job1", "Message") == '""'
+    with pytest.raises(RuntimeError, match="belongs to uid 0"):
+        service.get(job, "Job1", "Message", uid=STRANGER)
+    assert service.get(job, "Job1", "State", uid=STRANGER) == '"running"'
+
+
+def test_comings_and_goings_are_announced_without_private_things(service: Service) -> None:
+    heard: list[Signal] = []
+
+    async def listen() -> None:
+        connection = await Connection.open(service.address)
+        await connection.subscribe(heard.append, "sender='org.phos'")
+        await asyncio.to_thread(show_process, service, command=("train", "--password=x"))
+        await asyncio.to_thread(show_process, service, state="parked")
+        service.engine.running = []
+        await asyncio.to_thread(service.call, "ListProcesses")
+        await asyncio.sleep(0.1)
+        connection.close()
+
+    asyncio.run(listen())
+    assert "password" not in repr(heard)
+    mine = [s for s in heard if PROCESS in (s.path, *s.args)]
+    assert [(s.path, s.member) for s in mine] == [
+        (ROOT, "InterfacesAdded"),
+        (ROOT, "ProcessNew"),
+        (PROCESS, "PropertiesChanged"),
+        (ROOT, "InterfacesRemoved"),
+        (ROOT, "ProcessRemoved"),
+    ]
+    assert mine[0].args[1]["org.phos.Process1"]["Pid"] == os.getpid()
+    assert mine[2].args[1] == {"State": "parked"}
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ((ROOT, PROPERTIES, "Get", "ss", MANAGER, "Nothing"), "has no Nothing"),
+        ((ROOT, PROPERTIES, "Get", "ss", "org.phos.Job1", "State"), "has no org.phos.Job1"),
+        ((ROOT, PROPERTIES, "Set", "ssv", MANAGER, "Version", "s", "2"), "cannot be set"),
+        ((ROOT, PROPERTIES, "Get", "s", MANAGER), "Properties.Get(s)"),
+        (("/org/phos/job/_99", PROPERTIES, "GetAll", "s", ""), "no object /org/phos/job/_99"),
+        ((ROOT, "org.phos.Job1", "Cancel", "a{sv}", "0"), "has no method org.phos.Job1.Cancel"),
+    ],
+)
+def test_reads_that_make_no_sense(service: Service, call: tuple[str, ...], error: str) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        busctl(service.address, "call", "org.phos", *call)
+    assert error in str(caught.value)
+
+
+def test_peer_answers_ping(service: Service) -> None:
+    busctl(service.address, "call", "org.phos", ROOT, "org.freedesktop.DBus.Peer", "Ping")
+
+
+def test_a_hook_that_appears_is_noticed_at_once(service: Service) -> None:
+    hooks = service.config.runtime_dir / "hook"
+    service.engine.running = [this_process()]
+    hooks.mkdir(exist_ok=True)
+    (hooks / "4711.sock").touch()
+    wait_until(
+        lambda: PROCESS in busctl(service.address, "tree", "--list", "org.phos").split(),
+        "the process",
+        patience=10,
+    )
+    assert service.call("GetProcess", "u", os.getpid()) == f'o "{PROCESS}"'
+
+
+def test_strings_that_a_bus_cannot_carry_are_made_ones_that_it_can() -> None:
+    odd = os.fsdecode(b"a\xffb\0c")
+    assert clean([odd, {odd: (odd,)}]) == ["a?b c", {"a?b c": ["a?b c"]}]
+    assert plain({"a": [1, "x"]}) == {"a": [1, "x"]}
+
+
+def test_a_command_line_of_any_bytes_does_not_break_the_connection(service: Service) -> None:
+    show_process(service, command=(os.fsdecode(b"tr\xffain"),))
+    assert service.get(PROCESS, "Process1", "CommandLine") == '1 "tr?ain"'
+    database = Database(service.config.state_dir / "history.db")
+    wait_until(lambda: list(database.query("select * from processes")), "the row", patience=10)
+    assert [row["command"] for row in database["processes"].rows] == ["tr?ain"]

@@ -1,0 +1,270 @@
+"""History, journal and configuration: what outlives a daemon, and what tells it what to do."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from sqlite_utils import Database
+
+from phosd.engine.procfs import boot_id
+from phosd.service.config import Config, ConfigError, load, size
+from phosd.service.history import History, migrations
+from phosd.service.jobs import Job, JobState, Outcome, Task
+from phosd.service.journal import Entry, Journal
+from tests.harness import wait_until
+from tests.service.fake_engine import GPU, manifest, this_process
+
+
+def job(number: int, *, owner: int = 0, started: float = 1000.0) -> Job:
+    task = Task("checkpoint", "7", owner, frozenset(), lambda progress: Outcome())
+    ended = Job(number, task, started)
+    ended.progress.phase("prepare")
+    ended.progress.phase("park", stopped=True, bytes_total=10)
+    ended.progress.advance(10)
+    ended.progress.finish()
+    ended.state, ended.ended, ended.outcome = JobState.DONE, started + 1, Outcome("i", "stop")
+    return ended
+
+
+def test_history_keeps_jobs_with_their_phases(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db")
+    history.job(job(1))
+    history.job(job(2, owner=5))
+    history.flush()
+    assert [row["id"] for row in history.jobs(10)] == [2, 1]
+    assert [row["id"] for row in history.jobs(10, owner=5)] == [2]
+    assert [row["id"] for row in history.jobs(1)] == [2]
+    row = history.jobs(10)[1]
+    assert (row["state"], row["result"], row["mode"]) == ("done", "i", "stop")
+    phases = history.query("select * from job_phases where job = 1 order by position")
+    assert [(p["name"], p["stopped"], p["bytes"]) for p in phases] == [
+        ("prepare", 0, 0),
+        ("park", 1, 10),
+    ]
+    assert phases[0]["start"] == pytest.approx(1000.0)
+    assert history.next_job() == 3
+    history.close()
+    again = History(tmp_path / "history.db")
+    assert again.next_job() == 3
+    again.close()
+
+
+def test_history_forgets_what_is_old_and_nothing_else(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db")
+    history.job(job(1, started=1000.0))
+    history.job(job(2, started=5000.0))
+    running = job(3, started=1000.0)
+    running.ended, running.state = None, JobState.RUNNING
+    history.job(running)
+    history.prune(before=3000.0)
+    history.flush()
+    assert [row["id"] for row in history.jobs(10)] == [3, 2]
+    assert {p["job"] for p in history.query("select * from job_phases")} == {2}
+    history.close()
+
+
+def test_history_keeps_images_processes_and_samples(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db")
+    history.image(manifest("a"), whole=True)
+    history.image(manifest("b"))
+    history.image(manifest("a"), whole=False)
+    history.image_deleted("b")
+    history.process(this_process(), "boot")
+    history.process(this_process(), "boot")
+    history.gpu_samples([GPU])
+    history.event("kind", "subject", "text")
+    history.flush()
+    assert {k: whole for k, (_, whole) in history.verified().items()} == {"a": False}
+    (process,) = history.query("select * from processes")
+    assert process["first_seen"] <= process["last_seen"]
+    (sample,) = history.query("select * from gpu_samples")
+    assert sample["memory_used"] == GPU.memory_used
+    assert [r["text"] for r in history.query("select text from events")] == ["text"]
+    assert history.query("select deleted from images where id = 'b'")[0]["deleted"] > 0
+    history.close()
+
+
+def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    for _ in range(2):
+        History(path).close()
+    database = Database(path)
+    assert [m.name for m in migrations.applied(database)] == ["m001_tables"]
+    assert {
+        "processes",
+        "jobs",
+        "job_phases",
+        "images",
+        "gpu_samples",
+        "kernels",
+        "events",
+    } <= set(database.table_names())
+    assert database.execute("pragma journal_mode").fetchone() == ("wal",)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_write_that_fails_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    history = History(tmp_path / "history.db")
+    with sqlite3.connect(tmp_path / "history.db") as other:
+        other.execute(
+            "create trigger full before insert on events begin select raise(abort, 'full'); end"
+        )
+    history.event("lost", "", "")
+    history.job(job(1))
+    history.flush()
+    assert "could not be written" in caplog.text
+    assert len(history.jobs(10)) == 1
+    history.close()
+
+
+ENTRY = Entry(job=7, operation="checkpoint", target="42", owner=0, started=1.0, boot_id="b", pid=42)
+
+
+def test_the_journal_gives_back_what_was_not_finished(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.write(ENTRY)
+    assert Journal(tmp_path / "journal").unfinished() == [ENTRY]
+    assert [p.stat().st_mode & 0o777 for p in (tmp_path / "journal").iterdir()] == [0o600]
+    journal.remove(7)
+    assert journal.unfinished() == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"job": "x"}', b"\xff" * 100_000])
+def test_a_damaged_journal_file_is_kept_and_told(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journal(tmp_path)
+    journal.write(ENTRY)
+    (tmp_path / "9.json").write_bytes(content)
+    assert journal.unfinished() == [ENTRY]
+    assert "9.json is no journal entry" in caplog.text
+    assert (tmp_path / "9.json").exists()
+
+
+GOOD = """
+state_dir = "/srv/phos"
+ring_bytes = "256 MiB"
+staging_limit = 1073741824
+retention_days = 7
+rescan_seconds = 1.5
+"""
+
+
+def test_a_configuration_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text(GOOD)
+    assert load(path) == Config(
+        state_dir=Path("/srv/phos"),
+        ring_bytes=256 << 20,
+        staging_limit=1 << 30,
+        retention_days=7,
+        rescan_seconds=1.5,
+    )
+    assert load(tmp_path / "missing.toml") == Config()
+
+
+def test_every_mistake_is_told_with_file_line_and_key(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text(
+        'state_dir = "here"\n\nring_bytes = "much"\nretention_days = true\nspeed = 9\n'
+        "rescan_seconds = 0.1\n[listen]\nport = 1\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    problems = caught.value.problems
+    assert [p.split(": ")[:2] for p in problems] == [
+        [f"{path}:1", "state_dir"],
+        [f"{path}:3", "ring_bytes"],
+        [f"{path}:4", "retention_days"],
+        [f"{path}:5", "speed"],
+        [f"{path}:6", "rescan_seconds"],
+        [f"{path}:7", "listen"],
+    ]
+    assert "not an absolute path" in problems[0]
+    assert "there are state_dir, " in problems[3]
+    path.write_text("a = \n")
+    with pytest.raises(ConfigError, match="line 1"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1", 1), ("2K", 2000), ("2 KiB", 2048), ("1.5G", 1_500_000_000), ("16GiB", 16 << 30)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1 PiB", "1.5.5", "GiB"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        size(text)
+
+
+def phosd(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "phosd.service.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | environment,
+    )
+
+
+def test_check_config_explains_and_exits(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text("ring = 1\n")
+    done = phosd("--check-config", "--config", str(path))
+    assert done.returncode == 1
+    assert f"{path}:1: ring: is not a setting" in done.stderr
+    path.write_text(GOOD)
+    done = phosd("--check-config", "--config", str(path), "--state-dir", str(tmp_path))
+    assert done.returncode == 0
+    assert f"state_dir = {tmp_path}" in done.stdout
+
+
+def test_without_a_bus_phosd_says_so(tmp_path: Path) -> None:
+    done = phosd(
+        "--session",
+        f"--state-dir={tmp_path / 's'}",
+        f"--runtime-dir={tmp_path / 'r'}",
+        DBUS_SESSION_BUS_ADDRESS=f"unix:path={tmp_path}/none",
+    )
+    assert done.returncode == 1
+    assert "no D-Bus at session" in done.stderr
+
+
+def test_the_real_daemon_settles_what_its_predecessor_left(bus: str, tmp_path: Path) -> None:
+    state, runtime = tmp_path / "state", tmp_path / "run"
+    state.mkdir(mode=0o700)
+    entry = Entry(12, "checkpoint", "42", 0, time.time(), boot_id(), 42, 1)
+    Journal(runtime / "journal").write(entry)
+    command = [sys.executable, "-m", "phosd.service.main", "--session"]
+    command += [f"--state-dir={state}", f"--runtime-dir={runtime}"]
+    daemon = subprocess.Popen(
+        command,
+        env=os.environ | {"DBUS_SESSION_BUS_ADDRESS": bus},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert daemon.stderr is not None
+    try:
+        wait_until(lambda: "serves org.phos" in daemon.stderr.readline(), "phosd")  # type: ignore[union-attr]
+        second = phosd(*command[3:], DBUS_SESSION_BUS_ADDRESS=bus)
+        assert second.returncode == 1
+        assert "another phosd runs" in second.stderr
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        _, rest = daemon.communicate(timeout=30)
+    assert daemon.returncode == 0, rest
+    history = History(state / "history.db")
+    (row,) = history.jobs(10)
+    assert (row["id"], row["state"], row["target"]) == (12, "interrupted", "42")
+    assert history.next_job() == 13
+    assert list((runtime / "journal").iterdir()) == []
+    history.close()
