@@ -32,7 +32,9 @@ Descriptor Descriptor::out_of_the_way() const {
             if (fd >= 0) return Descriptor(fd);
         }
     }
-    const int fd = fcntl(fd_, F_DUPFD_CLOEXEC, 3);
+    // No room above: from the upper half, which a program reaches last.
+    int fd = fcntl(fd_, F_DUPFD_CLOEXEC, static_cast<int>(before.rlim_cur / 2));
+    if (fd < 0) fd = fcntl(fd_, F_DUPFD_CLOEXEC, 3);
     require(fd >= 0, CUDA_ERROR_OPERATING_SYSTEM);
     return Descriptor(fd);
 }

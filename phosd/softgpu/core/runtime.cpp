@@ -175,10 +175,19 @@ void Runtime::add_devices() {
     }
 }
 
+void Runtime::remove_module(const ModulePtr& module) {
+    functions.remove_if([&](const Function& function) { return &function.module == module.get(); });
+    modules.remove(reinterpret_cast<CUmodule>(module.get()));
+}
+
 void Runtime::destroy(const ContextPtr& context) {
     context->close();
     streams.remove_if([&](const Stream& stream) { return &stream.context == context.get(); });
     events.remove_if([&](const Event& event) { return event.context == context; });
+    libraries.for_each([&](Library& library) { library.forget(*context); });
+    functions.remove_if(
+        [&](const Function& function) { return function.module.context == context; });
+    modules.remove_if([&](const Module& module) { return module.context == context; });
     device(context->device).heap.free_all_of(context.get());
     for (const HostRange& range : host.of(context.get())) release_host(range);
     context->destroyed = true;

@@ -17,6 +17,7 @@
 #include "core/event.h"
 #include "core/gate.h"
 #include "core/handles.h"
+#include "core/module.h"
 #include "core/space.h"
 
 namespace phos::softgpu {
@@ -101,10 +102,15 @@ class Runtime {
     Handles<CUstream, Stream> streams;
     Handles<CUevent, Event> events;
     Handles<CUmemoryPool, Pool> pools;
+    Handles<CUmodule, Module> modules;
+    Handles<CUfunction, Function> functions;
+    Handles<CUlibrary, Library> libraries;
+    Handles<CUkernel, LibraryKernel> kernels;
 
     std::mutex peers_mutex;
     std::array<std::array<bool, kMaxGpus>, kMaxGpus> peers{};  // [who][whose memory]
 
+    void remove_module(const ModulePtr& module);
     // Ends a context and frees everything in it.
     void destroy(const ContextPtr& context);
     // The heap that holds an address (a device's or a pool's), or null.
