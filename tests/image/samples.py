@@ -54,6 +54,7 @@ def fill(store: Store, writer: ImageWriter, content: bytes) -> Manifest:
     """Write ``content`` as one block and some CRIU files; returns the manifest to publish."""
     parts = [content[i : i + CHUNK] for i in range(0, len(content), CHUNK)]
     (pack,) = writer.packs(len(parts))
+    os.ftruncate(pack.fd, 0)  # it may be a spare one
     chunks = tuple(append(store, writer, pack, part) for part in parts)
     for name, data in CRIU_FILES.items():
         path = writer.folder / "criu-0" / name

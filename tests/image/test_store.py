@@ -13,7 +13,7 @@ from phosd.engine.errors import Busy, ImageCorrupt, Internal, NoSuchImage, NotAu
 from phosd.engine.image import store as store_module
 from phosd.engine.image.check import valid_id
 from phosd.engine.image.manifest import CHUNK, Block
-from phosd.engine.image.packs import PAGE
+from phosd.engine.image.packs import RECORD
 from phosd.engine.image.store import Store
 from phosd.engine.progress import Progress
 from phosd.engine.verify import verify
@@ -278,17 +278,24 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_spare_packs_are_taken_and_cut(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "CAPACITY", 16 << 20)
-    store.preallocate(20 << 20)
-    store.preallocate(20 << 20)
-    assert [path.stat().st_size for path in store.spares()] == [16 << 20] * 2
-    assert store.free_bytes() > 32 << 20
+def test_spare_packs_are_taken_and_cut(store: Store) -> None:
+    free = store.free_bytes()
+    store.preallocate(130 * CHUNK)
+    store.preallocate(130 * CHUNK)
+    assert [path.stat().st_size for path in store.spares()] == [44 * RECORD] * 3
+    assert abs(store.free_bytes() - free) < 64 << 20  # what is set aside counts as free
     manifest = publish(store, CONTENT)
-    assert len(store.spares()) == 1
-    end = max(c.offset for c in manifest.blocks[0].chunks) + PAGE + PAGE * 2
-    assert (store.packs / "0.pack").stat().st_size == end
+    assert len(store.spares()) == 2
+    assert (store.packs / "0.pack").stat().st_size == 2 * RECORD - CHUNK + 8192
     verify(store, manifest.id, Progress())
     store.delete(manifest.id)
     assert store.sweep() == []
-    assert len(store.spares()) == 1
+    assert len(store.spares()) == 2
+    store.drop_spares()
+    assert everything(store.state) == set()
+
+
+def test_room_that_is_not_there_is_not_set_aside(store: Store) -> None:
+    with pytest.raises(OutOfSpace):
+        store.preallocate(1 << 50)
+    assert everything(store.state) == set()

@@ -37,6 +37,10 @@ VERSION = 1
 RECORD = HEADER + CHUNK
 """Bytes of the record of a whole chunk."""
 
+_LANES = 16
+_LANE_CHUNKS = 64
+"""Packs filled side by side: this many unless each would get fewer chunks than that."""
+
 _FRONT = struct.Struct("<8sII")
 _BODY = struct.Struct("<Q16sQ48s")
 FIELDS = _FRONT.size + _BODY.size
@@ -62,6 +66,12 @@ class Record:
 def record_size(length: int) -> int:
     """Bytes that a chunk of ``length`` bytes takes in a pack."""
     return HEADER + -(-length // PAGE) * PAGE
+
+
+def pack_count(chunk_count: int) -> int:
+    """How many packs to fill side by side: a file system lets one thread at a time write a file."""
+    enough = -(-chunk_count // (CAPACITY // RECORD))
+    return max(enough, min(_LANES, -(-chunk_count // _LANE_CHUNKS)))
 
 
 def header_fields(image: str, owner: int, digest: bytes, length: int) -> bytes:

@@ -21,18 +21,19 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from phosd.engine.digest import DigestKey
-from phosd.engine.errors import Busy, ImageCorrupt, Internal, NoSuchImage
+from phosd.engine.errors import Busy, ImageCorrupt, Internal, NoSuchImage, OutOfSpace
 from phosd.engine.faults import Point, point
 from phosd.engine.image import files
 from phosd.engine.image.check import check_manifest, valid_id, valid_relative
-from phosd.engine.image.manifest import Manifest
-from phosd.engine.image.packs import CAPACITY
+from phosd.engine.image.manifest import CHUNK, Manifest
+from phosd.engine.image.packs import CAPACITY, RECORD, pack_count
 from phosd.engine.image.writer import ImageWriter
 
 __all__ = ["Image", "ImageWriter", "Store", "packs_of"]
@@ -40,6 +41,7 @@ __all__ = ["Image", "ImageWriter", "Store", "packs_of"]
 MAX_MANIFEST = 256 << 20
 """Bytes of a manifest; one of 8 GPUs with 141 GB each takes about 50 MB."""
 _SECRET = 32
+_THREADS = 8
 _decoder = msgspec.json.Decoder(Manifest)
 
 
@@ -143,24 +145,37 @@ class Store:
             return [*removed, *self._remove_packs()]
 
     def preallocate(self, byte_count: int) -> None:
-        """Set room aside, so that there are ``byte_count`` bytes of spare packs.
+        """Set room aside for an image with ``byte_count`` bytes of chunks.
 
         A checkpoint into memory (tmpfs) is several times faster when the pages are there already.
         Raises :class:`OutOfSpace`.
         """
-        missing = byte_count - CAPACITY * len(self.spares())
-        for left in range(missing, 0, -CAPACITY):
-            path = self.packs / f"{secrets.token_hex(8)}.spare"
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                with files.space_errors(str(path)):
-                    os.posix_fallocate(fd, 0, min(left, CAPACITY))
-            except BaseException:
-                path.unlink()
-                raise
-            finally:
-                os.close(fd)
+        chunks = -(-byte_count // CHUNK)
+        count = pack_count(chunks)
+        missing = count - len(self.spares())
+        if missing <= 0:
+            return
+        size = min(CAPACITY, -(-chunks // count) * RECORD)
+        if missing * size > self.free_bytes():
+            raise OutOfSpace(
+                f"{self.state} has no room for {byte_count} bytes of device memory",
+                hint="delete images (`phos rm`) or give the store a larger disk",
+            )
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(self._make_spare, [size] * missing))
+
+    def _make_spare(self, size: int) -> None:
+        path = self.packs / f"{secrets.token_hex(8)}.spare"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            with files.space_errors(str(path)):
+                os.posix_fallocate(fd, 0, size)
+        except BaseException:
+            path.unlink()
+            raise
+        finally:
+            os.close(fd)
 
     def drop_spares(self) -> None:
         """Give back what :meth:`preallocate` set aside and no image took."""

@@ -18,7 +18,7 @@ from phosd.engine.faults import Point, point
 from phosd.engine.image import files
 from phosd.engine.image.check import check_manifest, valid_relative
 from phosd.engine.image.manifest import ChunkRef, FileDigest, Manifest
-from phosd.engine.image.packs import CAPACITY, RECORD, record_size
+from phosd.engine.image.packs import CAPACITY, pack_count, record_size
 
 if TYPE_CHECKING:
     from phosd.engine.image.store import Store
@@ -61,17 +61,16 @@ class ImageWriter:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def packs(self, chunk_count: int) -> list[Pack]:
-        """New empty packs with room for ``chunk_count`` chunks, for one mover.
+        """New empty packs with room for ``chunk_count`` chunks, for one mover to fill side by side.
 
         Each mover needs packs of its own. Those that stay empty are removed by :meth:`publish`.
         """
-        per_pack = CAPACITY // RECORD
         with self._store._locked(), files.space_errors(f"the packs of image {self.id}"):
             first = max(self._store.pack_numbers(), default=-1) + 1
             spares = list(self._store.spares())
             return [
                 self._create(first + i, spares.pop() if spares else None)
-                for i in range(-(-chunk_count // per_pack))
+                for i in range(pack_count(chunk_count))
             ]
 
     def _create(self, number: int, spare: Path | None) -> Pack:

@@ -107,7 +107,7 @@ class Gpu:
             block = self.block(key)
             del self.blocks[key]
             call("cuMemUnmap", block.address, block.size)
-            call("cuMemAddressFree", block.address, block.size)
+            call("cuMemAddressFree", block.address, block.size + CHUNK)
             call("cuMemRelease", block.handle)
             if not keep_descriptors:
                 os.close(block.fd)
@@ -174,7 +174,8 @@ class Gpu:
                 raise Internal(f"the data mover already holds a block {key}")
             if size <= 0 or size % PAGE:
                 raise Internal(f"block {key} has {size} bytes, not a multiple of {PAGE}")
-            address = int(call("cuMemAddressReserve", size, 0, 0, 0, about=f"{size} bytes"))
+            room = size + CHUNK  # a gap, so that no copy runs from one block into another
+            address = int(call("cuMemAddressReserve", room, 0, 0, 0, about=f"{size} bytes"))
             call("cuMemMap", address, size, 0, handle, 0, about=f"block {key}")
             try:
                 call("cuMemSetAccess", address, size, [self._access], 1, about=f"block {key}")
@@ -183,7 +184,7 @@ class Gpu:
                 raise
         except BaseException:
             if address:
-                call("cuMemAddressFree", address, size)
+                call("cuMemAddressFree", address, size + CHUNK)
             call("cuMemRelease", handle)
             raise
         end = address + size

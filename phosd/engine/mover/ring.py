@@ -13,8 +13,8 @@ from phosd.engine.digest import SIZE
 from phosd.engine.errors import InvalidOption
 from phosd.engine.image.packs import PAGE, RECORD
 
-_SLOTS = 16
-"""Slots that a ring is cut into when it is large enough, so that many threads can write."""
+_SLOTS = 24
+"""Slots that a ring is cut into when it is large enough: for 16 threads, and some on their way."""
 _MAX_RECORDS = 15
 """Records a slot: about 32 MiB. More gains nothing and makes the pipeline start later."""
 

@@ -10,7 +10,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import cycle
 
 from phosd.engine.cuda import call
 from phosd.engine.digest import SIZE
@@ -33,7 +33,6 @@ from phosd.engine.mover.transfer import (
 from phosd.engine.mover.wire import Save, Stored
 
 _WRITERS = max(4, min(16, os.cpu_count() or 1))
-"""Threads, and packs that are written at once: one file takes only one write at a time."""
 _ENTRY = struct.Struct("<QQ")
 
 
@@ -53,10 +52,15 @@ class _Item:
 class _Batch:
     """Chunks whose records follow one another in a pack: one write."""
 
-    pack: int
+    lane: "_Lane"
     offset: int
     items: list[_Item] = field(default_factory=list)
-    size: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of its records."""
+        last = self.items[-1]
+        return last.place + record_size(last.length)
 
     @property
     def end(self) -> int:
@@ -64,21 +68,35 @@ class _Batch:
         return self.offset + self.size
 
 
+@dataclass
+class _Lane:
+    """A pack being filled; ``index`` is its place in the request."""
+
+    index: int
+    number: int
+    capacity: int
+    offset: int = 0
+
+
 class _Planner:
-    """Gives every chunk its place: an earlier equal chunk's, or the next record of a pack."""
+    """Gives every chunk its place: an earlier equal chunk's, or the next record of a pack.
+
+    The packs are filled side by side, because a file system lets one thread at a time write to a
+    file.
+    """
 
     def __init__(self, request: Save, gpu: Gpu, records: int) -> None:
         self._request = request
         self._gpu = gpu
         self._records = records
+        self._lanes = deque(_Lane(i, *pack) for i, pack in enumerate(request.packs))
         self._seen = {bytes.fromhex(ref.digest): ref for ref in request.known}
         self.stored: list[tuple[int, list[ChunkRef]]] = []
         """Filled as :meth:`batches` goes along."""
 
     def batches(self) -> Iterator[_Batch]:
-        """The batches to copy. They take turns among some packs, so that their writes do too."""
-        packs = iter(enumerate(self._request.packs))
-        lanes = deque(_Batch(pack, 0) for pack, _ in islice(packs, _WRITERS))
+        """The batches to copy: one for each pack in turn."""
+        batch: _Batch | None = None
         for key, digests in self._request.blocks:
             chunks = self._gpu.block(key).chunks
             if len(digests) != SIZE * len(chunks):
@@ -88,28 +106,34 @@ class _Planner:
             for index, (address, length) in enumerate(chunks):
                 digest = digests[SIZE * index : SIZE * (index + 1)]
                 if (ref := self._seen.get(digest)) is None:
-                    while lanes and lanes[0].end + record_size(length) > self._capacity(lanes[0]):
-                        full = lanes.popleft()
-                        yield from [full] if full.items else []
-                        lanes.extendleft(_Batch(pack, 0) for pack, _ in islice(packs, 1))
-                    if not lanes:
-                        raise OutOfSpace(
-                            "the packs of the image are full", hint="give the mover more packs"
-                        )
-                    batch = lanes[0]
-                    number = self._request.packs[batch.pack][0]
-                    ref = ChunkRef(digest.hex(), number, batch.end, length)
-                    batch.items.append(_Item(key, index, address, length, digest, batch.size))
-                    batch.size += record_size(length)
+                    needed = record_size(length)
+                    if batch is not None and not self._fits(batch, needed):
+                        yield batch
+                        batch = None
+                    if batch is None:
+                        batch = self._begin(needed)
+                    lane = batch.lane
+                    ref = ChunkRef(digest.hex(), lane.number, lane.offset, length)
+                    place = lane.offset - batch.offset
+                    batch.items.append(_Item(key, index, address, length, digest, place))
+                    lane.offset += needed
                     self._seen[digest] = ref
-                    if len(batch.items) == self._records:
-                        yield lanes.popleft()
-                        lanes.append(_Batch(batch.pack, batch.end))
                 refs.append(ref)
-        yield from (batch for batch in lanes if batch.items)
+        if batch is not None:
+            yield batch
 
-    def _capacity(self, batch: _Batch) -> int:
-        return self._request.packs[batch.pack][1]
+    def _fits(self, batch: _Batch, needed: int) -> bool:
+        room = batch.lane.capacity - batch.lane.offset
+        return len(batch.items) < self._records and needed <= room
+
+    def _begin(self, needed: int) -> _Batch:
+        """An empty batch in the next pack that has room."""
+        while self._lanes:
+            lane = self._lanes.popleft()
+            if lane.offset + needed <= lane.capacity:
+                self._lanes.append(lane)
+                return _Batch(lane, lane.offset)
+        raise OutOfSpace("the packs of the image are full", hint="give the mover more packs")
 
 
 def save(
@@ -135,8 +159,9 @@ def save(
             call("cuEventSynchronize", slot.event, about="a copy out of device memory")
             crew.check()
             changed.extend(_label(request, batch, slot))
-            with space_errors(f"pack {request.packs[batch.pack][0]}"):
-                fd = direct[batch.pack] if direct[batch.pack] >= 0 else descriptors[batch.pack]
+            index = batch.lane.index
+            with space_errors(f"pack {batch.lane.number}"):
+                fd = direct[index] if direct[index] >= 0 else descriptors[index]
                 _write(fd, slot.view[: batch.size], batch.offset)
             report(sum(item.length for item in batch.items))
         finally:

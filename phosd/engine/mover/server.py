@@ -54,7 +54,7 @@ class Server:
                 else:
                     self._requests.put(received)
         except wire.PeerGone:
-            _log.info("the engine is gone")
+            _log.debug("the engine is gone")
         finally:
             self._gone = True
             self._requests.put(None)
