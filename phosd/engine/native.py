@@ -1,4 +1,4 @@
-"""Where the native libraries are: built into the package, or installed under ``/usr/lib/phos``."""
+"""Where our own parts are: the native libraries, and this package for processes that we start."""
 
 import os
 from pathlib import Path
@@ -32,3 +32,9 @@ def softgpu_folder() -> Path:
 def digest_library() -> Path:
     """The chunk digest for the CPU."""
     return _find("libphos_digest.so")
+
+
+def python_environment() -> dict[str, str]:
+    """An environment in which another Python finds this very package and what it depends on."""
+    folders = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}

@@ -19,6 +19,7 @@ from phosd.engine.as_owner import become
 from phosd.engine.errors import Internal, Unsupported
 from phosd.engine.files import copy_sparse, digest
 from phosd.engine.image.cpu import MemoryFile, OpenFile
+from phosd.engine.native import python_environment
 
 PATIENCE = 600.0
 """Seconds that the file work of a restore may take."""
@@ -71,7 +72,6 @@ def work(orders: Orders) -> Answer:
 
     Raises :class:`Internal` when that process fails.
     """
-    package = str(Path(__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-m", "phosd.engine.owner_files"],
         input=msgspec.json.encode(orders),
@@ -79,7 +79,7 @@ def work(orders: Orders) -> Answer:
         pass_fds=orders.sources,
         timeout=PATIENCE,
         check=False,
-        env={**os.environ, "PYTHONPATH": package},
+        env=python_environment(),
     )
     if done.returncode != 0:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]

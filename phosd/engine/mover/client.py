@@ -1,6 +1,5 @@
 """The engine's side of a data mover."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -8,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self, TypeVar
 
 from phosd.engine import cuda, errors
@@ -17,6 +15,7 @@ from phosd.engine.errors import Cancelled, Internal, PhosError, Timeout
 from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.image.store import Image, ImageWriter
 from phosd.engine.mover import wire
+from phosd.engine.native import python_environment
 from phosd.engine.progress import Progress
 
 RING_BYTES = 512 << 20
@@ -79,7 +78,7 @@ class Mover:
                 ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": _python_path()},
+                env=python_environment(),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -283,10 +282,3 @@ def _error(failed: wire.Failed) -> PhosError:
     if not (isinstance(kind, type) and issubclass(kind, PhosError)):
         kind = Internal
     return kind(failed.what, hint=failed.hint)
-
-
-def _python_path() -> str:
-    """Where the mover's interpreter finds this very package."""
-    root = str(Path(__file__).parents[3])
-    rest = os.environ.get("PYTHONPATH", "")
-    return f"{root}:{rest}" if rest else root
