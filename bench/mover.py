@@ -1,0 +1,215 @@
+"""How fast device memory goes into an image and comes back. Prints one JSON object a case.
+
+    python bench/mover.py --state FOLDER [--gib N] [--ring-mib N]
+
+Measured beside it in the same run, for comparison: copies to and from pinned memory, and the
+folder's own rate for large writes and reads by as many threads.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from phosd.engine.cuda import call, driver
+from phosd.engine.image.manifest import CHUNK, Block, Gpu, Host, Manifest, Process, Tree
+from phosd.engine.image.store import ImageWriter, Store
+from phosd.engine.mover import Mover, Saved
+from phosd.engine.mover.transfer import close_all, reopen_direct
+
+PIECE = 32 << 20
+THREADS = min(16, os.cpu_count() or 1)
+
+
+def show(case: str, **values: Any) -> None:
+    """Print one result."""
+    print(json.dumps({"case": case} | values), flush=True)
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """How long ``work`` takes."""
+    start = time.monotonic()
+    work()
+    return time.monotonic() - start
+
+
+def rate(byte_count: int, taken: float) -> float:
+    """GB/s."""
+    return round(byte_count / taken / 1e9, 2)
+
+
+def pinned_rates() -> tuple[float, float]:
+    """GB/s from the device to pinned memory, and back."""
+    size = 1 << 30 if call("cuMemGetInfo")[1] > 16 << 30 else 64 << 20
+    host, device = int(call("cuMemHostAlloc", size, 0)), int(call("cuMemAlloc", size))
+
+    def out() -> None:
+        call("cuMemcpyDtoH", host, device, size)
+
+    def back() -> None:
+        call("cuMemcpyHtoD", device, host, size)
+
+    rates = [rate(size, statistics.median(seconds(w) for _ in range(7))) for w in (out, back)]
+    call("cuMemFreeHost", host)
+    call("cuMemFree", device)
+    return rates[0], rates[1]
+
+
+def folder_rates(folder: Path, total: int) -> tuple[float, float]:
+    """GB/s of writing and reading ``total`` bytes in ``folder``, direct where that is possible."""
+    source = mmap.mmap(-1, PIECE)
+    source[:] = os.urandom(1 << 20) * (PIECE >> 20)
+    pieces = max(THREADS, total // PIECE)
+    files = []
+    for i in range(THREADS):
+        fd = os.open(folder / f"probe-{i}", os.O_RDWR | os.O_CREAT)
+        os.posix_fallocate(fd, 0, -(-pieces // THREADS) * PIECE)
+        direct = reopen_direct(fd, os.O_RDWR)
+        files.append((fd, direct if direct >= 0 else fd))
+
+    def write(i: int) -> None:
+        fd, target = files[i]
+        for at in range(i, pieces, THREADS):
+            os.pwrite(target, source, at // THREADS * PIECE)
+        os.fsync(fd)
+
+    def read(i: int) -> None:
+        buffer = mmap.mmap(-1, PIECE)
+        for at in range(i, pieces, THREADS):
+            os.preadv(files[i][1], [buffer], at // THREADS * PIECE)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        written = seconds(lambda: list(pool.map(write, range(THREADS))))
+        done = seconds(lambda: list(pool.map(read, range(THREADS))))
+    for i, (fd, target) in enumerate(files):
+        os.close(fd)
+        if target != fd:
+            os.close(target)
+        (folder / f"probe-{i}").unlink()
+    return rate(pieces * PIECE, written), rate(pieces * PIECE, done)
+
+
+def fill(descriptors: Sequence[int], sizes: Sequence[int]) -> None:
+    """Give every chunk of memory that the mover made bytes of its own."""
+    b = driver()
+    kind = b.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    access = b.CUmemAccessDesc()
+    location = b.CUmemLocation()
+    location.type = b.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location = location
+    access.flags = b.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    number = 0
+    for fd, size in zip(descriptors, sizes, strict=True):
+        handle = call("cuMemImportFromShareableHandle", fd, kind)
+        address = int(call("cuMemAddressReserve", size, 0, 0, 0))
+        call("cuMemMap", address, size, 0, handle, 0)
+        call("cuMemSetAccess", address, size, [access], 1)
+        for at in range(address, address + size, CHUNK):
+            number += 1
+            call("cuMemsetD32", at, number, CHUNK // 4)
+        call("cuCtxSynchronize")
+        call("cuMemUnmap", address, size)
+        call("cuMemAddressFree", address, size)
+        call("cuMemRelease", handle)
+        os.close(fd)
+
+
+def manifest(writer: ImageWriter, saved: Saved, size: int) -> Manifest:
+    """An image of one process that there is not: it can be loaded, not restored."""
+    process = Process(1, 0, 0, "", (), writer.owner, 0, (), (), True, True, True)
+    blocks = [Block(0, key, key << 32, size, 0, chunks) for key, chunks in saved.chunks.items()]
+    return Manifest(
+        id=writer.id,
+        created="",
+        mode="stop",
+        owner=writer.owner,
+        host=Host("", "", "", 0, ()),
+        gpus=(Gpu(0, "", "", 0),),
+        trees=(Tree(1, "none", ()),),
+        processes=(process,),
+        blocks=tuple(blocks),
+        stop_seconds=0.0,
+    )
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--state", type=Path, required=True, help="a folder on what to measure")
+    parser.add_argument("--gib", type=float, default=16.0, help="device memory to move")
+    parser.add_argument("--ring-mib", type=int, help="pinned ring (default: the mover's)")
+    parser.add_argument("--block-mib", type=int, default=32)
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="phos-bench-", dir=options.state))
+    try:
+        run(folder, options)
+    finally:
+        shutil.rmtree(folder)
+
+
+def run(folder: Path, options: argparse.Namespace) -> None:
+    """All cases in one folder."""
+    block = options.block_mib << 20
+    count = max(1, int(options.gib * 2**30) // block)
+    total = count * block
+    call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", 0))
+    out, back = pinned_rates()
+    write, read = folder_rates(folder, min(total, 16 << 30))
+    show("baseline", pinned_out_gb_s=out, pinned_in_gb_s=back, write_gb_s=write, read_gb_s=read)
+
+    store = Store(folder / "state")
+    ring = options.ring_mib << 20 if options.ring_mib else None
+    sizes = [block] * count
+    with Mover.start(0, ring, store.key) as mover:
+        made = mover.create(list(enumerate(sizes)))
+        fill(made, sizes)
+        for number in range(2):
+            taken = seconds(lambda: mover.digest(range(count)))
+            show("digest", round=number, bytes=total, ms=round(taken * 1e3, 2))
+        digests = mover.digest(range(count))
+        taken = seconds(lambda: store.preallocate(total))
+        show("preallocate", bytes=total, s=round(taken, 3), gb_s=rate(total, taken))
+        with store.begin(os.getuid()) as writer:
+            start = time.monotonic()
+            saved = mover.save(digests, writer)
+            copied = time.monotonic() - start
+            published = manifest(writer, saved, block)
+            sync = seconds(lambda: writer.publish(published))
+        show(
+            "save",
+            bytes=total,
+            s=round(copied, 3),
+            gb_s=rate(total, copied),
+            of_pinned=round(total / copied / 1e9 / out, 3),
+            of_folder=round(total / (copied + sync) / 1e9 / write, 3),
+            publish_s=round(sync, 3),
+            changed=len(saved.changed),
+        )
+        mover.drop(range(count))
+        taken = seconds(lambda: close_all(mover.create(list(enumerate(sizes)))))
+        show("create", bytes=total, blocks=count, s=round(taken, 3))
+        with store.open(published.id) as image:
+            for number in range(2):
+                taken = seconds(lambda: mover.load(saved.chunks, image))
+                show(
+                    "load",
+                    round=number,
+                    bytes=total,
+                    s=round(taken, 3),
+                    gb_s=rate(total, taken),
+                    of_pinned=round(total / taken / 1e9 / back, 3),
+                    of_folder=round(total / taken / 1e9 / read, 3),
+                )
+        show("equal", digests_equal=mover.digest(range(count)) == digests)
+
+
+if __name__ == "__main__":
+    main()
