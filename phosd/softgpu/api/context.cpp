@@ -48,7 +48,7 @@ void release_primary(CUdevice ordinal) {
     if (--device.primary_count == 0) end_primary(device);
 }
 
-// The count stays: who has retained the context still releases it. The next retain makes it anew.
+// Who retained the context must retain it anew.
 void reset_primary(CUdevice ordinal) {
     Device& device = runtime().device(ordinal);
     std::lock_guard lock(device.mutex);

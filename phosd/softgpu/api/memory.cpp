@@ -22,16 +22,6 @@ namespace {
 
 constexpr size_t kPage = 4096;
 
-// A free waits for the work of every context on the device, as the driver's does.
-void wait_for_device(int ordinal) {
-    std::vector<Mark> marks;
-    runtime().contexts.for_each([&](const Context& context) {
-        if (context.device != ordinal) return;
-        for (Mark& mark : context.tails()) marks.push_back(std::move(mark));
-    });
-    for (const Mark& mark : marks) mark.wait();
-}
-
 uint64_t allocate_host(size_t size, HostRange::Kind kind, unsigned flags) {
     require(size > 0);
     const ContextPtr context = current();
@@ -50,16 +40,20 @@ void free_device(CUdeviceptr address) {
     forbid_during_capture();
     if (runtime().host.find(address).address == address &&
         runtime().host.find(address).kind == HostRange::Kind::managed) {
-        wait_for_device(context->device);
+        runtime().wait_for_device(context->device);
         release_host(
             runtime().host.remove(address, {HostRange::Kind::managed}, CUDA_ERROR_INVALID_VALUE));
         return;
     }
     Allocation allocation;
-    Heap* heap = runtime().heap_of(address, &allocation);
-    require(heap != nullptr && allocation.address == address);
-    for (int ordinal = 0; ordinal < runtime().device_count(); ++ordinal) wait_for_device(ordinal);
-    require(heap->free(address));
+    PoolPtr pool;
+    Heap* heap = runtime().heap_of(address, &allocation, &pool);
+    require(heap != nullptr && allocation.address == address && heap->retire(address));
+    // As the driver's, a free waits for all work that may use the memory.
+    for (int ordinal = 0; ordinal < runtime().device_count(); ++ordinal)
+        runtime().wait_for_device(ordinal);
+    heap->free(address);
+    runtime().sweep(pool);
 }
 
 void get_range(CUdeviceptr* base, size_t* size, CUdeviceptr address) {
@@ -95,7 +89,8 @@ API(cuMemAlloc_v2, (CUdeviceptr * address, size_t size), (address, size)) {
     require(address != nullptr);
     const ContextPtr context = current();
     forbid_during_capture();
-    *address = runtime().device(context->device).heap.allocate(size, context.get());
+    *address = runtime().allocate(runtime().device(context->device).heap, context->device, size,
+                                  context.get());
 }
 
 API(cuMemAllocPitch_v2,
@@ -107,7 +102,8 @@ API(cuMemAllocPitch_v2,
     forbid_during_capture();
     const size_t row = (width + Heap::kAlignment - 1) / Heap::kAlignment * Heap::kAlignment;
     require(height <= AddressSpace::kSize / row, CUDA_ERROR_OUT_OF_MEMORY);
-    *address = runtime().device(context->device).heap.allocate(row * height, context.get());
+    *address = runtime().allocate(runtime().device(context->device).heap, context->device,
+                                  row * height, context.get());
     *pitch = row;
 }
 
@@ -135,7 +131,7 @@ API(cuMemHostAlloc, (void** memory, size_t size, unsigned flags), (memory, size,
 API(cuMemFreeHost, (void* memory), (memory)) {
     const HostRange range = runtime().host.remove(
         reinterpret_cast<uint64_t>(memory), {HostRange::Kind::pinned}, CUDA_ERROR_INVALID_VALUE);
-    wait_for_device(range.context->device);
+    runtime().wait_for_device(range.context->device);
     release_host(range);
 }
 
@@ -156,7 +152,7 @@ API(cuMemHostUnregister, (void* memory), (memory)) {
     const HostRange range =
         runtime().host.remove(reinterpret_cast<uint64_t>(memory), {HostRange::Kind::registered},
                               CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
-    wait_for_device(range.context->device);
+    runtime().wait_for_device(range.context->device);
     release_host(range);
 }
 

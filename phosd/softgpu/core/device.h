@@ -20,6 +20,7 @@ struct Pool {
     const int device;
     const CUmemPoolProps properties;
     Heap heap;
+    std::atomic<bool> destroyed{false};  // ends with its last allocation
     int reuse_follow_events = 1, reuse_opportunistic = 1, reuse_internal = 1;
 };
 using PoolPtr = std::shared_ptr<Pool>;

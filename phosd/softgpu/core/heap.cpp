@@ -64,6 +64,14 @@ bool Heap::free(uint64_t address) {
     return true;
 }
 
+bool Heap::retire(uint64_t address) {
+    std::lock_guard lock(mutex_);
+    const auto block = blocks_.find(address);
+    if (block == blocks_.end() || block->second.retired) return false;
+    block->second.retired = true;
+    return true;
+}
+
 void Heap::free_block(std::map<uint64_t, Block>::iterator block) {
     const auto [address, freed] = *block;
     blocks_.erase(block);

@@ -27,7 +27,9 @@ class Heap {
 
     // Throws CUDA_ERROR_OUT_OF_MEMORY. `alignment` is a power of two up to kGranularity.
     uint64_t allocate(size_t size, const Context* owner, size_t alignment = kAlignment);
-    bool free(uint64_t address);              // false: not the start of an allocation of this heap
+    bool free(uint64_t address);  // false: not the start of an allocation of this heap
+    // Says that a free is on its way in a stream: no other may be. False as above.
+    bool retire(uint64_t address);
     Allocation find(uint64_t address) const;  // size 0: none
     void free_all_of(const Context* owner);
 
@@ -55,6 +57,7 @@ class Heap {
         size_t taken;  // bytes of the segment
         uint64_t segment;
         Allocation allocation;
+        bool retired = false;
     };
     uint64_t take(uint64_t start, size_t hole, size_t size, size_t alignment);
     uint64_t add_segment(size_t size);

@@ -193,6 +193,26 @@ void Runtime::destroy(const ContextPtr& context) {
     context->destroyed = true;
 }
 
+void Runtime::wait_for_device(int ordinal) {
+    std::vector<Mark> marks;
+    contexts.for_each([&](const Context& context) {
+        if (context.device != ordinal) return;
+        for (Mark& mark : context.tails()) marks.push_back(std::move(mark));
+    });
+    for (const Mark& mark : marks) mark.wait();
+}
+
+uint64_t Runtime::allocate(Heap& heap, int ordinal, size_t size, const Context* owner) {
+    try {
+        return heap.allocate(size, owner);
+    } catch (const Error& error) {
+        if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
+    }
+    wait_for_device(ordinal);
+    for (const PoolPtr& pool : pools_of(ordinal)) pool->heap.trim(0);
+    return heap.allocate(size, owner);
+}
+
 Heap* Runtime::heap_of(uint64_t address, Allocation* allocation, PoolPtr* pool) {
     for (Device& device : devices_)
         if ((*allocation = device.heap.find(address)).size) return &device.heap;
@@ -205,12 +225,21 @@ Heap* Runtime::heap_of(uint64_t address, Allocation* allocation, PoolPtr* pool) 
     return nullptr;
 }
 
+std::vector<PoolPtr> Runtime::pools_of(int device) {
+    std::lock_guard lock(pools_mutex_);
+    std::vector<PoolPtr> found;
+    for (const PoolPtr& pool : all_pools_)
+        if (pool->device == device) found.push_back(pool);
+    return found;
+}
+
 void Runtime::add_pool(const PoolPtr& pool) {
     std::lock_guard lock(pools_mutex_);
     all_pools_.push_back(pool);
 }
 
-void Runtime::remove_pool(const PoolPtr& pool) {
+void Runtime::sweep(const PoolPtr& pool) {
+    if (!pool || !pool->destroyed || pool->heap.used() > 0) return;
     std::lock_guard lock(pools_mutex_);
     all_pools_.erase(std::remove(all_pools_.begin(), all_pools_.end(), pool), all_pools_.end());
 }

@@ -113,10 +113,17 @@ class Runtime {
     void remove_module(const ModulePtr& module);
     // Ends a context and frees everything in it.
     void destroy(const ContextPtr& context);
+    // Waits for all work of every context on the device.
+    void wait_for_device(int ordinal);
+    // Like Heap::allocate; when the device is full, waits for frees under way and for what pools
+    // keep for later before it gives up.
+    uint64_t allocate(Heap& heap, int ordinal, size_t size, const Context* owner);
     // The heap that holds an address (a device's or a pool's), or null.
     Heap* heap_of(uint64_t address, Allocation* allocation, PoolPtr* pool = nullptr);
+    std::vector<PoolPtr> pools_of(int device);
     void add_pool(const PoolPtr& pool);
-    void remove_pool(const PoolPtr& pool);
+    // Forgets a destroyed pool once nothing is allocated from it.
+    void sweep(const PoolPtr& pool);
 
   private:
     const Config config_;
