@@ -6,7 +6,7 @@ WORKERS ?= 2
 PY := .venv/bin/python
 LOGS := build/logs
 STEP := packaging/step.sh
-SOURCES = $(shell find phosd tests bench -name "*.cpp" -o -name "*.h" -o -name "*.cu")
+SOURCES = $(shell find phosd tests bench -name "*.cpp" -o -name "*.h" -o -name "*.cu" 2>/dev/null)
 CMAKE := .venv/bin/cmake
 CONFIGURE := -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DPython3_EXECUTABLE=$(CURDIR)/$(PY)
 export PATH := $(PATH):/usr/sbin:/sbin

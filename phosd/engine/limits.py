@@ -1,5 +1,6 @@
 """What cannot be dumped, found before anything is stopped and named."""
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -53,11 +54,13 @@ def _of_processes(tree: ProcessTree, frozen: bool) -> Iterator[str]:
         name = procfs.describe(process.pid)
         if process.tracer and not frozen:
             yield f"{name} is being traced by {procfs.describe(process.tracer)}"
-        foreign = [
-            kind
-            for kind in _NAMESPACES
-            if procfs.namespace(process.pid, kind) != procfs.namespace(os.getpid(), kind)
-        ]
+        foreign = []
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            foreign = [
+                kind
+                for kind in _NAMESPACES
+                if procfs.namespace(process.pid, kind) != procfs.namespace(os.getpid(), kind)
+            ]
         if foreign:
             yield f"{name} is in a container or sandbox (its own {', '.join(foreign)} namespace)"
 

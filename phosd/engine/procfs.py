@@ -2,11 +2,13 @@
 
 import os
 import re
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
+_PF_EXITING = 4
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Stat:
     group: int
     session: int
     terminal: int
+    exiting: bool
     start_time: int
 
     @property
@@ -89,7 +92,8 @@ def stat(pid: int) -> Stat | None:
         return None
     name, rest = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
     parent, group, session, terminal = map(int, rest[1:5])
-    return Stat(pid, name, rest[0], parent, group, session, terminal, int(rest[19]))
+    exiting = bool(int(rest[6]) & _PF_EXITING)
+    return Stat(pid, name, rest[0], parent, group, session, terminal, exiting, int(rest[19]))
 
 
 def status(pid: int) -> Status:
@@ -107,6 +111,19 @@ def status(pid: int) -> Status:
         capabilities=int(fields["CapPrm"], 16) if "CapPrm" in fields else 0,
         tracer=int(fields["TracerPid"]),
     )
+
+
+def ending(pid: int) -> bool:
+    """Whether ``pid`` is on its way out: a zombie, killed, or giving back its memory."""
+    found = stat(pid)
+    if found is None or found.dead or found.exiting:
+        return True
+    try:
+        text = (PROC / str(pid) / "status").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    pending = re.findall(r"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)", text, re.MULTILINE)
+    return any(int(mask, 16) & 1 << (signal.SIGKILL - 1) for mask in pending)
 
 
 def pids() -> Iterator[int]:

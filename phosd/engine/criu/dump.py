@@ -14,7 +14,7 @@ from phosd.engine import files, limits, procfs, stdio
 from phosd.engine.criu.binary import Criu, Owner
 from phosd.engine.criu.coreimage import parent_death_signal
 from phosd.engine.criu.frozen import WhileFrozen
-from phosd.engine.errors import Internal, InvalidOption
+from phosd.engine.errors import Busy, Internal, InvalidOption, NoSuchProcess
 from phosd.engine.image.cpu import CpuDetails, MemoryFile, OpenFile
 from phosd.engine.image.manifest import FileDigest, Tree
 from phosd.engine.progress import Progress
@@ -22,6 +22,8 @@ from phosd.engine.tree import ProcessTree, scan
 
 GHOST_LIMIT = "2G"
 """Largest unlinked file that goes into an image (data loaders unlink their shared memory)."""
+
+_LOOKS = 5
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,27 @@ class _Noted:
     memory_files: tuple[MemoryFile, ...] = field(default=())
 
 
-def check(tree: ProcessTree, tcp: str = "refuse") -> None:
-    """Raise :class:`Unsupported` naming what in ``tree`` cannot be dumped; nothing is stopped."""
+def check(tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan:
+    """Look whether ``tree`` can be dumped; nothing is stopped. Returns where its output leads.
+
+    Raises :class:`Unsupported` naming what cannot be dumped, :class:`NoSuchProcess` when the root
+    has ended.
+    """
     if tcp not in limits.TCP_POLICIES:
         choices = ", ".join(limits.TCP_POLICIES)
         raise InvalidOption(f"there is no tcp policy {tcp!r}", hint=f"use one of {choices}")
-    descriptors, mappings = _look(tree)
-    limits.require_dumpable(tree, descriptors, mappings, tcp)
+    for _ in range(_LOOKS):
+        # What a running program closes while it is looked at has no details to read any more.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            descriptors, mappings = _look(tree)
+            limits.require_dumpable(tree, descriptors, mappings, tcp)
+            return stdio.plan(tree, descriptors)
+        if not tree.root.alive:
+            raise NoSuchProcess(f"process {tree.root.pid} has ended", hint="start it again")
+    raise Busy(
+        f"{procfs.describe(tree.root.pid)} opens and closes files too quickly to be looked at",
+        hint="try again",
+    )
 
 
 def dump_tree(
@@ -80,9 +96,7 @@ def dump_tree(
     The tree goes on afterwards, whatever happens. Raises :class:`Unsupported` for what cannot be
     dumped, :class:`Internal` when CRIU fails, and what ``progress`` raises when cancelled.
     """
-    check(tree, options.tcp)
-    descriptors, _ = _look(tree)
-    plan = stdio.plan(tree, descriptors)
+    plan = check(tree, options.tcp)
     owner = dumping_user(tree)
     noted = _Noted(tree)
 

@@ -23,8 +23,8 @@ from phosd.engine.image.manifest import Process, Tree
 from phosd.engine.owner_files import Change, Orders, Policy
 from phosd.engine.progress import Progress
 
-ZOMBIE_PATIENCE = 6.0
-"""Seconds for a parent, or init, to collect the killed processes whose ids are needed."""
+ENDING_PATIENCE = 10.0
+"""Seconds for killed processes to give back their memory, and for a parent to collect them."""
 
 SETTLED = 0.05
 """Seconds that a restored program must live before it counts as restored."""
@@ -129,24 +129,24 @@ def require_free(processes: Sequence[Process]) -> None:
     An id also counts as taken while others are in the session or process group of that number.
     """
     needed = {thread for process in processes for thread in (process.pid, *process.threads)}
-    end = time.monotonic() + ZOMBIE_PATIENCE
+    end = time.monotonic() + ENDING_PATIENCE
     for number in sorted(needed):
-        while (holder := procfs.stat(number)) is not None and holder.dead:
+        while (holder := procfs.stat(number)) is not None:
+            if not procfs.ending(number):
+                raise Busy(
+                    f"the process needs id {number}, which {procfs.describe(number)} has",
+                    hint="wait until that one ends, or end it, and try again",
+                )
             if time.monotonic() > end:
                 raise Busy(
-                    f"pid {number} is a zombie that {procfs.describe(holder.parent)} does not "
-                    "collect",
+                    f"id {number} belongs to a process that has ended, and that "
+                    f"{procfs.describe(holder.parent)} does not collect",
                     hint="end that parent and try again",
                 )
             time.sleep(0.01)
-        if holder is not None:
-            raise Busy(
-                f"the process needs id {number}, which {procfs.describe(number)} has",
-                hint="wait until that one ends, or end it, and try again",
-            )
     for pid in procfs.pids():
         other = procfs.stat(pid)
-        if other is not None and not other.dead and needed & {other.group, other.session}:
+        if other is not None and not procfs.ending(pid) and needed & {other.group, other.session}:
             raise Busy(
                 f"{procfs.describe(pid)} is still in the session or process group of the saved "
                 "program",
