@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,16 @@ def command(method: str, signature: str, target: int | str) -> None:
     say(f"   $ {call} '{signature}' {target} 0")
 
 
-def tell_phase(phase: Phase) -> None:
-    """One phase of a job as it ends."""
+def tell_phase(phase: Phase, state: str = "") -> None:
+    """One phase of a job as it ends, and how the program was in it."""
+    moved = f"{phase.bytes_done / 1e6:.1f} MB" if phase.bytes_done else ""
+    say(f"     {phase.name:<10} {phase.seconds * 1e3:8.1f} ms   {state}   {moved}".rstrip())
+
+
+def tell_checkpoint_phase(phase: Phase) -> None:
+    """One phase of a checkpoint, and whether the program stood still meanwhile."""
     stopped = "[yellow]program stands still[/]" if phase.stopped else "[green]program runs[/]"
-    moved = f", {phase.bytes_done / 1e6:.1f} MB" if phase.bytes_done else ""
-    say(f"     {phase.name:<10} {phase.seconds * 1e3:8.1f} ms   {stopped}{moved}")
+    tell_phase(phase, stopped)
 
 
 async def start_training(client: Client, place: Path, stack: contextlib.AsyncExitStack) -> Training:
@@ -62,11 +68,6 @@ async def start_training(client: Client, place: Path, stack: contextlib.AsyncExi
             if process["Pid"] in ours:
                 training = Training(process["Pid"])
                 stack.push_async_callback(training.kill)
-                megabytes = process["DeviceBytes"] / 1e6
-                say(
-                    f"   phosd sees it: pid {training.pid}, {process['HookState']},"
-                    f" {megabytes:.0f} MB of device memory"
-                )
                 return training
         await asyncio.sleep(0.1)
     raise DemoError("phosd does not see the training within 45 s")
@@ -119,10 +120,14 @@ async def demonstrate() -> dict[str, Any]:
         say("   $ phos run -- python -m phosd.demo.train")
         training = await start_training(client, place, stack)
         await progress(training, WARM_UP, since=0)
+        for process in await client.processes():
+            if process["Pid"] == training.pid:
+                state, megabytes = process["HookState"], process["DeviceBytes"] / 1e6
+                say(f"   phosd sees it: pid {training.pid}, {state}, {megabytes:.0f} MB on the GPU")
 
         chapter(3, "Checkpoint: the program goes on while nobody has to help")
         command("Checkpoint", "ua{sv}", training.pid)
-        saved = await client.checkpoint(training.pid, tell_phase)
+        saved = await client.checkpoint(training.pid, tell_checkpoint_phase)
         image = await client.image(saved.result)
         size = int(image["StoredBytes"])
         say(
@@ -180,8 +185,11 @@ def main() -> int:
         result = asyncio.run(interruptible())
     except asyncio.CancelledError:
         result = {"demo": "failed", "reason": "interrupted"}
-    except (DemoError, JobFailedError, bus.CallError, bus.NoBusError, OSError) as error:
+    except (DemoError, JobFailedError, bus.CallError, bus.NoBusError) as error:
         result = {"demo": "failed", "reason": str(error)}
+    except Exception as error:
+        traceback.print_exc()
+        result = {"demo": "failed", "reason": f"{type(error).__name__}: {error}"}
     say("")
     print(json.dumps(result), flush=True)
     return 0 if result["demo"] == "ok" else 1

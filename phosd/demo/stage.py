@@ -25,7 +25,8 @@ _BUS_CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Confi
   <listen>unix:path={socket}</listen>
   <auth>EXTERNAL</auth>
   <policy context="default">
-    <allow send_destination="*" eavesdrop="true"/>
+    <allow send_destination="*"/>
+    <allow receive_sender="*"/>
     <allow own="*"/>
   </policy>
 </busconfig>
@@ -111,7 +112,8 @@ async def daemon(place: Path, address: str) -> AsyncIterator[bus.Connection]:
     command = [sys.executable, "-m", "phosd.service.main", "--session"]
     command += [f"--state-dir={place / 'state'}", f"--runtime-dir={place / 'run'}"]
     async with running(command, log, env) as process:
-        connection = await bus.Connection.open(address)
+        async with asyncio.timeout(PATIENCE):
+            connection = await bus.Connection.open(address)
         try:
             await _named(connection, process, log)
             yield connection
