@@ -1,0 +1,315 @@
+#include "contexts.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "gate.h"
+#include "heap.h"
+#include "log.h"
+#include "own.h"
+
+namespace phos {
+namespace {
+
+struct Context {
+    int device;
+    bool primary;
+    CUevent event = nullptr;  // of the hook's own, recorded to see whether the context is idle
+    bool recorded = false;
+    uint64_t epoch = 0;
+};
+
+// Stream and, for a per-thread stream, the thread.
+using CaptureKey = std::pair<CUstream, long>;
+
+std::mutex mutex;  // a capture begins, and a context is asked, only under it
+std::map<CUcontext, Context> known;
+std::set<CaptureKey> capturing;
+std::map<std::pair<int, int>, int> peer_access;  // (accessing device, owning device) -> contexts
+
+CaptureKey capture_key(CUstream stream, bool per_thread) {
+    if (per_thread && !stream) stream = CU_STREAM_PER_THREAD;
+    return {stream, stream == CU_STREAM_PER_THREAD ? syscall(SYS_gettid) : 0};
+}
+
+int device_of(CUcontext context) {
+    const Current current(context);
+    CUdevice device = -1;
+    return current && driver.cuCtxGetDevice(&device) == CUDA_SUCCESS ? device : -1;
+}
+
+void add(CUcontext context, bool primary) {
+    const int device = device_of(context);
+    const std::lock_guard lock(mutex);
+    known.emplace(context, Context{device, primary});
+}
+
+void forget(CUcontext context) {
+    const std::lock_guard lock(mutex);
+    const auto found = known.find(context);
+    if (found == known.end()) return;
+    if (found->second.event) {
+        const Current current(context);
+        driver.cuEventDestroy_v2(found->second.event);
+    }
+    known.erase(found);
+}
+
+template <class Begin>
+CUresult begin_capture(CUstream stream, bool per_thread, Begin begin) {
+    const gate::Pass pass;
+    const std::lock_guard lock(mutex);
+    const CUresult result = begin();
+    if (result == CUDA_SUCCESS) capturing.insert(capture_key(stream, per_thread));
+    return result;
+}
+
+// Not held at the gate: an end is what a closing gate waits for.
+CUresult end_capture(CUstream stream, CUgraph* graph, bool per_thread) {
+    const auto end = per_thread ? driver.cuStreamEndCapture_ptsz : driver.cuStreamEndCapture;
+    const auto ask = per_thread && driver.cuStreamIsCapturing_ptsz ? driver.cuStreamIsCapturing_ptsz
+                                                                   : driver.cuStreamIsCapturing;
+    const CUresult result = end(stream, graph);
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)
+        return result;  // still capturing, e.g. ended by the wrong thread
+    const std::lock_guard lock(mutex);
+    capturing.erase(capture_key(stream, per_thread));
+    return result;
+}
+
+CUresult destroy_stream(CUstream stream, CUresult (*destroy)(CUstream)) {
+    const CUresult result = destroy(stream);
+    const std::lock_guard lock(mutex);
+    if (result == CUDA_SUCCESS) capturing.erase(capture_key(stream, false));
+    return result;
+}
+
+template <class Create>
+CUresult create_context(CUcontext* context, bool primary, Create create) {
+    const gate::Pass pass;
+    const CUresult result = create();
+    if (result == CUDA_SUCCESS && context) add(*context, primary);
+    return result;
+}
+
+// The context's own memory is freed by the driver with it; the hook's memory for it, here.
+CUresult destroy_context(CUcontext context, CUresult (*destroy)(CUcontext)) {
+    const gate::Pass pass;
+    forget(context);
+    const CUresult result = destroy(context);
+    if (result == CUDA_SUCCESS)
+        heap::free_all_of(context);
+    else if (context)
+        add(context, false);
+    return result;
+}
+
+CUresult end_primary(CUdevice device, CUresult (*end)(CUdevice)) {
+    const gate::Pass pass;
+    CUcontext primary = nullptr;
+    {
+        const std::lock_guard lock(mutex);
+        for (const auto& [context, state] : known)
+            if (state.device == device && state.primary) primary = context;
+    }
+    if (primary) forget(primary);
+    const CUresult result = end(device);
+    unsigned flags = 0;
+    int active = 1;
+    const bool gone = driver.cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS &&
+                      result == CUDA_SUCCESS && !active;
+    if (!primary) return result;
+    if (gone || (result == CUDA_SUCCESS && end != driver.cuDevicePrimaryCtxRelease &&
+                 end != driver.cuDevicePrimaryCtxRelease_v2))
+        heap::free_all_of(primary);
+    if (!gone) add(primary, true);
+    return result;
+}
+
+CUresult change_peer(CUcontext peer, CUresult result, int change) {
+    CUcontext context;
+    int device;
+    if (result != CUDA_SUCCESS || !contexts::current(&context, &device)) return result;
+    const int owner = device_of(peer);
+    bool changed = false;
+    {
+        const std::lock_guard lock(mutex);
+        int& count = peer_access[{device, owner}];
+        const bool before = count > 0;
+        count = count + change < 0 ? 0 : count + change;
+        changed = before != (count > 0);
+    }
+    if (changed) heap::set_peer_access(owner, device, change > 0);
+    return result;
+}
+
+}  // namespace
+
+namespace contexts {
+
+Activity activity(uint64_t epoch) {
+    const std::lock_guard lock(mutex);
+    if (!capturing.empty()) return Activity::capturing;
+    bool busy = false;
+    for (auto& [context, state] : known) {
+        const Current current(context);
+        if (!current) continue;
+        if (!state.event &&
+            driver.cuEventCreate(&state.event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+            continue;
+        if (!state.recorded) {
+            const CUresult result = driver.cuCtxRecordEvent(context, state.event);
+            if (result != CUDA_SUCCESS) {
+                // A context that has failed for good runs nothing any more.
+                log::note("cuCtxRecordEvent: %s", error_name(result));
+                continue;
+            }
+            state.recorded = true;
+            state.epoch = epoch;
+        }
+        if (driver.cuEventQuery(state.event) == CUDA_ERROR_NOT_READY) {
+            busy = true;
+            continue;
+        }
+        state.recorded = false;
+        if (state.epoch != epoch) busy = true;  // done, but more may have come since: ask again
+    }
+    return busy ? Activity::busy : Activity::idle;
+}
+
+bool is_idle(CUcontext context) {
+    const std::lock_guard lock(mutex);
+    const auto found = known.find(context);
+    return found != known.end() && !found->second.recorded;
+}
+
+uint32_t captures() {
+    const std::lock_guard lock(mutex);
+    return static_cast<uint32_t>(capturing.size());
+}
+
+bool current(CUcontext* context, int* device) {
+    CUdevice found = 0;
+    if (driver.cuCtxGetCurrent(context) != CUDA_SUCCESS || !*context ||
+        driver.cuCtxGetDevice(&found) != CUDA_SUCCESS)
+        return false;
+    *device = found;
+    return true;
+}
+
+CUcontext any_on(int device) {
+    const std::lock_guard lock(mutex);
+    for (const auto& [context, state] : known)
+        if (state.device == device) return context;
+    return nullptr;
+}
+
+std::vector<int> peers_of(int device) {
+    const std::lock_guard lock(mutex);
+    std::vector<int> peers;
+    for (const auto& [pair, count] : peer_access)
+        if (pair.second == device && count > 0 && pair.first != device) peers.push_back(pair.first);
+    return peers;
+}
+
+}  // namespace contexts
+
+CUresult own::cuCtxCreate(CUcontext* context, unsigned flags, CUdevice device) {
+    return create_context(context, false,
+                          [&] { return driver.cuCtxCreate(context, flags, device); });
+}
+CUresult own::cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device) {
+    return create_context(context, false,
+                          [&] { return driver.cuCtxCreate_v2(context, flags, device); });
+}
+CUresult own::cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam* affinity, int count,
+                             unsigned flags, CUdevice device) {
+    return create_context(context, false, [&] {
+        return driver.cuCtxCreate_v3(context, affinity, count, flags, device);
+    });
+}
+CUresult own::cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* parameters, unsigned flags,
+                             CUdevice device) {
+    return create_context(
+        context, false, [&] { return driver.cuCtxCreate_v4(context, parameters, flags, device); });
+}
+CUresult own::cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+    return create_context(context, true,
+                          [&] { return driver.cuDevicePrimaryCtxRetain(context, device); });
+}
+CUresult own::cuCtxDestroy(CUcontext context) {
+    return destroy_context(context, driver.cuCtxDestroy);
+}
+CUresult own::cuCtxDestroy_v2(CUcontext context) {
+    return destroy_context(context, driver.cuCtxDestroy_v2);
+}
+CUresult own::cuDevicePrimaryCtxRelease(CUdevice device) {
+    return end_primary(device, driver.cuDevicePrimaryCtxRelease);
+}
+CUresult own::cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    return end_primary(device, driver.cuDevicePrimaryCtxRelease_v2);
+}
+CUresult own::cuDevicePrimaryCtxReset(CUdevice device) {
+    return end_primary(device, driver.cuDevicePrimaryCtxReset);
+}
+CUresult own::cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    return end_primary(device, driver.cuDevicePrimaryCtxReset_v2);
+}
+CUresult own::cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+    const gate::Pass pass;
+    return change_peer(peer, driver.cuCtxEnablePeerAccess(peer, flags), 1);
+}
+CUresult own::cuCtxDisablePeerAccess(CUcontext peer) {
+    const gate::Pass pass;
+    return change_peer(peer, driver.cuCtxDisablePeerAccess(peer), -1);
+}
+
+CUresult own::cuStreamBeginCapture(CUstream stream) {
+    return begin_capture(stream, false, [&] { return driver.cuStreamBeginCapture(stream); });
+}
+CUresult own::cuStreamBeginCapture_ptsz(CUstream stream) {
+    return begin_capture(stream, true, [&] { return driver.cuStreamBeginCapture_ptsz(stream); });
+}
+CUresult own::cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
+    return begin_capture(stream, false,
+                         [&] { return driver.cuStreamBeginCapture_v2(stream, mode); });
+}
+CUresult own::cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
+    return begin_capture(stream, true,
+                         [&] { return driver.cuStreamBeginCapture_v2_ptsz(stream, mode); });
+}
+CUresult own::cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode* nodes,
+                                          const CUgraphEdgeData* edges, size_t count,
+                                          CUstreamCaptureMode mode) {
+    return begin_capture(stream, false, [&] {
+        return driver.cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode);
+    });
+}
+CUresult own::cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
+                                               const CUgraphNode* nodes,
+                                               const CUgraphEdgeData* edges, size_t count,
+                                               CUstreamCaptureMode mode) {
+    return begin_capture(stream, true, [&] {
+        return driver.cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode);
+    });
+}
+CUresult own::cuStreamEndCapture(CUstream stream, CUgraph* graph) {
+    return end_capture(stream, graph, false);
+}
+CUresult own::cuStreamEndCapture_ptsz(CUstream stream, CUgraph* graph) {
+    return end_capture(stream, graph, true);
+}
+CUresult own::cuStreamDestroy(CUstream stream) {
+    return destroy_stream(stream, driver.cuStreamDestroy);
+}
+CUresult own::cuStreamDestroy_v2(CUstream stream) {
+    return destroy_stream(stream, driver.cuStreamDestroy_v2);
+}
+
+}  // namespace phos

@@ -1,0 +1,8 @@
+// The hook's thread: it listens, and does what a client asks. docs/hook-protocol.md.
+#pragma once
+
+namespace phos::control {
+
+void start();
+
+}  // namespace phos::control

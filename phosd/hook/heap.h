@@ -1,0 +1,56 @@
+// Memory that the hook makes for cuMemAlloc and its kin: a block of its own for what is large, a
+// share of a slab for what is small, always on virtual memory that can be exported and parked.
+#pragma once
+
+#include <memory>
+
+#include "arena.h"
+#include "blocks.h"
+
+namespace phos::heap {
+
+// Where memory comes from: a context, or a memory pool. Its blocks have one set of accesses.
+struct Heap {
+    int device;
+    CUcontext context;  // null for a pool
+    CUmemoryPool pool;  // null for a context
+    std::vector<CUmemAccessDesc> access;
+    Arena arena;
+    uint64_t reserved = 0;  // bytes of device memory that the heap holds
+    uint64_t used = 0;      // bytes of it that are allocated
+};
+
+struct Allocation {
+    uint64_t size;      // as the program asked
+    uint64_t reserved;  // as the arena gave
+    Heap* heap;
+    uint64_t buffer_id;
+    bool synchronous = true;  // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+    bool freeing = false;
+};
+
+// All of these need blocks::mutex, except where they say that they take it.
+Heap* of_context(CUcontext context, int device);
+Heap* of_pool(CUmemoryPool pool, int device);
+Heap* find_pool(CUmemoryPool pool);
+CUresult allocate(Heap* heap, uint64_t size, uint64_t* address);
+void release(uint64_t address);  // gives back at once: nothing on the device may still use it
+// For memory that a stream will free later: the address is nobody's until it is revived or given
+// back.
+Allocation retire(uint64_t address);
+void revive(uint64_t address, const Allocation& retired, uint64_t size);
+void give_back(uint64_t address, const Allocation& retired);
+bool trim(Heap* heap);  // gives wholly free slabs back; true when there were any
+bool trim_all();
+std::pair<const uint64_t, Allocation>* find(uint64_t address);
+CUresult change_access(Heap* heap, const CUmemAccessDesc* access, size_t count);
+// The pool is gone, but what was allocated from it lives on until it is freed.
+void orphan_pool(CUmemoryPool pool);
+
+// Whether memory on the device can be made so at all; otherwise it is left to the driver.
+bool supports(int device);
+
+void free_all_of(CUcontext context);                        // takes the lock
+void set_peer_access(int owner, int accessor, bool allow);  // takes the lock
+
+}  // namespace phos::heap

@@ -1,0 +1,14 @@
+// A ring of the hook's own notes. Nothing is ever printed: the protocol's `stats` returns it.
+#pragma once
+
+#include <string>
+
+namespace phos::log {
+
+// Adds a line (printf-style, cut at 200 bytes), with the time.
+void note(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// The newest lines, oldest first.
+std::string text();
+
+}  // namespace phos::log

@@ -1,0 +1,99 @@
+#include "quiesce.h"
+
+#include <ctime>
+
+#include "contexts.h"
+#include "gate.h"
+#include "hook.h"
+#include "park.h"
+
+namespace phos::quiesce {
+namespace {
+
+constexpr uint64_t kSlice = 2'000'000;     // nanoseconds of one request
+constexpr uint64_t kPatience = 1'000'000;  // a call that takes longer waits for something
+constexpr long kPause = 30'000;
+
+// Changes with everything that may have put work on a device since a context was last asked.
+uint64_t epoch = 1;
+uint64_t last_admission = 0;
+uint64_t inside_since = 0;
+uint64_t busy_since = 0;
+uint64_t slow_admissions = 0;
+
+// Whether one more call may go to a device that is busy already. It may be what the device waits
+// for; but a program that never pauses would keep the device busy for ever if each were let in. So
+// their number grows as the square root of the time: the queue runs dry in the end.
+bool slow_admission_is_due(uint64_t now) {
+    const double milliseconds = static_cast<double>(now - busy_since) / 1e6;
+    const auto made = static_cast<double>(slow_admissions + 1);
+    return made * made <= 4 * milliseconds;
+}
+
+void pause() {
+    const timespec time{0, kPause};
+    nanosleep(&time, nullptr);
+}
+
+}  // namespace
+
+void begin() {
+    busy_since = monotonic_ns();
+    inside_since = 0;
+    slow_admissions = 0;
+}
+
+wire::GateState advance(bool peers_busy) {
+    const uint64_t end = monotonic_ns() + kSlice;
+    bool admit_for_peers = peers_busy;
+    wire::GateState state{};
+    for (;;) {
+        const gate::View view = gate::view();
+        if (view.state == wire::State::running) break;  // the deadline
+        const uint64_t now = monotonic_ns();
+        if (view.inside) {
+            ++epoch;
+            if (!inside_since) inside_since = now;
+        } else {
+            inside_since = 0;
+        }
+        const contexts::Activity activity = contexts::activity(epoch);
+        const bool at_rest = !view.inside && activity == contexts::Activity::idle;
+        state.busy = !at_rest;
+        if (at_rest && !peers_busy) {
+            state.settled = gate::settle();
+            break;
+        }
+        const bool turn = !view.admitted_inside || now - last_admission > kPatience;
+        if (view.waiting && turn) {
+            bool admitted = false;
+            if (activity == contexts::Activity::capturing || (at_rest && admit_for_peers)) {
+                admitted = gate::admit_oldest(nullptr);
+            } else if (!at_rest) {
+                // A device that rests may be what the busy one waits for.
+                admitted =
+                    activity == contexts::Activity::busy && gate::admit_oldest(contexts::is_idle);
+                if (!admitted && slow_admission_is_due(now) &&
+                    (!inside_since || now - inside_since > kPatience)) {
+                    admitted = gate::admit_oldest(nullptr);
+                    slow_admissions += admitted;
+                }
+            }
+            if (admitted) {
+                ++epoch;
+                last_admission = now;
+                admit_for_peers = false;
+            }
+        }
+        if (now > end) break;
+        pause();
+    }
+    const gate::View view = gate::view();
+    state.waiting = view.waiting;
+    state.admitted = view.admitted;
+    state.capturing = contexts::captures();
+    park::newest(&state.last_id, &state.freed);
+    return state;
+}
+
+}  // namespace phos::quiesce

@@ -1,0 +1,48 @@
+// What works for the program and cannot be saved in any mode: the driver checkpoints none of it.
+#include "hook.h"
+#include "own.h"
+
+namespace phos {
+namespace {
+
+CUresult note_use(CUresult result, const char* reason) {
+    if (result == CUDA_SUCCESS) mark_unsupported(reason);
+    return result;
+}
+
+}  // namespace
+
+CUresult own::cuMemAllocManaged(CUdeviceptr* address, size_t size, unsigned flags) {
+    return note_use(driver.cuMemAllocManaged(address, size, flags),
+                    "the program uses managed memory (cuMemAllocManaged)");
+}
+
+CUresult own::cuLibraryGetManaged(CUdeviceptr* address, size_t* size, CUlibrary library,
+                                  const char* name) {
+    return note_use(driver.cuLibraryGetManaged(address, size, library, name),
+                    "the program uses managed memory (a __managed__ variable)");
+}
+
+CUresult own::cuImportExternalMemory(CUexternalMemory* memory,
+                                     const CUDA_EXTERNAL_MEMORY_HANDLE_DESC* description) {
+    return note_use(driver.cuImportExternalMemory(memory, description),
+                    "the program imports memory of another driver (cuImportExternalMemory)");
+}
+
+CUresult own::cuImportExternalSemaphore(CUexternalSemaphore* semaphore,
+                                        const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC* description) {
+    return note_use(driver.cuImportExternalSemaphore(semaphore, description),
+                    "the program imports a semaphore of another driver");
+}
+
+CUresult own::cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent event) {
+    return note_use(driver.cuIpcGetEventHandle(handle, event),
+                    "the program shares events by legacy CUDA IPC");
+}
+
+CUresult own::cuIpcOpenEventHandle(CUevent* event, CUipcEventHandle handle) {
+    return note_use(driver.cuIpcOpenEventHandle(event, handle),
+                    "the program shares events by legacy CUDA IPC");
+}
+
+}  // namespace phos
