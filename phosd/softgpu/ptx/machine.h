@@ -80,9 +80,9 @@ struct Launch {
     bool cooperative = false;               // every block makes progress: grid-wide barriers work
     unsigned device = 0;
     const softgpu::AddressSpace* memory = nullptr;
-    AccessTrace* trace = nullptr;                     // optional; must be thread-safe
-    const std::atomic<bool>* abandon = nullptr;       // optional: give up soon when it turns true
-    std::atomic<uint64_t>* instructions = nullptr;    // optional: counts thread instructions run
+    AccessTrace* trace = nullptr;                   // optional; must be thread-safe
+    const std::atomic<bool>* abandon = nullptr;     // optional: give up soon when it turns true
+    std::atomic<uint64_t>* instructions = nullptr;  // optional: counts thread instructions run
 };
 
 // Runs the whole grid on the calling thread (and on helpers, if the machine keeps some: a launch

@@ -1,0 +1,44 @@
+#include "handlers.h"
+
+#include <unordered_map>
+
+namespace phos::ptx {
+namespace {
+
+using Map = std::unordered_map<std::string, Handler>;
+
+Map handlers_of_processor() {
+    Map map;
+    const auto add = [&](HandlerTable table) {
+        for (size_t i = 0; i < table.count; ++i)
+            map.emplace(table.entries[i].name, table.entries[i].handler);
+    };
+#define PHOS_ADD_V4(table) add(isa_v4::table##_handlers());
+#define PHOS_ADD_V3(table) add(isa_v3::table##_handlers());
+#define PHOS_ADD_BASE(table) add(isa_base::table##_handlers());
+#ifdef PHOS_X86
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("bmi2")) {
+        PHOS_HANDLER_TABLES(PHOS_ADD_V4)
+        return map;
+    }
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2")) {
+        PHOS_HANDLER_TABLES(PHOS_ADD_V3)
+        return map;
+    }
+#endif
+    PHOS_HANDLER_TABLES(PHOS_ADD_BASE)
+    return map;
+}
+
+}  // namespace
+
+Handler find_handler(const std::string& name) {
+    static const Map map = handlers_of_processor();
+    const auto found = map.find(name);
+    return found == map.end() ? nullptr : found->second;
+}
+
+}  // namespace phos::ptx
