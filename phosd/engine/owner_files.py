@@ -233,9 +233,11 @@ def _put_back(file: MemoryFile, source: int, mark: str) -> Change:
 
 def _undo(change: Change) -> None:
     if change.cut_to is not None:
-        with _opened(change.path, os.O_WRONLY) as target, _opened(change.beside, os.O_RDONLY) as t:
-            os.lseek(target, change.cut_to, os.SEEK_SET)
-            _copy(t, 0, target, os.fstat(t).st_size)
+        with _opened(change.path, os.O_WRONLY) as file, _opened(change.beside, os.O_RDONLY) as tail:
+            size = os.fstat(tail).st_size
+            os.lseek(file, change.cut_to, os.SEEK_SET)
+            _copy(tail, 0, file, size)
+            os.ftruncate(file, change.cut_to + size)  # what the restored program has written since
         Path(change.beside).unlink()
     elif change.beside:
         Path(change.beside).rename(change.path)

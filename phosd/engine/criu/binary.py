@@ -172,6 +172,7 @@ class Criu:
 
 _HINTS = (
     ("Permission denied", "the owner of the program may not open that file (any more)"),
+    ("get rlimit", "root needs CAP_SYS_RESOURCE to save a tree of several users"),
     ("No space left", "make room and try again"),
     ("tcp", "see the option tcp=close"),
     ("bad size", "the file has changed since the checkpoint"),

@@ -345,3 +345,11 @@ def _kill(pids: Sequence[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    end = time.monotonic() + ENDING_PATIENCE
+    while any(_alive(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+def _alive(pid: int) -> bool:
+    found = procfs.stat(pid)
+    return found is not None and not found.dead
