@@ -13,6 +13,7 @@
 #include "hook.h"
 #include "log.h"
 #include "own.h"
+#include "strangers.h"
 #include "wrappers.h"
 
 namespace phos {
@@ -97,9 +98,10 @@ void* substitute(const char* name, void* found) {
     for (const HookTable table : {hooks(), known_names()})
         for (const Hook* hook = table.begin; hook != table.end; ++hook)
             if (*hook->real == found) return hook->wrapper ? hook->wrapper : found;
-    if (submits_work(name))
-        mark_not_parkable(std::string("the program uses ") + name +
-                          ", which this hook does not know");
+    if (!submits_work(name)) return found;
+    if (void* noticed = stand_in(name, found)) return noticed;
+    mark_not_parkable(std::string("the program may call ") + name +
+                      ", which this hook does not know");
     return found;
 }
 
