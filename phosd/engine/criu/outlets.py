@@ -39,6 +39,7 @@ class Outlets:
         match kind:
             case EndpointKind.PIPE:
                 ours, theirs = os.pipe()
+                os.fchown(theirs, owner.uid, -1)  # CRIU opens it anew, with the owner's rights
             case EndpointKind.TERMINAL:
                 ours, theirs = os.openpty()
                 os.fchown(theirs, owner.uid, -1)

@@ -191,15 +191,21 @@ def _restoring_user(details: CpuDetails) -> Owner:
 
 def _check_listing(tree: Tree, folder: Path) -> None:
     """The folder holds exactly the recorded files, of the recorded sizes, and no links."""
-    for file in tree.files:
-        if PurePosixPath(file.path).is_absolute() or ".." in PurePosixPath(file.path).parts:
-            raise ImageCorrupt(f"the image names a file outside of it: {file.path!r}", "delete it")
+    recorded = {file.path: file.size for file in tree.files}
+    for name in recorded:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise ImageCorrupt(f"the image names a file outside of it: {name!r}", "delete it")
+    for memory in _details(tree).memory_files:
+        if recorded.get(memory.saved) != memory.size:
+            raise ImageCorrupt(
+                f"the image names a file outside of it, or of another size: {memory.saved!r}",
+                hint="delete it",
+            )
     found = {
         str(path.relative_to(folder)): path.lstat()
         for path in folder.rglob("*")
         if path.is_symlink() or not path.is_dir()
     }
-    recorded = {file.path: file.size for file in tree.files}
     for name in sorted(recorded.keys() | found.keys()):
         status = found.get(name)
         regular = status is not None and (status.st_mode & 0o170000) == 0o100000
