@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "api/api.h"
+#include "api/works.h"
 #include "core/submit.h"
 #include "core/work.h"
 
@@ -120,6 +121,31 @@ void copy_3d(CUstream stream, Wait wait, const Description* what) {
 }
 
 }  // namespace
+
+namespace phos::softgpu {
+
+std::shared_ptr<const Copy> copy_of(const CUDA_MEMCPY3D& c) {
+    const size_t from_pitch = c.srcPitch ? c.srcPitch : c.WidthInBytes + c.srcXInBytes;
+    const size_t to_pitch = c.dstPitch ? c.dstPitch : c.WidthInBytes + c.dstXInBytes;
+    const size_t from_height = c.srcHeight ? c.srcHeight : c.Height + c.srcY;
+    const size_t to_height = c.dstHeight ? c.dstHeight : c.Height + c.dstY;
+    require(c.WidthInBytes && c.Height && c.Depth);
+    return std::make_shared<Copy>(end_of(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstXInBytes,
+                                         c.dstY, c.dstZ, to_pitch, to_height),
+                                  end_of(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcXInBytes,
+                                         c.srcY, c.srcZ, from_pitch, from_height),
+                                  c.WidthInBytes, c.Height, c.Depth);
+}
+
+std::shared_ptr<const Fill> fill_of(const CUDA_MEMSET_NODE_PARAMS& what) {
+    require(what.elementSize == 1 || what.elementSize == 2 || what.elementSize == 4);
+    require(what.width > 0 && what.height > 0 && what.dst % what.elementSize == 0);
+    device_end(what.dst);
+    return std::make_shared<Fill>(what.dst, what.value, what.elementSize, what.width, what.height,
+                                  what.pitch);
+}
+
+}  // namespace phos::softgpu
 
 DEFAULT_STREAM_API(cuMemcpy, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes)) {
     copy(stream, Wait::yes, any_end(to), any_end(from), bytes);

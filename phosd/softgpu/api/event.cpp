@@ -55,6 +55,7 @@ STREAM_API(cuStreamWaitEvent, (CUstream stream, CUevent handle, unsigned flags),
 API(cuEventQuery, (CUevent handle), (handle)) {
     const EventPtr event = event_of(handle);
     forbid_captured(event);
+    forbid_during_capture();
     event->context->check();
     const auto record = event->record();
     require(!record || record->mark.reached(), CUDA_ERROR_NOT_READY);

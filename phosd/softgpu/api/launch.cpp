@@ -2,6 +2,7 @@
 #include "core/launch.h"
 
 #include "api/api.h"
+#include "api/works.h"
 #include "core/submit.h"
 #include "core/work.h"
 
@@ -61,6 +62,20 @@ void launch_with_attributes(const CUlaunchConfig* config, CUstream stream, CUfun
 }
 
 }  // namespace
+
+namespace phos::softgpu {
+
+std::shared_ptr<const KernelLaunch> launch_of(const CUDA_KERNEL_NODE_PARAMS_v2& what) {
+    LaunchShape shape;
+    shape.grid = {what.gridDimX, what.gridDimY, what.gridDimZ};
+    shape.block = {what.blockDimX, what.blockDimY, what.blockDimZ};
+    shape.dynamic_shared = what.sharedMemBytes;
+    return std::make_shared<KernelLaunch>(
+        function_of(what.func ? what.func : reinterpret_cast<CUfunction>(what.kern)), shape,
+        what.kernelParams, what.extra);
+}
+
+}  // namespace phos::softgpu
 
 STREAM_API(cuLaunchKernel,
            (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,

@@ -84,6 +84,7 @@ STREAM_API(cuStreamGetCtx_v2, (CUstream stream, CUcontext* context, CUgreenCtx* 
 STREAM_API(cuStreamQuery, (CUstream stream), (stream)) {
     const StreamPtr of = stream_of(stream);
     forbid_capturing(of);
+    forbid_during_capture();
     require(of->context.idle(*of), CUDA_ERROR_NOT_READY);
 }
 

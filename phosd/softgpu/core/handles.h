@@ -40,6 +40,15 @@ class Handles {
         objects_.erase(found);
         return object;
     }
+    // As remove, but it may be gone already.
+    void forget(Handle handle) {
+        std::shared_ptr<T> gone;  // ends after the lock
+        std::lock_guard lock(mutex_);
+        const auto found = objects_.find(handle);
+        if (found == objects_.end()) return;
+        gone = std::move(found->second);
+        objects_.erase(found);
+    }
     template <typename Visit>
     void for_each(Visit visit) const {
         std::shared_lock lock(mutex_);

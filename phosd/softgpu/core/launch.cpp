@@ -79,7 +79,7 @@ KernelLaunch::KernelLaunch(std::shared_ptr<Function> function_, const LaunchShap
         pointers_.push_back(parameters_.data() + parameter.offset);
 }
 
-CUresult KernelLaunch::run(Context& context) const {
+CUresult KernelLaunch::run(Context&) const {
     ptx::Launch launch;
     launch.kernel = &function->kernel;
     launch.grid = shape.grid;
@@ -88,7 +88,7 @@ CUresult KernelLaunch::run(Context& context) const {
     launch.dynamic_shared_bytes = shape.dynamic_shared;
     launch.parameters = parameters_.data();
     launch.cooperative = shape.cooperative;
-    launch.device = static_cast<unsigned>(context.device);
+    launch.device = static_cast<unsigned>(module_->context->device);
     launch.memory = &runtime().space();
     TraceFile trace(function->kernel.name);
     launch.trace = trace.recorder();

@@ -18,6 +18,7 @@ class KernelLaunch final : public Work {
     KernelLaunch(std::shared_ptr<Function> function, const LaunchShape& shape, void** arguments,
                  void** extra);
     CUresult run(Context& context) const override;
+    CUgraphNodeType node_type() const override { return CU_GRAPH_NODE_TYPE_KERNEL; }
 
     const std::shared_ptr<Function> function;
     const LaunchShape shape;

@@ -16,6 +16,7 @@
 #include "core/device.h"
 #include "core/event.h"
 #include "core/gate.h"
+#include "core/graph.h"
 #include "core/handles.h"
 #include "core/module.h"
 #include "core/space.h"
@@ -106,6 +107,10 @@ class Runtime {
     Handles<CUfunction, Function> functions;
     Handles<CUlibrary, Library> libraries;
     Handles<CUkernel, LibraryKernel> kernels;
+    Handles<CUgraph, Graph> graphs;
+    Handles<CUgraphNode, Node> nodes;
+    Handles<CUgraphExec, GraphExec> graph_execs;
+    Handles<CUuserObject, UserObject> user_objects;
 
     std::mutex peers_mutex;
     std::array<std::array<bool, kMaxGpus>, kMaxGpus> peers{};  // [who][whose memory]

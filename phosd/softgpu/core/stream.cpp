@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "core/context.h"
+#include "core/error.h"
 #include "core/runtime.h"
 
 namespace phos::softgpu {
@@ -16,6 +17,10 @@ uint64_t next_stream_id() {
 }
 
 }  // namespace
+
+CUgraphNodeType Work::node_type() const {
+    fail(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+}
 
 void Timeline::wait(uint64_t number) {
     if (reached(number)) return;

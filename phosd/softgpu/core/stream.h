@@ -17,6 +17,7 @@ namespace phos::softgpu {
 
 class Context;
 struct Capture;
+struct Node;
 
 // How far a stream has come: work is numbered from 1 in order of submission.
 class Timeline {
@@ -50,6 +51,9 @@ class Work {
     virtual CUresult run(Context& context) const = 0;
     // Whether it runs in a context that is broken: what others wait for does.
     virtual bool always() const { return false; }
+    // What it is as a node of a graph. Throws CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED for work that
+    // cannot be one.
+    virtual CUgraphNodeType node_type() const;
 };
 using WorkPtr = std::shared_ptr<const Work>;
 
@@ -72,7 +76,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
     const int priority;
     const uint64_t id;
     CUsynchronizationPolicy synchronization = CU_SYNC_POLICY_AUTO;
-    std::shared_ptr<Capture> capture;  // under Context::capture_mutex
+    // Under the lock of capture.cpp.
+    std::shared_ptr<Capture> capture;
+    std::vector<Node*> next_nodes;  // what the next captured work depends on
 
     bool blocking() const { return !(flags & CU_STREAM_NON_BLOCKING); }
 

@@ -1,21 +1,31 @@
 #include "core/submit.h"
 
+#include "core/capture.h"
 #include "core/context.h"
 #include "core/work.h"
 
 namespace phos::softgpu {
 
 Mark submit(const StreamPtr& stream, WorkPtr work) {
+    if (any_capture() && capture_work(stream, work, work->node_type())) return {};
     return stream->context.submit(*stream, std::move(work));
 }
 
-void record(const EventPtr& event, const StreamPtr& stream, bool) {
+void record(const EventPtr& event, const StreamPtr& stream, bool external) {
+    if (any_capture() &&
+        (external ? capture_work(stream, nullptr, CU_GRAPH_NODE_TYPE_EVENT_RECORD, event)
+                  : capture_record(event, stream)))
+        return;
     auto record = std::make_shared<Event::Record>();
     record->mark = stream->context.submit(*stream, std::make_shared<RecordEvent>(record));
     event->set(std::move(record), nullptr);
 }
 
-void wait_for(const EventPtr& event, const StreamPtr& stream, bool) {
+void wait_for(const EventPtr& event, const StreamPtr& stream, bool external) {
+    if ((any_capture() || event->captured()) &&
+        (external ? capture_work(stream, nullptr, CU_GRAPH_NODE_TYPE_WAIT_EVENT, event)
+                  : capture_wait(event, stream)))
+        return;
     const auto record = event->record();
     if (!record || record->mark.reached()) return;
     stream->context.submit(*stream, std::make_shared<Nothing>(), {record->mark});
@@ -33,12 +43,5 @@ void wait_for_all(const EventPtr& event, const ContextPtr& context) {
     if (!record || record->mark.reached()) return;
     context->wait_everywhere(record->mark);
 }
-
-bool captures(const StreamPtr&) {
-    return false;
-}
-void forbid_during_capture() {}
-void forbid_capturing(const StreamPtr&) {}
-void forbid_captured(const EventPtr&) {}
 
 }  // namespace phos::softgpu

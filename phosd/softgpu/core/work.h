@@ -15,6 +15,7 @@ namespace phos::softgpu {
 class Nothing final : public Work {
   public:
     CUresult run(Context&) const override { return CUDA_SUCCESS; }
+    CUgraphNodeType node_type() const override { return CU_GRAPH_NODE_TYPE_EMPTY; }
     bool always() const override { return true; }
 };
 
@@ -35,6 +36,7 @@ class Copy final : public Work {
     Copy(End to, std::vector<std::byte> bytes)
         : to_(to), width_(bytes.size()), snapshot_(std::move(bytes)) {}
     CUresult run(Context& context) const override;
+    CUgraphNodeType node_type() const override { return CU_GRAPH_NODE_TYPE_MEMCPY; }
     const End& to() const { return to_; }
     const End& from() const { return from_; }
     size_t width() const { return width_; }
@@ -59,6 +61,10 @@ class Fill final : public Work {
           rows_(rows),
           pitch_(pitch) {}
     CUresult run(Context& context) const override;
+    CUgraphNodeType node_type() const override { return CU_GRAPH_NODE_TYPE_MEMSET; }
+    CUDA_MEMSET_NODE_PARAMS description() const {
+        return {address_, pitch_, value_, element_, width_, rows_};
+    }
 
   private:
     uint64_t address_;
@@ -71,6 +77,8 @@ class HostCall final : public Work {
   public:
     HostCall(CUhostFn function, void* data) : function_(function), data_(data) {}
     CUresult run(Context& context) const override;
+    CUgraphNodeType node_type() const override { return CU_GRAPH_NODE_TYPE_HOST; }
+    CUDA_HOST_NODE_PARAMS description() const { return {function_, data_}; }
 
   private:
     CUhostFn function_;
@@ -106,6 +114,7 @@ class ValueWait final : public Work {
     ValueWait(uint64_t address, uint64_t value, unsigned bytes, unsigned flags)
         : address_(address), value_(value), bytes_(bytes), flags_(flags) {}
     CUresult run(Context& context) const override;
+    CUgraphNodeType node_type() const override { return CU_GRAPH_NODE_TYPE_BATCH_MEM_OP; }
 
   private:
     uint64_t address_, value_;
@@ -117,6 +126,7 @@ class ValueWrite final : public Work {
     ValueWrite(uint64_t address, uint64_t value, unsigned bytes)
         : address_(address), value_(value), bytes_(bytes) {}
     CUresult run(Context& context) const override;
+    CUgraphNodeType node_type() const override { return CU_GRAPH_NODE_TYPE_BATCH_MEM_OP; }
 
   private:
     uint64_t address_, value_;
