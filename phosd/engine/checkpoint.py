@@ -4,12 +4,12 @@ A phase marked ``stopped`` is time in which the program stands still. Whatever f
 runs afterwards: every step that stops something is a context whose end undoes it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from phosd.engine import driver
+from phosd.engine import criu, driver
 from phosd.engine.cpuparts import CpuParts
 from phosd.engine.criu import DumpOptions
 from phosd.engine.errors import InvalidOption, NoSuchProcess, PhosError, Unsupported
@@ -21,6 +21,7 @@ from phosd.engine.image.writer import ImageWriter
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
 from phosd.engine.space import check_space
+from phosd.engine.tree import ProcessTree
 from phosd.engine.unit import Unit, gather
 
 MODES = ("auto", "stop", "driver")
@@ -48,7 +49,7 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
     progress.phase("prepare")
     with ExitStack() as job:
         job.enter_context(node.claim([pid]))
-        unit = job.enter_context(gather(pid, node.config.runtime_dir))
+        unit = job.enter_context(gather(pid, node.config.runtime_dir, _dumpable(options)))
         job.enter_context(node.claim(set(unit.pids) - {pid}))
         mode = _choose_mode(unit, options.mode, progress)
         needs = check_space(node, unit, mode)
@@ -57,7 +58,6 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         writer = job.enter_context(node.store.begin(unit.trees[0].root.uid))
         staging = job.enter_context(node.staging(needs.cpu))
         cpu = CpuParts(node.criu, writer, staging, DumpOptions(tcp=options.tcp))
-        cpu.check(unit.trees)
         job.enter_context(_death_explained(unit))
         if mode == "stop":
             blocks = _stop(node, unit, cpu, writer, options, progress)
@@ -82,6 +82,10 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         writer.publish(manifest)
         progress.finish()
         return manifest
+
+
+def _dumpable(options: CheckpointOptions) -> Callable[[ProcessTree], object]:
+    return lambda tree: criu.check(tree, options.tcp)
 
 
 def _choose_mode(unit: Unit, wanted: str, progress: Progress) -> str:

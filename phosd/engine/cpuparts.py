@@ -23,11 +23,6 @@ class CpuParts:
         self._options = options
         self._dumps: list[TreeDump] = []
 
-    def check(self, trees: list[ProcessTree]) -> None:
-        """Raise what would make a dump fail, while the program still runs."""
-        for tree in trees:
-            criu.check(tree, self._options.tcp)
-
     def dump(self, trees: list[ProcessTree], progress: Progress) -> None:
         """Freeze each tree, write its state, let it go on."""
         for index, tree in enumerate(trees):

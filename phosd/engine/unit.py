@@ -6,7 +6,7 @@ unit is a set of whole trees.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +32,7 @@ class Unit:
     """Whole process trees, and the GPU processes in them."""
 
     runtime_dir: Path
+    check: Callable[[ProcessTree], object]
     trees: list[ProcessTree] = field(default_factory=list)
     members: list[Member] = field(default_factory=list)
 
@@ -61,6 +62,7 @@ class Unit:
 
     def add_tree(self, tree: ProcessTree) -> None:
         """Take in a tree, connecting to the hooks in it. Raises what makes it impossible."""
+        self.check(tree)  # before the connections, which the dump will not meet
         self.trees.append(tree)
         for pid in (p.pid for p in tree.living):
             if not process.uses_cuda(pid):
@@ -96,12 +98,13 @@ class Unit:
 
 
 @contextlib.contextmanager
-def gather(pid: int, runtime_dir: Path) -> Iterator[Unit]:
+def gather(pid: int, runtime_dir: Path, check: Callable[[ProcessTree], object]) -> Iterator[Unit]:
     """The unit of the process tree with root ``pid``, connected.
 
+    ``check`` raises what is wrong with a tree before anything is asked of the processes in it.
     Raises :class:`NoSuchProcess` when there is no such process or no GPU process in its tree.
     """
-    unit = Unit(runtime_dir)
+    unit = Unit(runtime_dir, check)
     with contextlib.closing(unit):
         unit.add_tree(scan(pid))
         if not unit.members:
