@@ -80,6 +80,11 @@ def open_for_appending(path: str, *, uid: int, gid: int, groups: Sequence[int]) 
         os.setgroups(before)
 
 
+def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
+    """Be sent ``signal_number`` when the parent ends; 0 for nothing. A change of ids clears it."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "tie to the parent")
+
+
 def _check(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
@@ -115,8 +120,7 @@ def main() -> None:
         kept = Capability if orders["capabilities"] else ()
         become(orders["uid"], orders["gid"], orders["groups"], kept)
     if orders["dies_with_parent"]:
-        # A change of ids clears it, so it comes after.
-        _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "tie to the parent")
+        die_with_parent()
     os.execv(words[0], words)
 
 

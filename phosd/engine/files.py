@@ -12,11 +12,14 @@ from pathlib import Path
 
 from phosd.engine import procfs
 from phosd.engine.errors import OutOfSpace
-from phosd.engine.image.cpu import MemoryFile, OpenFile
+from phosd.engine.image.cpu import MappedFile, MemoryFile, OpenFile
 from phosd.engine.procfs import Descriptor, Mapping
 
 HASHED = 64 << 20
 """Bytes up to which a written file is hashed while the tree stands still (0.05 s)."""
+
+NOT_ON_DISK = ("/dev/", "/memfd:", "/anon_hugepage", "/SYSV")
+"""How the paths begin of mapped things that are no files on disk."""
 
 _STEP = 1 << 20
 MEMORY_FOLDER = "memory"
@@ -60,13 +63,29 @@ def _content(descriptor: Descriptor) -> str | None:
 
 
 def digest(descriptor: int, size: int) -> str:
-    """SHA-256 of the first ``size`` bytes; shorter files give another value than longer ones."""
+    """SHA-256 of the first ``size`` bytes; empty when there are not so many."""
     sha = hashlib.sha256()
     at = 0
     while at < size and (piece := os.pread(descriptor, min(_STEP, size - at), at)):
         sha.update(piece)
         at += len(piece)
-    return f"{sha.hexdigest()}" if at == size else ""
+    return sha.hexdigest() if at == size else ""
+
+
+def mapped_files(mappings: Iterable[Mapping]) -> tuple[MappedFile, ...]:
+    """The named files that the tree maps, but for those that :func:`save_memory_files` copies."""
+    in_memory = procfs.memory_devices()
+    paths = {
+        mapping.path
+        for mapping in mappings
+        if mapping.path.startswith("/")
+        and not mapping.path.startswith(NOT_ON_DISK)
+        and not mapping.path.endswith(" (deleted)")
+        and not (mapping.shared and mapping.device in in_memory)
+    }
+    return tuple(
+        MappedFile(path, Path(path).stat().st_size) for path in sorted(paths) if Path(path).exists()
+    )
 
 
 def save_memory_files(mappings: Iterable[Mapping], folder: Path) -> tuple[MemoryFile, ...]:

@@ -17,7 +17,7 @@ import termios
 from collections.abc import Sequence
 from pathlib import Path
 
-from phosd.engine.as_owner import become, open_for_appending
+from phosd.engine.as_owner import become, die_with_parent, open_for_appending
 
 _CHUNK = 1 << 16
 
@@ -57,6 +57,7 @@ def main() -> None:
         sys.exit(status[0] if status else 1)
     os.close(reader)
     os.setsid()
+    die_with_parent()  # a restore that is given up must not come up later
     uid, gid, groups = orders["user"]
     output = None
     if orders["output"] is not None:
@@ -67,6 +68,7 @@ def main() -> None:
     code = subprocess.run(
         words, stdin=terminal, stdout=terminal, close_fds=False, check=False
     ).returncode
+    die_with_parent(0)
     os.write(writer, bytes([code if 0 <= code < 256 else 1]))
     if code != 0:
         return

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from phosd.engine import procfs, sockets, stdio
 from phosd.engine.errors import Unsupported
+from phosd.engine.files import NOT_ON_DISK
 from phosd.engine.procfs import Descriptor, Mapping
 from phosd.engine.tree import ProcessTree
 
@@ -18,7 +19,6 @@ _SOCKETS = ("UNIX", "TCP", "TCPv6", "UDP", "UDPv6", "UDPLITE", "RAW", "RAWv6", "
 _MEMORY_DEVICES = 1
 _TERMINALS = (4, 5, *range(136, 144))
 _TUN = os.makedev(10, 200)
-_NO_FILE = ("/dev/zero", "/memfd:", "/anon_hugepage", "/dev/nvidia")
 
 
 def require_dumpable(
@@ -90,6 +90,11 @@ def _known_device(path: str, device: int) -> bool:
     return gpu or major == _MEMORY_DEVICES or major in _TERMINALS or device == _TUN
 
 
+def _foreign_device(path: str) -> bool:
+    own = ("/dev/shm/", "/dev/hugepages/", "/dev/zero", "/dev/nvidia", "/dev/mem")
+    return path.startswith("/dev/") and not path.startswith(own)
+
+
 def _of_sockets(descriptors: list[Descriptor], tcp: str) -> Iterator[str]:
     for descriptor, socket, peer in stdio.unix_peers_outside(descriptors):
         named = peer is not None and peer.name.startswith("/")
@@ -117,14 +122,13 @@ def _of_mappings(mappings: Iterable[Mapping]) -> Iterator[str]:
         name = f"pid {mapping.pid} maps {mapping.path}"
         if mapping.path.startswith("/SYSV"):
             yield f"{name}, which is System V shared memory"
-        elif mapping.path.startswith("anon_inode:"):
+        elif mapping.path.startswith("anon_inode:") or _foreign_device(mapping.path):
             yield f"{name}, which cannot be saved"
         elif (
             mapping.shared
             and mapping.writable
-            and mapping.inode
             and mapping.device not in in_memory
-            and not mapping.path.startswith(_NO_FILE)
+            and not mapping.path.startswith(NOT_ON_DISK)
             and not mapping.path.endswith(" (deleted)")
         ):
             yield f"{name}, a file on disk, shared and writable"

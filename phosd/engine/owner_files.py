@@ -18,7 +18,7 @@ import msgspec
 from phosd.engine.as_owner import become
 from phosd.engine.errors import Internal, Unsupported
 from phosd.engine.files import copy_sparse, digest
-from phosd.engine.image.cpu import MemoryFile, OpenFile
+from phosd.engine.image.cpu import MappedFile, MemoryFile, OpenFile
 from phosd.engine.native import python_environment
 
 PATIENCE = 600.0
@@ -55,6 +55,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: Policy = Policy.KEEP
     open_files: tuple[OpenFile, ...] = ()
     memory_files: tuple[MemoryFile, ...] = ()
+    mapped_files: tuple[MappedFile, ...] = ()
     sources: tuple[int, ...] = ()
     undo: tuple[Change, ...] = ()
     settle: tuple[Change, ...] = ()
@@ -112,6 +113,7 @@ def _perform(orders: Orders) -> Answer:
         problems += [problem] if problem else []
         cuts += [file] if cut else []
     problems += filter(None, map(_examine_memory, orders.memory_files))
+    problems += filter(None, map(_examine_mapped, orders.mapped_files))
     if problems or not orders.apply:
         return Answer(tuple(problems))
     changes: list[Change] = []
@@ -185,6 +187,15 @@ def _examine_memory(file: MemoryFile) -> str:
         return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written to"
     except OSError as error:
         return f"{file.path}: {error.strerror}"
+
+
+def _examine_mapped(file: MappedFile) -> str:
+    """A program or library must be there, and not be another one (CRIU compares build-ids)."""
+    try:
+        size = Path(file.path).stat().st_size
+    except OSError as error:
+        return f"{file.path}, which the program maps: {error.strerror}"
+    return "" if size == file.size else f"{file.path}, which the program maps, was replaced"
 
 
 def _cut(file: OpenFile, mark: str) -> Change:

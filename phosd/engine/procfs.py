@@ -60,7 +60,7 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class Mapping:
-    """A line of ``/proc/pid/maps``. ``device`` is as in ``st_dev``; 0 for anonymous memory."""
+    """A line of ``/proc/pid/maps``. ``device`` is as in ``st_dev``."""
 
     pid: int
     start: int
@@ -186,23 +186,27 @@ def descriptors(pid: int) -> list[Descriptor]:
     return found
 
 
-_MAPPING = re.compile(
-    r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<permissions>\S+) [0-9a-f]+ "
-    r"(?P<major>[0-9a-f]+):(?P<minor>[0-9a-f]+) (?P<inode>\d+) *(?P<path>.*)"
-)
-
-
 def mappings(pid: int) -> list[Mapping]:
-    """The memory map of ``pid``."""
+    """The mapped files of ``pid``, devices and named memory included; not its anonymous memory."""
     text = (PROC / str(pid) / "maps").read_bytes().decode(errors="surrogateescape")
     found = []
     for line in text.split("\n"):
-        if match := _MAPPING.fullmatch(line):
-            device = os.makedev(int(match["major"], 16), int(match["minor"], 16))
-            start, end = int(match["start"], 16), int(match["end"], 16)
-            path = match["path"].replace("\\012", "\n")
-            inode = int(match["inode"])
-            found.append(Mapping(pid, start, end, match["permissions"], device, inode, path))
+        words = line.split(None, 5)
+        if len(words) < 6 or words[5].startswith("["):
+            continue
+        start, end = words[0].split("-")
+        major, minor = words[3].split(":")
+        found.append(
+            Mapping(
+                pid=pid,
+                start=int(start, 16),
+                end=int(end, 16),
+                permissions=words[1],
+                device=os.makedev(int(major, 16), int(minor, 16)),
+                inode=int(words[4]),
+                path=words[5].replace("\\012", "\n"),
+            )
+        )
     return found
 
 

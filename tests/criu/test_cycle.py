@@ -1,5 +1,6 @@
 """Dump, kill -9, restore: the program goes on where it was saved."""
 
+import contextlib
 import fcntl
 import os
 import random
@@ -11,10 +12,10 @@ from collections.abc import Callable
 import pytest
 
 from phosd.engine import criu, procfs, tree
-from phosd.engine.criu import DumpOptions
+from phosd.engine.criu import DumpOptions, RestoreOptions
 from phosd.engine.errors import Cancelled, Internal, NoSuchProcess, Timeout
 from phosd.engine.progress import Progress
-from tests.criu.life import COUNTER, USER, Life, in_order, wait_for
+from tests.criu.life import COUNTER, USER, Life, in_order, records, wait_for
 
 FAMILY = """
 import mmap, os, socket, threading, time
@@ -185,3 +186,29 @@ def test_file_locks_come_back(life: Life) -> None:
     life.again()
     with (life.home / "lock").open("a") as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("piped", [False, True])
+def test_a_cancelled_restore_leaves_nothing_behind(life: Life, piped: bool) -> None:
+    reader, writer = os.pipe()
+    life.start(COUNTER, stdout=writer) if piped else life.start(COUNTER)
+    os.close(writer)
+    time.sleep(0.2)
+    life.dump()
+    os.close(reader)
+    life.kill()
+    assert life.record is not None
+    assert life.dumped is not None
+    processes = records(life.dumped.tree)
+    for delay in (0.0, 0.02, 0.04, 0.06):
+        progress = Progress()
+        threading.Timer(delay, progress.cancel).start()
+        with contextlib.suppress(Cancelled):
+            criu.restore_tree(
+                life.criu, life.record, processes, life.images, RestoreOptions(), progress
+            ).abandon()
+        time.sleep(0.1)
+        assert (now := procfs.stat(life.pid)) is None or now.dead, "it does not come up later"
+    life.log.touch()
+    life.restore(output=life.log)
+    life.counts_on()

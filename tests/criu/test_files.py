@@ -182,3 +182,22 @@ def test_a_record_without_details_is_refused(life: Life) -> None:
     life.record = msgspec.structs.replace(life.record, details=None)
     with pytest.raises(Exception, match="says nothing about the tree"):
         life.restore()
+
+
+def test_a_replaced_library_is_refused_before_anything_happens(life: Life) -> None:
+    library = life.home / "library"
+    library.write_bytes(bytes(8192))
+    life.start(
+        "import mmap\nfile = open('library', 'rb')\n"
+        "code = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)\n"
+        "file.close()\n" + COUNTER
+    )
+    life.counts_on()
+    life.dump()
+    life.kill()
+    library.write_bytes(bytes(4096))
+    with pytest.raises(Unsupported, match="library, which the program maps, was replaced"):
+        life.admit()
+    library.unlink()
+    with pytest.raises(Unsupported, match="library, which the program maps: No such file"):
+        life.admit()

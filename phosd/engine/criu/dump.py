@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from phosd.engine import files, limits, procfs, stdio
@@ -15,7 +15,7 @@ from phosd.engine.criu.binary import Criu, Owner
 from phosd.engine.criu.coreimage import parent_death_signal
 from phosd.engine.criu.frozen import WhileFrozen
 from phosd.engine.errors import Busy, Internal, InvalidOption, NoSuchProcess
-from phosd.engine.image.cpu import CpuDetails, MemoryFile, OpenFile
+from phosd.engine.image.cpu import CpuDetails, MappedFile, MemoryFile, OpenFile
 from phosd.engine.image.manifest import FileDigest, Tree
 from phosd.engine.progress import Progress
 from phosd.engine.tree import ProcessTree, scan
@@ -58,7 +58,8 @@ class TreeDump:
 class _Noted:
     tree: ProcessTree
     open_files: tuple[OpenFile, ...] = ()
-    memory_files: tuple[MemoryFile, ...] = field(default=())
+    memory_files: tuple[MemoryFile, ...] = ()
+    mapped_files: tuple[MappedFile, ...] = ()
 
 
 def check(tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan:
@@ -105,6 +106,7 @@ def dump_tree(
         descriptors, mappings = _look(noted.tree)
         limits.require_dumpable(noted.tree, descriptors, mappings, options.tcp, frozen=True)
         noted.open_files = files.open_files(descriptors)
+        noted.mapped_files = files.mapped_files(mappings)
         noted.memory_files = files.save_memory_files(mappings, folder)
 
     with (
@@ -142,6 +144,7 @@ def dump_tree(
         endpoints=plan.endpoints,
         open_files=noted.open_files,
         memory_files=noted.memory_files,
+        mapped_files=noted.mapped_files,
     )
     return TreeDump(noted.tree, folder, details)
 

@@ -235,6 +235,7 @@ def _orders(tree: Tree, folder: Path, options: RestoreOptions, mark: str) -> Ite
             policy=options.files,
             open_files=_checkable(details),
             memory_files=details.memory_files,
+            mapped_files=details.mapped_files,
             sources=tuple(sources),
         )
 
@@ -293,6 +294,7 @@ def _run(
             descriptors=outlets.inherited,
             deadline=options.deadline,
             progress=progress,
+            dies_with_us=True,
             wrap=lambda command: outlets.wrap(command, options.output),
         )
 

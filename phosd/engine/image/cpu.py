@@ -43,6 +43,13 @@ class MemoryFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: int
 
 
+class MappedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A program or library file that is mapped; ``size`` in bytes. CRIU checks its build-id."""
+
+    path: str
+    size: int
+
+
 class EndpointKind(StrEnum):
     """What one end of a connection to the world outside the tree is."""
 
@@ -77,3 +84,4 @@ class CpuDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoints: tuple[Endpoint, ...] = ()
     open_files: tuple[OpenFile, ...] = ()
     memory_files: tuple[MemoryFile, ...] = ()
+    mapped_files: tuple[MappedFile, ...] = ()
