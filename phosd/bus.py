@@ -24,6 +24,8 @@ from phosd.engine.errors import PhosError
 NAME = "org.phos"
 ROOT = "/org/phos"
 ERROR_PREFIX = "org.phos.Error."
+PATIENCE = 120.0
+"""Seconds to wait for a reply. Long work is a job, not a long call."""
 
 _DBUS = "org.freedesktop.DBus"
 _log = logging.getLogger(__name__)
@@ -94,9 +96,12 @@ class Connection:
     async def own(self, name: str) -> bool:
         """Take the bus name; false when somebody else has it. Raises :class:`CallError`."""
         try:
-            reply = await self._bus.request_name(name, NameFlag.DO_NOT_QUEUE)
+            request = self._bus.request_name(name, NameFlag.DO_NOT_QUEUE)
+            reply = await asyncio.wait_for(request, PATIENCE)
         except DBusError as error:
             raise CallError(error.type, error.text) from error
+        except TimeoutError:
+            raise CallError(f"{_DBUS}.Error.NoReply", "the bus does not answer") from None
         return reply in (RequestNameReply.PRIMARY_OWNER, RequestNameReply.ALREADY_OWNER)
 
     async def call(
@@ -109,17 +114,19 @@ class Connection:
         destination: str = NAME,
     ) -> list[Any]:
         """Call a method and wait for its reply: plain values. Raises :class:`CallError`."""
-        reply = await self._bus.call(
-            Message(
-                destination=destination,
-                path=path,
-                interface=interface,
-                member=member,
-                signature=signature,
-                body=list(args),
-            )
+        message = Message(
+            destination=destination,
+            path=path,
+            interface=interface,
+            member=member,
+            signature=signature,
+            body=list(args),
         )
-        assert reply is not None, "a method call has a reply"
+        try:
+            reply = await asyncio.wait_for(self._bus.call(message), PATIENCE)
+        except TimeoutError:
+            text = f"{destination} did not answer {member} within {PATIENCE:.0f} s"
+            raise CallError(f"{_DBUS}.Error.NoReply", text) from None
         if reply.message_type is MessageType.ERROR:
             raise CallError(reply.error_name, str(reply.body[0]) if reply.body else "")
         return [plain(value) for value in reply.body]

@@ -29,10 +29,13 @@ def ps(settings: Settings) -> None:
             "HOOK": lambda row: row["hook"],
             "STATE": lambda row: row["state"],
             "LAST IMAGE": lambda row: row["last_image"],
-            "COMMAND": lambda row: shlex.join(row["command"]),
-            "REASON": lambda row: row["reason"],
+            "COMMAND": lambda row: shlex.join(row["command"]) + _because(row),
         },
     )
+
+
+def _because(row: dict[str, Any]) -> str:
+    return f"\n  ({row['reason']})" if row["reason"] else ""
 
 
 def _row(process: dict[str, Any]) -> dict[str, Any]:

@@ -11,10 +11,13 @@ from typing import Any, NoReturn
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from phosd.bus import ERROR_PREFIX, CallError, NoBusError
 from phosd.engine.errors import PhosError
+
+_PIPE_WIDTH = 10_000
 
 
 class Exit(enum.IntEnum):
@@ -58,8 +61,9 @@ class Settings:
 
     @functools.cached_property
     def out(self) -> Console:
-        """Where results go."""
-        return Console(no_color=not self.color, highlight=False, soft_wrap=True)
+        """Where results go. Tables are not folded for who reads them from a pipe."""
+        width = None if sys.stdout.isatty() else _PIPE_WIDTH
+        return Console(no_color=not self.color, highlight=False, soft_wrap=True, width=width)
 
     @functools.cached_property
     def err(self) -> Console:
@@ -79,12 +83,14 @@ class Settings:
                 self.emit(row)
             return
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading in columns:
-            table.add_column(heading, overflow="fold")
+        *narrow, last = columns
+        for heading in narrow:
+            table.add_column(heading, no_wrap=True)
+        table.add_column(last, overflow="fold")
         for row in rows:
-            table.add_row(*(text(row) for text in columns.values()))
-        width = None if sys.stdout.isatty() else 200
-        self.out.print(table, width=width, markup=False) if rows else None
+            table.add_row(*(escape(text(row)) for text in columns.values()))
+        if rows:
+            self.out.print(table, soft_wrap=False)
 
     def fail(self, code: str, text: str, status: Exit) -> NoReturn:
         """Say what went wrong and exit."""
