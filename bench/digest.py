@@ -66,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gib", type=float, help="device memory to hash (default: most of it)")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--block-mib", type=int, default=64)
+    parser.add_argument("--block-mib", type=int, default=64, help="8 or more")
     options = parser.parse_args()
     key = DigestKey(os.urandom(32))
     gpu = Gpu(0, key)
@@ -98,7 +98,7 @@ def main() -> None:
     copy_rate = 2 * (count // 2) * block / copied
     result: dict[str, Any] = {
         "case": "digest",
-        "device": call("cuDeviceGetName", 64, gpu.device).rstrip(b"\0").decode(),
+        "device": call("cuDeviceGetName", 64, gpu.device).split(b"\0")[0].decode(),
         "bytes": total,
         "chunks": chunks,
         "ms": round(hashed * 1e3, 3),
