@@ -20,6 +20,7 @@ from phosd.engine.image.manifest import Block, ChunkRef, Manifest, Process
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
+from phosd.engine.rights import ROOT, require_may_save
 from phosd.engine.space import check_space
 from phosd.engine.tree import ProcessTree
 from phosd.engine.unit import Unit, gather
@@ -38,6 +39,8 @@ class CheckpointOptions:
     mode: str = "auto"
     tcp: str = "refuse"
     deadline: float = DEADLINE
+    caller: int = ROOT
+    """The user id that it is done for. Only root may save what is not wholly its own."""
 
 
 def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progress) -> Manifest:
@@ -85,7 +88,11 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
 
 
 def _dumpable(options: CheckpointOptions) -> Callable[[ProcessTree], object]:
-    return lambda tree: criu.check(tree, options.tcp)
+    def check(tree: ProcessTree) -> None:
+        require_may_save(tree, options.caller)
+        criu.check(tree, options.tcp)
+
+    return check
 
 
 def _choose_mode(unit: Unit, wanted: str, progress: Progress) -> str:

@@ -103,7 +103,7 @@ class Manager:
         def work(progress: Progress) -> Outcome:
             if identify(pid) != target:
                 raise NoSuchProcess(f"process {pid} has ended", hint="`phos ps` lists the others")
-            manifest = self._engine.checkpoint(pid, request, progress)
+            manifest = self._engine.checkpoint(pid, request, caller.uid, progress)
             self._history.image(manifest)
             return Outcome(manifest.id, manifest.mode)
 
@@ -125,7 +125,8 @@ class Manager:
         await self._image_for(caller, image)
 
         def work(progress: Progress) -> Outcome:
-            return Outcome(str(self._engine.restore(image, request, progress)), "eager")
+            pid = self._engine.restore(image, request, caller.uid, progress)
+            return Outcome(str(pid), "eager")
 
         return [self._image_job("restore", caller, image, request.token, work)]
 

@@ -9,6 +9,7 @@ from phosd.engine.node import Node, NodeConfig
 from phosd.engine.process import GpuProcess
 from phosd.engine.progress import Progress
 from phosd.engine.restore import RestoreOptions, restore
+from phosd.engine.rights import require_may_restore
 from phosd.engine.verify import verify
 from phosd.service.config import Config
 from phosd.service.operations import CheckpointRequest, RestoreRequest
@@ -29,11 +30,14 @@ class NodeEngine:
         )
         self._node.store.sweep()
 
-    def checkpoint(self, pid: int, request: CheckpointRequest, progress: Progress) -> Manifest:
-        options = CheckpointOptions(mode=request.mode, tcp=request.tcp)
+    def checkpoint(
+        self, pid: int, request: CheckpointRequest, caller: int, progress: Progress
+    ) -> Manifest:
+        options = CheckpointOptions(mode=request.mode, tcp=request.tcp, caller=caller)
         return checkpoint(self._node, pid, options, progress)
 
-    def restore(self, image: str, request: RestoreRequest, progress: Progress) -> int:
+    def restore(self, image: str, request: RestoreRequest, caller: int, progress: Progress) -> int:
+        require_may_restore(self.image(image), caller)
         output = Path(request.output) if request.output else None
         options = RestoreOptions(files=request.files, output=output)
         return restore(self._node, image, options, progress).pid

@@ -17,11 +17,15 @@ Pid = Annotated[int, msgspec.Meta(ge=1)]
 class Engine(Protocol):
     """The operations on this node. Each blocks and may be called from any thread."""
 
-    def checkpoint(self, pid: int, request: "CheckpointRequest", progress: Progress) -> Manifest:
-        """Save the process tree of ``pid``."""
+    def checkpoint(
+        self, pid: int, request: "CheckpointRequest", caller: int, progress: Progress
+    ) -> Manifest:
+        """Save the process tree of ``pid`` for user id ``caller``."""
 
-    def restore(self, image: str, request: "RestoreRequest", progress: Progress) -> int:
-        """Bring an image back to life; the pid that it runs under."""
+    def restore(
+        self, image: str, request: "RestoreRequest", caller: int, progress: Progress
+    ) -> int:
+        """Bring an image back to life for user id ``caller``; the pid that it runs under."""
 
     def verify(self, image: str, progress: Progress) -> None:
         """Read every byte of an image again. Raises ``ImageCorrupt``."""

@@ -71,7 +71,9 @@ class FakeEngine:
     act: Callable[[Progress], None] = lambda progress: None
     requests: list[object] = field(default_factory=list)
 
-    def checkpoint(self, pid: int, request: CheckpointRequest, progress: Progress) -> Manifest:
+    def checkpoint(
+        self, pid: int, request: CheckpointRequest, caller: int, progress: Progress
+    ) -> Manifest:
         self.requests.append(request)
         progress.phase("prepare")
         progress.phase("quiesce", stopped=True, bytes_total=1000)
@@ -83,7 +85,7 @@ class FakeEngine:
         self.stored[image.id] = image
         return image
 
-    def restore(self, image: str, request: RestoreRequest, progress: Progress) -> int:
+    def restore(self, image: str, request: RestoreRequest, caller: int, progress: Progress) -> int:
         self.requests.append(request)
         progress.phase("load")
         self.act(progress)

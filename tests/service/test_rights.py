@@ -1,0 +1,72 @@
+"""Who may save and restore what."""
+
+import dataclasses
+import subprocess
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from phosd.engine.errors import NotAuthorized
+from phosd.engine.image.cpu import CpuDetails
+from phosd.engine.rights import require_may_restore, require_may_save
+from phosd.engine.tree import ProcessTree, scan
+from tests.harness import wait_until
+from tests.service.fake_engine import manifest
+
+USER = 54321
+
+
+@pytest.fixture
+def tree() -> Iterator[ProcessTree]:
+    """A process of a user, and its child."""
+    code = "import subprocess; subprocess.run(['sleep', '60'])"
+    with subprocess.Popen(
+        ["/usr/bin/python3", "-S", "-c", code], user=USER, group=USER, extra_groups=[]
+    ) as started:
+        try:
+            wait_until(lambda: len(scan(started.pid).processes) == 2, "the child")
+            yield scan(started.pid)
+        finally:
+            for process in reversed(scan(started.pid).processes):
+                subprocess.run(["kill", "-9", str(process.pid)], check=True)
+
+
+def test_the_owner_and_root_may_save_a_tree(tree: ProcessTree) -> None:
+    require_may_save(tree, USER)
+    require_may_save(tree, 0)
+    with pytest.raises(NotAuthorized, match=f"belongs to uid {USER}"):
+        require_may_save(tree, USER + 1)
+
+
+def test_a_tree_of_several_users_is_for_root(tree: ProcessTree) -> None:
+    root, child = tree.processes
+    mixed = dataclasses.replace(
+        tree, processes=(root, dataclasses.replace(child, uids=(0, 0, 0, 0)))
+    )
+    require_may_save(mixed, 0)
+    with pytest.raises(NotAuthorized, match="runs under other ids than its root"):
+        require_may_save(mixed, USER)
+
+
+def test_an_image_is_for_its_owner_if_all_of_it_is_theirs() -> None:
+    mine = manifest("i", owner=USER)
+    require_may_restore(mine, USER)
+    require_may_restore(mine, 0)
+    with pytest.raises(NotAuthorized, match=f"holds processes of uid {USER}"):
+        require_may_restore(mine, USER + 1)
+    theirs = msgspec.structs.replace(mine.processes[0], uid=0, pid=2)
+    with pytest.raises(NotAuthorized, match="holds processes of uid 0"):
+        require_may_restore(
+            msgspec.structs.replace(mine, processes=(*mine.processes, theirs)), USER
+        )
+
+
+def test_an_image_with_privileges_is_for_root() -> None:
+    details = CpuDetails(USER, USER, (), "pid 7 has capabilities", "refuse", False, 0)
+    image = manifest("i", owner=USER)
+    trees = (msgspec.structs.replace(image.trees[0], details=details),)
+    image = msgspec.structs.replace(image, trees=trees)
+    require_may_restore(image, 0)
+    with pytest.raises(NotAuthorized, match="pid 7 has capabilities"):
+        require_may_restore(image, USER)
