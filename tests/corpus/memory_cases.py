@@ -1,0 +1,5 @@
+from tests.corpus.case import Case
+
+
+def cases() -> list[Case]:
+    return []
