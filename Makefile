@@ -7,6 +7,7 @@ PY := .venv/bin/python
 LOGS := build/logs
 STEP := packaging/step.sh
 SOURCES = $(shell find phosd tests bench -name "*.cpp" -o -name "*.h" -o -name "*.cu" 2>/dev/null)
+TYPED = $(foreach folder,phosd tests bench examples packaging,$(if $(wildcard $(folder)/*.py),$(folder)))
 CMAKE := .venv/bin/cmake
 CONFIGURE := -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DPython3_EXECUTABLE=$(CURDIR)/$(PY)
 export PATH := $(PATH):/usr/sbin:/sbin
@@ -55,7 +56,7 @@ build/sanitized/build.ninja: | .venv/.ready
 lint: .venv/.ready
 	@$(STEP) "ruff check" $(LOGS)/ruff.log $(PY) -m ruff check --quiet .
 	@$(STEP) "ruff format" $(LOGS)/format.log $(PY) -m ruff format --check --quiet .
-	@$(STEP) "mypy" $(LOGS)/mypy.log $(PY) -m mypy
+	@$(STEP) "mypy" $(LOGS)/mypy.log $(PY) -m mypy $(TYPED)
 	@$(STEP) "clang-format" $(LOGS)/clang-format.log \
 	    .venv/bin/clang-format --dry-run --Werror $(SOURCES)
 
