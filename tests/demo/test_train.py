@@ -56,4 +56,4 @@ def test_losses_are_those_of_numpy() -> None:
     losses = [float(loss) for _, loss in printed]
     # Sums of 64 single-precision products, and approximate exp and log: four digits agree.
     np.testing.assert_allclose(losses, reference(STEPS), rtol=2e-4)
-    assert losses[-1] < losses[0] / 2, "it learned nothing"
+    assert losses[-1] < 0.6 * losses[0], "it learned nothing"

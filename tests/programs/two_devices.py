@@ -24,6 +24,7 @@ def main() -> None:
         target = states[there].window(step + 1)
         context, other = devices[here].context, devices[there].context
         ok(driver.cuMemcpyPeer(target, other, mail[here], context, SIZE))
+        ok(driver.cuCtxSynchronize())  # before the other device reads what arrived
         devices[there].make_current()
         report.tell(step, computed + read(target, 64))
 

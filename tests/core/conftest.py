@@ -1,0 +1,56 @@
+"""A node in folders of its own, and target programs that are gone when the test ends."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phosd.engine.node import Node, NodeConfig
+from tests import harness
+
+Starter = Callable[..., harness.Target]
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder with a short name: the paths of unix sockets end after 108 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="phos-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def node(place: Path) -> Iterator[Node]:
+    """A node whose images and sockets live in ``place``."""
+    with Node(NodeConfig(state_dir=place / "state", runtime_dir=place / "run")) as made:
+        yield made
+
+
+@pytest.fixture
+def start(place: Path) -> Iterator[Starter]:
+    """Start a target of this node; everything that was started is killed at the end."""
+    targets: list[harness.Target] = []
+
+    def starter(program: str, **options: Any) -> harness.Target:
+        targets.append(harness.start(program, place, runtime=place / "run", **options))
+        return targets[-1]
+
+    yield starter
+    for target in targets:
+        target.kill()
+
+
+@pytest.fixture(scope="session")
+def undisturbed() -> Callable[..., dict[int, str]]:
+    """The values that a program computes when nobody touches it, without the hook."""
+    known: dict[str, dict[int, str]] = {}
+
+    def values(program: str, steps: int = 60) -> dict[int, str]:
+        if program not in known:
+            known[program] = harness.run_to_end(program, steps, hooked=False)
+        return known[program]
+
+    return values

@@ -1,0 +1,138 @@
+"""What cannot be checkpointed is refused with a clear error, and nothing is lost."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.errors import Busy, NoSuchProcess, Unsupported
+from phosd.engine.node import Node
+from phosd.engine.progress import Progress
+from tests.core.conftest import Starter
+from tests.core.cycle import Undisturbed
+from tests.harness import Target, wait_until
+
+
+def attempt(node: Node, pid: int, mode: str = "auto") -> None:
+    checkpoint(node, pid, CheckpointOptions(mode=mode), Progress())
+
+
+def went_on(target: Target, undisturbed: Undisturbed) -> bool:
+    """The program computes on, and what is right."""
+    target.more_steps(3)
+    values, right = target.values(), undisturbed(target.program)
+    return all(values[step] == right[step] for step in values.keys() & right.keys())
+
+
+def test_a_pid_that_does_not_exist(node: Node) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with pytest.raises(NoSuchProcess, match=f"process {gone.pid} does not exist"):
+        attempt(node, gone.pid)
+
+
+def test_a_process_without_a_gpu(node: Node) -> None:
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        with pytest.raises(NoSuchProcess, match="GPU process"):
+            attempt(node, sleeper.pid)
+        assert sleeper.poll() is None
+        sleeper.kill()
+
+
+def test_a_zombie(node: Node) -> None:
+    with subprocess.Popen(["true"]) as dead:
+        wait_until(lambda: is_zombie(dead.pid), "a zombie")
+        with pytest.raises(NoSuchProcess, match="has ended"):
+            attempt(node, dead.pid)
+
+
+def is_zombie(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.parametrize("mode", ["auto", "stop", "driver"])
+def test_managed_memory(mode: str, node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+    target = start("managed")
+    target.wait_for_steps(3)
+    with pytest.raises(Unsupported, match="managed memory"):
+        attempt(node, target.pid, mode)
+    assert node.store.list() == []
+    assert went_on(target, undisturbed)
+
+
+def test_managed_memory_without_the_hook(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start("managed", hooked=False)
+    target.wait_for_steps(3)
+    with pytest.raises(Unsupported):
+        attempt(node, target.pid)
+    assert node.store.list() == []
+    assert went_on(target, undisturbed)
+
+
+def test_stop_needs_the_hook(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+    target = start("single", hooked=False)
+    target.wait_for_steps(3)
+    with pytest.raises(Unsupported, match="without the hook"):
+        attempt(node, target.pid, "stop")
+    assert went_on(target, undisturbed)
+
+
+def test_driver_mode_after_parking_is_refused_or_right(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """Imported memory would be lost by the driver: never a broken program."""
+    target = start("shared_pair")
+    target.wait_for_steps(3)
+    with pytest.raises(Unsupported):
+        attempt(node, target.pid, "driver")
+    assert node.store.list() == []
+    assert went_on(target, undisturbed)
+
+
+def test_one_job_at_a_time(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+    target = start("workers")
+    target.wait_for_steps(3)
+    first_failure: list[BaseException] = []
+    stopped = threading.Event()
+
+    def first() -> None:
+        progress = Progress(observer=lambda p: stopped.set() if p.phases[-1].stopped else None)
+        try:
+            checkpoint(node, target.pid, CheckpointOptions(mode="stop"), progress)
+        except BaseException as error:
+            first_failure.append(error)
+
+    job = threading.Thread(target=first)
+    job.start()
+    assert stopped.wait(30)
+    with pytest.raises(Busy, match="another job"):
+        attempt(node, target.pid)
+    job.join()
+    assert not first_failure
+    assert len(node.store.list()) == 1
+    assert went_on(target, undisturbed)
+
+
+def test_no_gpu_and_no_software_gpu(place: Path) -> None:
+    """A machine that has neither says so, and what to do."""
+    program = (
+        "from phosd.engine import cuda\n"
+        "from phosd.engine.errors import PhosError\n"
+        "try:\n"
+        "    cuda.driver()\n"
+        "except PhosError as error:\n"
+        "    print(error.code, error)\n"
+    )
+    env = os.environ | {"PHOS_GPU": "real", "LD_LIBRARY_PATH": str(place)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("Unsupported"), done
+    assert "install the NVIDIA driver" in done.stdout
