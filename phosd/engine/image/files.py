@@ -89,5 +89,5 @@ def _require(status: os.stat_result, name: str, *, directory: bool) -> None:
     if status.st_uid != os.geteuid() or status.st_mode & 0o077 or not kind:
         raise NotAuthorized(
             f"{name} is not a {'folder' if directory else 'file'} of user {os.geteuid()} alone",
-            hint="someone changed the store; look at who before you trust it",
+            hint="if you trust what is in it, make it so (chown, chmod go=)",
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from phosd.engine.cuda import call, driver
 from phosd.engine.digest import KERNEL, LANES, SIZE, DigestKey, pack_chunks, ptx
-from phosd.engine.errors import Internal
+from phosd.engine.errors import Internal, PhosError
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.image.packs import PAGE
 
@@ -150,6 +150,14 @@ class Gpu:
             *(self._kernel, *grid, *block, 0, stream, ctypes.addressof(pointers), 0),
             about="the digest kernel",
         )
+
+    def usable(self) -> bool:
+        """Whether the context still works: some errors, such as a wild access, end it for good."""
+        try:
+            call("cuCtxSynchronize")
+        except PhosError:
+            return False
+        return True
 
     def free_memory(self) -> tuple[int, int]:
         """(free, total) device memory in bytes."""

@@ -37,13 +37,16 @@ class Server:
         self._sending = threading.Lock()
 
     def run(self) -> None:
-        """Serve until the connection ends."""
+        """Serve until the connection ends, or until the GPU's context is broken for good."""
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
         self._send(wire.Done())
         while (received := self._requests.get()) is not None:
             self._sequence, request, descriptors = received
-            answer = self._answer(request, descriptors)
-            self._send(*answer)
+            answer, outgoing = self._answer(request, descriptors)
+            self._send(answer, outgoing)
+            if isinstance(answer, wire.Failed) and not self._gpu.usable():
+                _log.error("the context of the GPU is broken")
+                return
 
     def _receive(self) -> None:
         try:
