@@ -7,6 +7,7 @@
 #include "gate.h"
 #include "heap.h"
 #include "hook.h"
+#include "ipc.h"
 #include "own.h"
 #include "pool.h"
 
@@ -185,6 +186,8 @@ CUresult own::cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdevicep
         if (const auto* found = heap::find(address)) {
             start = found->first;
             length = found->second.size;
+        } else if (ipc::range_of(address, &start, &length)) {
+            // start and length are set
         } else if (const auto* mapping = blocks::find(address)) {
             // Within a slab, but in nobody's share of it.
             if (!(mapping->second.block->flags & wire::kProgramVmm)) return CUDA_ERROR_NOT_FOUND;

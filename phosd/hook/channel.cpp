@@ -6,7 +6,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 
 #include "descriptors.h"
@@ -54,7 +56,55 @@ ssize_t read_with_descriptors(int socket, void* buffer, size_t size, std::vector
     return message.msg_flags & MSG_CTRUNC ? -1 : got;
 }
 
+socklen_t abstract_address(const std::string& name, sockaddr_un* address) {
+    *address = {};
+    address->sun_family = AF_UNIX;
+    const size_t length = std::min(name.size(), sizeof address->sun_path - 1);
+    std::memcpy(address->sun_path + 1, name.data(), length);
+    return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+}
+
+void set_patience(int socket) {
+    setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof kPatience);
+    setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof kPatience);
+}
+
 }  // namespace
+
+int listen_abstract(const std::string& name) {
+    sockaddr_un address;
+    const socklen_t size = abstract_address(name, &address);
+    const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (listener < 0) return -1;
+    if (bind(listener, reinterpret_cast<sockaddr*>(&address), size) != 0 ||
+        listen(listener, 8) != 0) {
+        close(listener);
+        return -1;
+    }
+    return descriptors::keep(listener);
+}
+
+int connect_abstract(const std::string& name, pid_t peer) {
+    sockaddr_un address;
+    const socklen_t size = abstract_address(name, &address);
+    const int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connection < 0) return -1;
+    ucred who{};
+    socklen_t length = sizeof who;
+    if (connect(connection, reinterpret_cast<sockaddr*>(&address), size) != 0) {
+        const int error = errno;
+        close(connection);
+        errno = error;
+        return -1;
+    }
+    if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &who, &length) != 0 || who.pid != peer) {
+        close(connection);
+        errno = EACCES;
+        return -1;
+    }
+    set_patience(connection);
+    return descriptors::keep(connection);
+}
 
 int listen_at(const std::string& path) {
     sockaddr_un address{};
@@ -92,8 +142,7 @@ int accept_from(int listener, pid_t* peer) {
         errno = EACCES;
         return -1;
     }
-    setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof kPatience);
-    setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof kPatience);
+    set_patience(socket);
     if (peer) *peer = who.pid;
     return descriptors::keep(socket);
 }

@@ -17,9 +17,11 @@ struct Message {
 };
 
 // All of these return -1 or false on failure, with errno set.
-int listen_at(const std::string& path);      // mode 0600
-int accept_from(int listener, pid_t* peer);  // root and the own user only
-bool receive(int socket, Message* message);  // false: lost, or not the protocol
+int listen_at(const std::string& path);                     // mode 0600
+int listen_abstract(const std::string& name);               // no file; in the network namespace
+int connect_abstract(const std::string& name, pid_t peer);  // only to that process
+int accept_from(int listener, pid_t* peer);                 // root and the own user only
+bool receive(int socket, Message* message);                 // false: lost, or not the protocol
 bool send(int socket, const wire::Header& header, const void* payload,
           const std::vector<int>& descriptors);
 

@@ -358,6 +358,7 @@ void* run(void*) {
 void start() {
     const char* runtime = secure_getenv("PHOS_RUNTIME_DIR");
     folder = std::string(runtime && *runtime ? runtime : "/run/phos") + "/hook";
+    ipc::attach();
     // The thread takes none of the program's signals.
     sigset_t all;
     sigset_t before;

@@ -124,24 +124,25 @@ Heap* find_pool(CUmemoryPool pool) {
     return found == of_pools.end() ? nullptr : found->second.get();
 }
 
+uint64_t reserved_for(const Heap* heap, uint64_t size) {
+    const auto round = [size](uint64_t unit) { return (size + unit - 1) / unit * unit; };
+    const uint64_t share = round(Arena::kAlignment);
+    return share <= kSmall ? share : round(traits(heap->device).granularity);
+}
+
 CUresult allocate(Heap* heap, uint64_t size, uint64_t* address) {
-    const uint64_t granularity = traits(heap->device).granularity;
     if (size > (1ull << 47)) return CUDA_ERROR_OUT_OF_MEMORY;
-    uint64_t reserved = (size + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
-    if (reserved <= kSmall) {
-        *address = heap->arena.take(reserved);
-        if (!*address) {
-            const uint64_t slab = std::max(granularity, 2 * kSmall);
-            uint64_t base = 0;
-            const CUresult result = make_backing(heap, slab, &base);
-            if (result != CUDA_SUCCESS) return result;
-            heap->arena.add_slab(base, slab);
-            *address = heap->arena.take(reserved);
-        }
-    } else {
-        reserved = (size + granularity - 1) / granularity * granularity;
+    const uint64_t reserved = reserved_for(heap, size);
+    if (reserved > kSmall) {
         const CUresult result = make_backing(heap, reserved, address);
         if (result != CUDA_SUCCESS) return result;
+    } else if (!(*address = heap->arena.take(reserved))) {
+        const uint64_t slab = std::max(traits(heap->device).granularity, 2 * kSmall);
+        uint64_t base = 0;
+        const CUresult result = make_backing(heap, slab, &base);
+        if (result != CUDA_SUCCESS) return result;
+        heap->arena.add_slab(base, slab);
+        *address = heap->arena.take(reserved);
     }
     heap->used += reserved;
     allocations[*address] = Allocation{size, reserved, heap, ++buffer_ids};

@@ -33,6 +33,7 @@ struct Allocation {
 Heap* of_context(CUcontext context, int device);
 Heap* of_pool(CUmemoryPool pool, int device);
 Heap* find_pool(CUmemoryPool pool);
+uint64_t reserved_for(const Heap* heap, uint64_t size);  // bytes that `size` bytes take
 CUresult allocate(Heap* heap, uint64_t size, uint64_t* address);
 void release(uint64_t address);  // gives back at once: nothing on the device may still use it
 // For memory that a stream will free later: the address is nobody's until it is revived or given

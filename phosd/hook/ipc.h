@@ -1,5 +1,8 @@
-// Legacy CUDA IPC between hooked processes, over descriptors of the memory.
+// Legacy CUDA IPC between hooked processes, over descriptors of the memory. A handle names the
+// block in its owner; whoever opens it asks the owner's hook for a descriptor.
 #pragma once
+
+#include <cstdint>
 
 namespace phos::ipc {
 
@@ -7,7 +10,10 @@ namespace phos::ipc {
 int listener();
 void serve();
 
-void detach();  // closes the listener, for a dump
-void attach();  // opens it again if it was open
+void attach();  // opens the listener
+void detach();  // closes it, for a dump
+
+// The range of a peer's allocation that was opened at or around `address`. Needs blocks::mutex.
+bool range_of(uint64_t address, uint64_t* start, uint64_t* size);
 
 }  // namespace phos::ipc

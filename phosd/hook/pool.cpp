@@ -124,9 +124,10 @@ bool give_back_passed(const heap::Heap* heap, uint64_t keep) {
 
 // Memory freed before that `stream` may have now, 0 when there is none.
 uint64_t reuse(const heap::Heap* heap, uint64_t size, const StreamKey& stream) {
+    const uint64_t needed = heap::reserved_for(heap, size);
     for (auto entry = freed.begin(); entry != freed.end(); ++entry) {
         const uint64_t there = entry->allocation.reserved;
-        if (entry->allocation.heap != heap || there < size || there - size > size / 4 + 512)
+        if (entry->allocation.heap != heap || there < needed || there - needed > needed / 4)
             continue;
         if (!(entry->stream == stream) && !passed(*entry)) continue;
         const uint64_t address = entry->address;
