@@ -79,7 +79,11 @@ STREAM_API(cuStreamGetCaptureInfo_v3,
             const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count),
            (stream, status, id, graph, dependencies, edges, count)) {
     get_info(stream, status, id, graph, dependencies, count);
-    if (edges) *edges = nullptr;  // all are plain
+    // All are plain; there are as many as nodes.
+    static thread_local std::vector<CUgraphEdgeData> plain;
+    if (!edges) return;
+    plain.assign(capture_info(stream_of(stream)).next.size() + 1, CUgraphEdgeData{});
+    *edges = plain.data();
 }
 
 STREAM_API(cuStreamUpdateCaptureDependencies,
