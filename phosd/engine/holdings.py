@@ -159,7 +159,8 @@ class Holdings:
 
     def _adopt(self, fresh: Iterable[Held]) -> None:
         by_gpu: dict[int, dict[int, Held]] = {}
-        known = {h.key for h in self._held.values()} - {h.key for h in fresh}
+        new = {(h.pid, h.block.id) for h in fresh}
+        known = {h.key for place, h in self._held.items() if place not in new}
         for held in fresh:
             if held.key not in known:
                 by_gpu.setdefault(held.gpu, {}).setdefault(held.key, held)
