@@ -4,12 +4,21 @@ import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from phosd.engine.errors import Busy, ImageCorrupt, Internal, NoSuchImage, NotAuthorized, OutOfSpace
+from phosd.engine.errors import (
+    Busy,
+    Cancelled,
+    ImageCorrupt,
+    Internal,
+    NoSuchImage,
+    NotAuthorized,
+    OutOfSpace,
+)
 from phosd.engine.image import store as store_module
 from phosd.engine.image.check import valid_id
 from phosd.engine.image.manifest import CHUNK, Block
@@ -299,3 +308,30 @@ def test_room_that_is_not_there_is_not_set_aside(store: Store) -> None:
     with pytest.raises(OutOfSpace):
         store.preallocate(1 << 50)
     assert everything(store.state) == set()
+
+
+def test_jobs_may_set_room_aside_and_take_it_at_the_same_time(store: Store) -> None:
+    def job(number: int) -> str:
+        for _ in range(5):
+            store.preallocate(70 * CHUNK)
+            store.free_bytes()
+            made = publish(store, CONTENT + bytes([number]) * CHUNK)
+            store.drop_spares()
+        return made.id
+
+    with ThreadPoolExecutor(4) as pool:
+        last = list(pool.map(job, range(4)))
+    assert len(store.list()) == 20
+    for image in last:
+        verify(store, image, Progress())
+    assert store.sweep() == []
+
+
+def test_a_cancelled_verification_stops(store: Store) -> None:
+    made = publish(store, bytes(range(256)) * (40 * CHUNK // 256))
+    progress = Progress()
+    progress.observer = lambda p: p.cancel() if p.phases[-1].bytes_done else None
+    with pytest.raises(Cancelled):
+        verify(store, made.id, progress)
+    assert progress.phases[0].bytes_done < progress.phases[0].bytes_total
+    store.delete(made.id)  # nobody reads it any more

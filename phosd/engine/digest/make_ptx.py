@@ -14,7 +14,8 @@ def compile_ptx() -> str:
     headers = [(HERE / "digest.h").read_bytes()]
     source = (HERE / "digest.cu").read_bytes()
     status, program = nvrtc.nvrtcCreateProgram(source, b"digest.cu", 1, headers, [b"digest.h"])
-    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, status
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise RuntimeError(f"NVRTC does not take the program: {status.name}")
     (status,) = nvrtc.nvrtcCompileProgram(program, len(OPTIONS), OPTIONS)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])

@@ -152,7 +152,8 @@ class Store:
         """
         chunks = -(-byte_count // CHUNK)
         count = pack_count(chunks)
-        missing = count - len(self.spares())
+        with self._locked():
+            missing = count - len(self.spares())
         if missing <= 0:
             return
         size = min(CAPACITY, -(-chunks // count) * RECORD)
@@ -166,9 +167,10 @@ class Store:
 
     def _make_spare(self, size: int) -> None:
         path = self.packs / f"{secrets.token_hex(8)}.spare"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
+        with self._locked():
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
             with files.space_errors(str(path)):
                 os.posix_fallocate(fd, 0, size)
         except BaseException:
@@ -179,17 +181,19 @@ class Store:
 
     def drop_spares(self) -> None:
         """Give back what :meth:`preallocate` set aside and no image took."""
-        for path in self.spares():
-            path.unlink(missing_ok=True)
+        with self._locked():
+            for path in self.spares():
+                path.unlink()
 
     def spares(self) -> Sequence[Path]:
-        """The spare packs that nobody is making or taking."""
+        """The spare packs that nobody is making. The caller holds the store's lock."""
         return [path for path in sorted(self.packs.glob("*.spare")) if _unused(path)]
 
     def free_bytes(self) -> int:
         """What the file system of the store can still take, and what is set aside, in bytes."""
         status = os.statvfs(self.state)
-        spare = sum(path.stat().st_size for path in self.spares())
+        with self._locked():
+            spare = sum(path.stat().st_size for path in self.spares())
         return status.f_bavail * status.f_frsize + spare
 
     def _published(self) -> Sequence[str]:
