@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pwd
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -16,6 +17,7 @@ from tests.service.running import MANAGER, ROOT, Service
 
 STRANGER = pwd.getpwnam("nobody").pw_uid
 PROPERTIES = "org.freedesktop.DBus.Properties"
+GPU_PATH = path_of("gpu", "GPU-1234-ab")
 PROCESS = f"/org/phos/process/_{os.getpid()}_1"
 
 
@@ -92,7 +94,7 @@ def test_properties_have_the_types_that_introspection_says(service: Service) -> 
         PROCESS,
         "/org/phos/image/i",
         "/org/phos/job/_1",
-        path_of("gpu", "GPU-1234-ab"),
+        GPU_PATH,
     ):
         for interface in introspect(service, path).iter("interface"):
             for declared in interface.iter("property"):
@@ -204,3 +206,17 @@ def test_a_command_line_of_any_bytes_does_not_break_the_connection(service: Serv
     database = Database(service.config.state_dir / "history.db")
     wait_until(lambda: list(database.query("select * from processes")), "the row", patience=10)
     assert [row["command"] for row in database["processes"].rows] == ["tr?ain"]
+
+
+def test_the_documentation_names_every_member(service: Service) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "dbus.md").read_text()
+    show_process(service)
+    service.engine.stored["i"] = manifest("i")
+    service.call("ListImages")
+    service.call("ListGPUs")
+    service.start("Checkpoint", "ua{sv}", os.getpid(), 0)
+    for path in (ROOT, PROCESS, "/org/phos/image/i", "/org/phos/job/_1", GPU_PATH):
+        for interface in introspect(service, path).iter("interface"):
+            if interface.attrib["name"].startswith("org.phos."):
+                for member in interface:
+                    assert f"`{member.attrib['name']}" in text, (path, member.attrib["name"])
