@@ -4,6 +4,7 @@ One thread writes, in the order in which things are recorded; readers have conne
 own. A write that fails (a full disk) is logged and never stops a job.
 """
 
+import contextlib
 import logging
 import queue
 import sqlite3
@@ -132,18 +133,40 @@ def _connect(path: Path) -> Any:
     return Database(connection)
 
 
+def _open(path: Path) -> Any:
+    path.touch(mode=0o600)
+    database = _connect(path)
+    try:
+        database.enable_wal()
+        database.execute("PRAGMA synchronous=FULL")
+        migrations.apply(database)
+    except sqlite3.Error:
+        database.conn.close()
+        raise
+    return database
+
+
 class History:
     """The database file. ``record`` returns at once; reads see what has been written so far."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        path.touch(mode=0o600)
         self._path = path
-        database = _connect(path)
-        database.enable_wal()
-        database.execute("PRAGMA synchronous=FULL")
-        migrations.apply(database)
-        self._database = database
+        try:
+            self._database = _open(path)
+        except sqlite3.OperationalError:  # full, read-only: nothing is wrong with the file
+            raise
+        except sqlite3.DatabaseError as error:
+            aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+            for suffix in (
+                "",
+                "-wal",
+                "-shm",
+            ):  # a log of the old file is not for the new
+                with contextlib.suppress(FileNotFoundError):
+                    Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
+            _log.error("the history was damaged (%s); it is kept as %s", error, aside)
+            self._database = _open(path)
         self._work: queue.SimpleQueue[Callable[[Any], None] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="history", daemon=True)
         self._writer.start()

@@ -72,14 +72,17 @@ class Inventory:
 
     async def _try(self, what: str, look: Callable[[], Awaitable[None]]) -> None:
         """A look that fails is logged, once for each reason, and tried again later."""
+        text = ""
         try:
             await look()
-        except (PhosError, OSError) as error:
+        except PhosError as error:
             text = str(error)
             if self._troubles.get(what) != text:
                 _log.warning("cannot look for %s: %s", what, text)
-        else:
-            text = ""
+        except Exception as error:  # whatever it was, the next look may do better
+            text = repr(error)
+            if self._troubles.get(what) != text:
+                _log.exception("looking for %s failed", what)
         self._troubles[what] = text
 
     async def refresh_processes(self) -> None:

@@ -190,8 +190,11 @@ class JobTable:
             del self._claims[claim]
         del self._runs[job.number]
         notify(job.progress)
-        self._listener.ended(job)
-        self._forget_old()
+        try:
+            self._listener.ended(job)
+            self._forget_old()
+        except OSError:  # the journal's folder; the job itself has ended
+            _log.exception("the end of job %d could not be recorded", job.number)
 
     def _forget_old(self) -> None:
         ended = [job for job in self._jobs.values() if job.state is not JobState.RUNNING]

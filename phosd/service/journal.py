@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from phosd.engine.errors import Internal
+
 _MAX_BYTES = 1 << 16
 _log = logging.getLogger(__name__)
 
@@ -35,16 +37,25 @@ class Journal:
         self._folder = folder
 
     def write(self, entry: Entry) -> None:
-        """Have the entry on disk when this returns, whole or not at all."""
+        """Have the entry on disk when this returns, whole or not at all.
+
+        Raises :class:`Internal` when it cannot be written: no job may begin without it.
+        """
         path = self._path(entry.job)
         temporary = path.with_suffix(".new")
-        with temporary.open("wb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(msgspec.json.encode(entry))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-        self._sync_folder()
+        try:
+            with temporary.open("wb") as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.write(msgspec.json.encode(entry))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+            self._sync_folder()
+        except OSError as error:
+            raise Internal(
+                f"the journal {path} cannot be written ({error.strerror}), so nothing was begun",
+                hint="make room in its folder",
+            ) from error
 
     def remove(self, job: int) -> None:
         """The job has ended."""

@@ -5,6 +5,7 @@ import asyncio
 import dataclasses
 import logging
 import signal
+import sqlite3
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from phosd import __version__
 from phosd.bus import NAME, CallError, Connection, NoBusError
+from phosd.engine.errors import PhosError
 from phosd.service import config as configuration
 from phosd.service.config import Config, ConfigError
 from phosd.service.history import History
@@ -35,7 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for field in dataclasses.fields(Config):
             print(f"{field.name} = {getattr(config, field.name)}")
         return
-    sys.exit(asyncio.run(_run(config, args)))
+    try:
+        sys.exit(asyncio.run(_run(config, args)))
+    except (PhosError, OSError, sqlite3.Error) as error:
+        _log.error("phosd cannot go on: %s", error)
+        sys.exit(1)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -39,6 +40,7 @@ from phosd.service.operations import (
 
 FEATURES = ("checkpoint", "restore", "verify", "mode-stop", "mode-driver")
 _DAY = 86_400.0
+_log = logging.getLogger(__name__)
 
 
 class Manager:
@@ -315,9 +317,11 @@ class Manager:
 
     async def _announce_end(self, job: Job) -> None:
         """The image of a job is on the bus before its end is told."""
-        if job.task.operation != "restore":
-            await self.inventory.refresh_images()
-        self._tree.signal(ROOT, "JobRemoved", job_path(job), str(job.state))
+        try:
+            if job.task.operation != "restore":
+                await self.inventory.refresh_images()
+        finally:
+            self._tree.signal(ROOT, "JobRemoved", job_path(job), str(job.state))
 
     def _forgotten(self, job: Job) -> None:
         self._tree.withdraw(job_path(job))
@@ -337,9 +341,14 @@ class Manager:
             await asyncio.sleep(_DAY)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        def done(task: asyncio.Task[None]) -> None:
+            self._background.discard(task)
+            if not task.cancelled() and task.exception() is not None:
+                _log.error("work in the background failed", exc_info=task.exception())
+
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(done)
 
 
 def _claim(pid: int) -> str:

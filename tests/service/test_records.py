@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from sqlite_utils import Database
 
+from phosd.engine.errors import Internal
 from phosd.engine.procfs import boot_id
 from phosd.service.config import Config, ConfigError, load, size
 from phosd.service.history import History, migrations
@@ -120,6 +121,31 @@ def test_a_write_that_fails_stops_nothing(tmp_path: Path, caplog: pytest.LogCapt
     assert "could not be written" in caplog.text
     assert len(history.jobs(10)) == 1
     history.close()
+
+
+@pytest.mark.parametrize("content", [b"no database at all, but text" * 100, None])
+def test_a_damaged_history_is_put_aside(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "history.db"
+    if content is None:
+        History(path).close()
+        whole = path.read_bytes()
+        content = whole[:100] + b"\xff" * 4000 + whole[4100:]
+    path.write_bytes(content)
+    history = History(path)
+    history.job(job(1))
+    history.flush()
+    assert len(history.jobs(10)) == 1
+    history.close()
+    (aside,) = (p for p in tmp_path.glob("history.db.damaged-*") if p.name[-4] != "-")
+    assert aside.read_bytes() == content
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith("history.db-")]
+
+
+def test_a_journal_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    (tmp_path / "journal").rmdir()
+    with pytest.raises(Internal, match=r"cannot be written .* nothing was begun"):
+        journal.write(ENTRY)
 
 
 ENTRY = Entry(job=7, operation="checkpoint", target="42", owner=0, started=1.0, boot_id="b", pid=42)
