@@ -1,0 +1,225 @@
+"""Allocations, mappings, sharing and accounting."""
+
+from pathlib import Path
+
+from tests.softgpu import program
+
+
+def test_mappings_follow_the_drivers_rules(tmp_path: Path) -> None:
+    out = program.run(
+        """
+use()
+MB = 1 << 20
+h = ck(d.cuMemCreate(4 * MB, properties(), 0))
+print(code(d.cuMemCreate(3 * MB, properties(), 0)))
+va = int(ck(d.cuMemAddressReserve(16 * MB, 0, 0, 0)))
+ck(d.cuMemMap(va, 4 * MB, 0, h, 0))
+print(code(d.cuMemMap(va + 2 * MB, 4 * MB, 0, h, 0)), code(d.cuMemAddressFree(va, 16 * MB)))
+ck(d.cuMemSetAccess(va, 4 * MB, [access()], 1))
+ck(d.cuMemMap(va + 8 * MB, 4 * MB, 0, h, 0))
+ck(d.cuMemSetAccess(va + 8 * MB, 4 * MB, [access()], 1))
+ck(d.cuMemsetD32(va, 7, MB))
+assert (fetch(va + 8 * MB, MB) == 7).all()          # one memory at two addresses
+ck(d.cuMemRelease(h))
+print(code(d.cuMemRelease(h)))
+assert int(ck(d.cuMemRetainAllocationHandle(va))) == int(h)
+ck(d.cuMemRelease(h))
+print(code(d.cuMemUnmap(va, 2 * MB)))
+ck(d.cuMemUnmap(va, 4 * MB)); ck(d.cuMemUnmap(va + 8 * MB, 4 * MB))
+ck(d.cuMemAddressFree(va, 16 * MB))
+p = ck(d.cuMemAlloc(100))
+print(code(d.cuMemRetainAllocationHandle(int(p))), ck(d.cuMemGetAddressRange(p))[1])
+print(ck(d.cuMemGetInfo()))
+""",
+        tmp_path,
+        PHOS_SOFTGPU_MEMORY="64M",
+    ).split("\n")
+    assert out[:5] == [
+        "ERROR_INVALID_VALUE",
+        "ERROR_INVALID_VALUE ERROR_INVALID_VALUE",
+        "ERROR_INVALID_VALUE",
+        "ERROR_INVALID_VALUE",
+        "ERROR_INVALID_VALUE 100",
+    ]
+    assert out[5] == str(((62 << 20), (64 << 20)))
+
+
+def test_an_unmapped_touch_breaks_the_context(tmp_path: Path) -> None:
+    out = program.run(
+        """
+use()
+va = int(ck(d.cuMemAddressReserve(4 << 20, 0, 0, 0)))
+print(code(d.cuMemsetD8(0x6f7000000000, 1, 16)), code(d.cuCtxSynchronize()))
+ck(d.cuMemsetD8(va, 1, 16))
+print(code(d.cuCtxSynchronize()), code(d.cuMemAlloc(16)), code(d.cuStreamCreate(0)))
+ck(d.cuDevicePrimaryCtxReset(0)); use()
+ck(d.cuMemAlloc(16))
+""",
+        tmp_path,
+    ).split("\n")
+    assert out[0] == "ERROR_INVALID_VALUE SUCCESS"
+    assert out[1] == " ".join(["ERROR_ILLEGAL_ADDRESS"] * 3)
+
+
+def test_memory_is_shared_and_outlives_its_maker(tmp_path: Path) -> None:
+    """An export is the same memory in another process, counts once, and cannot be passed on."""
+    maker = program.start(
+        """
+use()
+h = ck(d.cuMemCreate(4 << 20, properties(), 0)); va = map_memory(h, 4 << 20)
+ck(d.cuMemsetD32(va, 41, 1 << 20)); ck(d.cuCtxSynchronize())
+import socket
+s = socket.socket(fileno=int(os.environ["CHANNEL"]))
+socket.send_fds(s, [b"x"], [int(ck(d.cuMemExportToShareableHandle(h, FD, 0)))])
+print("sent"); input()
+print(fetch(va, 1)[0])
+""",
+        tmp_path,
+        pass_fds=(fds := _pair())[:1],
+        CHANNEL=str(fds[0]),
+        PHOS_SOFTGPU_MEMORY="64M",
+    )
+    assert program.line(maker) == "sent"
+    taker = program.start(
+        """
+use()
+import socket
+s = socket.socket(fileno=int(os.environ["CHANNEL"]))
+_, got, _, _ = socket.recv_fds(s, 1, 1)
+h = ck(d.cuMemImportFromShareableHandle(got[0], FD)); os.close(got[0])
+va = map_memory(h, 4 << 20)
+print(fetch(va, 1)[0], code(d.cuMemExportToShareableHandle(h, FD, 0)), ck(d.cuMemGetInfo())[0])
+ck(d.cuMemsetD32(va, 42, 1 << 20)); ck(d.cuCtxSynchronize())
+print("written"); input()
+print(fetch(va, 1)[0], ck(d.cuMemGetInfo())[0])
+ck(d.cuMemUnmap(va, 4 << 20)); ck(d.cuMemRelease(h)); print(ck(d.cuMemGetInfo())[0])
+""",
+        tmp_path,
+        pass_fds=fds[1:],
+        CHANNEL=str(fds[1]),
+        PHOS_SOFTGPU_MEMORY="64M",
+    )
+    assert program.line(taker) == f"41 ERROR_INVALID_VALUE {60 << 20}"
+    assert program.line(taker) == "written"
+    program.tell(maker, "")
+    assert program.line(maker) == "42"
+    assert maker.wait(20) == 0
+    program.tell(taker, "")
+    assert program.line(taker) == f"42 {60 << 20}"
+    assert program.line(taker) == str(64 << 20)
+    assert taker.wait(20) == 0
+
+
+def _pair() -> tuple[int, int]:
+    import socket
+
+    left, right = socket.socketpair()
+    return left.detach(), right.detach()
+
+
+def test_memory_is_one_pool_for_all_processes(tmp_path: Path) -> None:
+    hog = program.start(
+        "use(); p = ck(d.cuMemAlloc(40 << 20)); print('has'); input()",
+        tmp_path,
+        PHOS_SOFTGPU_MEMORY="64M",
+    )
+    assert program.line(hog) == "has"
+    code = "use(); print(code(d.cuMemAlloc(40 << 20)), ck(d.cuMemGetInfo())[0])"
+    out = program.run(code, tmp_path, PHOS_SOFTGPU_MEMORY="64M")
+    assert out == f"ERROR_OUT_OF_MEMORY {24 << 20}\n"
+    hog.kill()  # a dead process gives back what it had
+    hog.wait()
+    out = program.run(code, tmp_path, PHOS_SOFTGPU_MEMORY="64M")
+    assert out == f"SUCCESS {24 << 20}\n"
+
+
+def test_ten_thousand_small_allocations_share_segments(tmp_path: Path) -> None:
+    program.run(
+        """
+use()
+before = len(os.listdir("/proc/self/fd"))
+all = [int(ck(d.cuMemAlloc(4096))) for _ in range(10000)]
+assert len(set(all)) == 10000
+assert len(os.listdir("/proc/self/fd")) == before
+free, total = ck(d.cuMemGetInfo())
+assert total - free <= 44 << 20, total - free
+for p in all: ck(d.cuMemFree(p))
+assert ck(d.cuMemGetInfo())[0] == total
+assert code(d.cuMemFree(all[0])) == "ERROR_INVALID_VALUE"
+""",
+        tmp_path,
+    )
+
+
+def test_pinned_and_managed_memory(tmp_path: Path) -> None:
+    program.run(
+        """
+use()
+pinned = int(ck(d.cuMemAllocHost(4096)))
+view = np.ctypeslib.as_array((ctypes.c_uint32 * 1024).from_address(pinned))
+p = ck(d.cuMemAlloc(4096)); s = ck(d.cuStreamCreate(0))
+ck(d.cuMemsetD32Async(p, 9, 1024, s)); ck(d.cuMemcpyDtoHAsync(pinned, p, 4096, s))
+ck(d.cuStreamSynchronize(s))
+assert (view == 9).all()
+assert int(ck(d.cuMemHostGetDevicePointer(pinned, 0))) == pinned
+ck(d.cuMemsetD32(pinned, 3, 1024)); ck(d.cuCtxSynchronize()); assert (view == 3).all()
+own = np.zeros(4096, np.uint8)
+flags = d.CU_MEMHOSTREGISTER_PORTABLE
+ck(d.cuMemHostRegister(own.ctypes.data, own.nbytes, flags))
+assert code(d.cuMemHostRegister(own.ctypes.data, 16, flags)).endswith("ALREADY_REGISTERED")
+ck(d.cuMemHostUnregister(own.ctypes.data))
+assert code(d.cuMemHostUnregister(own.ctypes.data)).endswith("NOT_REGISTERED")
+m = int(ck(d.cuMemAllocManaged(4096, 1)))
+ck(d.cuMemsetD8(m, 5, 4096)); ck(d.cuCtxSynchronize())
+assert ctypes.string_at(m, 4096) == bytes([5]) * 4096
+attribute = d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED
+assert ck(d.cuPointerGetAttribute(attribute, m)) and not ck(d.cuPointerGetAttribute(attribute, p))
+ck(d.cuMemFree(m)); ck(d.cuMemFreeHost(pinned))
+""",
+        tmp_path,
+    )
+
+
+def test_peer_access_is_asked_for(tmp_path: Path) -> None:
+    program.run(
+        """
+one = use(1); p = ck(d.cuMemAlloc(4096)); zero = use(0)
+q = ck(d.cuMemAlloc(4096))
+ck(d.cuMemcpyPeer(q, zero, p, one, 4096))       # copies need none
+ck(d.cuCtxEnablePeerAccess(one, 0))
+assert code(d.cuCtxEnablePeerAccess(one, 0)) == "ERROR_PEER_ACCESS_ALREADY_ENABLED"
+a = d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_ACCESS_FLAGS
+assert int(ck(d.cuPointerGetAttribute(a, p))) == 3
+ck(d.cuCtxDisablePeerAccess(one))
+assert int(ck(d.cuPointerGetAttribute(a, p))) == 0
+assert code(d.cuCtxDisablePeerAccess(one)) == "ERROR_PEER_ACCESS_NOT_ENABLED"
+""",
+        tmp_path,
+        PHOS_SOFTGPU_DEVICES="2",
+    )
+
+
+def test_a_linked_account_is_refused(tmp_path: Path) -> None:
+    """A user must not make another's process write to a file of his choice."""
+    target = tmp_path / "precious"
+    target.write_text("keep me")
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "gpu0").symlink_to(target)
+    assert program.run("print(code(d.cuInit(0)))", tmp_path) == "ERROR_OPERATING_SYSTEM\n"
+    assert target.read_text() == "keep me"
+
+
+def test_a_forked_child_has_no_gpu_and_no_memory_of_it(tmp_path: Path) -> None:
+    program.run(
+        """
+use(); h = ck(d.cuMemCreate(2 << 20, properties(), 0)); va = int(map_memory(h, 2 << 20))
+pid = os.fork()
+if pid == 0:
+    seen = "memfd:phos" in open("/proc/self/maps").read()
+    os._exit(0 if code(d.cuMemAlloc(16)) == code(d.cuInit(0)) == "ERROR_NOT_INITIALIZED"
+             and not seen else 1)
+assert os.waitpid(pid, 0)[1] == 0
+ck(d.cuMemAlloc(16))
+""",
+        tmp_path,
+    )
