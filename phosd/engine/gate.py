@@ -49,8 +49,10 @@ def _close(links: Sequence[HookLink], progress: Progress, deadline: float) -> No
                 f"the program did not come to rest within {deadline:.0f} s ({_why(states)})",
                 hint="it goes on unharmed; try again, or give a longer deadline",
             )
-        unsettled = {pid for pid, state in states.items() if not state.settled}
-        peers_busy = {pid: bool(unsettled - {pid}) for pid in states}
+        # Not "unsettled": a hook that is told of busy peers does not settle, and two would wait
+        # for each other.
+        busy = {pid for pid, state in states.items() if state.busy}
+        peers_busy = {pid: bool(busy - {pid}) for pid in states}
         time.sleep(_POLL)
 
 
