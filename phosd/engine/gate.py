@@ -67,6 +67,8 @@ def _why(states: dict[int, GateState]) -> str:
 
 
 def _open(link: HookLink) -> None:
+    if not link.connected:
+        return  # the hook opened its gate when the connection broke
     try:
         link.open_gate()
     except NoSuchProcess:

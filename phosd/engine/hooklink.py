@@ -189,6 +189,11 @@ class HookLink:
             self._socket.close()
             self._socket = None
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection; a failed request ends it."""
+        return self._socket is not None
+
     def __enter__(self) -> Self:
         return self if self._socket is not None else self.connect()
 
