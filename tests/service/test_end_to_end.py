@@ -1,0 +1,122 @@
+"""The real daemon over the real engine, asked by the real clients: save, kill, restore, compare."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.bus import busctl
+from tests.harness import PROGRAMS, alive, parse, wait_until
+from tests.service.running import MANAGER, ROOT
+
+NAME = "org.phos"
+
+
+@contextmanager
+def phosd(bus: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The daemon, until the end of the context."""
+    command = [sys.executable, "-m", "phosd.service.main", "--session"]
+    command += [f"--state-dir={folder / 'state'}", f"--runtime-dir={folder / 'run'}"]
+    environment = os.environ | {"DBUS_SESSION_BUS_ADDRESS": bus}
+    log = folder / "phosd.log"
+    with log.open("ab") as file:
+        daemon = subprocess.Popen(command, env=environment, stderr=file, text=True)
+    before = log.stat().st_size
+    try:
+        wait_until(lambda: b"serves org.phos" in log.read_bytes()[before:], "phosd")
+        yield daemon
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(60) == 0, log.read_text()
+
+
+def phos(bus: str, folder: Path, *words: str) -> list[dict[str, object]]:
+    """A command of ``phos --json``, which must succeed; its lines."""
+    done = subprocess.run(
+        [sys.executable, "-m", "phosd.cli.main", "--json", "--bus", bus, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ
+        | {"PHOS_RUNTIME_DIR": str(folder / "run"), "XDG_STATE_HOME": str(folder / "home")},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr + (folder / "phosd.log").read_text()
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_save_kill_and_restore_over_the_bus(bus: str, tmp_path: Path) -> None:
+    single = [sys.executable, str(PROGRAMS / "single.py"), "0"]
+    with phosd(bus, tmp_path):
+        (started,) = phos(bus, tmp_path, "run", "--gpu", "soft", "--detach", "--", *single)
+        pid, output = int(str(started["pid"])), Path(str(started["stdout"]))
+        try:
+            wait_until(lambda: len(parse(output.read_bytes())) > 3, "the program to compute")
+            found = [p for p in phos(bus, tmp_path, "ps") if p["pid"] == pid]
+            assert [(p["hook"], p["state"]) for p in found] == [("hooked", "running")]
+
+            saved = phos(bus, tmp_path, "checkpoint", str(pid))[-1]
+            assert (saved["state"], saved["mode"]) == ("done", "stop")
+            image = str(saved["result"])
+            (listed,) = phos(bus, tmp_path, "images")
+            assert (listed["id"], listed["pid"]) == (image, pid)
+            reply = busctl(bus, "call", NAME, ROOT, MANAGER, "VerifyImage", "sa{sv}", image, "0")
+            job = reply.split('"')[1]
+            wait_until(
+                lambda: (
+                    '"running"'
+                    not in busctl(bus, "get-property", NAME, job, "org.phos.Job1", "State")
+                ),
+                "the verification",
+            )
+            assert '"done"' in busctl(bus, "get-property", NAME, job, "org.phos.Job1", "State")
+
+            position = output.stat().st_size
+            wait_until(lambda: len(parse(output.read_bytes()[position:])) > 10, "it to compute on")
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not alive(pid), "its end")
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            raise
+    expected = parse(output.read_bytes())
+
+    with phosd(bus, tmp_path):  # another daemon: an image needs nothing of the one that made it
+        position = output.stat().st_size
+        restored = phos(bus, tmp_path, "restore", image)[-1]
+        assert restored["result"] == str(pid)
+        try:
+            wait_until(
+                lambda: len(parse(output.read_bytes()[position:]).keys() & expected.keys()) > 5,
+                "the restored program",
+            )
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        again = parse(output.read_bytes()[position:])
+        common = again.keys() & expected.keys()
+        assert {step: again[step] for step in common} == {s: expected[s] for s in common}
+        operations = [row["operation"] for row in phos(bus, tmp_path, "history")]
+        assert operations == ["restore", "verify", "checkpoint"]
+        phos(bus, tmp_path, "rm", image)
+        assert phos(bus, tmp_path, "images") == []
+
+
+def test_a_process_without_a_gpu_is_refused(bus: str, tmp_path: Path) -> None:
+    nothing = subprocess.DEVNULL
+    with phosd(bus, tmp_path):
+        plain = subprocess.Popen(
+            ["sleep", "60"], stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+        )
+        try:
+            with pytest.raises(AssertionError) as caught:
+                phos(bus, tmp_path, "checkpoint", str(plain.pid))
+            assert '"NoSuchProcess"' in str(caught.value)
+            assert "is a GPU process" in str(caught.value)
+            assert alive(plain.pid)
+        finally:
+            plain.kill()
+            plain.wait()
