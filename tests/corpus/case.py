@@ -30,7 +30,7 @@ class Case:
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (256, 1, 1)
     shared: int = 0  # bytes of dynamic shared memory
-    scalars: tuple[np.generic, ...] = ()
+    scalars: tuple[np.generic | Array, ...] = ()
     arch: str = "compute_75"
     ulps: int = 0
     absolute: float = 0.0
@@ -57,7 +57,8 @@ def bits32(generator: np.random.Generator, count: int) -> Array:
     bits[: count // 2] = near | (bits[: count // 2] & 0x80000000)
     edges = np.tile(_EDGES_F32, 4)
     bits[: len(edges)] = generator.permutation(edges)
-    return generator.permutation(bits).view(np.float32)
+    values: Array = generator.permutation(bits).view(np.float32)
+    return values
 
 
 def bits64(generator: np.random.Generator, count: int, span: int = 200) -> Array:
@@ -77,7 +78,8 @@ def integers(generator: np.random.Generator, count: int, dtype: str) -> Array:
     values[: len(small)] = small
     edges = [info.min, info.max, 0, 1, info.max - 1, info.min + 1]
     values[-len(edges) :] = np.array(edges, dtype)
-    return generator.permutation(values)
+    shuffled: Array = generator.permutation(values)
+    return shuffled
 
 
 CTYPES = {

@@ -36,10 +36,27 @@ def compile_ptx(source: str, arch: str) -> bytes:
         log = b" " * check(nvrtc.nvrtcGetProgramLogSize(program))
         check(nvrtc.nvrtcGetProgramLog(program, log))
         raise RuntimeError(log.decode())
-    ptx = b" " * check(nvrtc.nvrtcGetPTXSize(program))
+    ptx: bytes = b" " * int(check(nvrtc.nvrtcGetPTXSize(program)))
     check(nvrtc.nvrtcGetPTX(program, ptx))
     check(nvrtc.nvrtcDestroyProgram(program))
     return ptx
+
+
+def _load(ptx: bytes) -> Any:
+    log = bytearray(4096)
+    option = cu.CUjit_option
+    result = cu.cuModuleLoadDataEx(
+        ptx,
+        2,
+        [
+            option.CU_JIT_ERROR_LOG_BUFFER,
+            option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ],
+        [log, len(log)],
+    )
+    if int(result[0]) != 0:
+        raise RuntimeError(f"{result[0]!s}: {log.split(bytes(1))[0].decode()}")
+    return result[1]
 
 
 class Device:
@@ -70,7 +87,7 @@ class Device:
 
     def run(self, case: Case) -> list[Array]:
         """The outputs of `case`; RuntimeError when a call fails."""
-        module = check(cu.cuModuleLoadData(compile_ptx(case.source, case.arch)))
+        module = _load(compile_ptx(case.source, case.arch))
         function = check(cu.cuModuleGetFunction(module, b"k"))
         arrays = [np.ascontiguousarray(array) for array in case.inputs]
         arrays += [np.zeros(count, dtype) for dtype, count in case.outputs]

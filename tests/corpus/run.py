@@ -15,7 +15,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.corpus import corpus
-from tests.corpus.case import Array
+from tests.corpus.case import Array, Case
 from tests.corpus.device import Device
 
 
@@ -41,7 +41,7 @@ def record(device: Device, path: Path, only: str) -> int:
     return failures
 
 
-def compare_reference(case: corpus.Case, outputs: list[Array]) -> list[str]:
+def compare_reference(case: Case, outputs: list[Array]) -> list[str]:
     assert case.reference is not None
     expected = case.reference(*case.inputs)
     every = expected if isinstance(expected, list) else [expected]
@@ -49,7 +49,7 @@ def compare_reference(case: corpus.Case, outputs: list[Array]) -> list[str]:
 
 
 def compare_recorded(
-    case: corpus.Case, outputs: list[Array], recorded: dict[str, Array]
+    case: Case, outputs: list[Array], recorded: dict[str, Array]
 ) -> list[str]:
     wrong = []
     for index, output in enumerate(outputs):

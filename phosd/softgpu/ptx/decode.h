@@ -118,6 +118,8 @@ class Decoder {
     uint32_t widened(uint32_t slot, Type type);
     void compare(bool set);
     uint32_t comparison(Modifiers& modifiers, Type type, std::string_view test);
+    void compare_pair(Type type, std::string_view test, uint32_t* results);
+    uint32_t combined(uint32_t test, uint32_t third, uint64_t how);
     void select();
     void select_by_sign();
 

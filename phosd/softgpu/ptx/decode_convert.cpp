@@ -275,6 +275,26 @@ uint32_t Decoder::comparison(Modifiers& modifiers, Type type, std::string_view t
     return result;
 }
 
+void Decoder::compare_pair(Type type, std::string_view test, uint32_t* results) {
+    const uint32_t a = source(1, type), b = source(2, type);
+    for (unsigned i = 0; i < 2; ++i) {
+        const uint32_t x = allocate(false), y = allocate(false);
+        emit(i ? "high.b32" : "low.b32", x, a);
+        emit(i ? "high.b32" : "low.b32", y, b);
+        results[i] = allocate_predicate();
+        const uint32_t wide_x = widened(x, half_of(type)), wide_y = widened(y, half_of(type));
+        emit(handler("setp." + std::string(test), Type::f32), results[i], wide_x, wide_y);
+    }
+}
+
+// The test's result joined with a third operand; `how` is what the operation "combine" takes.
+uint32_t Decoder::combined(uint32_t test, uint32_t third, uint64_t how) {
+    if (how == 0) return test;
+    const uint32_t result = allocate_predicate();
+    emit("combine", result, test, third, allocate_predicate(), how);
+    return result;
+}
+
 void Decoder::compare(bool set) {
     Modifiers modifiers(*statement_);
     std::string_view test =
@@ -297,40 +317,34 @@ void Decoder::compare(bool set) {
         if (operand(3).negated) how |= 0x100;
     }
     if (is_pair(type)) {
-        if (set) unknown();
-        const bool flushes = modifiers.take("ftz");
+        // f16's subnormals are normal numbers of f32: flushing would need another comparison.
         modifiers.finish();
-        if (flushes) unknown();
-        const Operand& d = operand(0);
-        if (d.kind != Kind::list) bad("needs two predicates");
-        const uint32_t a = source(1, type), b = source(2, type);
-        const uint32_t unused = allocate_predicate();
         uint32_t results[2];
-        for (unsigned i = 0; i < 2; ++i) {
-            const uint32_t x = allocate(false), y = allocate(false);
-            emit(i ? "high.b32" : "low.b32", x, a);
-            emit(i ? "high.b32" : "low.b32", y, b);
-            results[i] = allocate_predicate();
-            emit(handler("setp." + std::string(test), Type::f32), results[i],
-                 widened(x, half_of(type)), widened(y, half_of(type)));
+        compare_pair(type, test, results);
+        for (uint32_t& result : results) result = combined(result, third, how);
+        const Operand& d = operand(0);
+        if (!set) {
+            if (d.kind != Kind::list) bad("needs two predicates");
+            for (unsigned i = 0; i < 2; ++i)
+                emit("or.pred", target_predicate(d.items[i]), results[i], results[i]);
+            return;
         }
+        if (!is_pair(result_type) && size_of(result_type) != 4) unknown();
+        const uint64_t truth = result_type == Type::f16x2    ? 0x3c00
+                               : result_type == Type::bf16x2 ? 0x3f80
+                                                             : 0xffff;
+        uint32_t parts[2];
         for (unsigned i = 0; i < 2; ++i) {
-            const uint32_t merged = allocate_predicate();
-            emit("combine", merged, results[i], third, unused, how);
-            results[i] = merged;
+            parts[i] = allocate(false);
+            emit("selp.b32", parts[i], constant(truth, false), constant(0, false), results[i]);
         }
-        for (unsigned i = 0; i < 2; ++i)
-            emit("or.pred", target_predicate(d.items[i]), results[i], results[i]);
+        emit("pack.b32", target(d, result_type), parts[0], parts[1]);
         return;
     }
     const uint32_t result = comparison(modifiers, type, test);
     modifiers.finish();
     if (set) {
-        uint32_t chosen = result;
-        if (operation) {
-            chosen = allocate_predicate();
-            emit("combine", chosen, result, third, allocate_predicate(), how);
-        }
+        const uint32_t chosen = combined(result, third, how);
         const uint64_t truth = result_type == Type::f32    ? 0x3f80'0000
                                : result_type == Type::f16  ? 0x3c00
                                : result_type == Type::bf16 ? 0x3f80

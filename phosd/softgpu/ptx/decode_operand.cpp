@@ -80,7 +80,11 @@ void Decoder::need(size_t least, size_t most) const {
 }
 
 uint32_t Decoder::allocate(bool wide) {
+    constexpr uint32_t kMostBytes = 1u << 28;
     const uint32_t at = program_->register_bytes;
+    if (at >= kMostBytes)
+        throw LoadError{CUDA_ERROR_OUT_OF_MEMORY,
+                        "a kernel and its functions have too many registers"};
     program_->register_bytes += kLanes * (wide ? 8 : 4);
     return at;
 }

@@ -186,15 +186,15 @@ ast::Variable Parser::variable(Space space) {
         }
         const int64_t bound = integer();
         expect("]");
-        if (bound < 0 || static_cast<uint64_t>(bound) > kLargestVariable ||
-            count * static_cast<uint64_t>(bound) * element > kLargestVariable)
+        if (bound < 0 ||
+            static_cast<uint64_t>(bound) > kLargestVariable / element / std::max<size_t>(count, 1))
             invalid(result.line, "the variable " + quoted(result.name) + " is too large");
         count *= static_cast<size_t>(bound);
     }
     result.size = count * element;
     if (accept("=")) {
         size_t offset = 0;
-        initialiser(result, offset);
+        initialiser(result, offset, 0);
         if (count == 0) result.size = offset;  // the bounds come from the initialiser
         if (result.initial.size() > result.size)
             invalid(result.line, "too many values for " + quoted(result.name));
@@ -202,11 +202,12 @@ ast::Variable Parser::variable(Space space) {
     return result;
 }
 
-void Parser::initialiser(ast::Variable& variable, size_t& offset) {
+void Parser::initialiser(ast::Variable& variable, size_t& offset, unsigned depth) {
     const unsigned element = size_of(variable.type);
     if (accept("{")) {
         if (accept("}")) return;
-        do initialiser(variable, offset);
+        if (depth > 8) invalid(line(), "an initialiser nested too deeply");
+        do initialiser(variable, offset, depth + 1);
         while (accept(","));
         expect("}");
         return;

@@ -45,7 +45,7 @@ class Parser {
     void branch_targets(Body& body, std::string_view label);
 
     ast::Variable variable(Space space);
-    void initialiser(ast::Variable& variable, size_t& offset);
+    void initialiser(ast::Variable& variable, size_t& offset, unsigned depth);
     void add_module_variable(ast::Variable variable);
 
     ast::Operand operand(Body& body);
