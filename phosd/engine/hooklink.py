@@ -359,7 +359,8 @@ class HookLink:
         )
         try:
             sent = socket.send_fds(self._socket, [header + payload], list(descriptors))
-            self._socket.sendall((header + payload)[sent:])
+            if rest := (header + payload)[sent:]:  # even an empty send fails once the peer closed
+                self._socket.sendall(rest)
             return self._reply(type_)
         except TimeoutError as error:
             self.close()
