@@ -1,0 +1,144 @@
+"""The hook in real programs: it changes nothing, and shares memory as the driver does."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from phosd.engine.hooklink import HookLink, socket_path
+from phosd.engine.native import hook_library
+from tests.harness import environment, wait_until
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+PROBE = """
+from cuda.bindings import driver
+def ok(result):
+    assert int(result[0]) == 0, result[0]
+    return result[1] if len(result) == 2 else result[1:]
+ok(driver.cuInit(0))
+context = ok(driver.cuDevicePrimaryCtxRetain(ok(driver.cuDeviceGet(0))))
+ok(driver.cuCtxSetCurrent(context))
+memory = [ok(driver.cuMemAlloc(1000 * i + 1)) for i in range(50)]
+for i, at in enumerate(memory):
+    ok(driver.cuMemsetD8(at, i, 1000 * i + 1))
+values = bytearray(49001)
+for at in memory:
+    start, size = ok(driver.cuMemGetAddressRange(at))
+    assert int(start) == int(at)
+    ok(driver.cuMemcpyDtoH(values, at, size))
+    print(size, sum(values))
+    ok(driver.cuMemFree(at))
+"""
+
+
+def run(
+    code: str, *, hooked: bool, runtime: Path, **extra: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(hooked=hooked, runtime=runtime, extra=extra),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_program_prints_the_same_with_and_without_it(tmp_path: Path) -> None:
+    """No daemon and no runtime folder: the program neither sees nor hears of it."""
+    plain = run(PROBE, hooked=False, runtime=tmp_path)
+    hooked = run(PROBE, hooked=True, runtime=tmp_path / "missing")
+    assert plain.returncode == 0 and plain.stdout.count("\n") == 50
+    assert (hooked.returncode, hooked.stdout, hooked.stderr) == (0, plain.stdout, plain.stderr)
+
+
+def test_nothing_happens_before_cuinit_or_when_it_is_off(tmp_path: Path) -> None:
+    (tmp_path / "hook").mkdir()
+    look = (
+        "import os, time\n{}\ntime.sleep(0.3)\n"
+        "folder = os.environ['PHOS_RUNTIME_DIR'] + '/hook'\n"
+        "print(len(os.listdir('/proc/self/task')), os.listdir(folder))"
+    )
+    quiet = run(look.format("import cuda.bindings.driver"), hooked=True, runtime=tmp_path)
+    assert quiet.stdout == "1 []\n", quiet.stderr
+    off = run(
+        look.format("from cuda.bindings import driver; driver.cuInit(0)"),
+        hooked=True,
+        runtime=tmp_path,
+        PHOS_HOOK="off",
+    )
+    assert off.stdout.endswith(" []\n"), off.stderr
+    on = run(
+        look.format("from cuda.bindings import driver; driver.cuInit(0)"),
+        hooked=True,
+        runtime=tmp_path,
+    )
+    assert on.stdout.endswith(".sock']\n"), on.stderr
+
+
+def test_it_needs_libc_alone_and_exports_driver_names_alone() -> None:
+    dynamic = subprocess.run(
+        ["readelf", "-d", hook_library()], capture_output=True, text=True, check=True
+    ).stdout
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic))
+    assert needed <= {"libc.so.6", "ld-linux-x86-64.so.2"}
+    symbols = subprocess.run(
+        ["nm", "-D", "--defined-only", hook_library()], capture_output=True, text=True, check=True
+    ).stdout
+    names = {line.split()[-1] for line in symbols.splitlines()}
+    assert "cuLaunchKernel_ptsz" in names and "dlsym" in names
+    assert {n for n in names if not re.fullmatch(r"cu[A-Z]\w*|dlsym", n)} == set()
+
+
+def test_memory_shared_by_legacy_ipc(tmp_path: Path) -> None:
+    (tmp_path / "hook").mkdir()
+    env = environment(hooked=True, runtime=tmp_path)
+    with subprocess.Popen(
+        [sys.executable, PROGRAMS / "ipc_owner.py"],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as owner:
+        assert owner.stdin is not None and owner.stdout is not None
+        handles = "".join(owner.stdout.readline() for _ in range(3))
+        peer = subprocess.run(
+            [sys.executable, PROGRAMS / "ipc_peer.py"],
+            env=env,
+            input=handles,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (peer.stdout, peer.returncode) == ("True\n" * 3, 0), peer.stderr
+        owner.stdin.write("\n")
+        owner.stdin.flush()
+        assert [owner.stdout.readline() for _ in range(3)] == ["True\n"] * 3
+        wait_until(socket_path(tmp_path, owner.pid).exists, "the hook's socket")
+        with HookLink(owner.pid, tmp_path) as link:
+            assert not link.hello().uses_unsupported
+        owner.stdin.write("\n")
+
+
+def test_managed_memory_works_and_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hook").mkdir()
+    code = (
+        "import sys\nfrom cuda.bindings import driver\ndriver.cuInit(0)\n"
+        "c = driver.cuDevicePrimaryCtxRetain(0)[1]\ndriver.cuCtxSetCurrent(c)\n"
+        "print(int(driver.cuMemAllocManaged(4096, 1)[0]), flush=True)\nsys.stdin.readline()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment(hooked=True, runtime=tmp_path),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdin is not None and program.stdout is not None
+        assert program.stdout.readline() == "0\n"
+        wait_until(socket_path(tmp_path, program.pid).exists, "the hook's socket")
+        with HookLink(program.pid, tmp_path) as link:
+            hello = link.hello()
+        assert hello.uses_unsupported and not hello.parkable
+        assert "managed memory" in hello.reason
+        program.stdin.write("\n")
