@@ -3,6 +3,7 @@
 Times are microseconds since the epoch (0: unknown), sizes bytes, durations seconds.
 """
 
+import functools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -154,21 +155,22 @@ class ImageView:
     verified: float = 0.0
     verified_ok: bool = False
 
+    @functools.cached_property
+    def stored_bytes(self) -> int:
+        """What the image takes on disk: chunks that are equal are stored once."""
+        blocks = self.manifest.blocks
+        chunks = {(c.pack, c.offset): c.length for block in blocks for c in block.chunks}
+        return sum(chunks.values()) + file_bytes(self.manifest)
+
+    @functools.cached_property
+    def total_bytes(self) -> int:
+        """What a restore brings back: device memory and CRIU's files."""
+        return self.manifest.device_bytes + file_bytes(self.manifest)
+
 
 def file_bytes(manifest: Manifest) -> int:
     """What CRIU wrote."""
     return sum(file.size for tree in manifest.trees for file in tree.files)
-
-
-def total_bytes(manifest: Manifest) -> int:
-    """What a restore brings back: device memory and CRIU's files."""
-    return manifest.device_bytes + file_bytes(manifest)
-
-
-def stored_bytes(manifest: Manifest) -> int:
-    """What the image takes on disk: chunks that are equal are stored once."""
-    chunks = {(c.pack, c.offset): c.length for b in manifest.blocks for c in b.chunks}
-    return sum(chunks.values()) + file_bytes(manifest)
 
 
 def created(manifest: Manifest) -> int:
@@ -184,9 +186,9 @@ IMAGE = Interface(
         Property("Pid", "u", lambda view: view.manifest.trees[0].root),
         Property("CommandLine", "as", lambda view: list(root_command(view.manifest)), private=True),
         Property("GPUs", "a(ss)", lambda view: [[g.uuid, g.chip] for g in view.manifest.gpus]),
-        Property("TotalBytes", "t", lambda view: total_bytes(view.manifest)),
+        Property("TotalBytes", "t", lambda view: view.total_bytes),
         Property("DeviceBytes", "t", lambda view: view.manifest.device_bytes),
-        Property("StoredBytes", "t", lambda view: stored_bytes(view.manifest)),
+        Property("StoredBytes", "t", lambda view: view.stored_bytes),
         Property("Mode", "s", lambda view: view.manifest.mode),
         Property("Parent", "s", lambda view: view.manifest.parent or ""),
         Property("StopSeconds", "d", lambda view: view.manifest.stop_seconds),

@@ -50,7 +50,8 @@ class Inventory:
         self._troubles: dict[str, str] = {}
         self._sampled = 0.0
         self.processes: dict[str, GpuProcess] = {}
-        self.images: dict[str, Manifest] = {}
+        self.images: dict[str, ImageView] = {}
+        self._boot = boot_id()
         self.gpus: dict[str, GpuInfo] = {}
 
     async def watch(self) -> None:
@@ -100,7 +101,7 @@ class Inventory:
                     continue
                 self._tree.publish(path, PROCESS, view, process.uid)
                 self._tree.signal(ROOT, "ProcessNew", path)
-                self._history.process(process, boot_id())
+                self._history.process(process, self._boot)
             self.processes = current
 
     async def refresh_images(self) -> None:
@@ -108,20 +109,31 @@ class Inventory:
         async with self._looking:
             manifests = await asyncio.to_thread(self._engine.images)
             verified = await asyncio.to_thread(self._history.verified)
-            current = {image_path(m.id): m for m in manifests}
+            current = {}
+            for manifest in manifests:
+                path = image_path(manifest.id)
+                current[path] = self._image(path, manifest, *verified.get(manifest.id, ()))
             for path in self.images.keys() - current.keys():
                 self._tree.withdraw(path)
                 self._tree.signal(ROOT, "ImageRemoved", path)
-            for path, manifest in current.items():
-                view = ImageView(manifest, *verified.get(manifest.id, ()))
+            for path, image in current.items():
                 if path in self.images:
-                    self._tree.replace(path, view)
+                    self._tree.replace(path, image)
                     continue
-                self._tree.publish(path, IMAGE, view, manifest.owner)
+                self._tree.publish(path, IMAGE, image, image.manifest.owner)
                 self._tree.signal(ROOT, "ImageNew", path)
             self.images = current
             for path, process in self.processes.items():
                 self._tree.replace(path, self._view(process))
+
+    def _image(
+        self, path: str, manifest: Manifest, verified: float = 0.0, whole: bool = False
+    ) -> ImageView:
+        """The view that is known, which has added up its sizes, as long as nothing has changed."""
+        known = self.images.get(path)
+        if known is not None and (known.verified, known.verified_ok) == (verified, whole):
+            return known
+        return ImageView(manifest, verified, whole)
 
     async def refresh_gpus(self) -> None:
         """Publish the GPUs with their figures of now."""
@@ -152,8 +164,8 @@ class Inventory:
         gpus = tuple(by_ordinal[n] for n in process.gpus if n in by_ordinal)
         mine = (
             manifest.id
-            for manifest in self.images.values()
-            if manifest.host.boot_id == boot_id()
+            for manifest in (view.manifest for view in self.images.values())
+            if manifest.host.boot_id == self._boot
             and any(
                 (p.pid, p.start_time) == (process.pid, process.start_time)
                 for p in manifest.processes

@@ -20,8 +20,6 @@ from phosd.service.interfaces import (
     created,
     job_interface,
     job_path,
-    stored_bytes,
-    total_bytes,
 )
 from phosd.service.inventory import Inventory
 from phosd.service.jobs import Job, JobTable, Listener, Outcome, Task
@@ -213,8 +211,16 @@ class Manager:
         await self.inventory.refresh_images()
         return [
             [
-                [m.id, created(m), m.owner, total_bytes(m), stored_bytes(m), m.mode, path]
-                for path, m in sorted(self.inventory.images.items())
+                [
+                    view.manifest.id,
+                    created(view.manifest),
+                    view.manifest.owner,
+                    view.total_bytes,
+                    view.stored_bytes,
+                    view.manifest.mode,
+                    path,
+                ]
+                for path, view in sorted(self.inventory.images.items())
             ]
         ]
 

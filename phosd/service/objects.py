@@ -113,6 +113,8 @@ class ObjectTree:
     def replace(self, path: str, target: Any) -> None:
         """The object is described by ``target`` from now on; tells what differs."""
         old = self._objects[path]
+        if old.target is target:
+            return
         new = self._objects[path] = Published(old.interface, target, old.owner)
         properties = old.interface.properties
         differing = {p.name for p in properties if p.read(old.target) != p.read(target)}
