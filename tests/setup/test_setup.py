@@ -1,0 +1,98 @@
+"""The set-up scripts: what they decide, without fetching anything."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def load(name: str) -> ModuleType:
+    """A script of ``packaging/`` as a module (the folder is no package)."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "packaging" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+install_criu = load("install_criu")
+
+
+def package(folder: Path, version: str, content: bytes) -> list[Path]:
+    path = folder / f"criu_{version}_amd64.deb"
+    path.write_bytes(content)
+    return [path]
+
+
+def test_a_package_with_another_hash_is_not_installed(tmp_path: Path) -> None:
+    pinned = install_criu.PINNED_VERSION
+    with pytest.raises(SystemExit, match=r"criu_.*\.deb has the SHA-256 .*, not the pinned"):
+        install_criu.check_pin(package(tmp_path, pinned, b"something else"), pinned)
+
+
+def test_a_newer_version_is_accepted_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install_criu.check_pin(package(tmp_path, "4.3-1", b"new"), "4.3-1")
+    assert "the archive has CRIU 4.3-1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("version", "enough"),
+    [("4.2.1-1", True), ("4.10-2", True), ("5.0", True), ("4.1.1-1", False), ("", False)],
+)
+def test_versions_are_compared_as_numbers(version: str, enough: bool) -> None:
+    assert (install_criu.version_tuple(version) >= install_criu.MINIMUM) is enough
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Types: deb\nSigned-By: {keyring}\n",
+        "deb [arch=amd64 signed-by={keyring}] http://example.org/debian stable main\n",
+    ],
+)
+def test_the_keyring_is_the_one_that_the_source_names(tmp_path: Path, line: str) -> None:
+    keyring = tmp_path / "keyring.gpg"
+    keyring.touch()
+    source = tmp_path / "source"
+    source.write_text(line.format(keyring=keyring))
+    assert install_criu.keyring_of(source) == keyring
+
+
+def test_every_dependency_is_listed_for_pip() -> None:
+    listed = subprocess.run(
+        [sys.executable, ROOT / "packaging/requirements.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    for name in ("msgspec", "dbus-next", "scikit-build-core", "scikit-learn", "pytest", "cmake"):
+        assert any(line.startswith(name) for line in listed), name
+
+
+def test_a_step_is_one_line_and_a_failure_shows_everything(tmp_path: Path) -> None:
+    step = [str(ROOT / "packaging/step.sh"), "the step", str(tmp_path / "log")]
+    fine = subprocess.run([*step, "echo", "noise"], capture_output=True, text=True, check=True)
+    assert fine.stdout.startswith("the step: done in")
+    assert fine.stdout.count("\n") == 1
+    failed = subprocess.run(
+        [*step, "sh", "-c", "echo why; exit 7"], capture_output=True, text=True, check=False
+    )
+    assert failed.returncode == 7
+    assert failed.stdout == "why\n"
+    assert "the step: FAILED" in failed.stderr
+
+
+def test_nothing_is_installed_where_everything_is_there() -> None:
+    done = subprocess.run(
+        [ROOT / "packaging/system_packages.sh"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "system packages: all there\n"
