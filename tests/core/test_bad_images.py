@@ -109,7 +109,9 @@ def test_a_flipped_byte_in_any_chunk(copy: Node, saved: Saved) -> None:
         pack = packs(copy)[0].parent / f"{chunk.pack}.pack"
         offset = chunk.offset + 4096 + chance.randrange(chunk.length)
         flip(pack, offset)
-        damaged(copy, saved, f"{block.va:#x}")
+        with pytest.raises(ImageCorrupt, match=f"block {block.va:#x}"):
+            verify(copy.store, saved.image, Progress())
+        refuses(copy, saved, ImageCorrupt, f"record at {chunk.offset} of pack")
         flip(pack, offset)
     verify(copy.store, saved.image, Progress())
 

@@ -27,7 +27,7 @@ def test_closing_at_random_instants(
     target.wait_for_steps(2)
     chance = random.Random(program)
     refused = 0
-    with gather(target.pid, node.config.runtime_dir) as unit:
+    with gather(target.pid, node.config.runtime_dir, lambda tree: None) as unit:
         for _ in range(CLOSINGS):
             time.sleep(chance.random() * 0.05)
             began = time.monotonic()
