@@ -75,6 +75,7 @@ void Checkpoint::checkpoint() {
     need(CU_PROCESS_STATE_LOCKED);
     Runtime& rt = runtime();
     require(!rt.host.any(HostRange::Kind::managed), CUDA_ERROR_NOT_SUPPORTED);
+    state_ = CU_PROCESS_STATE_FAILED;  // unless it is done in full
     std::map<Memory*, uint64_t> mapped_at;
     for (const Mapping& mapping : rt.space().mappings())
         if (mapped_at.emplace(mapping.memory.get(), mapping.address).second)

@@ -38,6 +38,16 @@ StreamPtr Context::create_stream(Stream::Kind kind, unsigned stream_flags, int p
     return stream;
 }
 
+StreamPtr Context::recorder() {
+    std::lock_guard lock(mutex_);
+    if (!recorder_) {
+        recorder_ =
+            std::make_shared<Stream>(*this, Stream::Kind::created, CU_STREAM_NON_BLOCKING, 0);
+        streams_.insert(recorder_);
+    }
+    return recorder_;
+}
+
 void Context::remove_stream(const StreamPtr& stream) {
     std::lock_guard lock(mutex_);
     // Legacy work that comes later still follows what is in it.

@@ -27,6 +27,8 @@ class Context : public std::enable_shared_from_this<Context> {
     CUsharedconfig shared_config = CU_SHARED_MEM_CONFIG_DEFAULT_BANK_SIZE;
 
     StreamPtr legacy() const { return legacy_; }
+    // Carries what follows all work of the context and holds up none of it, as on a GPU.
+    StreamPtr recorder();
     StreamPtr create_stream(Stream::Kind kind, unsigned flags, int priority);
     void remove_stream(const StreamPtr& stream);
 
@@ -58,6 +60,7 @@ class Context : public std::enable_shared_from_this<Context> {
     mutable std::mutex mutex_;     // submission order over the context's streams
     std::set<StreamPtr> streams_;  // all but the legacy one
     StreamPtr legacy_;
+    StreamPtr recorder_;  // one of streams_, made when it is needed
     std::atomic<CUresult> broken_{CUDA_SUCCESS};
 };
 using ContextPtr = std::shared_ptr<Context>;

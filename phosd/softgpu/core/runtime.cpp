@@ -36,7 +36,7 @@ void explain(const std::string& text) {
 }
 
 ThreadState::~ThreadState() {
-    for (const auto& [context, stream] : default_streams) stream->context.remove_stream(stream);
+    for (const auto& [key, of] : default_streams) of.context->remove_stream(of.stream);
 }
 
 ThreadState& this_thread() {
@@ -129,12 +129,18 @@ bool HostRanges::any(HostRange::Kind kind) const {
                        [&](const auto& entry) { return entry.second.kind == kind; });
 }
 
-std::vector<HostRange> HostRanges::of(const Context* context) const {
+std::vector<HostRange> HostRanges::remove_all_of(const Context* context) {
     std::lock_guard lock(mutex_);
-    std::vector<HostRange> ranges;
-    for (const auto& [address, range] : ranges_)
-        if (range.context.get() == context) ranges.push_back(range);
-    return ranges;
+    std::vector<HostRange> removed;
+    for (auto range = ranges_.begin(); range != ranges_.end();) {
+        if (range->second.context.get() != context) {
+            ++range;
+            continue;
+        }
+        removed.push_back(range->second);
+        range = ranges_.erase(range);
+    }
+    return removed;
 }
 
 // --- the runtime ------------------------------------------------------------------------------
@@ -189,7 +195,7 @@ void Runtime::destroy(const ContextPtr& context) {
         [&](const Function& function) { return function.module.context == context; });
     modules.remove_if([&](const Module& module) { return module.context == context; });
     device(context->device).heap.free_all_of(context.get());
-    for (const HostRange& range : host.of(context.get())) release_host(range);
+    for (const HostRange& range : host.remove_all_of(context.get())) release_host(range);
     context->destroyed = true;
 }
 
@@ -288,9 +294,9 @@ StreamPtr stream_of(CUstream handle) {
     if (handle == nullptr || handle == CU_STREAM_LEGACY) return current()->legacy();
     if (handle == CU_STREAM_PER_THREAD) {
         const ContextPtr context = current();
-        StreamPtr& stream = this_thread().default_streams[context.get()];
-        if (!stream) stream = context->create_stream(Stream::Kind::per_thread, 0, 0);
-        return stream;
+        auto& of = this_thread().default_streams[context.get()];
+        if (!of.stream) of = {context, context->create_stream(Stream::Kind::per_thread, 0, 0)};
+        return of.stream;
     }
     StreamPtr stream = runtime().streams.get(handle);
     stream->context.check();

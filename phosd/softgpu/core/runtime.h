@@ -26,7 +26,11 @@ namespace phos::softgpu {
 // What a thread keeps: its context stack, its default streams, its capture mode.
 struct ThreadState {
     std::vector<ContextPtr> stack;
-    std::map<const Context*, StreamPtr> default_streams;
+    struct DefaultStream {
+        ContextPtr context;  // stays as long as its stream is known here
+        StreamPtr stream;
+    };
+    std::map<const Context*, DefaultStream> default_streams;
     CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
     bool in_callback = false;
     ~ThreadState();
@@ -78,7 +82,7 @@ class HostRanges {
                      CUresult otherwise);
     HostRange find(uint64_t address) const;  // size 0: none
     bool any(HostRange::Kind kind) const;
-    std::vector<HostRange> of(const Context* context) const;
+    std::vector<HostRange> remove_all_of(const Context* context);
 
   private:
     mutable std::mutex mutex_;

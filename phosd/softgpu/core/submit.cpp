@@ -33,7 +33,7 @@ void wait_for(const EventPtr& event, const StreamPtr& stream, bool external) {
 
 void record_all(const EventPtr& event, const ContextPtr& context) {
     auto record = std::make_shared<Event::Record>();
-    record->mark = context->submit(*context->legacy(), std::make_shared<RecordEvent>(record),
+    record->mark = context->submit(*context->recorder(), std::make_shared<RecordEvent>(record),
                                    context->tails());
     event->set(std::move(record), nullptr);
 }
