@@ -117,6 +117,7 @@ def _stop(
     """Mode ``stop``: the data are copied while the gate is closed, then parked."""
     with closing(Holdings(node, {m.pid: m.gpus for m in unit.members})) as holdings:
         holdings.take(unit.links)
+        holdings.prepare_packs(writer)
         progress.check()
         progress.phase("quiesce", stopped=True)
         with closed_gates(unit.links, progress, options.deadline):

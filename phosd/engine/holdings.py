@@ -15,8 +15,8 @@ from typing import Protocol
 
 from phosd.engine.errors import Internal, MisSpeculation, Unsupported
 from phosd.engine.hooklink import Block, BlockFlag, HookLink
-from phosd.engine.image.manifest import ChunkRef
-from phosd.engine.image.writer import ImageWriter
+from phosd.engine.image.manifest import CHUNK, ChunkRef
+from phosd.engine.image.writer import ImageWriter, Pack
 from phosd.engine.mover import Mover
 from phosd.engine.progress import Progress
 
@@ -59,6 +59,7 @@ class Holdings:
         self._gpus_of = gpus_of
         self._held: dict[tuple[int, int], Held] = {}
         self._used: dict[int, Mover] = {}
+        self._packs: dict[int, list[Pack]] = {}
 
     def take(self, links: Sequence[HookLink]) -> None:
         """Export what is not held yet, and let go of what a process has freed meanwhile.
@@ -93,6 +94,20 @@ class Holdings:
             first.setdefault(held.key, held)
         return list(first.values())
 
+    def prepare_packs(self, writer: ImageWriter) -> None:
+        """Have packs ready for all that is held now, while the program still runs."""
+        for gpu, keys in self._keys_by_gpu(self.distinct()).items():
+            sizes = {held.key: held.block.size for held in self.all()}
+            self._packs[gpu] = writer.packs(sum(-(-sizes[key] // CHUNK) for key in keys))
+            self._used[gpu].pin(self._packs[gpu])
+
+    def unpin(self) -> None:
+        """Let go of the packs, when the program runs again."""
+        for gpu in self._packs:
+            if self._used[gpu].alive:
+                self._used[gpu].unpin()
+        self._packs.clear()
+
     def digest(self) -> dict[int, list[bytes]]:
         """The digest of every chunk, by key; all GPUs at once. The gates must be closed."""
         by_gpu = self._keys_by_gpu(self.distinct())
@@ -111,7 +126,8 @@ class Holdings:
         """
         chunks: dict[int, tuple[ChunkRef, ...]] = {}
         for gpu, keys in self._keys_by_gpu(self.distinct()).items():
-            saved = self._used[gpu].save({key: digests[key] for key in keys}, writer, progress)
+            wanted = {key: digests[key] for key in keys}
+            saved = self._used[gpu].save(wanted, writer, progress, self._packs.get(gpu, ()))
             if saved.changed:
                 raise MisSpeculation(
                     f"{len(saved.changed)} chunks on GPU {gpu} changed while the gate was closed",
@@ -122,6 +138,7 @@ class Holdings:
 
     def close(self) -> None:
         """Let go of everything."""
+        self.unpin()
         self._let_go(list(self._held))
 
     def _export(self, link: HookLink, after: int) -> list[Held]:

@@ -13,7 +13,9 @@ from phosd.engine import cuda, errors
 from phosd.engine.digest import DigestKey, split
 from phosd.engine.errors import Cancelled, Internal, PhosError, Timeout
 from phosd.engine.image.manifest import ChunkRef
+from phosd.engine.image.packs import RECORD
 from phosd.engine.image.store import Image, ImageWriter
+from phosd.engine.image.writer import Pack
 from phosd.engine.mover import wire
 from phosd.engine.native import python_environment
 from phosd.engine.progress import Progress
@@ -142,16 +144,20 @@ class Mover:
         digests: Mapping[int, Sequence[bytes]],
         writer: ImageWriter,
         progress: Progress | None = None,
+        packs: Sequence[Pack] = (),
     ) -> Saved:
         """Copy blocks into packs of an image; ``digests`` are those of the stop, by key.
 
+        ``packs`` are empty ones of the image to fill first, perhaps pinned; more are made if they
+        do not suffice.
         Every chunk is hashed again from the copy that is saved. A chunk that the image already
         has is not copied. Raises :class:`OutOfSpace`, :class:`Cancelled`.
         """
         known = dict(writer.stored)
         wanted = {digest for parts in digests.values() for digest in parts}
         distinct = [digest for digest in wanted if digest.hex() not in known]
-        packs = writer.packs(len(distinct))
+        room = sum(pack.capacity // RECORD for pack in packs)
+        packs = [*packs, *(writer.packs(len(distinct) - room) if len(distinct) > room else ())]
         request = wire.Save(
             blocks=[(key, b"".join(parts)) for key, parts in digests.items()],
             packs=[(pack.number, pack.capacity) for pack in packs],
@@ -163,6 +169,14 @@ class Mover:
         answer, _ = self._ask(request, wire.Stored, descriptors, progress)
         writer.stored.update((ref.digest, ref) for _, refs in answer.blocks for ref in refs)
         return Saved({key: tuple(refs) for key, refs in answer.blocks}, answer.changed)
+
+    def pin(self, packs: Sequence[Pack]) -> None:
+        """Map and pin the packs that lie in memory; seconds for tens of GB, so in good time."""
+        self._ask(wire.Pin(), wire.Done, [pack.fd for pack in packs])
+
+    def unpin(self) -> None:
+        """Let go of what :meth:`pin` has pinned."""
+        self._ask(wire.Unpin(), wire.Done)
 
     def load(
         self,

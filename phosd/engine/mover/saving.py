@@ -30,6 +30,7 @@ from phosd.engine.mover.transfer import (
     runs,
     streams,
 )
+from phosd.engine.mover.windows import Window, Windows
 from phosd.engine.mover.wire import Save, Stored
 
 _WRITERS = max(4, min(16, os.cpu_count() or 1))
@@ -139,6 +140,7 @@ class _Planner:
 def save(
     gpu: Gpu,
     ring: Ring,
+    windows: Windows,
     request: Save,
     descriptors: Sequence[int],
     cancelled: Callable[[], bool],
@@ -146,10 +148,12 @@ def save(
 ) -> Stored:
     """Copy blocks into packs, of which ``descriptors`` are open for writing.
 
-    A chunk whose digest the image already has is not copied. Raises :class:`OutOfSpace` when the
-    disk is full, :class:`Cancelled`.
+    The device writes into those that are pinned (``windows``); the others get their bytes through
+    the ring. A chunk whose digest the image already has is not copied. Raises :class:`OutOfSpace`
+    when the disk is full, :class:`Cancelled`.
     """
     planner = _Planner(request, gpu, ring.records)
+    pinned = [windows.find(fd) for fd in descriptors]
     direct = [reopen_direct(fd, os.O_WRONLY) for fd in descriptors]
     changed: list[tuple[int, int]] = []
 
@@ -158,11 +162,13 @@ def save(
         try:
             call("cuEventSynchronize", slot.event, about="a copy out of device memory")
             crew.check()
-            changed.extend(_label(request, batch, slot))
+            place = _destination(batch, slot, pinned)
+            changed.extend(_label(request, batch, slot, place))
             index = batch.lane.index
-            with space_errors(f"pack {batch.lane.number}"):
-                fd = direct[index] if direct[index] >= 0 else descriptors[index]
-                _write(fd, slot.view[: batch.size], batch.offset)
+            if not place.in_pack:
+                with space_errors(f"pack {batch.lane.number}"):
+                    fd = direct[index] if direct[index] >= 0 else descriptors[index]
+                    _write(fd, place.view, batch.offset)
             report(sum(item.length for item in batch.items))
         finally:
             ring.give(slot)
@@ -174,7 +180,7 @@ def save(
                 try:
                     crew.check()
                     point(Point.MOVER_COPY_OUT)
-                    _enqueue(gpu, batch, slot, stream)
+                    _enqueue(gpu, batch, slot, _destination(batch, slot, pinned), stream)
                 except BaseException:
                     call("cuStreamSynchronize", stream)
                     ring.give(slot)
@@ -185,8 +191,25 @@ def save(
     return Stored(planner.stored, sorted(changed))
 
 
-def _enqueue(gpu: Gpu, batch: _Batch, slot: Slot, stream: object) -> None:
-    """Device memory -> staging -> hash -> pinned slot, in the order of one stream."""
+@dataclass(frozen=True)
+class _Place:
+    """Pinned host memory for the records of a batch: a slot's, or the pack itself."""
+
+    address: int
+    view: memoryview
+    in_pack: bool
+
+
+def _destination(batch: _Batch, slot: Slot, pinned: Sequence[Window | None]) -> _Place:
+    window = pinned[batch.lane.index]
+    end = batch.offset + batch.size
+    if window is None or end > len(window.view):
+        return _Place(slot.host, slot.view[: batch.size], in_pack=False)
+    return _Place(window.address + batch.offset, window.view[batch.offset : end], in_pack=True)
+
+
+def _enqueue(gpu: Gpu, batch: _Batch, slot: Slot, place: _Place, stream: object) -> None:
+    """Device memory -> staging -> hash -> pinned memory, in the order of one stream."""
     places = ((item.address, HEADER + item.place, item.length) for item in batch.items)
     for address, offset, length, rows in runs(places):
         target = ("device", slot.staging + offset, RECORD)
@@ -196,11 +219,11 @@ def _enqueue(gpu: Gpu, batch: _Batch, slot: Slot, stream: object) -> None:
             slot.entries, i * _ENTRY.size, slot.staging + HEADER + item.place, item.length
         )
     gpu.launch_digest(stream, slot.table, len(batch.items), slot.results)
-    call("cuMemcpyDtoHAsync", slot.host, slot.staging, batch.size, stream)
+    call("cuMemcpyDtoHAsync", place.address, slot.staging, batch.size, stream)
     call("cuEventRecord", slot.event, stream)
 
 
-def _label(request: Save, batch: _Batch, slot: Slot) -> list[tuple[int, int]]:
+def _label(request: Save, batch: _Batch, slot: Slot, place: _Place) -> list[tuple[int, int]]:
     """Write the records' headers; returns the chunks that no longer are what the stop hashed."""
     changed = []
     for i, item in enumerate(batch.items):
@@ -208,7 +231,7 @@ def _label(request: Save, batch: _Batch, slot: Slot) -> list[tuple[int, int]]:
         if actual != item.digest:
             changed.append((item.key, item.index))
         fields = header_fields(request.image, request.owner, actual, item.length)
-        slot.view[item.place : item.place + HEADER] = fields.ljust(HEADER, b"\0")
+        place.view[item.place : item.place + HEADER] = fields.ljust(HEADER, b"\0")
     return changed
 
 

@@ -18,6 +18,7 @@ from phosd.engine.mover.loading import load
 from phosd.engine.mover.ring import Ring
 from phosd.engine.mover.saving import save
 from phosd.engine.mover.transfer import close_all
+from phosd.engine.mover.windows import Windows
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class Server:
         self._connection = connection
         self._gpu = gpu
         self._ring = ring
+        self._windows = Windows(gpu)
         self._requests: queue.SimpleQueue[tuple[int, wire.Message, list[int]] | None]
         self._requests = queue.SimpleQueue()
         self._sequence = 0
@@ -97,8 +99,12 @@ class Server:
                 blobs = gpu.digest(request.keys)
                 return wire.Digests(list(zip(request.keys, blobs, strict=True))), []
             case wire.Save():
-                stored = save(gpu, self._ring, request, descriptors, self._given_up, self._report)
-                return stored, []
+                way = (gpu, self._ring, self._windows)
+                return save(*way, request, descriptors, self._given_up, self._report), []
+            case wire.Pin():
+                self._windows.pin(descriptors)
+            case wire.Unpin():
+                self._windows.unpin()
             case wire.Load():
                 load(gpu, self._ring, request, descriptors, self._given_up, self._report)
             case wire.FreeMemory():

@@ -67,6 +67,14 @@ class Save(Message, frozen=True):
     known: list[ChunkRef]
 
 
+class Pin(Message, frozen=True):
+    """Make packs, whose descriptors come with it, ready to be written to by the device."""
+
+
+class Unpin(Message, frozen=True):
+    """Let go of the packs that were pinned."""
+
+
 class Load(Message, frozen=True):
     """Fill blocks from packs, whose descriptors come with it, and hash them."""
 
@@ -126,7 +134,7 @@ class Memory(Message, frozen=True):
     total: int
 
 
-Request = Adopt | Create | Drop | Digest | Save | Load | FreeMemory | Reserve | Cancel
+Request = Adopt | Create | Drop | Digest | Save | Pin | Unpin | Load | FreeMemory | Reserve | Cancel
 Reply = Done | Failed | Moved | Digests | Stored | Memory
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Request | Reply] = msgspec.msgpack.Decoder(Request | Reply)
