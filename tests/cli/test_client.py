@@ -2,7 +2,9 @@
 
 import json
 import os
+import pty
 import pwd
+import select
 import signal
 import subprocess
 import sys
@@ -243,3 +245,26 @@ def test_doctor_finds_what_is_missing(bus: str, monkeypatch: pytest.MonkeyPatch)
 def test_no_color(service: Service) -> None:
     done = phos(service, "jobs", FORCE_COLOR="1", NO_COLOR="1")
     assert "\x1b[3" not in done.stdout
+
+
+def test_a_terminal_gets_a_progress_bar_with_the_phase(service: Service) -> None:
+    service.engine.act = lambda progress: progress.advance(500)
+    controller, terminal = pty.openpty()
+    with subprocess.Popen(
+        [*PHOS, "checkpoint", str(os.getpid())],
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        text=True,
+        env=os.environ | {"PHOS_BUS": service.address, "TERM": "xterm", "COLUMNS": "100"},
+    ) as process:
+        os.close(terminal)
+        shown = b""
+        while b"500/1,000 bytes" not in shown and select.select([controller], [], [], 20)[0]:
+            shown += os.read(controller, 4096)
+        service.engine.go.set()
+        assert b"quiesce" in shown
+        assert b"500/1,000 bytes" in shown
+        assert process.stdout is not None
+        assert process.stdout.read() == "image-0\n"
+    os.close(controller)
+    assert process.returncode == 0
