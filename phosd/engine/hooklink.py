@@ -1,130 +1,43 @@
-"""The client of the hook in a GPU process. docs/hook-protocol.md explains the messages.
+"""The client of the hook in a GPU process. docs/hook-protocol.md explains the requests."""
 
-``phosd/hook/wire.h`` is the other side; every layout here has its name there.
-"""
-
-import array
 import contextlib
-import enum
 import os
+import secrets
 import socket
 import stat
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from phosd.engine.errors import (
-    Busy,
-    Internal,
-    NoSuchProcess,
-    NotAuthorized,
-    OutOfMemory,
-    PhosError,
-    Timeout,
-    Unsupported,
+from phosd.engine import procfs
+from phosd.engine.errors import Internal, NoSuchProcess, NotAuthorized, Timeout
+from phosd.engine.hookwire import (
+    CLOSE_GATE,
+    DEADLINE,
+    MAX_DESCRIPTORS,
+    U64,
+    Block,
+    BlockFlag,
+    Channel,
+    Garbled,
+    GateState,
+    Hello,
+    HookState,
+    Type,
+    close_all,
+    decode_blocks,
+    decode_gate,
+    decode_hello,
+    printable,
+    unpack,
 )
 
-MAGIC = 0x534F4850
-VERSION = 1
-REPLY = 0x8000
-MAX_PAYLOAD = 1 << 16
-MAX_DESCRIPTORS = 128
-DEADLINE = 30.0
-"""Seconds that one request may take. Unmapping 1,170 blocks took 27 ms on an H200."""
+__all__ = ["Block", "BlockFlag", "GateState", "Hello", "HookLink", "HookState", "socket_path"]
 
-_HEADER = struct.Struct("<IHHIIII")
-_HELLO = struct.Struct("<8I256s")
-_BLOCK = struct.Struct("<QQQiI")
-_BLOCK_LIST = struct.Struct("<IIQQ")
-_GATE_STATE = struct.Struct("<IIIIQQQ")
-_U64 = struct.Struct("<Q")
-
-
-class Type(enum.IntEnum):
-    """Requests; see wire.h."""
-
-    HELLO = 1
-    LIST_BLOCKS = 2
-    EXPORT_BLOCKS = 3
-    CLOSE_GATE = 4
-    PARK = 5
-    UNPARK_BLOCKS = 6
-    UNPARK = 7
-    OPEN_GATE = 8
-    REHOME = 9
-    DETACH = 10
-    STATS = 11
-
-
-class HookState(enum.IntEnum):
-    """Where the gate is; see wire.h."""
-
-    RUNNING = 0
-    CLOSING = 1
-    CLOSED = 2
-    PARKED = 3
-
-
-class BlockFlag(enum.IntFlag):
-    """What a block is; see wire.h."""
-
-    HAS_DESCRIPTOR = 1
-    EXPORTED = 2
-    IMPORTED = 4
-    PROGRAM_VMM = 8
-    HOST_LOCATED = 16
-
-
-@dataclass(frozen=True)
-class Hello:
-    """What the hook says of its process."""
-
-    pid: int
-    driver_version: int
-    devices: int
-    state: HookState
-    parkable: bool
-    ever_parked: bool
-    uses_unsupported: bool
-    reason: str
-
-
-@dataclass(frozen=True)
-class Block:
-    """One physical allocation; ``size`` in bytes, ``device`` as the process numbers it."""
-
-    id: int
-    va: int
-    size: int
-    device: int
-    flags: BlockFlag
-
-
-@dataclass(frozen=True)
-class GateState:
-    """How far a closing gate has come."""
-
-    settled: bool
-    busy: bool
-    waiting: int
-    capturing: int
-    admitted: int
-    last_id: int
-    freed: int
-
-
-_ERRORS: dict[int, tuple[type[PhosError], str]] = {
-    1: (Internal, "the hook and phosd are of different versions; restart the program"),
-    2: (Internal, "another client may be at work on this process"),
-    3: (Unsupported, "use mode=driver, or start the program anew"),
-    4: (Busy, "try again, or raise the deadline"),
-    5: (Internal, "see the hook's log: `phos ps --log PID`"),
-    6: (OutOfMemory, "free device memory and try again"),
-}
+_MAX_MS = (1 << 32) - 1
 
 
 def socket_path(runtime_dir: Path, pid: int) -> Path:
@@ -133,35 +46,38 @@ def socket_path(runtime_dir: Path, pid: int) -> Path:
 
 
 class HookLink:
-    """A connection to the hook of one process. One request at a time, each with a deadline."""
+    """A connection to the hook of one process. One request at a time, each of which may take
+    ``deadline`` seconds.
+    """
 
-    def __init__(self, pid: int, runtime_dir: Path) -> None:
+    def __init__(self, pid: int, runtime_dir: Path, deadline: float = DEADLINE) -> None:
         self.pid = pid
         self.runtime_dir = runtime_dir
-        self._socket: socket.socket | None = None
-        self._sequence = 0
+        self._deadline = deadline
+        self._channel: Channel | None = None
 
     def connect(self) -> Self:
         """Connect and check that the peer is the process itself (the folder is anybody's).
 
-        Raises :class:`NoSuchProcess` when no hook listens for the pid.
+        Raises :class:`NoSuchProcess` when no hook listens for the pid, :class:`NotAuthorized` when
+        somebody else does, :class:`Timeout` when the hook has no time for us.
         """
         path = socket_path(self.runtime_dir, self.pid)
         try:
-            status = path.lstat()
-            owner = Path(f"/proc/{self.pid}").stat().st_uid
-        except FileNotFoundError as error:
+            owner = procfs.status(self.pid).uids[1]
+            fitting = _is_socket_of(path, owner)
+        except (FileNotFoundError, ProcessLookupError) as error:
             raise NoSuchProcess(
                 f"process {self.pid} has no hook (no {path})",
                 hint="start it with `phos run`, or use mode=driver",
             ) from error
-        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != owner:
+        if not fitting:
             raise NotAuthorized(
                 f"{path} is not a socket of the owner of process {self.pid}",
                 hint="somebody else put it there; remove it",
             )
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        connection.settimeout(DEADLINE)
+        connection.settimeout(self._deadline)
         try:
             connection.connect(str(path))
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -171,6 +87,12 @@ class HookLink:
                     f"{path} is served by process {peer_pid} (uid {peer_uid}), not {self.pid}",
                     hint="somebody else put it there; remove it",
                 )
+        except (BlockingIOError, TimeoutError) as error:  # as many wait as may wait
+            connection.close()
+            raise Timeout(
+                f"the hook of process {self.pid} takes no connection",
+                hint="the process may be stopped, or others are at work on it; try again",
+            ) from error
         except OSError as error:
             connection.close()
             raise NoSuchProcess(
@@ -180,22 +102,22 @@ class HookLink:
         except NotAuthorized:
             connection.close()
             raise
-        self._socket = connection
+        self._channel = Channel(self.pid, connection)
         return self
 
     def close(self) -> None:
         """Drop the connection. While the gate is closed and nothing is parked, this opens it."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
     @property
     def connected(self) -> bool:
         """Whether there is a connection; a failed request ends it."""
-        return self._socket is not None
+        return self._channel is not None and not self._channel.closed
 
     def __enter__(self) -> Self:
-        return self if self._socket is not None else self.connect()
+        return self if self.connected else self.connect()
 
     def __exit__(
         self,
@@ -209,19 +131,8 @@ class HookLink:
 
     def hello(self) -> Hello:
         """Who the process is and whether it can be parked."""
-        body, _ = self._request(Type.HELLO)
-        pid, version, devices, state, parkable, ever, unsupported, _, reason = _HELLO.unpack(body)
-        text = reason.split(b"\0", 1)[0].decode(errors="replace")
-        return Hello(
-            pid,
-            version,
-            devices,
-            HookState(state),
-            bool(parkable),
-            bool(ever),
-            bool(unsupported),
-            text,
-        )
+        with self._decoding(Type.HELLO):
+            return decode_hello(self._ask(Type.HELLO))
 
     def list_blocks(self, after: int = 0) -> list[Block]:
         """Every block with an id above ``after``, in order of id."""
@@ -237,15 +148,15 @@ class HookLink:
 
     def close_gate(self, deadline: float, *, peers_busy: bool) -> GateState:
         """Begin to close the gate, or ask how far it is. ``deadline`` in seconds."""
-        body, _ = self._request(
-            Type.CLOSE_GATE, struct.pack("<II", int(deadline * 1000), peers_busy)
-        )
-        settled, busy, *rest = _GATE_STATE.unpack(body)
-        return GateState(bool(settled), bool(busy), *rest)
+        milliseconds = max(0, min(int(deadline * 1000), _MAX_MS))
+        with self._decoding(Type.CLOSE_GATE):
+            return decode_gate(
+                self._ask(Type.CLOSE_GATE, CLOSE_GATE.pack(milliseconds, peers_busy))
+            )
 
     def open_gate(self) -> None:
         """Let the program work again."""
-        self._request(Type.OPEN_GATE)
+        self._ask(Type.OPEN_GATE)
 
     def park(self) -> int:
         """Unmap and release every block; how many."""
@@ -269,13 +180,12 @@ class HookLink:
 
     def detach(self) -> None:
         """Have the hook give up its sockets until :meth:`reattach`; the connection ends."""
-        self._request(Type.DETACH)
+        self._ask(Type.DETACH)
         self.close()
 
     def stats(self) -> str:
         """Counters and the log ring, as text."""
-        body, _ = self._request(Type.STATS)
-        return body.decode(errors="replace")
+        return printable(self._ask(Type.STATS))
 
     def reattach(self, deadline: float = DEADLINE) -> None:
         """Wake a detached hook and connect to it again.
@@ -283,144 +193,122 @@ class HookLink:
         Raises :class:`Timeout` when it does not come back within ``deadline`` seconds.
         """
         wake = socket_path(self.runtime_dir, self.pid).with_suffix(".wake")
-        wake.unlink(missing_ok=True)
-        os.close(os.open(wake, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+        _create(wake)
         give_up = time.monotonic() + deadline
         try:
             while True:
-                with contextlib.suppress(NoSuchProcess):  # not listening yet
+                try:
                     self.connect()
                     return
-                if not Path(f"/proc/{self.pid}").exists():
+                except (NoSuchProcess, Timeout) as error:  # not listening yet
+                    why = error.what
+                except NotAuthorized as error:  # in its way: the hook cannot listen there
+                    why = error.what
+                    self._clear_the_way()
+                found = procfs.stat(self.pid)
+                if found is None or found.dead:
                     raise NoSuchProcess(
                         f"process {self.pid} ended before its hook came back",
                         hint="see its output for the reason",
                     )
                 if time.monotonic() > give_up:
                     raise Timeout(
-                        f"the hook of process {self.pid} did not come back in {deadline:.0f} s",
+                        f"the hook of process {self.pid} did not come back in {deadline:.0f} s"
+                        f" ({why})",
                         hint="the process may be stopped or wedged; see `phos doctor`",
                     )
                 time.sleep(0.0005)
         finally:
-            wake.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                wake.unlink()
 
-    # -- framing -------------------------------------------------------------------------------
+    def _clear_the_way(self) -> None:
+        path = socket_path(self.runtime_dir, self.pid)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            aside = _put_aside(path)
+            if _is_socket_of(aside, procfs.status(self.pid).uids[1]):  # the hook was quicker
+                aside.rename(path)
+
+    # -- the parts of a request ----------------------------------------------------------------
 
     def _blocks(self, type_: Type, after: int) -> Iterator[tuple[Block, int | None]]:
-        while True:
-            body, descriptors = self._request(type_, _U64.pack(after))
-            count, more, _, _ = _BLOCK_LIST.unpack_from(body)
-            if len(body) != _BLOCK_LIST.size + count * _BLOCK.size:
-                _close_all(descriptors)
-                raise self._broken(f"a block list of {len(body)} bytes for {count} blocks")
-            fields = _BLOCK.iter_unpack(body[_BLOCK_LIST.size :])
-            blocks = [
-                Block(i, va, size, dev, BlockFlag(flags)) for i, va, size, dev, flags in fields
-            ]
-            holders = [b for b in blocks if b.flags & BlockFlag.HAS_DESCRIPTOR]
-            if type_ is Type.LIST_BLOCKS:
-                holders = []
-            if len(holders) != len(descriptors):
-                _close_all(descriptors)
-                raise self._broken(f"{len(descriptors)} descriptors for {len(holders)} blocks")
-            held = dict(zip((b.id for b in holders), descriptors, strict=True))
+        more = True
+        while more:
+            body, descriptors = self._request(type_, U64.pack(after))
             try:
+                with self._decoding(type_):
+                    blocks, more = decode_blocks(body, after)
+                    holders = [b.id for b in blocks if b.flags & BlockFlag.HAS_DESCRIPTOR]
+                    if type_ is Type.LIST_BLOCKS:
+                        holders = []
+                    if len(holders) != len(descriptors):
+                        raise Garbled(f"{len(descriptors)} descriptors for {len(holders)} blocks")
                 for block in blocks:
-                    yield block, held.pop(block.id, None)
+                    mine = block.id in holders
+                    yield block, descriptors.pop(0) if mine else None
+                    after = block.id
             finally:
-                _close_all(held.values())  # what the caller did not take
-            if not more or not blocks:
-                return
-            after = blocks[-1].id
+                close_all(descriptors)  # what the caller did not take
 
     def _hand_back(self, batch: Sequence[tuple[int, int]]) -> None:
         ids = [i for i, _ in batch]
-        self._request(
+        self._ask(
             Type.UNPARK_BLOCKS,
             struct.pack(f"<{len(ids) + 1}Q", len(ids), *ids),
             [fd for _, fd in batch],
         )
 
     def _count(self, type_: Type) -> int:
-        body, _ = self._request(type_)
-        return int(_U64.unpack(body)[0])
+        with self._decoding(type_):
+            return int(unpack(U64, self._ask(type_))[0])
+
+    def _ask(self, type_: Type, payload: bytes = b"", descriptors: Sequence[int] = ()) -> bytes:
+        """A request whose answer brings no descriptors."""
+        body, received = self._request(type_, payload, descriptors)
+        if received:
+            close_all(received)
+            assert self._channel is not None
+            raise self._channel.broken(f"descriptors as an answer to {type_.name}")
+        return body
 
     def _request(
         self, type_: Type, payload: bytes = b"", descriptors: Sequence[int] = ()
     ) -> tuple[bytes, list[int]]:
-        if self._socket is None:
+        if self._channel is None or self._channel.closed:
             raise Internal(
                 f"no connection to the hook of process {self.pid}", hint="connect it first"
             )
-        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
-        header = _HEADER.pack(
-            MAGIC, VERSION, type_, self._sequence, 0, len(payload), len(descriptors)
-        )
+        return self._channel.request(type_, payload, descriptors, self._deadline)
+
+    @contextlib.contextmanager
+    def _decoding(self, type_: Type) -> Iterator[None]:
+        """An answer that cannot be decoded inside ends the connection."""
         try:
-            sent = socket.send_fds(self._socket, [header + payload], list(descriptors))
-            if rest := (header + payload)[sent:]:  # even an empty send fails once the peer closed
-                self._socket.sendall(rest)
-            return self._reply(type_)
-        except TimeoutError as error:
-            self.close()
-            raise Timeout(
-                f"the hook of process {self.pid} did not answer {type_.name} in {DEADLINE:.0f} s",
-                hint="the process may be stopped; see `phos doctor`",
-            ) from error
-        except OSError as error:
-            self.close()
-            raise NoSuchProcess(
-                f"the hook of process {self.pid} went away during {type_.name}"
-                f" ({error.strerror or error})",
-                hint="the process may have ended",
-            ) from error
-
-    def _reply(self, type_: Type) -> tuple[bytes, list[int]]:
-        header, descriptors = self._receive(_HEADER.size, MAX_DESCRIPTORS)
-        magic, version, answer, sequence, status, length, count = _HEADER.unpack(header)
-        if (magic, version, answer, sequence, count) != (
-            MAGIC,
-            VERSION,
-            type_ | REPLY,
-            self._sequence,
-            len(descriptors),
-        ) or length > MAX_PAYLOAD:
-            _close_all(descriptors)
-            raise self._broken(f"an answer to {type_.name} that does not fit it")
-        body, _ = self._receive(length, 0)
-        if status:
-            _close_all(descriptors)
-            kind, hint = _ERRORS.get(status, (Internal, ""))
-            raise kind(f"process {self.pid}: {body.decode(errors='replace')}", hint=hint)
-        return body, descriptors
-
-    def _receive(self, size: int, max_descriptors: int) -> tuple[bytes, list[int]]:
-        assert self._socket is not None
-        data = bytearray()
-        descriptors: list[int] = []
-        space = socket.CMSG_SPACE(max_descriptors * 4) if max_descriptors else 0
-        while len(data) < size:
-            part, control, _, _ = self._socket.recvmsg(
-                size - len(data), space, socket.MSG_CMSG_CLOEXEC
-            )
-            for level, kind, raw in control:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    descriptors += array.array("i", raw[: len(raw) - len(raw) % 4])
-            if not part:
-                _close_all(descriptors)
-                raise ConnectionResetError("connection closed")
-            data += part
-        return bytes(data), descriptors
-
-    def _broken(self, what: str) -> Internal:
-        self.close()
-        return Internal(
-            f"the hook of process {self.pid} sent {what}",
-            hint="the hook and phosd are of different versions; restart the program",
-        )
+            yield
+        except Garbled as error:
+            assert self._channel is not None
+            raise self._channel.broken(f"{error} as an answer to {type_.name}") from None
 
 
-def _close_all(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+def _is_socket_of(path: Path, owner: int) -> bool:
+    status = path.lstat()
+    return stat.S_ISSOCK(status.st_mode) and status.st_uid == owner
+
+
+def _create(path: Path) -> None:
+    """An empty file of ours at ``path``, whatever is there: every user may write to the folder."""
+    for _ in range(100):
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+            return
+        except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):
+                _put_aside(path)
+    raise NotAuthorized(
+        f"somebody puts {path} back whenever it is removed", hint=f"see who writes to {path.parent}"
+    )
+
+
+def _put_aside(path: Path) -> Path:
+    """Free a name. A folder with something in it cannot be removed at once, but renamed."""
+    return path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.squatted"))
