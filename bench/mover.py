@@ -178,8 +178,10 @@ def run(folder: Path, options: argparse.Namespace) -> None:
         taken = seconds(lambda: store.preallocate(total))
         show("preallocate", bytes=total, s=round(taken, 3), gb_s=rate(total, taken))
         with store.begin(os.getuid()) as writer:
+            packs = writer.packs(sum(map(len, digests.values())))
+            show("pin", packs=len(packs), s=round(seconds(lambda: mover.pin(packs)), 3))
             start = time.monotonic()
-            saved = mover.save(digests, writer)
+            saved = mover.save(digests, writer, packs=packs)
             copied = time.monotonic() - start
             published = manifest(writer, saved, block)
             sync = seconds(lambda: writer.publish(published))

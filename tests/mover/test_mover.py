@@ -392,3 +392,38 @@ def test_a_full_disk_is_out_of_space(program: Owner) -> None:
                 verify(store, save(mover, store, [10]).id, Progress())
         finally:
             subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture
+def memory_store() -> Iterator[Store]:
+    """A store on a tmpfs, where packs are pinned."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Store(Path(folder) / "state")
+
+
+@pytest.mark.parametrize("room", [16 << 30, 2 * RECORD])
+def test_the_device_writes_into_pinned_packs(
+    program: Owner, memory_store: Store, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault in writing through the file system is not met where the packs were pinned.
+
+    With ``room`` for two records only, the rest of the chunks goes the other way.
+    """
+    data, store = contents(), memory_store
+    pinned = room > sum(SIZES)
+    monkeypatch.setenv("PHOS_FAULT", "mover-write:raise")
+    store.preallocate(min(room, 2 * sum(SIZES)))
+    with Mover.start(0, RING, store.key) as mover, filled(program, mover, data):
+        digests = mover.digest([10, 11, 12])
+        with store.begin(0) as writer:
+            packs = writer.packs(sum(SIZES) // CHUNK)
+            mover.pin(packs)
+            if not pinned:
+                with pytest.raises(Internal, match="mover-write"):
+                    mover.save(digests, writer, packs=packs)
+                return
+            made = manifest(writer, mover.save(digests, writer, packs=packs))
+            mover.unpin()
+            writer.publish(made)
+        verify(store, made.id, Progress())
+        assert load(mover, program, store, made) == data

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from phosd.engine import procfs
 from phosd.engine.cuda import call
 from phosd.engine.errors import PhosError
 from phosd.engine.mover.gpu import Gpu
-from phosd.engine.mover.transfer import reopen_direct
 
 _log = logging.getLogger(__name__)
 _THREADS = 8
@@ -63,18 +63,15 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def _pin(descriptor: int) -> Window | None:
-    size = os.fstat(descriptor).st_size
-    direct = reopen_direct(descriptor, os.O_WRONLY)
-    if direct >= 0:
-        os.close(direct)
-    if direct >= 0 or not size:
+    status = os.fstat(descriptor)
+    if status.st_dev not in procfs.memory_devices() or not status.st_size:
         return None
-    memory = mmap.mmap(descriptor, size)
+    memory = mmap.mmap(descriptor, status.st_size)
     view = memoryview(memory)
     try:
         memory.madvise(_POPULATE_WRITE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
-        call("cuMemHostRegister", address, size, 0, about="a pack in memory")
+        call("cuMemHostRegister", address, len(view), 0, about="a pack in memory")
     except (OSError, PhosError) as error:
         _log.warning("a pack is written through the file system: %s", error)
         return None

@@ -1,0 +1,54 @@
+"""Trains GPT-2 on made-up text with PyTorch and transformers; knows nothing of phosd.
+
+Prints one line an iteration: number, loss as a hexadecimal float, seconds. The data are a seeded
+stream, so that two undisturbed runs with ``--deterministic`` print the same losses.
+
+    python gpt2.py --size small|xl [--batch N] [--deterministic] [--iterations N]
+"""
+
+import argparse
+import os
+import time
+
+SHAPES = {"small": (12, 768, 12), "xl": (48, 1600, 25)}
+"""Layers, width and heads of GPT-2 and GPT-2 XL (Radford et al., 2019)."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", choices=SHAPES, default="small")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--iterations", type=int, default=0, help="0: until killed")
+    parser.add_argument("--deterministic", action="store_true")
+    arguments = parser.parse_args()
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(1)
+    torch.use_deterministic_algorithms(arguments.deterministic)
+    layers, width, heads = SHAPES[arguments.size]
+    config = GPT2Config(n_layer=layers, n_embd=width, n_head=heads, use_cache=False)
+    with torch.device("cuda"):
+        model = GPT2LMHeadModel(config)
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    data = torch.Generator(device="cuda").manual_seed(2)
+    shape = (arguments.batch, arguments.length)
+    iteration = 0
+    while not arguments.iterations or iteration < arguments.iterations:
+        start = time.perf_counter()
+        tokens = torch.randint(0, config.vocab_size, shape, generator=data, device="cuda")
+        loss = model(tokens, labels=tokens).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        value = loss.item()
+        print(iteration, value.hex(), f"{time.perf_counter() - start:.6f}", flush=True)
+        iteration += 1
+
+
+if __name__ == "__main__":
+    main()
