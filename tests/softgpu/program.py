@@ -63,7 +63,7 @@ def environment(folder: Path, **settings: str) -> dict[str, str]:
 
 
 def start(
-    code: str, folder: Path, *, pass_fds: tuple[int, ...] = (), **settings: str
+    code: str, folder: Path, pass_fds: tuple[int, ...] = (), **settings: str
 ) -> subprocess.Popen[str]:
     """Starts a program; it talks through its standard input and output."""
     return subprocess.Popen(

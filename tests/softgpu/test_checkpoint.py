@@ -1,6 +1,5 @@
 """The driver's checkpoint API, between two processes."""
 
-import os
 import select
 import subprocess
 from collections.abc import Iterator
@@ -51,7 +50,7 @@ class Controller:
     """A second process that asks for checkpoints."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
-        self.process = program.start(CONTROLLER, folder, **settings)
+        self.process = program.start(CONTROLLER, folder, (), **settings)
         assert program.line(self.process) == "ready"
 
     def ask(self, what: str) -> str:
@@ -74,7 +73,7 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
 def begin(
     code: str, folder: Path, processes: list[subprocess.Popen[str]], **settings: str
 ) -> tuple[subprocess.Popen[str], Controller]:
-    target = program.start(code, folder, **settings)
+    target = program.start(code, folder, (), **settings)
     processes.append(target)
     controller = Controller(folder, **settings)
     processes.append(controller.process)
@@ -105,7 +104,7 @@ def test_the_states_follow_one_another(
     assert it.ask(f"state({pid})") == "2"
     assert [it.do(f"{call}({pid})") for call in ("lock", "checkpoint", "unlock")] == [wrong] * 3
     maps = Path(f"/proc/{pid}/maps").read_text()
-    files = [os.readlink(f) for f in Path(f"/proc/{pid}/fd").iterdir()]
+    files = [str(f.readlink()) for f in Path(f"/proc/{pid}/fd").iterdir()]
     assert "memfd" not in maps and not any("memfd" in name for name in files)
     assert it.ask("use() and ck(d.cuMemGetInfo())[0] == ck(d.cuMemGetInfo())[1]") == "True"
     assert it.do(f"restore({pid})") == "SUCCESS"

@@ -7,8 +7,8 @@ from tests.softgpu import program
 
 COMPILE = """
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
-def compile(code, *names):
-    program = Program(code, "c++", ProgramOptions(arch="sm_90"))
+def compile(source, *names):
+    program = Program(source, "c++", ProgramOptions(arch="sm_90"))
     return program.compile("ptx", name_expressions=names)
 """
 
@@ -19,9 +19,10 @@ def test_a_kernel_through_cuda_core(tmp_path: Path) -> None:
         + """
 device = Device(); device.set_current(); stream = device.create_stream()
 assert device.name == "PHOS software GPU"
-code = '''template <typename T> __global__ void axpy(T a, const T* x, T* y, size_t n) {
-    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; if (i < n) y[i] = a * x[i] + y[i]; }'''
-kernel = compile(code, "axpy<float>", "axpy<double>")
+source = '''template <typename T> __global__ void axpy(T a, const T* x, T* y, size_t n) {
+    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    if (i < n) y[i] = a * x[i] + y[i]; }'''
+kernel = compile(source, "axpy<float>", "axpy<double>")
 n = 1000
 for name, kind in (("axpy<float>", np.float32), ("axpy<double>", np.float64)):
     x, y = np.arange(n, dtype=kind), np.ones(n, kind)
@@ -43,18 +44,19 @@ def test_modules_globals_and_argument_layout(tmp_path: Path) -> None:
         COMPILE
         + """
 context = use()
-code = '''__device__ int total; extern "C" __global__ void add(char a, double b, int c) {
+source = '''__device__ int total; extern "C" __global__ void add(char a, double b, int c) {
     atomicAdd(&total, a + (int)b + c); }'''
-ptx = compile(code).code
+ptx = compile(source).code
 module = ck(d.cuModuleLoadData(ptx)); f = ck(d.cuModuleGetFunction(module, b"add"))
 assert [ck(d.cuFuncGetParamInfo(f, i)) for i in range(3)] == [(0, 1), (8, 8), (16, 4)]
-assert code_of(d.cuFuncGetParamInfo(f, 3)) == "ERROR_INVALID_VALUE"
+assert code(d.cuFuncGetParamInfo(f, 3)) == "ERROR_INVALID_VALUE"
 address, size = ck(d.cuModuleGetGlobal(module, b"total")); assert size == 4
 arguments = ((1, 2.0, 3), (ctypes.c_char, ctypes.c_double, ctypes.c_int))
 ck(d.cuLaunchKernel(f, 2, 1, 1, 32, 1, 1, 0, 0, arguments, 0)); ck(d.cuCtxSynchronize())
 assert fetch(address, 1)[0] == 64 * 6
-assert code_of(d.cuLaunchKernel(f, 1, 1, 1, 2048, 1, 1, 0, 0, arguments, 0)) == "ERROR_INVALID_VALUE"
-assert code_of(d.cuModuleGetFunction(module, b"none")) == "ERROR_NOT_FOUND"
+refused = d.cuLaunchKernel(f, 1, 1, 1, 2048, 1, 1, 0, 0, arguments, 0)
+assert code(refused) == "ERROR_INVALID_VALUE"
+assert code(d.cuModuleGetFunction(module, b"none")) == "ERROR_NOT_FOUND"
 library = ck(d.cuLibraryLoadData(ptx, None, None, 0, None, None, 0))
 kernel = ck(d.cuLibraryGetKernel(library, b"add"))
 assert ck(d.cuKernelGetParamInfo(kernel, 1)) == (8, 8)
@@ -62,7 +64,7 @@ ck(d.cuLaunchKernel(d.CUfunction(int(kernel)), 1, 1, 1, 32, 1, 1, 0, 0, argument
 ck(d.cuCtxSynchronize())
 assert fetch(ck(d.cuLibraryGetGlobal(library, b"total"))[0], 1)[0] == 32 * 6
 ck(d.cuLibraryUnload(library)); ck(d.cuModuleUnload(module))
-""".replace("code_of", "code_of_").replace("code_of_", "(lambda r: d.CUresult(r[0]).name[5:])"),
+""",
         tmp_path,
     )
 

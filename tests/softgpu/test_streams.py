@@ -56,7 +56,8 @@ assert code(d.cuEventElapsedTime(start, end)) == "ERROR_NOT_READY"
 ck(d.cuStreamWaitEvent(b, end, 0)); ck(d.cuMemsetD32Async(p, 7, 1, b)); ck(d.cuStreamSynchronize(b))
 assert fetch(p, 1)[0] == 7
 assert 90 < ck(d.cuEventElapsedTime(start, end)) < 5000
-silent = ck(d.cuEventCreate(d.CUevent_flags.CU_EVENT_DISABLE_TIMING)); ck(d.cuEventRecord(silent, a))
+silent = ck(d.cuEventCreate(d.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+ck(d.cuEventRecord(silent, a))
 ck(d.cuEventSynchronize(silent))
 assert code(d.cuEventElapsedTime(start, silent)) == "ERROR_INVALID_HANDLE"
 """,
@@ -113,17 +114,22 @@ fork, join = ck(d.cuEventCreate(2)), ck(d.cuEventCreate(2))
 GLOBAL = d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 ck(d.cuMemsetD32(q, 0, n)); ck(d.cuCtxSynchronize())
 ck(d.cuStreamBeginCapture(s, GLOBAL))
-ck(d.cuMemsetD32Async(p, 5, n, s)); ck(d.cuEventRecord(fork, s)); ck(d.cuStreamWaitEvent(t, fork, 0))
-ck(d.cuMemcpyDtoDAsync(q, p, 4 * n, t)); ck(d.cuEventRecord(join, t)); ck(d.cuStreamWaitEvent(s, join, 0))
+ck(d.cuMemsetD32Async(p, 5, n, s)); ck(d.cuEventRecord(fork, s))
+ck(d.cuStreamWaitEvent(t, fork, 0))
+ck(d.cuMemcpyDtoDAsync(q, p, 4 * n, t)); ck(d.cuEventRecord(join, t))
+ck(d.cuStreamWaitEvent(s, join, 0))
 assert code(d.cuEventQuery(join)) == "ERROR_CAPTURED_EVENT"
 assert code(d.cuStreamEndCapture(s)) == "ERROR_STREAM_CAPTURE_INVALIDATED"
 ck(d.cuStreamBeginCapture(s, GLOBAL))
-ck(d.cuMemsetD32Async(p, 5, n, s)); ck(d.cuEventRecord(fork, s)); ck(d.cuStreamWaitEvent(t, fork, 0))
+ck(d.cuMemsetD32Async(p, 5, n, s)); ck(d.cuEventRecord(fork, s))
+ck(d.cuStreamWaitEvent(t, fork, 0))
 ck(d.cuMemcpyDtoDAsync(q, p, 4 * n, t))
 assert code(d.cuStreamEndCapture(s)) == "ERROR_STREAM_CAPTURE_UNJOINED"
 ck(d.cuStreamBeginCapture(s, GLOBAL))
-ck(d.cuMemsetD32Async(p, 5, n, s)); ck(d.cuEventRecord(fork, s)); ck(d.cuStreamWaitEvent(t, fork, 0))
-ck(d.cuMemcpyDtoDAsync(q, p, 4 * n, t)); ck(d.cuEventRecord(join, t)); ck(d.cuStreamWaitEvent(s, join, 0))
+ck(d.cuMemsetD32Async(p, 5, n, s)); ck(d.cuEventRecord(fork, s))
+ck(d.cuStreamWaitEvent(t, fork, 0))
+ck(d.cuMemcpyDtoDAsync(q, p, 4 * n, t)); ck(d.cuEventRecord(join, t))
+ck(d.cuStreamWaitEvent(s, join, 0))
 graph = ck(d.cuStreamEndCapture(s))
 assert ck(d.cuGraphGetNodes(graph, 8))[1] == 2
 executable = ck(d.cuGraphInstantiate(graph, 0))
