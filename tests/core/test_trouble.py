@@ -19,8 +19,11 @@ from tests.core.conftest import Starter
 from tests.core.cycle import AFTER, Undisturbed, bring_back, check, run_cycle, save
 from tests.harness import Target, alive, wait_until
 
-PHASES = ("prepare", "quiesce", "digest", "park", "control", "cpu", "unpark")
+PHASES = ("prepare", "quiesce", "digest", "drain", "park", "control", "cpu", "unpark")
 """The phases of a checkpoint in which the program must be there."""
+
+LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
+"""The kernel gives the next process the number after this one."""
 
 
 def at_phase(name: str, action: Callable[[Progress], None]) -> Progress:
@@ -102,7 +105,7 @@ def test_the_disk_fills_up(
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder with room for 4 MiB."""
     subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "phos-test", str(tmp_path)], check=True
+        ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "phos-test", str(tmp_path)], check=True
     )
     yield tmp_path
     subprocess.run(["umount", str(tmp_path)], check=True)
@@ -186,12 +189,13 @@ def test_an_id_is_taken(which: str, node: Node, start: Starter, undisturbed: Und
     finally:
         holder.kill()
         holder.wait()
+        LAST_PID.write_text(str((wanted + 1000) % 30_000))  # nobody else is to get it now
     check(bring_back(node, target, image), original, undisturbed("single"))
 
 
 def take(pid: int) -> subprocess.Popen[bytes] | None:
     """A process with this very pid, if we get it."""
-    Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+    LAST_PID.write_text(str(pid - 1))
     process = subprocess.Popen(["sleep", "60"])
     if process.pid == pid:
         return process
