@@ -97,6 +97,8 @@ def _foreign_device(path: str) -> bool:
 
 def _of_sockets(descriptors: list[Descriptor], tcp: str) -> Iterator[str]:
     for descriptor, socket, peer in stdio.unix_peers_outside(descriptors):
+        if socket.name.endswith(f"/hook/{descriptor.pid}.sock"):
+            continue  # the hook's, with us or an earlier job; it has none once it is detached
         named = peer is not None and peer.name.startswith("/")
         reconnectable = socket.datagram and named
         if descriptor.number not in stdio.STANDARD and not reconnectable:
