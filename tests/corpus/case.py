@@ -66,7 +66,7 @@ def bits64(generator: np.random.Generator, count: int, span: int = 200) -> Array
     mantissa = generator.integers(0, 1 << 52, count, dtype=np.uint64)
     exponent = generator.integers(1023 - span, 1023 + span, count, dtype=np.uint64)
     sign = generator.integers(0, 2, count, dtype=np.uint64)
-    values = (mantissa | exponent << np.uint64(52) | sign << np.uint64(63)).view(np.float64)
+    values: Array = (mantissa | exponent << np.uint64(52) | sign << np.uint64(63)).view(np.float64)
     values[:4] = [0.0, -0.0, 1.0, -2.5]
     return values
 

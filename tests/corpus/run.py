@@ -48,9 +48,7 @@ def compare_reference(case: Case, outputs: list[Array]) -> list[str]:
     return [corpus.differences(case, e, a) for e, a in zip(every, outputs, strict=True)]
 
 
-def compare_recorded(
-    case: Case, outputs: list[Array], recorded: dict[str, Array]
-) -> list[str]:
+def compare_recorded(case: Case, outputs: list[Array], recorded: dict[str, Array]) -> list[str]:
     wrong = []
     for index, output in enumerate(outputs):
         expected = recorded.get(f"{case.name}.{index}")

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORDING = Path(__file__).with_name("h200.npz")
 
 
-def _run(*arguments: str) -> str:
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(softgpu_folder())}
+def _run(*arguments: str, environment: dict[str, str] | None = None) -> str:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(softgpu_folder()), **(environment or {})}
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/corpus/run.py"), *arguments],
         env=environment,
@@ -34,10 +34,13 @@ def test_references(tmp_path: Path) -> None:
     assert recording.stat().st_size < 2_000_000
 
 
-def test_a_second_run_gives_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("instructions", ["base", "v3"])
+def test_every_instruction_set_gives_the_same_bits(tmp_path: Path, instructions: str) -> None:
     recording = tmp_path / "soft.npz"
-    _run("--record", str(recording), "--only", "f32")
-    assert "0 failures" in _run("--compare", str(recording), "--only", "f32")
+    _run("--record", str(recording))
+    assert "0 failures" in _run(
+        "--compare", str(recording), environment={"PHOS_SOFTGPU_ISA": instructions}
+    )
 
 
 @pytest.mark.skipif(not RECORDING.exists(), reason="no recording of a real GPU in this checkout")

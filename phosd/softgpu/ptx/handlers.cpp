@@ -1,5 +1,7 @@
 #include "handlers.h"
 
+#include <cstdlib>
+#include <string_view>
 #include <unordered_map>
 
 namespace phos::ptx {
@@ -17,13 +19,16 @@ Map handlers_of_processor() {
 #define PHOS_ADD_V3(table) add(isa_v3::table##_handlers());
 #define PHOS_ADD_BASE(table) add(isa_base::table##_handlers());
 #ifdef PHOS_X86
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+    // PHOS_SOFTGPU_ISA=base or v3 leaves newer instructions unused, to compare the sets.
+    const char* chosen = std::getenv("PHOS_SOFTGPU_ISA");
+    const std::string_view most = chosen ? chosen : "v4";
+    if (most == "v4" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("bmi2")) {
         PHOS_HANDLER_TABLES(PHOS_ADD_V4)
         return map;
     }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+    if (most != "base" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
         __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2")) {
         PHOS_HANDLER_TABLES(PHOS_ADD_V3)
         return map;

@@ -1,10 +1,9 @@
-// Runs a grid: blocks one after another, more of them at once where they wait for each other.
+// Runs a grid: blocks one after another, more of them at once where they wait for each other. One
+// thread runs them all, so a kernel's atomic additions come in the same order every time.
 #include <sched.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <mutex>
-#include <thread>
 
 #include "block.h"
 
@@ -32,7 +31,7 @@ void bad_address(CUresult code, uint64_t address, uint64_t bytes, Space space, b
 
 namespace {
 
-// Rounds in which none of a worker's blocks finished before it begins another one beside them.
+// Rounds in which no block finished before it begins another one beside them.
 constexpr unsigned kPatience = 64;
 constexpr size_t kMostResident = 64;
 
@@ -72,7 +71,7 @@ class Grid {
             const size_t most = launch_.cooperative ? blocks_ : kMostResident;
             size_t wanted = launch_.cooperative ? blocks_ : 1;
             unsigned patience = kPatience, rounds = 0;
-            while (!stopped_) {
+            while (!failure_) {
                 admit(resident, idle, wanted);
                 if (resident.empty()) break;
                 if (advance(resident, idle)) {
@@ -87,25 +86,24 @@ class Grid {
                 }
             }
         } catch (const Fault& fault) {
-            fail({fault.code, launch_.kernel->name + ": " + fault.text});
+            failure_ = {fault.code, launch_.kernel->name + ": " + fault.text};
         } catch (const std::bad_alloc&) {
-            fail({CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
-                  launch_.kernel->name + ": no host memory for its blocks"});
+            failure_ = {CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+                        launch_.kernel->name + ": no host memory for its blocks"};
         }
         for (const auto& block : resident) count(*block);
     }
 
     void admit(Runners& resident, Runners& idle, size_t wanted) {
         while (resident.size() < wanted) {
-            const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
-            if (number >= blocks_) return;
+            if (next_ == blocks_) return;
             if (idle.empty()) {
                 resident.push_back(std::make_unique<BlockRunner>(launch_, program_, grid_));
             } else {
                 resident.push_back(std::move(idle.back()));
                 idle.pop_back();
             }
-            resident.back()->start(number);
+            resident.back()->start(next_++);
         }
     }
 
@@ -120,19 +118,14 @@ class Grid {
         }
         resident.erase(std::remove(resident.begin(), resident.end(), nullptr), resident.end());
         if (launch_.abandon && launch_.abandon->load(std::memory_order_relaxed))
-            fail({CUDA_ERROR_LAUNCH_FAILED, launch_.kernel->name + ": the launch was abandoned"});
+            failure_ = {CUDA_ERROR_LAUNCH_FAILED,
+                        launch_.kernel->name + ": the launch was abandoned"};
         return finished;
     }
 
     void count(BlockRunner& block) {
         if (launch_.instructions)
             launch_.instructions->fetch_add(block.take_instructions(), std::memory_order_relaxed);
-    }
-
-    void fail(Failure failure) {
-        const std::lock_guard lock(mutex_);
-        if (!failure_) failure_ = std::move(failure);
-        stopped_ = true;
     }
 
     static uint32_t number() {
@@ -144,9 +137,7 @@ class Grid {
     const Program& program_;
     const uint64_t blocks_;
     const uint32_t grid_ = number();
-    std::atomic<uint64_t> next_{0};
-    std::atomic<bool> stopped_{false};
-    std::mutex mutex_;
+    uint64_t next_ = 0;
     Failure failure_;
 };
 

@@ -52,7 +52,8 @@ struct Kernel {
 
 class Module {
   public:
-    // `allocate(size, alignment)` returns device memory for the variables, 0 when there is none.
+    // `allocate(size, alignment)` returns device memory for the variables, 0 when there is none. It
+    // is called at most once; what it gave is the caller's to free, also after a failed load.
     using Allocate = std::function<uint64_t(size_t size, size_t alignment)>;
     static std::unique_ptr<Module> load(std::string_view ptx, const Allocate& allocate,
                                         Failure& failure);
@@ -85,8 +86,9 @@ struct Launch {
     std::atomic<uint64_t>* instructions = nullptr;  // optional: counts thread instructions run
 };
 
-// Runs the whole grid on the calling thread (and on helpers, if the machine keeps some: a launch
-// must make progress even when every helper is held by another launch that spins).
+// Runs the whole grid on the calling thread, so that equal launches give equal bits even where the
+// order of atomic additions matters. Blocks that wait for others, for other launches or for other
+// processes make progress; a thread that only spins yields the processor now and then.
 Failure run(const Launch& launch);
 
 }  // namespace phos::ptx
