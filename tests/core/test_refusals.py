@@ -84,7 +84,7 @@ def test_stop_needs_the_hook(node: Node, start: Starter, undisturbed: Undisturbe
     assert went_on(target, undisturbed)
 
 
-def test_driver_mode_after_parking_is_refused_or_right(
+def test_driver_mode_is_refused_for_memory_shared_between_processes(
     node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
     """Imported memory would be lost by the driver: never a broken program."""
