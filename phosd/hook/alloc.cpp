@@ -48,7 +48,8 @@ void put(void* data, T value) {
     std::memcpy(data, &value, sizeof value);
 }
 
-// The attribute of an address in memory that the hook made.
+// The attribute of an address in memory that the hook made. What is a truth value takes four bytes,
+// as seen with driver 580.
 CUresult answer(void* data, CUpointer_attribute attribute, uint64_t address,
                 const std::pair<const uint64_t, heap::Allocation>& found) {
     const auto& [start, allocation] = found;
@@ -66,19 +67,19 @@ CUresult answer(void* data, CUpointer_attribute attribute, uint64_t address,
             put<CUdeviceptr>(data, address);
             break;
         case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-            put(data, allocation.synchronous);
+            put<int>(data, allocation.synchronous);
             break;
         case CU_POINTER_ATTRIBUTE_BUFFER_ID:
             put<unsigned long long>(data, allocation.buffer_id);
             break;
         case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-            put(data, false);
+            put<int>(data, 0);
             break;
         case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
             put(data, heap.device);
             break;
         case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-            put(data, plain);
+            put<int>(data, plain);
             break;
         case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
             put<CUdeviceptr>(data, start);
@@ -87,14 +88,14 @@ CUresult answer(void* data, CUpointer_attribute attribute, uint64_t address,
             put<size_t>(data, allocation.size);
             break;
         case CU_POINTER_ATTRIBUTE_MAPPED:
-            put(data, true);
+            put<int>(data, 1);
             break;
         case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
             put<unsigned long long>(data, 0);
             break;
         case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
-            put<bool>(data,
-                      plain && mapping->second.block->properties.allocFlags.gpuDirectRDMACapable);
+            put<int>(data,
+                     plain && mapping->second.block->properties.allocFlags.gpuDirectRDMACapable);
             break;
         case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
             put(data, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);

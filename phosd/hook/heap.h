@@ -25,7 +25,7 @@ struct Allocation {
     uint64_t reserved;  // as the arena gave
     Heap* heap;
     uint64_t buffer_id;
-    bool synchronous = true;  // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+    bool synchronous = false;  // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
     bool freeing = false;
 };
 

@@ -170,6 +170,7 @@ void kernels_that_wait_for_launches(Client& client) {
     CUstream two = nullptr;
     OK(cuMemAlloc_v2(&flag, 4));
     OK(cuMemsetD32_v2(flag, 0, 1));
+    OK(cuCtxSynchronize());  // the streams below do not wait for the memset
     OK(cuStreamCreate(&one, CU_STREAM_NON_BLOCKING));
     OK(cuStreamCreate(&two, CU_STREAM_NON_BLOCKING));
     std::atomic<unsigned> waiting{0};
@@ -203,6 +204,7 @@ void streams_that_wait_for_values(Client& client) {
     CUstream two = nullptr;
     OK(cuMemAlloc_v2(&flag, 4));
     OK(cuMemsetD32_v2(flag, 0, 1));
+    OK(cuCtxSynchronize());  // the streams below do not wait for the memset
     OK(cuStreamCreate(&one, CU_STREAM_NON_BLOCKING));
     OK(cuStreamCreate(&two, CU_STREAM_NON_BLOCKING));
     std::atomic<unsigned> waiting{0};
@@ -291,6 +293,7 @@ void the_deadline_opens() {
     OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
     OK(cuMemAlloc_v2(&flag, 4));
     OK(cuMemsetD32_v2(flag, 0, 1));
+    OK(cuCtxSynchronize());  // the streams below do not wait for the memset
     launch(wait_for, stream, flag, 1);
     Client client(getpid());
     const auto began = std::chrono::steady_clock::now();
@@ -396,6 +399,7 @@ void bad_messages_end_only_the_connection() {
 }  // namespace
 
 int main() {
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);
     context = start_cuda();
     CUmodule module = nullptr;
     OK(cuModuleLoadData(&module, kKernels));
