@@ -1,6 +1,5 @@
 """Verify an image: read every byte of it again and compare digests."""
 
-import hashlib
 import mmap
 import os
 from collections.abc import Iterator, Sequence
@@ -8,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from phosd.engine.digest import DigestKey, digest_buffer
 from phosd.engine.errors import ImageCorrupt
+from phosd.engine.image.files import file_digest
 from phosd.engine.image.manifest import Block, ChunkRef, FileDigest
 from phosd.engine.image.packs import HEADER, RECORD, read_record
 from phosd.engine.image.store import Image, Store
@@ -84,7 +84,7 @@ def _check_file(image: Image, folder: str, expected: FileDigest) -> int:
     with os.fdopen(image.open_file(folder, expected.path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         same = size == expected.size
-        if not same or hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
+        if not same or file_digest(file.fileno()) != expected.sha256:
             raise ImageCorrupt(
                 f"the file {folder}/{expected.path} of image {image.manifest.id} is not what was"
                 f" saved ({size} bytes, recorded {expected.size})",

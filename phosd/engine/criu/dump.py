@@ -1,7 +1,6 @@
 """Dump a process tree with CRIU, and note what a restore needs to know besides."""
 
 import contextlib
-import hashlib
 import os
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from phosd.engine.criu.coreimage import parent_death_signal
 from phosd.engine.criu.frozen import WhileFrozen
 from phosd.engine.errors import Busy, Internal, InvalidOption, NoSuchProcess
 from phosd.engine.image.cpu import CpuDetails, MappedFile, MemoryFile, OpenFile
+from phosd.engine.image.files import file_digest
 from phosd.engine.image.manifest import FileDigest, Tree
 from phosd.engine.progress import Progress
 from phosd.engine.tree import ProcessTree, scan
@@ -165,8 +165,8 @@ def digests(folder: Path) -> tuple[FileDigest, ...]:
 
 def _digest(path: Path, folder: Path) -> FileDigest:
     with path.open("rb") as file:
-        sha = hashlib.file_digest(file, "sha256")
-    return FileDigest(str(path.relative_to(folder)), path.stat().st_size, sha.hexdigest())
+        sha256 = file_digest(file.fileno())
+    return FileDigest(str(path.relative_to(folder)), path.stat().st_size, sha256)
 
 
 def _look(tree: ProcessTree) -> tuple[list[procfs.Descriptor], list[procfs.Mapping]]:

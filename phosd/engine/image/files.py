@@ -1,13 +1,19 @@
 """Files of the store: opened without following links, owned by us, written so that they stay."""
 
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from phosd.engine.errors import ImageCorrupt, NotAuthorized, OutOfSpace
+
+_PIECE = 16 << 20
+_READ = 1 << 20
+_HASHERS = min(16, os.cpu_count() or 1)
 
 
 def open_private(path: "Path | str", flags: int, *, dir_fd: int | None = None) -> int:
@@ -82,6 +88,27 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def file_digest(descriptor: int) -> str:
+    """The digest of a whole open file, in hex: SHA-256 over the SHA-256s of its pieces of 16 MiB.
+
+    The pieces are read side by side: one core hashes 1-2 GB/s, and CRIU's files have gigabytes.
+    """
+    size = os.fstat(descriptor).st_size
+    with ThreadPoolExecutor(_HASHERS) as pool:
+        pieces = pool.map(lambda at: _piece_digest(descriptor, at), range(0, size, _PIECE))
+        return hashlib.sha256(b"".join(pieces)).hexdigest()
+
+
+def _piece_digest(descriptor: int, offset: int) -> bytes:
+    sha = hashlib.sha256()
+    left = _PIECE
+    while left and (part := os.pread(descriptor, min(left, _READ), offset)):
+        sha.update(part)
+        offset += len(part)
+        left -= len(part)
+    return sha.digest()
 
 
 def _require(status: os.stat_result, name: str, *, directory: bool) -> None:

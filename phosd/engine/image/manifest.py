@@ -65,7 +65,10 @@ class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file that belongs to the image (a CRIU file), by path relative to the image's folder."""
+    """A file of CRIU's, by path relative to its tree's folder.
+
+    ``sha256`` is that of the SHA-256s of its pieces of 16 MiB (``image/files.py``).
+    """
 
     path: str
     size: int

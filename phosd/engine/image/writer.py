@@ -1,7 +1,6 @@
 """Writing one image: packs first, then CRIU's files, then the manifest that makes it visible."""
 
 import fcntl
-import hashlib
 import os
 import secrets
 import shutil
@@ -179,9 +178,9 @@ class ImageWriter:
 
 def _seal_file(path: Path, root: Path) -> FileDigest:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    with os.fdopen(fd, "rb") as file:
+    with os.fdopen(fd, "rb"):
         point(Point.IMAGE_SEAL)
         os.fchmod(fd, 0o600)
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        sha256 = files.file_digest(fd)
         os.fsync(fd)
         return FileDigest(str(path.relative_to(root)), os.fstat(fd).st_size, sha256)
