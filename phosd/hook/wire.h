@@ -1,9 +1,9 @@
 // The protocol between the hook in a GPU process and the engine. docs/hook-protocol.md explains it;
 // phosd/engine/hooklink.py is the other side, and a test compares the two.
 //
-// Everything is little-endian and fixed-size. A message is a Header, then `length` bytes of payload;
-// its descriptors travel as SCM_RIGHTS with the first byte of the header. The client sends one
-// request at a time and the hook answers each with the same type (plus kReply) and sequence.
+// Everything is little-endian and fixed-size. A message is a Header, then `length` bytes of
+// payload; its descriptors travel as SCM_RIGHTS with the first byte of the header. The client sends
+// one request at a time and the hook answers each with the same type (plus kReply) and sequence.
 #pragma once
 
 #include <cstddef>
@@ -18,27 +18,27 @@ constexpr uint32_t kMaxPayload = 1u << 16;
 constexpr uint32_t kMaxDescriptors = 128;  // below the kernel's SCM_MAX_FD of 253
 
 enum class Type : uint16_t {
-    hello = 1,       // -> Hello
-    list_blocks,     // Cursor -> BlockList, no descriptors
-    export_blocks,   // Cursor -> BlockList, one descriptor for each block with kHasDescriptor
-    close_gate,      // CloseGate -> GateState; poll until `settled`
-    park,            // (empty) -> Count: unmap and release everything; needs a settled gate
-    unpark_blocks,   // BlockIds + one descriptor each -> Count: hand memory back, in batches
-    unpark,          // (empty) -> Count: map every block again; needs all of them handed back
-    open_gate,       // (empty) -> (empty)
-    rehome,          // (empty) -> Count: make imported blocks the process's own; settled gate
-    detach,          // (empty) -> (empty); then the hook holds no socket until `<pid>.wake` exists
-    stats,           // (empty) -> text: counters and the log ring, UTF-8
+    hello = 1,      // -> Hello
+    list_blocks,    // Cursor -> BlockList, no descriptors
+    export_blocks,  // Cursor -> BlockList, one descriptor for each block with kHasDescriptor
+    close_gate,     // CloseGate -> GateState; poll until `settled`
+    park,           // (empty) -> Count: unmap and release everything; needs a settled gate
+    unpark_blocks,  // BlockIds + one descriptor each -> Count: hand memory back, in batches
+    unpark,         // (empty) -> Count: map every block again; needs all of them handed back
+    open_gate,      // (empty) -> (empty)
+    rehome,         // (empty) -> Count: make imported blocks the process's own; settled gate
+    detach,         // (empty) -> (empty); then the hook holds no socket until `<pid>.wake` exists
+    stats,          // (empty) -> text: counters and the log ring, UTF-8
 };
 
 // What a reply's `status` says. The payload of a failed reply is a text for the user, UTF-8.
 enum class Status : uint32_t {
     ok = 0,
-    bad_message = 1,   // not understood; the connection is closed
-    wrong_state = 2,   // e.g. park with an open gate
-    unsupported = 3,   // the process cannot be parked; the text says why
-    busy = 4,          // the deadline passed; the gate is open again
-    driver = 5,        // a driver call failed; the text names it
+    bad_message = 1,  // not understood; the connection is closed
+    wrong_state = 2,  // e.g. park with an open gate
+    unsupported = 3,  // the process cannot be parked; the text says why
+    busy = 4,         // the deadline passed; the gate is open again
+    driver = 5,       // a driver call failed; the text names it
     out_of_memory = 6,
 };
 
@@ -64,9 +64,9 @@ struct Hello {
     uint32_t pid;
     uint32_t driver_version;  // as cuDriverGetVersion
     uint32_t devices;
-    uint32_t state;           // State
-    uint32_t parkable;        // 0: `reason` says why not
-    uint32_t ever_parked;     // 1: holds imported blocks, mode `driver` needs `rehome` first
+    uint32_t state;             // State
+    uint32_t parkable;          // 0: `reason` says why not
+    uint32_t ever_parked;       // 1: holds imported blocks, mode `driver` needs `rehome` first
     uint32_t uses_unsupported;  // 1: managed memory or the like: no mode can save it; see `reason`
     uint32_t reserved;
     char reason[256];
@@ -98,9 +98,9 @@ struct Cursor {
 
 struct BlockList {
     uint32_t count;
-    uint32_t more;      // 1: ask again with the last id
-    uint64_t freed;     // how many blocks the process has freed so far
-    uint64_t last_id;   // the newest block id of the process
+    uint32_t more;     // 1: ask again with the last id
+    uint64_t freed;    // how many blocks the process has freed so far
+    uint64_t last_id;  // the newest block id of the process
     // Block blocks[count] follows. Descriptors are in the order of the blocks that have one.
 };
 

@@ -1,13 +1,14 @@
 """Opens the handles that it is given on stdin, checks the bytes and writes others."""
 
 import sys
+from typing import Any
 
 from cuda.bindings import driver
 
 SIZES = (1000, 4096, 3 << 20)
 
 
-def ok(result):  # type: ignore[no-untyped-def]
+def ok(result: Any) -> Any:
     """The values of a driver call, which must have succeeded."""
     status, *values = result
     assert status == driver.CUresult.CUDA_SUCCESS, status
