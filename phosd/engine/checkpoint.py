@@ -5,27 +5,33 @@ runs afterwards: every step that stops something is a context whose end undoes i
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from phosd.engine import criu, driver
 from phosd.engine.cpuparts import CpuParts
 from phosd.engine.criu import DumpOptions
-from phosd.engine.errors import InvalidOption, NoSuchProcess, PhosError, Unsupported
+from phosd.engine.errors import Busy, InvalidOption, NoSuchProcess, PhosError, Unsupported
+from phosd.engine.faults import Point, point
 from phosd.engine.gate import DEADLINE, closed_gates
 from phosd.engine.holdings import Held, Holdings, detached, parked
 from phosd.engine.host import describe_gpus, this_host
 from phosd.engine.image.manifest import Block, ChunkRef, Manifest, Process
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.node import Node
+from phosd.engine.process import is_gpu_process
 from phosd.engine.progress import Progress
 from phosd.engine.rights import ROOT, require_may_save
 from phosd.engine.space import check_space
 from phosd.engine.tree import ProcessTree
+from phosd.engine.undo import Undo
 from phosd.engine.unit import Unit, gather
 
 MODES = ("auto", "stop", "driver")
+
+_LONGEST = 24 * 3600.0
+"""The longest deadline, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,10 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         raise InvalidOption(
             f"there is no checkpoint mode {options.mode!r}", hint=f"use one of {', '.join(MODES)}"
         )
+    if not 0 < options.deadline <= _LONGEST:  # false for "not a number", too
+        raise InvalidOption(
+            f"a deadline of {options.deadline} s is not possible", hint="give a number of seconds"
+        )
     progress.phase("prepare")
     with ExitStack() as job:
         job.enter_context(node.claim([pid]))
@@ -68,8 +78,10 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
             blocks = ()
             _driver(unit, cpu, options, progress)
         progress.phase("persist")
+        point(Point.CHECKPOINT_PERSIST)
         trees = cpu.persist()
         progress.phase("publish")
+        point(Point.CHECKPOINT_PUBLISH)
         manifest = Manifest(
             id=writer.id,
             created=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -99,11 +111,13 @@ def _choose_mode(unit: Unit, wanted: str, progress: Progress) -> str:
     why_not = unit.why_not_parked()
     if wanted == "stop" and why_not:
         raise Unsupported(f"mode stop is not possible: {why_not}", hint="use mode=driver")
+    mode = wanted
     if wanted == "auto":
         mode = "driver" if why_not else "stop"
         progress.note(f"mode {mode}: {why_not or 'the hook can park the device memory'}")
-        return mode
-    return wanted
+    if mode == "driver" and (why_not := unit.why_not_by_driver()):
+        raise Unsupported(f"mode driver is not possible: {why_not}", hint="use mode=stop")
+    return mode
 
 
 def _stop(
@@ -115,22 +129,28 @@ def _stop(
     progress: Progress,
 ) -> tuple[Block, ...]:
     """Mode ``stop``: the data are copied while the gate is closed, then parked."""
-    with closing(Holdings(node, {m.pid: m.gpus for m in unit.members})) as holdings:
+    holdings = Holdings(node, {m.pid: m.gpus for m in unit.members})
+    with Undo() as undo:
+        undo.add(holdings.close)
         holdings.take(unit.links)
-        holdings.prepare_packs(writer)
+        holdings.prepare_packs(unit.links, writer)
         progress.check()
         progress.phase("quiesce", stopped=True)
+        point(Point.CHECKPOINT_QUIESCE)
         with closed_gates(unit.links, progress, options.deadline):
             for link in unit.links:
                 if link.has_imports():
                     link.rehome()  # nobody holds descriptors of what was unparked earlier
             holdings.take(unit.links)
             progress.phase("digest", stopped=True)
+            point(Point.CHECKPOINT_DIGEST)
             digests = holdings.digest()
             total = sum(held.block.size for held in holdings.distinct())
             progress.phase("drain", stopped=True, bytes_total=total)
+            point(Point.CHECKPOINT_DRAIN)
             chunks = holdings.save(digests, writer, progress)
             progress.phase("park", stopped=True)
+            point(Point.CHECKPOINT_PARK)
             with parked(unit.links, holdings):
                 _save_processes(unit, cpu, progress)
         progress.finish()
@@ -154,10 +174,24 @@ def _driver(unit: Unit, cpu: CpuParts, options: CheckpointOptions, progress: Pro
 def _save_processes(unit: Unit, cpu: CpuParts, progress: Progress) -> None:
     """The driver's part and CRIU's, and back again."""
     progress.phase("control", stopped=True)
+    point(Point.CHECKPOINT_CONTROL)
     with driver.checkpointed(unit.gpu_pids):
         progress.phase("cpu", stopped=True)
+        point(Point.CHECKPOINT_CPU)
         cpu.dump(unit.trees, progress)
         progress.phase("unpark", stopped=True)
+        point(Point.CHECKPOINT_UNPARK)
+    _require_no_newcomers(unit, cpu)
+
+
+def _require_no_newcomers(unit: Unit, cpu: CpuParts) -> None:
+    """A process that began to use the GPU after the others were stopped was saved without it."""
+    for found in (p for tree in cpu.trees for p in tree.living):
+        if found.pid not in unit.gpu_pids and is_gpu_process(found.pid):
+            raise Busy(
+                f"process {found.pid} began to use the GPU during the checkpoint",
+                hint="try again when the program has started all its processes",
+            )
 
 
 def _blocks(
@@ -214,10 +248,13 @@ def _death_explained(unit: Unit) -> Iterator[None]:
     try:
         yield
     except PhosError as error:
-        ended = [p.pid for tree in unit.trees for p in (tree.root,) if not p.alive]
+        ended = [p.pid for p in unit.essential if not p.alive]
         if not ended:
             raise
-        raise NoSuchProcess(
+        death = NoSuchProcess(
             f"process {ended[0]} ended during its checkpoint ({error.what})",
             hint="nothing was saved; see the program's output for why it ended",
-        ) from error
+        )
+        for note in getattr(error, "__notes__", ()):
+            death.add_note(note)
+        raise death from error

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from phosd.engine import criu
 from phosd.engine.criu import Criu, DumpOptions, TreeDump
+from phosd.engine.image import files
 from phosd.engine.image.manifest import Tree
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.progress import Progress
@@ -42,8 +43,19 @@ class CpuParts:
         for dump in self._dumps:
             name = dump.folder.name
             if self._base != self._writer.folder:
-                shutil.copytree(dump.folder, self._writer.folder / name, symlinks=True)
+                with files.space_errors(f"the files of image {self._writer.id}"):
+                    _copy_tree(dump.folder, self._writer.folder / name)
                 shutil.rmtree(dump.folder)
-            files = self._writer.seal(name)
-            records.append(Tree(dump.tree.root.pid, name, files, dump.details))
+            digests = self._writer.seal(name)
+            records.append(Tree(dump.tree.root.pid, name, digests, dump.details))
         return tuple(records)
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    """Like :func:`shutil.copytree`, but the first error is raised as it is, and at once."""
+    target.mkdir(mode=0o700)
+    for entry in source.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            _copy_tree(entry, target / entry.name)
+        else:
+            shutil.copyfile(entry, target / entry.name, follow_symlinks=False)

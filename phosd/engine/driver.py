@@ -7,10 +7,12 @@ The states and their order are the driver's: RUNNING -lock-> LOCKED -checkpoint-
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from phosd.engine.cuda import call, driver
-from phosd.engine.errors import PhosError
+from phosd.engine.errors import Internal, NoSuchProcess
+from phosd.engine.faults import Point, point
+from phosd.engine.undo import Undo
 
 LOCK_TIMEOUT_MS = 10_000
 
@@ -35,6 +37,7 @@ def state(pid: int) -> State | None:
 
 def lock(pid: int) -> None:
     """Hold the process at its next CUDA call and wait for the work it has submitted."""
+    point(Point.DRIVER_LOCK)
     arguments = driver().CUcheckpointLockArgs()
     arguments.timeoutMs = LOCK_TIMEOUT_MS
     call("cuCheckpointProcessLock", pid, arguments, about=f"process {pid}")
@@ -42,6 +45,7 @@ def lock(pid: int) -> None:
 
 def checkpoint(pid: int) -> None:
     """Move the process's GPU state into its host memory and let go of the GPU."""
+    point(Point.DRIVER_CHECKPOINT)
     call("cuCheckpointProcessCheckpoint", pid, None, about=f"process {pid}")
 
 
@@ -71,23 +75,29 @@ def resume(pids: Sequence[int]) -> None:
 @contextmanager
 def checkpointed(pids: Sequence[int]) -> Iterator[None]:
     """The processes are CHECKPOINTED inside, and RUNNING again after, whatever happens inside."""
-    with ExitStack() as undo:
+    with Undo() as undo:
+        undo.add(_together, _back_to_running, pids)
         for pid in pids:
             lock(pid)
-            undo.callback(_back_to_running, pid)
         _together(checkpoint, pids)
-        with ExitStack() as bring_back:
-            bring_back.callback(_together, restore, pids)
-            yield
+        yield
 
 
 def _back_to_running(pid: int) -> None:
-    """Undo whatever step the process is in. A process that died needs nothing."""
+    """Undo whatever step the process is in."""
     now = state(pid)
+    if now is None:
+        raise NoSuchProcess(
+            f"process {pid} ended during its checkpoint", hint="see its output for why it ended"
+        )
+    if now is State.FAILED:
+        raise Internal(
+            f"the driver could not bring process {pid} back: it is lost",
+            hint="end it and restore its last image; the driver's log (dmesg) says more",
+        )
     if now is State.CHECKPOINTED:
         restore(pid)
-        now = State.LOCKED
-    if now is State.LOCKED:
+    if now is not State.RUNNING:
         unlock(pid)
 
 
@@ -99,7 +109,6 @@ def _together(action: Callable[[int], None], pids: Sequence[int]) -> None:
         futures = [pool.submit(action, pid) for pid in pids]
     errors = [e for f in futures if (e := f.exception()) is not None]
     for error in errors[1:]:
-        if isinstance(error, PhosError):
-            errors[0].add_note(str(error))
+        errors[0].add_note(f"besides, {error}")
     if errors:
         raise errors[0]

@@ -12,6 +12,10 @@ class PhosError(Exception):
         self.what = what
         self.hint = hint
 
+    def __str__(self) -> str:
+        """With its notes: what else failed, when things were brought back in order."""
+        return "; ".join([super().__str__(), *getattr(self, "__notes__", ())])
+
     @property
     def code(self) -> str:
         """Name of the error on D-Bus, in the history and in ``--json`` output."""

@@ -6,11 +6,12 @@ so that each lets through, one by one, what the working one may be waiting for.
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from phosd.engine.errors import Busy, NoSuchProcess
 from phosd.engine.hooklink import GateState, HookLink
 from phosd.engine.progress import Progress
+from phosd.engine.undo import Undo
 
 DEADLINE = 10.0
 """Seconds to wait for a program to become idle before it is left alone again."""
@@ -27,9 +28,9 @@ def closed_gates(
     Raises :class:`Busy` when that is not reached within ``deadline`` seconds; the gates are open
     again then. A process that dies inside is no error here: there is no gate left to open.
     """
-    with ExitStack() as undo:
+    with Undo() as undo:
         for link in links:
-            undo.callback(_open, link)
+            undo.add(_open, link)
         _close(links, progress, deadline)
         yield
 

@@ -8,17 +8,20 @@ import ctypes
 import errno
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from phosd.engine.errors import Internal, MisSpeculation, Unsupported
-from phosd.engine.hooklink import Block, BlockFlag, HookLink
+from phosd.engine.errors import Internal, MisSpeculation, PhosError, Unsupported
+from phosd.engine.faults import Point, point
+from phosd.engine.hooklink import Block, BlockFlag, HookLink, HookState
 from phosd.engine.image.manifest import CHUNK, ChunkRef
 from phosd.engine.image.writer import ImageWriter, Pack
 from phosd.engine.mover import Mover
 from phosd.engine.progress import Progress
+from phosd.engine.undo import Undo
 
 _KCMP, _KCMP_FILE = 312, 0  # x86-64
 _SHARED = BlockFlag.EXPORTED | BlockFlag.IMPORTED
@@ -59,6 +62,7 @@ class Holdings:
         self._gpus_of = gpus_of
         self._held: dict[tuple[int, int], Held] = {}
         self._used: dict[int, Mover] = {}
+        self._adopted: set[int] = set()
         self._packs: dict[int, list[Pack]] = {}
 
     def take(self, links: Sequence[HookLink]) -> None:
@@ -94,19 +98,23 @@ class Holdings:
             first.setdefault(held.key, held)
         return list(first.values())
 
-    def prepare_packs(self, writer: ImageWriter) -> None:
-        """Have packs ready for all that is held now, while the program still runs."""
-        for gpu, keys in self._keys_by_gpu(self.distinct()).items():
-            sizes = {held.key: held.block.size for held in self.all()}
-            self._packs[gpu] = writer.packs(sum(-(-sizes[key] // CHUNK) for key in keys))
-            self._used[gpu].pin(self._packs[gpu])
+    def prepare_packs(self, links: Sequence[HookLink], writer: ImageWriter) -> None:
+        """Have packs ready for all that the processes hold, while they still run."""
+        chunks: Counter[int] = Counter()
+        for link in links:
+            for block in link.list_blocks():
+                chunks[self._gpu_of(link.pid, block)] += -(-block.size // CHUNK)
+        for gpu, count in chunks.items():
+            mover = self._used.setdefault(gpu, self._movers.mover(gpu))
+            self._packs[gpu] = writer.packs(count)
+            mover.pin(self._packs[gpu])
 
     def unpin(self) -> None:
         """Let go of the packs, when the program runs again."""
-        for gpu in self._packs:
-            if self._used[gpu].alive:
-                self._used[gpu].unpin()
-        self._packs.clear()
+        with Undo() as each:
+            for gpu in self._packs:
+                each.add(_if_alive, self._used[gpu], self._used[gpu].unpin)
+            self._packs.clear()
 
     def digest(self) -> dict[int, list[bytes]]:
         """The digest of every chunk, by key; all GPUs at once. The gates must be closed."""
@@ -138,8 +146,9 @@ class Holdings:
 
     def close(self) -> None:
         """Let go of everything."""
-        self.unpin()
-        self._let_go(list(self._held))
+        with Undo() as undo:
+            undo.add(self._let_go, list(self._held))
+            self.unpin()
 
     def _export(self, link: HookLink, after: int) -> list[Held]:
         fresh = []
@@ -148,52 +157,59 @@ class Holdings:
                 continue
             if (link.pid, block.id) in self._held:
                 os.close(descriptor)
-            else:
+                continue
+            try:
                 fresh.append(self._hold(link.pid, block, descriptor))
+            except BaseException:
+                os.close(descriptor)
+                raise
         return fresh
 
-    def _hold(self, pid: int, block: Block, descriptor: int) -> Held:
+    def _gpu_of(self, pid: int, block: Block) -> int:
+        """The node's ordinal of the GPU that has the block. Raises when there is none."""
         if block.flags & BlockFlag.HOST_LOCATED:
-            os.close(descriptor)
             raise Unsupported(
                 f"process {pid} has VMM memory in host RAM (block {block.id})",
                 hint="use mode=driver",
             )
         gpus = self._gpus_of[pid]
         if not 0 <= block.device < len(gpus):
-            os.close(descriptor)
             raise Internal(
                 f"process {pid} has memory on device {block.device}, but sees {len(gpus)}",
                 hint="was CUDA_VISIBLE_DEVICES changed inside the program? use mode=driver",
             )
+        return gpus[block.device]
+
+    def _hold(self, pid: int, block: Block, descriptor: int) -> Held:
+        gpu = self._gpu_of(pid, block)
         key = new_key()
         if block.flags & _SHARED:
             same = (h for h in self._held.values() if h.block.flags & _SHARED)
             key = next((h.key for h in same if same_file(h.descriptor, descriptor)), key)
-        held = Held(pid, block, gpus[block.device], descriptor, key)
+        held = Held(pid, block, gpu, descriptor, key)
         self._held[pid, block.id] = held
         return held
 
     def _adopt(self, fresh: Iterable[Held]) -> None:
         by_gpu: dict[int, dict[int, Held]] = {}
-        new = {(h.pid, h.block.id) for h in fresh}
-        known = {h.key for place, h in self._held.items() if place not in new}
         for held in fresh:
-            if held.key not in known:
+            if held.key not in self._adopted:
                 by_gpu.setdefault(held.gpu, {}).setdefault(held.key, held)
         for gpu, blocks in by_gpu.items():
             mover = self._used.setdefault(gpu, self._movers.mover(gpu))
             mover.adopt([(h.key, h.block.size, h.descriptor) for h in blocks.values()])
+            self._adopted |= blocks.keys()
 
     def _let_go(self, which: Iterable[tuple[int, int]]) -> None:
         gone = [self._held.pop(k) for k in which]
         still = {h.key for h in self._held.values()}
         for held in gone:
             os.close(held.descriptor)
-        orphans = {h.key: h for h in gone if h.key not in still}
-        for gpu, keys in self._keys_by_gpu(orphans.values()).items():
-            if self._used[gpu].alive:  # a dead mover holds nothing
-                self._used[gpu].drop(keys)
+        orphans = {h.key: h for h in gone if h.key in self._adopted - still}
+        with Undo() as each:
+            for gpu, keys in self._keys_by_gpu(orphans.values()).items():
+                self._adopted -= set(keys)
+                each.add(let_go, self._used[gpu], keys)
 
     @staticmethod
     def _keys_by_gpu(blocks: Iterable[Held]) -> dict[int, list[int]]:
@@ -201,6 +217,21 @@ class Holdings:
         for held in blocks:
             keys.setdefault(held.gpu, []).append(held.key)
         return keys
+
+
+def let_go(mover: Mover, keys: Sequence[int]) -> None:
+    """Have the mover drop blocks. A dead one holds nothing any more."""
+    _if_alive(mover, lambda: mover.drop(keys))
+
+
+def _if_alive(mover: Mover, action: Callable[[], None]) -> None:
+    if not mover.alive:
+        return
+    try:
+        action()
+    except PhosError:
+        if mover.alive:
+            raise
 
 
 def new_key() -> int:
@@ -229,9 +260,10 @@ def parked(links: Sequence[HookLink], holdings: Holdings) -> Iterator[None]:
     After it every process has its memory at the same addresses again. The hooks must be awake by
     then, that is, the processes running.
     """
-    with contextlib.ExitStack() as undo:
+    with Undo() as undo:
         for link in links:
-            undo.callback(_give_back, link, holdings.of(link.pid))
+            undo.add(_give_back, link, holdings.of(link.pid))
+            point(Point.HOOK_PARK)
             link.park()
         with detached(links):
             yield
@@ -240,12 +272,21 @@ def parked(links: Sequence[HookLink], holdings: Holdings) -> Iterator[None]:
 @contextlib.contextmanager
 def detached(links: Sequence[HookLink]) -> Iterator[None]:
     """Inside, the hooks hold no socket, so that CRIU meets none; after it they are connected."""
-    with contextlib.ExitStack() as undo:
+    with Undo() as undo:
         for link in links:
+            undo.add(_connected, link)
+            point(Point.HOOK_DETACH)
             link.detach()
-            undo.callback(link.reattach)
         yield
 
 
+def _connected(link: HookLink) -> None:
+    """Also where only the answer to a request was lost, so that nobody knows if it was done."""
+    if not link.connected:
+        link.reattach()
+
+
 def _give_back(link: HookLink, held: Sequence[Held]) -> None:
-    link.unpark((h.block.id, h.descriptor) for h in held)
+    _connected(link)
+    if link.hello().state is HookState.PARKED:
+        link.unpark((h.block.id, h.descriptor) for h in held)

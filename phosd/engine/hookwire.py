@@ -132,7 +132,7 @@ _ERRORS: dict[int, tuple[type[PhosError], str]] = {
         Internal,
         "the hook and phosd are of different versions; restart the program",
     ),
-    Status.WRONG_STATE: (Internal, "another client may be at work on this process"),
+    Status.WRONG_STATE: (Busy, "another client may be at work on this process; try again"),
     Status.UNSUPPORTED: (Unsupported, "use mode=driver, or start the program anew"),
     Status.BUSY: (Busy, "try again, or raise the deadline"),
     Status.DRIVER: (Internal, "see the hook's log: `phos ps --log PID`"),

@@ -9,6 +9,9 @@ from phosd.engine import cuda, driver, procfs
 from phosd.engine.errors import Internal, NoSuchProcess, PhosError
 from phosd.engine.hooklink import Block, HookLink, HookState
 
+_PATIENCE = 2.0
+"""Seconds that a hook may take to answer when processes are listed."""
+
 
 @dataclass(frozen=True)
 class GpuProcess:
@@ -33,8 +36,8 @@ class GpuProcess:
 def uses_cuda(pid: int) -> bool:
     """Whether the process has a CUDA driver library mapped (false for a process that is gone)."""
     try:
-        with (procfs.PROC / str(pid) / "maps").open() as maps:
-            return any("/libcuda.so" in line for line in maps)
+        with (procfs.PROC / str(pid) / "maps").open("rb") as maps:
+            return any(b"/libcuda.so" in line for line in maps)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
 
@@ -50,15 +53,22 @@ def visible_gpus(pid: int) -> list[int]:
     chosen = _environment(pid).get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return list(range(len(uuids)))
-    ordinals = []
-    for name in chosen.split(","):
-        name = name.strip()
-        if name.isdigit() and int(name) < len(uuids):
-            ordinals.append(int(name))
-        elif matches := [i for i, uuid in enumerate(uuids) if name and uuid.startswith(name)]:
-            ordinals.append(matches[0])
+    return parse_visible(chosen, uuids)
+
+
+def parse_visible(chosen: str, uuids: Sequence[str]) -> list[int]:
+    """The ordinals that ``CUDA_VISIBLE_DEVICES`` names: numbers, or beginnings of UUIDs that fit
+    one GPU. As the driver does it, devices after an invalid name are invisible.
+    """
+    ordinals: list[int] = []
+    for name in map(str.strip, chosen.split(",")):
+        if name.isascii() and name.isdecimal():
+            matches = [i for i in range(len(uuids)) if str(i) == (name.lstrip("0") or "0")]
         else:
-            break  # as the driver does: devices after an invalid one are invisible
+            matches = [i for i, uuid in enumerate(uuids) if name and uuid.startswith(name)]
+        if len(matches) != 1:
+            break
+        ordinals += matches
     return ordinals
 
 
@@ -113,7 +123,7 @@ def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProces
     hook_state, reason, gate, blocks = "driver", "", HookState.RUNNING, []
     if state is driver.State.RUNNING:
         try:
-            with HookLink(pid, runtime_dir) as link:
+            with HookLink(pid, runtime_dir, _PATIENCE) as link:
                 hello = link.hello()
                 blocks = link.list_blocks()
             gate, reason = hello.state, hello.reason

@@ -17,7 +17,8 @@ from phosd.engine import criu, driver
 from phosd.engine.criu import Policy, Restored
 from phosd.engine.criu import RestoreOptions as CpuOptions
 from phosd.engine.errors import Internal
-from phosd.engine.holdings import new_key
+from phosd.engine.faults import Point, point
+from phosd.engine.holdings import let_go, new_key
 from phosd.engine.hooklink import HookLink, HookState
 from phosd.engine.host import require_same_machine
 from phosd.engine.image.manifest import Block, Manifest
@@ -25,6 +26,7 @@ from phosd.engine.image.store import Image
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
 from phosd.engine.space import require_device_memory
+from phosd.engine.undo import Undo
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ def restore(
         progress.check()
 
         progress.phase("load", bytes_total=manifest.device_bytes)
+        point(Point.RESTORE_LOAD)
         with ThreadPoolExecutor(1) as beside:
             hashing = beside.submit(cpu.check_bytes)
             memory = job.enter_context(_loaded(node, image, progress))
@@ -79,22 +82,26 @@ def restore(
         progress.check()
 
         progress.phase("cpu")
-        with ExitStack() as undo:
+        point(Point.RESTORE_CPU)
+        with Undo() as undo:
             for restored in cpu.restore(progress):
-                undo.callback(restored.abandon)
+                undo.add(restored.abandon)
             progress.phase("control")
+            point(Point.RESTORE_CONTROL)
             driver.resume([p.pid for p in manifest.processes if p.gpu])
             progress.phase("map")
-            links = [undo.enter_context(link) for link in _awake(node, manifest)]
+            point(Point.RESTORE_MAP)
+            links = [job.enter_context(link) for link in _awake(node, manifest)]
             for link in links:
                 if blocks := memory.get(link.pid):
                     link.unpark(blocks)
             progress.phase("verify")
+            point(Point.RESTORE_VERIFY)
             _require_running(manifest, links)
-            undo.pop_all()
-        for link in links:
-            link.open_gate()
-            link.close()
+            point(Point.RESTORE_OPEN)
+            for link in links:
+                link.open_gate()
+            undo.forget()
         cpu.settle()
         progress.finish()
     return RestoreResult(manifest.trees[0].root, pids, time.monotonic() - started)
@@ -154,14 +161,14 @@ def _loaded(node: Node, image: Image, progress: Progress) -> Iterator[Memory]:
     """Device memory with the image's bytes, loaded and hashed. It lives on in who mapped it."""
     manifest = image.manifest
     descriptors: dict[tuple[int, int], int] = {}
-    with ExitStack() as undo:
+    with Undo() as undo:
         for gpu in sorted({block.gpu for block in manifest.blocks}):
             mover = node.mover(gpu)
             blocks = {new_key(): b for b in _stored(manifest) if b.gpu == gpu}
             made = mover.create([(key, block.size) for key, block in blocks.items()])
-            undo.callback(mover.drop, list(blocks))
+            undo.add(let_go, mover, list(blocks))
             for block, descriptor in zip(blocks.values(), made, strict=True):
-                undo.callback(os.close, descriptor)
+                undo.add(os.close, descriptor)
                 descriptors[block.process, block.id] = descriptor
             mover.load({key: block.chunks for key, block in blocks.items()}, image, progress)
         memory: Memory = {}

@@ -10,11 +10,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phosd.engine import driver, process
-from phosd.engine.errors import NoSuchProcess, Unsupported
+from phosd.engine import driver, process, procfs
+from phosd.engine.errors import NoSuchProcess, PhosError, Unsupported
 from phosd.engine.holdings import same_file
 from phosd.engine.hooklink import BlockFlag, Hello, HookLink
-from phosd.engine.tree import ProcessTree, scan
+from phosd.engine.tree import ProcessTree, TreeProcess, scan
+
+_PATIENCE = 3.0
+"""Seconds that a process which may have nothing to do with the unit is waited for."""
+
+_SHARED = BlockFlag.EXPORTED | BlockFlag.IMPORTED
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,12 @@ class Unit:
         """Every process."""
         return [p.pid for tree in self.trees for p in tree]
 
+    @property
+    def essential(self) -> list[TreeProcess]:
+        """The processes without which there is no checkpoint: roots and GPU processes."""
+        gpu = set(self.gpu_pids)
+        return [p for tree in self.trees for p in tree if p is tree.root or p.pid in gpu]
+
     def why_not_parked(self) -> str:
         """Why mode ``stop`` cannot be used, or an empty text."""
         for member in self.members:
@@ -58,6 +69,22 @@ class Unit:
                 return f"process {member.pid} runs without the hook"
             if not member.hello.parkable:
                 return f"process {member.pid} cannot be parked: {member.hello.reason}"
+            if member.hello.devices != len(member.gpus):
+                return (
+                    f"process {member.pid} sees {member.hello.devices} GPUs, by its environment"
+                    f" {len(member.gpus)} (CUDA_VISIBLE_DEVICES was changed inside the program)"
+                )
+        return ""
+
+    def why_not_by_driver(self) -> str:
+        """Why mode ``driver`` cannot be used, or an empty text.
+
+        The driver's checkpoint of shared memory may succeed and its restore fail for good, so it
+        must not even begin.
+        """
+        for link in self.links:
+            if any(block.flags & _SHARED for block in link.list_blocks()):
+                return f"process {link.pid} shares device memory, which the driver cannot restore"
         return ""
 
     def add_tree(self, tree: ProcessTree) -> None:
@@ -78,18 +105,24 @@ class Unit:
             self.members.append(self._member(pid))
 
     def _member(self, pid: int) -> Member:
-        link: HookLink | None = None
-        hello: Hello | None = None
-        with contextlib.suppress(NoSuchProcess):  # no hook in it
+        gpus = process.visible_gpus(pid)
+        try:
             link = HookLink(pid, self.runtime_dir).connect()
+        except NoSuchProcess:
+            return Member(pid, gpus, None, None)  # no hook in it
+        try:
+            # A hook that was there and fails now is no reason to go on without it: what it has
+            # parked once the driver would lose.
             hello = link.hello()
             if hello.uses_unsupported:
-                link.close()
                 raise Unsupported(
                     f"process {pid} cannot be saved: {hello.reason}",
                     hint="neither phosd nor the driver can checkpoint that",
                 )
-        return Member(pid, process.visible_gpus(pid), link, hello)
+        except BaseException:
+            link.close()
+            raise
+        return Member(pid, gpus, link, hello)
 
     def close(self) -> None:
         """Drop the connections."""
@@ -117,31 +150,65 @@ def gather(pid: int, runtime_dir: Path, check: Callable[[ProcessTree], object]) 
 
 
 def _add_sharers(unit: Unit) -> None:
-    """Add the trees of hooked processes that share device memory with the unit."""
+    """Add the trees of hooked processes that share device memory with the unit, and of those that
+    share it with them.
+    """
     with contextlib.ExitStack() as borrowed:
         ours = [fd for link in unit.links for fd in _shared(link, borrowed)]
-        if not ours:
-            return
-        for path in sorted((unit.runtime_dir / "hook").glob("*.sock")):
-            if not path.stem.isdigit() or int(path.stem) in unit.pids:
-                continue
-            with contextlib.suppress(NoSuchProcess):  # ended, or not ours to look at
-                with HookLink(int(path.stem), unit.runtime_dir) as other:
-                    theirs = _shared(other, borrowed)
-                if any(same_file(a, b) for a in ours for b in theirs):
-                    unit.add_tree(scan(int(path.stem)))
-                    ours += theirs
+        others = _other_sharers(unit, borrowed) if ours else {}
+        while joined := [
+            pid
+            for pid, theirs in others.items()
+            if any(same_file(a, b) for a in ours for b in theirs)
+        ]:
+            for pid in joined:
+                _join(unit, pid)
+            for pid in others.keys() & set(unit.pids):
+                ours += others.pop(pid)
+
+
+def _join(unit: Unit, pid: int) -> None:
+    if pid in unit.pids:
+        return
+    tree = scan(pid)
+    if below := set(tree.pids) & set(unit.pids):
+        raise Unsupported(
+            f"process {pid} shares device memory with process {min(below)}, which is below it",
+            hint=f"checkpoint process {pid}, which saves both",
+        )
+    unit.add_tree(tree)
+
+
+def _other_sharers(unit: Unit, borrowed: contextlib.ExitStack) -> dict[int, list[int]]:
+    """Descriptors of the shared memory of every other hooked process, by pid."""
+    users = {p.uid for tree in unit.trees for p in tree.living}
+    found = {}
+    for path in sorted((unit.runtime_dir / "hook").glob("*.sock")):
+        if not (path.stem.isascii() and path.stem.isdecimal()):
+            continue
+        pid = int(path.stem)
+        if pid in unit.pids or not process.uses_cuda(pid):
+            continue
+        try:
+            with HookLink(pid, unit.runtime_dir, _PATIENCE) as other:
+                found[pid] = _shared(other, borrowed)
+        except NoSuchProcess:
+            continue  # ended, or without a hook
+        except PhosError:
+            # Another user's program must not be able to stand in the way by answering nonsense.
+            if procfs.status(pid).uids[0] in users:
+                raise
+    return {pid: descriptors for pid, descriptors in found.items() if descriptors}
 
 
 def _shared(link: HookLink, borrowed: contextlib.ExitStack) -> list[int]:
     """Descriptors of the memory that the process exported or imported."""
-    shared = BlockFlag.EXPORTED | BlockFlag.IMPORTED
-    ids = [b.id for b in link.list_blocks() if b.flags & shared]
+    ids = [b.id for b in link.list_blocks() if b.flags & _SHARED]
     found = []
     if ids:
         for block, descriptor in link.export_blocks(ids[0] - 1):
             if descriptor is not None:
                 borrowed.callback(os.close, descriptor)
-                if block.flags & shared:
+                if block.flags & _SHARED:
                     found.append(descriptor)
     return found

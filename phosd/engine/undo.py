@@ -1,0 +1,49 @@
+"""Undoing what was done, when the reason may be an error that must not be lost."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import ParamSpec, Self
+
+_P = ParamSpec("_P")
+
+
+class Undo:
+    """Steps that undo what was done, at the end of the context: last first, all of them.
+
+    An error that ends the context stays what the caller sees; what fails while things are undone
+    becomes a note of it. Without one, the first step that fails is the error.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], object]] = []
+
+    def add(self, step: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Have ``step(*args, **kwargs)`` called at the end. Add it before what it undoes is done,
+        if that can be done and still fail.
+        """
+        self._steps.append(lambda: step(*args, **kwargs))
+
+    def forget(self) -> None:
+        """All is well: nothing shall be undone."""
+        self._steps.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        first = error
+        while self._steps:
+            try:
+                self._steps.pop()()
+            except Exception as failed:
+                if first is None:
+                    first = failed
+                else:
+                    first.add_note(f"besides, {failed}")
+        if first is not error and first is not None:
+            raise first
