@@ -22,6 +22,7 @@ struct Context {
     CUevent event = nullptr;  // of the hook's own, recorded to see whether the context is idle
     bool recorded = false;
     uint64_t epoch = 0;
+    size_t stack = 0;  // the limit to restore; 0 when it was not changed
 };
 
 // Stream and, for a per-thread stream, the thread.
@@ -181,6 +182,28 @@ Activity activity(uint64_t epoch) {
         if (state.epoch != epoch) busy = true;  // done, but more may have come since: ask again
     }
     return busy ? Activity::busy : Activity::idle;
+}
+
+void release_stacks() {
+    const std::lock_guard lock(mutex);
+    for (auto& [context, state] : known) {
+        const Current current(context);
+        size_t limit = 0;
+        if (!current || driver.cuCtxGetLimit(&limit, CU_LIMIT_STACK_SIZE) != CUDA_SUCCESS) continue;
+        if (driver.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 0) == CUDA_SUCCESS) state.stack = limit;
+    }
+}
+
+void restore_stacks() {
+    const std::lock_guard lock(mutex);
+    for (auto& [context, state] : known) {
+        if (!state.stack) continue;
+        const Current current(context);
+        const CUresult result = driver.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, state.stack);
+        if (result != CUDA_SUCCESS)  // the driver enlarges stacks at a launch that needs more
+            log::note("setting the stack limit back to %zu: %s", state.stack, error_name(result));
+        state.stack = 0;
+    }
 }
 
 bool is_idle(CUcontext context) {

@@ -19,6 +19,11 @@ bool is_idle(CUcontext context);  // as the last call of activity() found it
 bool current(CUcontext* context, int* device);  // of the calling thread; false when there is none
 CUcontext any_on(int device);                   // null when the process has none there
 
+// The stacks of a context's kernels take up to half of what the context owns, and the driver copies
+// them while the process stands still. Nothing runs between these two calls, so none are needed.
+void release_stacks();
+void restore_stacks();
+
 // Devices that may access the plain memory of `device`, beside itself.
 std::vector<int> peers_of(int device);
 

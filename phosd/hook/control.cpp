@@ -136,7 +136,10 @@ Reply park_all() {
     const Fitness fit = fitness();
     if (!fit.parkable) return {Status::unsupported, fit.reason};
     const park::Outcome outcome = park::park();
-    if (outcome.status == Status::ok) gate::set_parked(true);
+    if (outcome.status == Status::ok) {
+        contexts::release_stacks();
+        gate::set_parked(true);
+    }
     return Reply(outcome);
 }
 
@@ -153,7 +156,10 @@ Reply hand_back(Message& request) {
 
 Reply unpark_all() {
     const park::Outcome outcome = park::unpark();
-    if (outcome.status == Status::ok) gate::set_parked(false);
+    if (outcome.status == Status::ok) {
+        contexts::restore_stacks();
+        gate::set_parked(false);
+    }
     return Reply(outcome);
 }
 
