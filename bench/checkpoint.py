@@ -3,11 +3,12 @@
     python -m bench.checkpoint [--size small|xl] [--mode stop|driver] [--state DIR] ...
 
 Starts ``bench/programs/gpt2.py`` (under the hook for mode ``stop``), checkpoints it, lets it go on
-and notes its losses, kills it with SIGKILL, restores it, and compares the losses that follow. Prints
-one JSON object a case.
+and notes its losses, kills it with SIGKILL, restores it, and compares the losses that follow.
+Prints one JSON object a case.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.image.store import Store
 from phosd.engine.native import hook_library
 from phosd.engine.node import Node, NodeConfig
 from phosd.engine.progress import Progress
@@ -37,9 +39,9 @@ class Training:
     process: "subprocess.Popen[bytes]"
     log: Path
 
-    def losses(self) -> dict[int, str]:
-        """The loss of each iteration, as the last line about it says."""
-        return {int(n): loss for n, loss, _ in self._lines()}
+    def losses(self, since: int = 0) -> dict[int, str]:
+        """The loss of each iteration from line ``since`` on, as the last line about it says."""
+        return {int(n): loss for n, loss, _ in self._lines()[since:]}
 
     def seconds(self, since: int) -> list[float]:
         """How long each iteration took, from line ``since`` on."""
@@ -65,7 +67,8 @@ def wait_until(condition: Callable[[], bool], what: str, log: Path) -> None:
     end = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > end:
-            sys.exit(f"waited in vain for {what}:\n{log.read_text()[-3000:]}")
+            output = log.read_text()[-3000:] if log.is_file() else ""
+            sys.exit(f"waited in vain for {what}:\n{output}")
         time.sleep(0.01)
 
 
@@ -97,9 +100,90 @@ def start(folder: Path, runtime: Path, arguments: argparse.Namespace) -> Trainin
     return Training(process, log)
 
 
-def phases(progress: Progress) -> dict[str, float]:
-    """Seconds a phase."""
-    return {p.name: round((p.end or p.start) - p.start, 3) for p in progress.phases}
+@dataclass(frozen=True)
+class Outcome:
+    """How an operation went. Seconds; ``result`` is the image's id or the restored pid."""
+
+    result: str
+    seconds: float
+    stop_seconds: float
+    phases: dict[str, float]
+    notes: list[str]
+
+
+class Direct:
+    """The engine in this process."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._node = Node(config)
+        self._node.mover(0)
+
+    def checkpoint(self, pid: int, mode: str) -> Outcome:
+        """Checkpoint ``pid``."""
+        options = CheckpointOptions(mode=mode)
+        return self._run(lambda p: checkpoint(self._node, pid, options, p).id)
+
+    def restore(self, image: str) -> Outcome:
+        """Restore ``image``."""
+        return self._run(lambda p: str(restore(self._node, image, RestoreOptions(), p).pid))
+
+    def close(self) -> None:
+        """End the movers."""
+        self._node.close()
+
+    @staticmethod
+    def _run(operation: Callable[[Progress], str]) -> Outcome:
+        progress = Progress()
+        start = time.perf_counter()
+        result = operation(progress)
+        seconds = time.perf_counter() - start
+        took = {p.name: (p.end or p.start) - p.start for p in progress.phases}
+        return Outcome(result, seconds, progress.stop_seconds, took, progress.notes)
+
+
+class ThroughDaemon:
+    """A daemon on a private bus, asked with the command line."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._bus = subprocess.Popen(
+            ["dbus-daemon", "--session", "--nofork", "--print-address"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._bus.stdout is not None
+        address = self._bus.stdout.readline().strip()
+        self._phos = [sys.executable, "-m", "phosd.cli.main", "--bus", address, "--json"]
+        self._daemon = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "phosd.service.main", "--session"),
+                *("--state-dir", str(config.state_dir), "--runtime-dir", str(config.runtime_dir)),
+            ],
+            env=os.environ | {"DBUS_SESSION_BUS_ADDRESS": address},
+        )
+
+    def checkpoint(self, pid: int, mode: str) -> Outcome:
+        """``phos checkpoint``"""
+        return self._run("checkpoint", str(pid), "--mode", mode)
+
+    def restore(self, image: str) -> Outcome:
+        """``phos restore``"""
+        return self._run("restore", image)
+
+    def close(self) -> None:
+        """End daemon and bus."""
+        self._daemon.terminate()
+        self._daemon.wait()
+        self._bus.terminate()
+        self._bus.wait()
+
+    def _run(self, *words: str) -> Outcome:
+        start = time.perf_counter()
+        done = subprocess.run([*self._phos, *words], stdout=subprocess.PIPE, text=True, check=True)
+        seconds = time.perf_counter() - start
+        job = json.loads(done.stdout.splitlines()[-1])
+        took = {phase["name"]: phase["seconds"] for phase in job["phases"]}
+        result = str(job["result"])
+        return Outcome(result, seconds, job["stop_seconds"], took, job["notes"])
 
 
 def gone(pids: tuple[int, ...]) -> bool:
@@ -110,21 +194,20 @@ def gone(pids: tuple[int, ...]) -> bool:
 def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
     """One checkpoint, kill and restore; what it took and whether the losses are equal."""
     runtime, state = folder / "run", Path(arguments.state) / "phos-state"
-    config = NodeConfig(state, runtime, staging_limit=arguments.staging, ring_bytes=None)
-    with Node(config) as node:
-        node.mover(0)
+    config = NodeConfig(state, runtime, staging_limit=arguments.staging)
+    phosd = ThroughDaemon(config) if arguments.daemon else Direct(config)
+    with contextlib.closing(phosd):
+        wait_until((runtime / "hook").is_dir, "the runtime folder", folder)
         training = start(folder, runtime, arguments)
         pid = training.process.pid
         training.wait_for(10)
         before = statistics.median(training.seconds(5))
-        saving = Progress()
-        options = CheckpointOptions(mode=arguments.mode)
-        manifest = checkpoint(node, pid, options, saving)
+        saved = phosd.checkpoint(pid, arguments.mode)
+        store = Store(state)
         if arguments.again:
             training.wait_for(3)
-            saving = Progress()
-            node.store.delete(manifest.id)
-            manifest = checkpoint(node, pid, options, saving)
+            store.delete(saved.result)
+            saved = phosd.checkpoint(pid, arguments.mode)
         at = training.lines()
         training.wait_for(arguments.compare + 2)
         after = statistics.median(training.seconds(at))
@@ -133,38 +216,44 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
         training.process.wait()
         wait_until(lambda: gone((pid,)), "the pid to be free", training.log)
         at = training.lines()
-        loading = Progress()
         began = time.perf_counter()
-        restored = restore(node, manifest.id, RestoreOptions(), loading)
+        restored = phosd.restore(saved.result)
         wait_until(lambda: training.lines() > at, "the first iteration", training.log)
         to_first = time.perf_counter() - began
         training.wait_for(arguments.compare)
-        continued = {int(n): loss for n, loss, _ in training._lines()[at:]}
+        continued = training.losses(at)
         common = sorted(original.keys() & continued.keys())
-        os.killpg(restored.pid, signal.SIGKILL)
-        node.store.delete(manifest.id)
-    cpu_bytes = sum(f.size for tree in manifest.trees for f in tree.files)
-    stop = phases(saving)
-    drain = stop.get("drain", 0.0)
+        os.killpg(pid, signal.SIGKILL)
+        manifest = store.get(saved.result)
+        store.delete(saved.result)
+    drain = saved.phases.get("drain", 0.0)
     return {
         "case": f"gpt2-{arguments.size}",
         "mode": arguments.mode,
+        "through": "D-Bus" if arguments.daemon else "the engine",
         "state": arguments.state,
         "device_bytes": manifest.device_bytes,
-        "cpu_bytes": cpu_bytes,
+        "cpu_bytes": sum(f.size for tree in manifest.trees for f in tree.files),
         "blocks": len(manifest.blocks),
-        "stop_s": round(saving.stop_seconds, 3),
-        "stop_without_copy_s": round(saving.stop_seconds - drain, 3),
+        "stop_s": round(saved.stop_seconds, 3),
+        "stop_without_copy_s": round(saved.stop_seconds - drain, 3),
         "copy_gb_per_s": round(manifest.device_bytes / drain / 1e9, 2) if drain else None,
-        "checkpoint_phases_s": stop,
+        "checkpoint_phases_s": {name: round(s, 3) for name, s in saved.phases.items()},
         "restore_s": round(restored.seconds, 3),
         "restore_to_first_iteration_s": round(to_first, 3),
-        "restore_phases_s": phases(loading),
+        "restore_phases_s": {name: round(s, 3) for name, s in restored.phases.items()},
         "iteration_s": {"before": before, "after": after},
         "values_compared": len(common),
         "values_equal": all(original[n] == continued[n] for n in common),
-        "notes": saving.notes,
+        "transparent_hugepages": hugepages(),
+        "notes": saved.notes,
     }
+
+
+def hugepages() -> str:
+    """The kernel's setting: the driver's copy of its state, and CRIU's, gain from ``always``."""
+    text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    return text[text.index("[") + 1 : text.index("]")]
 
 
 def main() -> None:
@@ -176,6 +265,7 @@ def main() -> None:
     parser.add_argument("--staging", type=int, default=None, help="bytes CRIU may keep in memory")
     parser.add_argument("--compare", type=int, default=20, help="iterations to compare")
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--daemon", action="store_true", help="through phosd and D-Bus")
     parser.add_argument("--again", action="store_true", help="measure a second checkpoint")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="phos-bench-") as folder:

@@ -117,6 +117,7 @@ class Node:
             return
         folder = Path(tempfile.mkdtemp(prefix="phosd-", dir=_MEMORY))
         try:
+            _find_pages(folder, byte_count)
             yield folder
         finally:
             shutil.rmtree(folder)
@@ -130,6 +131,17 @@ class Node:
         free = min(status.f_bavail * status.f_frsize, available_memory() // 2)
         limit = self.config.staging_limit
         return free if limit is None else min(limit, free)
+
+
+def _find_pages(folder: Path, byte_count: int) -> None:
+    """Touch as much memory as will be needed, and free it again.
+
+    The kernel gives out next what was freed last. In a virtual machine a page that the host has
+    to find first costs several times a page that was in use before, and CRIU would meet that cost
+    while the program stands still.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, max(byte_count, 1))
 
 
 def available_memory() -> int:
