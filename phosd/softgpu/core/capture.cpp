@@ -133,7 +133,7 @@ void set_next(const StreamPtr& stream, std::vector<Node*> nodes, bool replace) {
     join(stream->next_nodes, nodes);
 }
 
-bool capture_work(const StreamPtr& stream, const WorkPtr& work, CUgraphNodeType type,
+bool capture_work(const StreamPtr& stream, const WorkPtr& work, std::optional<CUgraphNodeType> type,
                   EventPtr event) {
     std::lock_guard lock(g_mutex);
     const auto capture = capture_of(stream);
@@ -143,7 +143,7 @@ bool capture_work(const StreamPtr& stream, const WorkPtr& work, CUgraphNodeType 
     }
     need_valid(*capture);
     Node node;
-    node.type = type;
+    node.type = type ? *type : work->node_type();
     node.work = work;
     node.event = std::move(event);
     node.dependencies = stream->next_nodes;

@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -44,9 +45,10 @@ GraphPtr end_capture(const StreamPtr& stream);
 CaptureInfo capture_info(const StreamPtr& stream);
 void set_next(const StreamPtr& stream, std::vector<Node*> nodes, bool replace);
 
-// The parts of submit.h. The first is false when the stream does not capture.
-bool capture_work(const StreamPtr& stream, const WorkPtr& work, CUgraphNodeType type,
-                  EventPtr event = nullptr);
+// The parts of submit.h. The first is false when the stream does not capture. Without a type the
+// node is what the work says that it is, which is asked only then: not all work can be a node.
+bool capture_work(const StreamPtr& stream, const WorkPtr& work,
+                  std::optional<CUgraphNodeType> type = {}, EventPtr event = nullptr);
 bool capture_record(const EventPtr& event, const StreamPtr& stream);
 bool capture_wait(const EventPtr& event, const StreamPtr& stream);
 bool any_capture();

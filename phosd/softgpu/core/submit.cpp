@@ -7,7 +7,7 @@
 namespace phos::softgpu {
 
 Mark submit(const StreamPtr& stream, WorkPtr work) {
-    if (any_capture() && capture_work(stream, work, work->node_type())) return {};
+    if (any_capture() && capture_work(stream, work)) return {};
     return stream->context.submit(*stream, std::move(work));
 }
 

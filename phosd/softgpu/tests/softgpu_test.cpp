@@ -20,7 +20,13 @@ namespace {
             std::_Exit(1);                                                                 \
         }                                                                                  \
     } while (false)
-#define OK(call) CHECK((call) == CUDA_SUCCESS)
+#define OK(call)                                                                              \
+    do {                                                                                      \
+        const CUresult result = (call);                                                       \
+        if (result == CUDA_SUCCESS) break;                                                    \
+        std::fprintf(stderr, "%s:%d: error %d from %s\n", __FILE__, __LINE__, result, #call); \
+        std::_Exit(1);                                                                        \
+    } while (false)
 
 CUcontext g_context;
 
