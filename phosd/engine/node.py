@@ -1,6 +1,7 @@
 """This node: its folders, its image store, its data movers, and which processes have a job."""
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -117,8 +118,7 @@ class Node:
             return
         folder = Path(tempfile.mkdtemp(prefix="phosd-", dir=_MEMORY))
         try:
-            _find_pages(folder, byte_count)
-            yield folder
+            yield folder if _find_pages(folder, byte_count) else None
         finally:
             shutil.rmtree(folder)
 
@@ -133,15 +133,21 @@ class Node:
         return free if limit is None else min(limit, free)
 
 
-def _find_pages(folder: Path, byte_count: int) -> None:
-    """Touch as much memory as will be needed, and free it again.
+def _find_pages(folder: Path, byte_count: int) -> bool:
+    """Touch as much memory as will be needed, and free it again; false when it is not there.
 
     The kernel gives out next what was freed last. In a virtual machine a page that the host has
     to find first costs several times a page that was in use before, and CRIU would meet that cost
     while the program stands still.
     """
     with tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, max(byte_count, 1))
+        try:
+            os.posix_fallocate(file.fileno(), 0, max(byte_count, 1))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+            return False  # somebody else was quicker
+        return True
 
 
 def available_memory() -> int:

@@ -25,7 +25,7 @@ from phosd.engine.image.manifest import Block, Manifest
 from phosd.engine.image.store import Image
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
-from phosd.engine.space import require_device_memory
+from phosd.engine.space import context_bytes, require_device_memory
 from phosd.engine.undo import Undo
 
 
@@ -150,9 +150,13 @@ def _stored(manifest: Manifest) -> list[Block]:
 
 
 def _bytes_by_gpu(manifest: Manifest) -> dict[int, int]:
-    total: Counter[int] = Counter()
+    """The blocks of each GPU, and a context for each process that has some there (at least one)."""
+    total = Counter({gpu.ordinal: 0 for gpu in manifest.gpus})
     for block in _stored(manifest):
         total[block.gpu] += block.size
+    users = {(block.gpu, block.process) for block in manifest.blocks}
+    for gpu in total:
+        total[gpu] += context_bytes() * max(1, sum(user[0] == gpu for user in users))
     return dict(total)
 
 

@@ -9,7 +9,7 @@ from phosd.engine.node import Node, available_memory
 from phosd.engine.unit import Unit
 
 _CONTEXT = 640 << 20
-"""Bytes of host memory into which the driver saves one context (370-640 MB on an H200)."""
+"""Bytes of one context (370-640 MB on an H200)."""
 
 _SPARE = 64 << 20
 
@@ -43,8 +43,13 @@ def check_space(node: Node, unit: Unit, mode: str) -> Needs:
     return needs
 
 
+def context_bytes() -> int:
+    """What one context takes, of device memory and, when the driver saves it, of host memory."""
+    return 0 if cuda.is_software() else _CONTEXT
+
+
 def _estimate(unit: Unit, mode: str) -> Needs:
-    context = 0 if cuda.is_software() else _CONTEXT
+    context = context_bytes()
     resident = sum(_private_bytes(p.pid) for tree in unit.trees for p in tree.living)
     contexts = context * len(unit.members)
     blocks = sum(b.size for link in unit.links for b in link.list_blocks())
@@ -58,7 +63,7 @@ def _estimate(unit: Unit, mode: str) -> Needs:
 def _private_bytes(pid: int) -> int:
     """Resident memory that is not of files: what CRIU writes. Zero for a process that is gone."""
     try:
-        text = (procfs.PROC / str(pid) / "status").read_text()
+        text = (procfs.PROC / str(pid) / "status").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return 0
     wanted = ("RssAnon:", "RssShmem:")
@@ -71,7 +76,7 @@ def _gb(count: int) -> str:
 
 
 def require_device_memory(node: Node, by_gpu: dict[int, int]) -> None:
-    """Raise :class:`OutOfMemory` unless each GPU has room for this many bytes and a context."""
+    """Raise :class:`OutOfMemory` unless each GPU has this many bytes free."""
     for gpu, wanted in by_gpu.items():
         free, _ = node.mover(gpu).free_memory()
         if wanted > free:
