@@ -150,13 +150,15 @@ def _stored(manifest: Manifest) -> list[Block]:
 
 
 def _bytes_by_gpu(manifest: Manifest) -> dict[int, int]:
-    """The blocks of each GPU, and a context for each process that has some there (at least one)."""
-    total = Counter({gpu.ordinal: 0 for gpu in manifest.gpus})
+    """What each GPU must have free: the blocks, and a context for each process that has some.
+
+    A GPU without blocks is not asked, since that would start its mover.
+    """
+    total: Counter[int] = Counter()
     for block in _stored(manifest):
         total[block.gpu] += block.size
-    users = {(block.gpu, block.process) for block in manifest.blocks}
-    for gpu in total:
-        total[gpu] += context_bytes() * max(1, sum(user[0] == gpu for user in users))
+    for gpu, _ in {(block.gpu, block.process) for block in manifest.blocks}:
+        total[gpu] += context_bytes()
     return dict(total)
 
 
