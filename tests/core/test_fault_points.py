@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from phosd.engine import faults
+from phosd.engine import node as node_module
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.errors import Internal, NoSuchProcess, PhosError, Timeout
 from phosd.engine.faults import Point
@@ -36,6 +38,14 @@ EACH_PROCESS = {Point.HOOK_PARK, Point.HOOK_DETACH, Point.DRIVER_LOCK, Point.DRI
 RESTORE_STEPS = [p for p in Point if p.startswith("restore-")]
 
 
+@pytest.fixture(autouse=True)
+def staging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Memory for CRIU's files that only this test uses, so that what is left there is seen."""
+    with tempfile.TemporaryDirectory(prefix="phos-test-", dir="/dev/shm") as folder:
+        monkeypatch.setattr(node_module, "_MEMORY", Path(folder))
+        yield Path(folder)
+
+
 @contextmanager
 def armed(fault: str) -> Iterator[None]:
     """Inside, this fault happens in this process, as ``PHOS_FAULT`` would have it."""
@@ -50,11 +60,13 @@ def attempt(node: Node, target: Target, mode: str, progress: Progress | None = N
 
 
 def left(node: Node) -> tuple[int, list[Path], list[Path], int]:
-    """What a failed job must not leave: descriptors, image folders and packs, staging, memory."""
+    """What a failed job must not leave: descriptors, image folders and packs, staging, blocks that
+    the mover has (it keeps a descriptor of each).
+    """
     stored = [p for kind in (node.store.images, node.store.packs) for p in sorted(kind.iterdir())]
-    staging = sorted(Path("/dev/shm").glob("phosd-*"))
-    free, _ = node.mover(0).free_memory()
-    return len(os.listdir("/proc/self/fd")), stored, staging, free  # noqa: PTH208
+    staging = list(node_module._MEMORY.iterdir())
+    ours, movers = (len(list(Path(f"/proc/{p}/fd").iterdir())) for p in ("self", node.mover(0).pid))
+    return ours, stored, staging, movers
 
 
 def refused(node: Node, target: Target, mode: str, fault: str, undisturbed: Undisturbed) -> None:
