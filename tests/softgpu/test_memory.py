@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.softgpu import program
 
 
@@ -196,6 +198,60 @@ assert code(d.cuCtxDisablePeerAccess(one)) == "ERROR_PEER_ACCESS_NOT_ENABLED"
 """,
         tmp_path,
         PHOS_SOFTGPU_DEVICES="2",
+    )
+
+
+@pytest.mark.parametrize("three", [False, True])
+def test_a_copy_between_contexts_is_serialized_with_all_their_work(
+    three: bool, tmp_path: Path
+) -> None:
+    """It follows what non-blocking streams of both contexts, and of the current one, were given
+    before it, and comes before what any stream of theirs, old or new, is given after it."""
+    program.run(
+        """
+def copy(to, to_context, source, context, size):
+    if not THREE:
+        return ck(d.cuMemcpyPeer(to, to_context, source, context, size))
+    c = d.CUDA_MEMCPY3D_PEER(); device = d.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    c.srcMemoryType, c.srcDevice, c.srcContext = device, int(source), context
+    c.dstMemoryType, c.dstDevice, c.dstContext = device, int(to), to_context
+    c.WidthInBytes, c.Height, c.Depth = size, 1, 1
+    return ck(d.cuMemcpy3DPeer(c))
+
+n = 1024
+def make(ordinal):
+    context = use(ordinal)
+    data, flag = ck(d.cuMemAlloc(4 * n)), ck(d.cuMemAlloc(4))
+    ck(d.cuMemsetD32(data, 0, n)); ck(d.cuMemsetD32(flag, 0, 1)); ck(d.cuCtxSynchronize())
+    return context, data, flag, ck(d.cuStreamCreate(1))
+(one, source, gate_one, before_one), (two, target, gate_two, before_two) = make(0), make(1)
+current, _, gate_current, before_current = make(2)
+for context, gate, stream in ((one, gate_one, before_one), (two, gate_two, before_two),
+                              (current, gate_current, before_current)):
+    ck(d.cuCtxSetCurrent(context)); ck(d.cuStreamWaitValue32(stream, gate, 1, 0))
+ck(d.cuCtxSetCurrent(one)); ck(d.cuMemsetD32Async(source, 7, n, before_one))
+ck(d.cuCtxSetCurrent(current))
+copy(target, two, source, one, 4 * n)               # returns at once: nothing of it is in the host
+late = []
+for context in (one, two, current):
+    ck(d.cuCtxSetCurrent(context)); late.append(ck(d.cuStreamCreate(1)))
+ck(d.cuCtxSetCurrent(one)); ck(d.cuMemsetD32Async(source, 9, n, late[0]))
+ck(d.cuCtxSetCurrent(two)); total = ck(d.cuMemAlloc(4 * n))
+ck(d.cuMemcpyDtoDAsync(total, target, 4 * n, late[1]))
+ck(d.cuCtxSetCurrent(current)); end = ck(d.cuEventCreate(0)); ck(d.cuEventRecord(end, late[2]))
+for opened, gate in ((0, gate_two), (1, gate_current), (2, gate_one)):  # the last one lets it go
+    time.sleep(0.05)
+    for context, stream in zip((one, two, current), late):
+        ck(d.cuCtxSetCurrent(context)); assert code(d.cuStreamQuery(stream)) == "ERROR_NOT_READY"
+    assert code(d.cuEventQuery(end)) == "ERROR_NOT_READY"
+    ctypes.c_uint32.from_address(int(gate)).value = 1
+for context in (one, two, current):
+    ck(d.cuCtxSetCurrent(context)); ck(d.cuCtxSynchronize())
+assert (fetch(target, n) == 7).all() and (fetch(total, n) == 7).all()
+assert (fetch(source, n) == 9).all() and code(d.cuEventQuery(end)) == "SUCCESS"
+""".replace("THREE", str(three)),
+        tmp_path,
+        PHOS_SOFTGPU_DEVICES="3",
     )
 
 

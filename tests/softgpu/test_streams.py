@@ -136,7 +136,8 @@ executable = ck(d.cuGraphInstantiate(graph, 0))
 assert (fetch(q, n) == 0).all()                     # a capture runs nothing
 ck(d.cuGraphLaunch(executable, s)); ck(d.cuStreamSynchronize(s))
 assert (fetch(q, n) == 5).all()
-ck(d.cuMemsetD32(q, 0, n)); ck(d.cuGraphDestroy(graph))
+ck(d.cuMemsetD32(q, 0, n)); ck(d.cuCtxSynchronize())    # s waits for no work of stream 0
+ck(d.cuGraphDestroy(graph))
 ck(d.cuGraphLaunch(executable, s)); ck(d.cuStreamSynchronize(s)); assert (fetch(q, n) == 5).all()
 """,
         tmp_path,

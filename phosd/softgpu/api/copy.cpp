@@ -1,5 +1,5 @@
 // Copies and fills of one dimension and of rows.
-#include <cstring>
+#include <set>
 
 #include "api/api.h"
 #include "api/works.h"
@@ -35,29 +35,56 @@ bool in_host(const End& end) {
     return !Space::inside(end.address);
 }
 
+std::shared_ptr<const Copy> linear(End to, End from, size_t bytes) {
+    return std::make_shared<Copy>(to, from, bytes);
+}
+
+bool nothing_in(const Copy& what) {
+    return what.width() == 0 || what.rows() == 0 || what.slices() == 0;
+}
+
+bool touches_host(const Copy& what) {
+    return in_host(what.to()) || in_host(what.from());
+}
+
 // A synchronous call returns when the host's side is done; between devices it only orders.
 // An asynchronous one that reads or writes pageable memory is done with it when it returns.
-void copy(CUstream handle, Wait wait, End to, End from, size_t width, size_t rows = 1,
-          size_t slices = 1) {
+void copy(CUstream handle, Wait wait, std::shared_ptr<const Copy> what) {
     const StreamPtr stream = stream_of(handle);
-    if (wait == Wait::yes && (in_host(to) || in_host(from))) forbid_during_capture();
-    if (width == 0 || rows == 0 || slices == 0) return;
-    const bool pageable_source = !from.device, pageable_target = !to.device;
-    if (wait == Wait::no && pageable_source && rows * slices == 1 && width <= kSnapshot &&
-        !captures(stream)) {
-        const auto* bytes = reinterpret_cast<const std::byte*>(from.address);
-        const Mark mark = submit(
-            stream, std::make_shared<Copy>(to, std::vector<std::byte>(bytes, bytes + width)));
-        if (!pageable_target) return;
-        mark.wait();
-        stream->context.check();
-        return;
+    if (wait == Wait::yes && touches_host(*what)) forbid_during_capture();
+    if (nothing_in(*what)) return;
+    const bool pageable_source = !what->from().device, pageable_target = !what->to().device;
+    bool for_the_end = wait == Wait::yes ? touches_host(*what) : pageable_source || pageable_target;
+    if (wait == Wait::no && pageable_source && what->rows() * what->slices() == 1 &&
+        what->width() <= kSnapshot && !captures(stream)) {
+        const auto* bytes = reinterpret_cast<const std::byte*>(what->from().address);
+        what = std::make_shared<Copy>(what->to(),
+                                      std::vector<std::byte>(bytes, bytes + what->width()));
+        for_the_end = pageable_target;
     }
-    const Mark mark = submit(stream, std::make_shared<Copy>(to, from, width, rows, slices));
-    if (wait == Wait::yes ? !(in_host(to) || in_host(from)) : !(pageable_source || pageable_target))
-        return;
+    const Mark mark = submit(stream, std::move(what));
+    if (!for_the_end) return;
     mark.wait();
     stream->context.check();
+}
+
+// Serialized with all work of the contexts and of the current one, before and after it.
+void copy_between(CUstream handle, std::set<ContextPtr> contexts,
+                  std::shared_ptr<const Copy> what) {
+    const StreamPtr stream = stream_of(handle);
+    forbid_during_capture();
+    forbid_capturing(stream);
+    if (nothing_in(*what)) return;
+    contexts.insert(stream->context.shared_from_this());
+    const bool for_the_end = touches_host(*what);
+    const Mark mark = submit_alone(stream, std::move(what), contexts);
+    if (!for_the_end) return;
+    mark.wait();
+    stream->context.check();
+}
+
+ContextPtr context_of(CUcontext handle) {
+    return runtime().contexts.get(handle, CUDA_ERROR_INVALID_CONTEXT);
 }
 
 void fill(CUstream handle, CUdeviceptr address, uint32_t value, unsigned element, size_t width,
@@ -89,21 +116,21 @@ End end_of(CUmemorytype type, const void* host, CUdeviceptr device, size_t x, si
     }
 }
 
-void copy_2d(CUstream stream, Wait wait, const CUDA_MEMCPY2D* what) {
+std::shared_ptr<const Copy> described(const CUDA_MEMCPY2D* what) {
     require(what != nullptr);
     const auto& c = *what;
     const size_t from_pitch = c.srcPitch ? c.srcPitch : c.WidthInBytes + c.srcXInBytes;
     const size_t to_pitch = c.dstPitch ? c.dstPitch : c.WidthInBytes + c.dstXInBytes;
     require(from_pitch >= c.WidthInBytes && to_pitch >= c.WidthInBytes);
-    copy(stream, wait,
-         end_of(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstXInBytes, c.dstY, 0, to_pitch, 0),
-         end_of(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcXInBytes, c.srcY, 0, from_pitch, 0),
-         c.WidthInBytes, c.Height);
+    return std::make_shared<Copy>(
+        end_of(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstXInBytes, c.dstY, 0, to_pitch, 0),
+        end_of(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcXInBytes, c.srcY, 0, from_pitch, 0),
+        c.WidthInBytes, c.Height);
 }
 
 // CUDA_MEMCPY3D and CUDA_MEMCPY3D_PEER name their fields alike.
 template <typename Description>
-void copy_3d(CUstream stream, Wait wait, const Description* what) {
+std::shared_ptr<const Copy> described(const Description* what) {
     require(what != nullptr);
     const auto& c = *what;
     const size_t from_pitch = c.srcPitch ? c.srcPitch : c.WidthInBytes + c.srcXInBytes;
@@ -112,29 +139,29 @@ void copy_3d(CUstream stream, Wait wait, const Description* what) {
     const size_t to_height = c.dstHeight ? c.dstHeight : c.Height + c.dstY;
     require(from_pitch >= c.WidthInBytes && to_pitch >= c.WidthInBytes && from_height >= c.Height &&
             to_height >= c.Height);
-    copy(stream, wait,
-         end_of(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstXInBytes, c.dstY, c.dstZ, to_pitch,
-                to_height),
-         end_of(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcXInBytes, c.srcY, c.srcZ, from_pitch,
-                from_height),
-         c.WidthInBytes, c.Height, c.Depth);
+    return std::make_shared<Copy>(end_of(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstXInBytes,
+                                         c.dstY, c.dstZ, to_pitch, to_height),
+                                  end_of(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcXInBytes,
+                                         c.srcY, c.srcZ, from_pitch, from_height),
+                                  c.WidthInBytes, c.Height, c.Depth);
+}
+
+// A side in host memory belongs to no context.
+std::set<ContextPtr> contexts_of(const CUDA_MEMCPY3D_PEER& what) {
+    std::set<ContextPtr> contexts;
+    if (what.dstMemoryType != CU_MEMORYTYPE_HOST) contexts.insert(context_of(what.dstContext));
+    if (what.srcMemoryType != CU_MEMORYTYPE_HOST) contexts.insert(context_of(what.srcContext));
+    return contexts;
 }
 
 }  // namespace
 
 namespace phos::softgpu {
 
-std::shared_ptr<const Copy> copy_of(const CUDA_MEMCPY3D& c) {
-    const size_t from_pitch = c.srcPitch ? c.srcPitch : c.WidthInBytes + c.srcXInBytes;
-    const size_t to_pitch = c.dstPitch ? c.dstPitch : c.WidthInBytes + c.dstXInBytes;
-    const size_t from_height = c.srcHeight ? c.srcHeight : c.Height + c.srcY;
-    const size_t to_height = c.dstHeight ? c.dstHeight : c.Height + c.dstY;
-    require(c.WidthInBytes && c.Height && c.Depth);
-    return std::make_shared<Copy>(end_of(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstXInBytes,
-                                         c.dstY, c.dstZ, to_pitch, to_height),
-                                  end_of(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcXInBytes,
-                                         c.srcY, c.srcZ, from_pitch, from_height),
-                                  c.WidthInBytes, c.Height, c.Depth);
+std::shared_ptr<const Copy> copy_of(const CUDA_MEMCPY3D& what) {
+    auto copy = described(&what);
+    require(!nothing_in(*copy));
+    return copy;
 }
 
 std::shared_ptr<const Fill> fill_of(const CUDA_MEMSET_NODE_PARAMS& what) {
@@ -148,72 +175,74 @@ std::shared_ptr<const Fill> fill_of(const CUDA_MEMSET_NODE_PARAMS& what) {
 }  // namespace phos::softgpu
 
 DEFAULT_STREAM_API(cuMemcpy, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes)) {
-    copy(stream, Wait::yes, any_end(to), any_end(from), bytes);
+    copy(stream, Wait::yes, linear(any_end(to), any_end(from), bytes));
 }
 DEFAULT_STREAM_API(cuMemcpyHtoD_v2, (CUdeviceptr to, const void* from, size_t bytes),
                    (to, from, bytes)) {
-    copy(stream, Wait::yes, device_end(to), host_end(from), bytes);
+    copy(stream, Wait::yes, linear(device_end(to), host_end(from), bytes));
 }
 DEFAULT_STREAM_API(cuMemcpyDtoH_v2, (void* to, CUdeviceptr from, size_t bytes), (to, from, bytes)) {
-    copy(stream, Wait::yes, host_end(to), device_end(from), bytes);
+    copy(stream, Wait::yes, linear(host_end(to), device_end(from), bytes));
 }
 DEFAULT_STREAM_API(cuMemcpyDtoD_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes),
                    (to, from, bytes)) {
-    copy(stream, Wait::yes, device_end(to), device_end(from), bytes);
+    copy(stream, Wait::yes, linear(device_end(to), device_end(from), bytes));
 }
 DEFAULT_STREAM_API(cuMemcpyPeer,
                    (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
                     size_t bytes),
                    (to, to_context, from, from_context, bytes)) {
-    runtime().contexts.get(to_context, CUDA_ERROR_INVALID_CONTEXT);
-    runtime().contexts.get(from_context, CUDA_ERROR_INVALID_CONTEXT);
-    copy(stream, Wait::yes, device_end(to), device_end(from), bytes);
+    copy_between(stream, {context_of(to_context), context_of(from_context)},
+                 linear(device_end(to), device_end(from), bytes));
 }
 DEFAULT_STREAM_API(cuMemcpy2D_v2, (const CUDA_MEMCPY2D* what), (what)) {
-    copy_2d(stream, Wait::yes, what);
+    copy(stream, Wait::yes, described(what));
 }
 DEFAULT_STREAM_API(cuMemcpy2DUnaligned_v2, (const CUDA_MEMCPY2D* what), (what)) {
-    copy_2d(stream, Wait::yes, what);
+    copy(stream, Wait::yes, described(what));
 }
 DEFAULT_STREAM_API(cuMemcpy3D_v2, (const CUDA_MEMCPY3D* what), (what)) {
-    copy_3d(stream, Wait::yes, what);
+    copy(stream, Wait::yes, described(what));
 }
 DEFAULT_STREAM_API(cuMemcpy3DPeer, (const CUDA_MEMCPY3D_PEER* what), (what)) {
-    copy_3d(stream, Wait::yes, what);
+    const auto copy = described(what);
+    copy_between(stream, contexts_of(*what), copy);
 }
 
 STREAM_API(cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream),
            (to, from, bytes, stream)) {
-    copy(stream, Wait::no, any_end(to), any_end(from), bytes);
+    copy(stream, Wait::no, linear(any_end(to), any_end(from), bytes));
 }
 STREAM_API(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void* from, size_t bytes, CUstream stream),
            (to, from, bytes, stream)) {
-    copy(stream, Wait::no, device_end(to), host_end(from), bytes);
+    copy(stream, Wait::no, linear(device_end(to), host_end(from), bytes));
 }
 STREAM_API(cuMemcpyDtoHAsync_v2, (void* to, CUdeviceptr from, size_t bytes, CUstream stream),
            (to, from, bytes, stream)) {
-    copy(stream, Wait::no, host_end(to), device_end(from), bytes);
+    copy(stream, Wait::no, linear(host_end(to), device_end(from), bytes));
 }
 STREAM_API(cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream),
            (to, from, bytes, stream)) {
-    copy(stream, Wait::no, device_end(to), device_end(from), bytes);
+    copy(stream, Wait::no, linear(device_end(to), device_end(from), bytes));
 }
 STREAM_API(cuMemcpyPeerAsync,
            (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
             size_t bytes, CUstream stream),
            (to, to_context, from, from_context, bytes, stream)) {
-    runtime().contexts.get(to_context, CUDA_ERROR_INVALID_CONTEXT);
-    runtime().contexts.get(from_context, CUDA_ERROR_INVALID_CONTEXT);
-    copy(stream, Wait::no, device_end(to), device_end(from), bytes);
+    context_of(to_context);
+    context_of(from_context);
+    copy(stream, Wait::no, linear(device_end(to), device_end(from), bytes));
 }
 STREAM_API(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D* what, CUstream stream), (what, stream)) {
-    copy_2d(stream, Wait::no, what);
+    copy(stream, Wait::no, described(what));
 }
 STREAM_API(cuMemcpy3DAsync_v2, (const CUDA_MEMCPY3D* what, CUstream stream), (what, stream)) {
-    copy_3d(stream, Wait::no, what);
+    copy(stream, Wait::no, described(what));
 }
 STREAM_API(cuMemcpy3DPeerAsync, (const CUDA_MEMCPY3D_PEER* what, CUstream stream), (what, stream)) {
-    copy_3d(stream, Wait::no, what);
+    const auto wanted = described(what);
+    contexts_of(*what);
+    copy(stream, Wait::no, wanted);
 }
 
 #define FILL_API(bits, type)                                                                    \

@@ -1,5 +1,6 @@
 #include "core/context.h"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -59,15 +60,16 @@ void Context::remove_stream(const StreamPtr& stream) {
 
 std::vector<Mark> Context::order(const Stream& stream) const {
     std::vector<Mark> after;
-    const auto add = [&](const Stream& other) {
-        if (Mark tail = other.tail(); !tail.reached()) after.push_back(std::move(tail));
+    const auto add = [&](Mark mark) {
+        if (!mark.reached()) after.push_back(std::move(mark));
     };
+    for (const Mark& barrier : barriers_) add(barrier);
     if (&stream != legacy_.get()) {
-        if (stream.blocking()) add(*legacy_);
+        if (stream.blocking()) add(legacy_->tail());
         return after;
     }
     for (const StreamPtr& other : streams_)
-        if (other->blocking()) add(*other);
+        if (other->blocking()) add(other->tail());
     return after;
 }
 
@@ -79,8 +81,10 @@ Mark Context::submit(Stream& stream, WorkPtr work, std::vector<Mark> after) {
 
 void Context::wait_everywhere(const Mark& mark) {
     std::lock_guard lock(mutex_);
-    legacy_->push(std::make_shared<Nothing>(), {mark});
-    for (const StreamPtr& stream : streams_) stream->push(std::make_shared<Nothing>(), {mark});
+    barriers_.erase(std::remove_if(barriers_.begin(), barriers_.end(),
+                                   [](const Mark& barrier) { return barrier.reached(); }),
+                    barriers_.end());
+    barriers_.push_back(mark);
 }
 
 void Context::synchronize(Stream& stream) {
@@ -96,7 +100,8 @@ void Context::synchronize(Stream& stream) {
 
 std::vector<Mark> Context::tails() const {
     std::lock_guard lock(mutex_);
-    std::vector<Mark> marks{legacy_->tail()};
+    std::vector<Mark> marks = barriers_;
+    marks.push_back(legacy_->tail());
     for (const StreamPtr& stream : streams_) marks.push_back(stream->tail());
     return marks;
 }

@@ -40,6 +40,7 @@ class Context : public std::enable_shared_from_this<Context> {
     void synchronize(Stream& stream);
     void synchronize();
     bool idle(Stream& stream);
+    // All that was submitted so far, and what all later work waits for.
     std::vector<Mark> tails() const;
 
     // Runs one operation on a stream's thread, unless the context is broken.
@@ -60,7 +61,8 @@ class Context : public std::enable_shared_from_this<Context> {
     mutable std::mutex mutex_;     // submission order over the context's streams
     std::set<StreamPtr> streams_;  // all but the legacy one
     StreamPtr legacy_;
-    StreamPtr recorder_;  // one of streams_, made when it is needed
+    std::vector<Mark> barriers_;  // what all work to come waits for
+    StreamPtr recorder_;          // one of streams_, made when it is needed
     std::atomic<CUresult> broken_{CUDA_SUCCESS};
 };
 using ContextPtr = std::shared_ptr<Context>;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr char kHostName[] = "host";
-const std::string kPrefix = "phos-softgpu-";
+constexpr char kPrefix[] = "phos-softgpu-";
 // Memory that cannot shrink under whoever maps it.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
@@ -72,7 +72,7 @@ std::shared_ptr<Memory> Memory::import(int descriptor) {
     const std::string path = "/proc/self/fd/" + std::to_string(descriptor);
     char target[PATH_MAX];
     const ssize_t length = readlink(path.c_str(), target, sizeof target);
-    const std::string prefix = "/memfd:" + kPrefix;
+    const std::string prefix = std::string("/memfd:") + kPrefix;
     require(length > 0);
     std::string name(target, static_cast<size_t>(length));
     require(name.compare(0, prefix.size(), prefix) == 0);

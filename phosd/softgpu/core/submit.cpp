@@ -11,6 +11,15 @@ Mark submit(const StreamPtr& stream, WorkPtr work) {
     return stream->context.submit(*stream, std::move(work));
 }
 
+Mark submit_alone(const StreamPtr& stream, WorkPtr work, const std::set<ContextPtr>& contexts) {
+    std::vector<Mark> before;
+    for (const ContextPtr& context : contexts)
+        for (Mark& mark : context->tails()) before.push_back(std::move(mark));
+    const Mark mark = stream->context.submit(*stream, std::move(work), std::move(before));
+    for (const ContextPtr& context : contexts) context->wait_everywhere(mark);
+    return mark;
+}
+
 void record(const EventPtr& event, const StreamPtr& stream, bool external) {
     if (any_capture() &&
         (external ? capture_work(stream, nullptr, CU_GRAPH_NODE_TYPE_EVENT_RECORD, event)

@@ -2,6 +2,8 @@
 // stream is captured into.
 #pragma once
 
+#include <set>
+
 #include "core/event.h"
 #include "core/stream.h"
 
@@ -9,6 +11,10 @@ namespace phos::softgpu {
 
 // The mark is empty when the work was captured.
 Mark submit(const StreamPtr& stream, WorkPtr work);
+// Work that follows all earlier work of the contexts and precedes all that comes later. Never
+// captured.
+Mark submit_alone(const StreamPtr& stream, WorkPtr work,
+                  const std::set<std::shared_ptr<Context>>& contexts);
 void record(const EventPtr& event, const StreamPtr& stream, bool external = false);
 void wait_for(const EventPtr& event, const StreamPtr& stream, bool external = false);
 // All of a context's work so far; all of its work to come.

@@ -41,7 +41,8 @@ Map handlers_of_processor() {
 }  // namespace
 
 Handler find_handler(const std::string& name) {
-    static const Map map = handlers_of_processor();
+    // Never destroyed: other threads may load modules while the process exits.
+    static const Map& map = *new Map(handlers_of_processor());
     const auto found = map.find(name);
     return found == map.end() ? nullptr : found->second;
 }
