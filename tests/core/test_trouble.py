@@ -17,13 +17,11 @@ from phosd.engine.progress import Progress
 from phosd.engine.restore import RestoreOptions, restore
 from tests.core.conftest import Starter
 from tests.core.cycle import AFTER, Undisturbed, bring_back, check, run_cycle, save
-from tests.harness import Target, alive, wait_until
+from tests.harness import Target, alive
+from tests.pids import occupy, release
 
 PHASES = ("prepare", "quiesce", "digest", "drain", "park", "control", "cpu", "unpark")
 """The phases of a checkpoint in which the program must be there."""
-
-LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
-"""The kernel gives the next process the number after this one."""
 
 
 def at_phase(name: str, action: Callable[[Progress], None]) -> Progress:
@@ -182,26 +180,13 @@ def test_an_id_is_taken(which: str, node: Node, start: Starter, undisturbed: Und
     target.more_steps(AFTER)
     target.kill()
     original = target.values()
-    holder = wait_until(lambda: take(wanted), f"pid {wanted}")
+    holder = occupy(wanted)
     try:
         with pytest.raises(PhosError, match=f"{wanted}.*sleep"):
             restore(node, image, RestoreOptions(), Progress())
     finally:
-        holder.kill()
-        holder.wait()
-        LAST_PID.write_text(str((wanted + 1000) % 30_000))  # nobody else is to get it now
+        release(holder)
     check(bring_back(node, target, image), original, undisturbed("single"))
-
-
-def take(pid: int) -> subprocess.Popen[bytes] | None:
-    """A process with this very pid, if we get it."""
-    LAST_PID.write_text(str(pid - 1))
-    process = subprocess.Popen(["sleep", "60"])
-    if process.pid == pid:
-        return process
-    process.kill()
-    process.wait()
-    return None
 
 
 def test_the_engine_dies_while_the_program_stands_still(

@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -12,28 +11,7 @@ from phosd.engine import procfs
 from phosd.engine.criu import require_free
 from phosd.engine.errors import Busy
 from tests.criu.life import COUNTER, Life, in_order, records, wait_for
-
-LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
-
-
-def occupy(number: int) -> int:
-    """A process whose id is ``number``, which was just free."""
-    for _ in range(200):
-        LAST_PID.write_text(str(number - 1))
-        child = os.fork()
-        if child == 0:
-            signal.pause()
-            os._exit(0)
-        if child == number:
-            return child
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    raise AssertionError(f"could not get pid {number}")
-
-
-def release(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+from tests.pids import occupy, release
 
 
 def test_the_living_original_is_in_the_way(life: Life) -> None:

@@ -1,0 +1,53 @@
+"""Processes with pids that a test chooses, as CRIU makes them.
+
+The kernel is asked for the very number. Moving its counter (``ns_last_pid``) instead would give
+numbers that were freed a moment ago to whoever starts a process next, and take them away from the
+restores of tests that run beside this one.
+"""
+
+import ctypes
+import os
+import signal
+
+_CLONE3 = 435  # the number of the system call, on every architecture
+
+# The interpreter's lock stays held, so that no other thread can have it when the child is made.
+_libc = ctypes.PyDLL(None, use_errno=True)
+
+
+class _CloneArgs(ctypes.Structure):
+    """``struct clone_args`` of ``linux/sched.h``."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in (
+            *("flags", "pidfd", "child_tid", "parent_tid", "exit_signal", "stack", "stack_size"),
+            *("tls", "set_tid", "set_tid_size", "cgroup"),
+        )
+    )
+
+
+def occupy(number: int) -> int:
+    """A child process whose pid is ``number``, doing nothing.
+
+    Raises:
+        FileExistsError: The number is taken.
+    """
+    wanted = ctypes.c_int(number)
+    arguments = _CloneArgs(
+        exit_signal=signal.SIGCHLD, set_tid=ctypes.addressof(wanted), set_tid_size=1
+    )
+    child: int = _libc.syscall(_CLONE3, ctypes.byref(arguments), ctypes.sizeof(arguments))
+    if child == 0:
+        os.execv("/bin/sleep", ["sleep", "600"])
+    if child < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{os.strerror(error)}: pid {number}")
+    assert child == number
+    return child
+
+
+def release(pid: int) -> None:
+    """End a child made by :func:`occupy`; its number is free again."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
