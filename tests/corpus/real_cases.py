@@ -122,7 +122,7 @@ def _arithmetic() -> list[Case]:
             'asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); r = __float_as_uint(x) ^ __float_as_uint(y) * 3;',
             _f32("mmn", 2), "uint32", arch="compute_80",
         ),
-        elementwise("minmax_f64", "r = fmin(a, b) * 3.0 - fmax(a, b);", _f64("mm64", 2), "float64"),
+        elementwise("minmax_f64", "r = __dsub_rn(__dmul_rn(fmin(a, b), 3.0), fmax(a, b));", _f64("mm64", 2), "float64"),
         elementwise(
             "compare_f32",
             "r = (a < b) | (a <= b) << 1 | (a == b) << 2 | (a != b) << 3 | (a > b) << 4 | (a >= b) << 5"
