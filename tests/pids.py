@@ -8,6 +8,7 @@ restores of tests that run beside this one.
 import ctypes
 import os
 import signal
+import time
 
 _CLONE3 = 435  # the number of the system call, on every architecture
 
@@ -30,9 +31,22 @@ class _CloneArgs(ctypes.Structure):
 def occupy(number: int) -> int:
     """A child process whose pid is ``number``, doing nothing.
 
+    The kernel frees a thread's number a moment after its process has been waited for.
+
     Raises:
-        FileExistsError: The number is taken.
+        OSError: The number is taken, or the kernel refuses.
     """
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            return _clone(number)
+        except FileExistsError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.001)
+
+
+def _clone(number: int) -> int:
     wanted = ctypes.c_int(number)
     arguments = _CloneArgs(
         exit_signal=signal.SIGCHLD, set_tid=ctypes.addressof(wanted), set_tid_size=1
