@@ -245,9 +245,16 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
         "iteration_s": {"before": before, "after": after},
         "values_compared": len(common),
         "values_equal": all(original[n] == continued[n] for n in common),
+        "values_apart": apart(original, continued),
         "transparent_hugepages": hugepages(),
         "notes": saved.notes,
     }
+
+
+def apart(one: dict[int, str], other: dict[int, str]) -> float:
+    """The largest difference between the losses of the same iteration."""
+    both = one.keys() & other.keys()
+    return max(abs(float.fromhex(one[n]) - float.fromhex(other[n])) for n in both)
 
 
 def hugepages() -> str:

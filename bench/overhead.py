@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench.checkpoint import apart
 from phosd.engine.native import hook_library
 
 PROGRAM = Path(__file__).parent / "programs" / "gpt2.py"
@@ -43,12 +44,12 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=60)
     arguments = parser.parse_args()
     medians: dict[bool, list[float]] = {False: [], True: []}
-    losses = []
+    losses: list[dict[int, str]] = []
     for _ in range(arguments.pairs):
         for hooked in (False, True):
             seconds, values = run(arguments, hooked=hooked)
             medians[hooked].append(statistics.median(seconds))
-            losses.append(values)
+            losses.append(dict(enumerate(values)))
     plain, hooked_s = (statistics.median(medians[hooked]) for hooked in (False, True))
     report = {
         "case": f"hook overhead, gpt2-{arguments.size}",
@@ -57,6 +58,7 @@ def main() -> None:
         "slowdown_percent": round((hooked_s / plain - 1) * 100, 3),
         "spread_of_plain_percent": round((max(medians[False]) / min(medians[False]) - 1) * 100, 3),
         "losses_equal": all(values == losses[0] for values in losses),
+        "losses_apart": max(apart(values, losses[0]) for values in losses),
     }
     print(json.dumps(report), flush=True)
 
