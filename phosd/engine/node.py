@@ -18,6 +18,7 @@ from phosd.engine.errors import Busy, Internal
 from phosd.engine.image.store import Store
 from phosd.engine.mover import Mover
 from phosd.engine.process import GpuProcess
+from phosd.engine.rlimit import allow_many_descriptors
 
 _MEMORY = Path("/dev/shm")
 
@@ -38,6 +39,7 @@ class Node:
 
     def __init__(self, config: NodeConfig) -> None:
         self.config = config
+        allow_many_descriptors()
         self.store = Store(config.state_dir)
         hooks = config.runtime_dir / "hook"
         hooks.mkdir(parents=True, exist_ok=True)

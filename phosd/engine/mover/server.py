@@ -4,7 +4,6 @@ import argparse
 import logging
 import os
 import queue
-import resource
 import socket
 import sys
 import threading
@@ -19,6 +18,7 @@ from phosd.engine.mover.ring import Ring
 from phosd.engine.mover.saving import save
 from phosd.engine.mover.transfer import close_all
 from phosd.engine.mover.windows import Windows
+from phosd.engine.rlimit import allow_many_descriptors
 
 _log = logging.getLogger(__name__)
 
@@ -137,8 +137,7 @@ def main(arguments: "list[str] | None" = None) -> int:
     parser.add_argument("--connection", type=int, required=True, help="descriptor of the socket")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format=f"mover {options.gpu}: %(message)s")
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # it keeps one for each block
+    allow_many_descriptors()
     connection = wire.Connection(socket.socket(fileno=options.connection))
     try:
         key = DigestKey.from_packed(os.fdopen(sys.stdin.fileno(), "rb", closefd=False).read())
