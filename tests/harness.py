@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 from phosd.engine.native import hook_library, softgpu_folder
 
@@ -62,6 +63,17 @@ def children(pid: int) -> list[int]:
         for child in task.read_text().split():
             found += [int(child), *children(int(child))]
     return found
+
+
+@contextmanager
+def running(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """``subprocess.Popen`` with text. A test that fails kills the process, not to wait for it."""
+    with subprocess.Popen(command, text=True, **options) as process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
 
 
 @dataclass

@@ -13,7 +13,7 @@ import pytest
 
 from phosd.engine.errors import OutOfSpace
 from phosd.engine.progress import Progress
-from tests.harness import wait_until
+from tests.harness import running, wait_until
 from tests.service.fake_engine import manifest, this_process
 from tests.service.running import Service
 
@@ -195,10 +195,9 @@ def test_without_a_daemon_the_mend_is_told(bus: str) -> None:
 
 
 def test_a_daemon_that_dies_in_the_middle_is_told(service: Service) -> None:
-    with subprocess.Popen(
+    with running(
         [*PHOS, "checkpoint", str(os.getpid())],
         stderr=subprocess.PIPE,
-        text=True,
         env=os.environ | {"PHOS_BUS": service.address},
     ) as process:
         assert process.stderr is not None
@@ -250,11 +249,10 @@ def test_no_color(service: Service) -> None:
 def test_a_terminal_gets_a_progress_bar_with_the_phase(service: Service) -> None:
     service.engine.act = lambda progress: progress.advance(500)
     controller, terminal = pty.openpty()
-    with subprocess.Popen(
+    with running(
         [*PHOS, "checkpoint", str(os.getpid())],
         stdout=subprocess.PIPE,
         stderr=terminal,
-        text=True,
         env=os.environ | {"PHOS_BUS": service.address, "TERM": "xterm", "COLUMNS": "100"},
     ) as process:
         os.close(terminal)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import alive, wait_until
+from tests.harness import alive, running, wait_until
 
 PHOS = [sys.executable, "-m", "phosd.cli.main"]
 
@@ -67,10 +67,9 @@ def test_output_is_relayed_and_kept(home: Path) -> None:
 def test_output_comes_while_the_program_runs(home: Path) -> None:
     fifo = home / "fifo"
     os.mkfifo(fifo)
-    with subprocess.Popen(
+    with running(
         [*PHOS, "run", "--", "sh", "-c", f"echo first; read line < {fifo}; echo second"],
         stdout=subprocess.PIPE,
-        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "first\n"
@@ -92,9 +91,7 @@ def test_signals_are_passed_on(number: signal.Signals) -> None:
     script = (
         f"trap 'echo caught; exit 5' {number.name[3:]}; echo ready; while :; do sleep 0.05; done"
     )
-    with subprocess.Popen(
-        [*PHOS, "run", "--", "sh", "-c", script], stdout=subprocess.PIPE, text=True
-    ) as process:
+    with running([*PHOS, "run", "--", "sh", "-c", script], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
@@ -160,10 +157,9 @@ def test_nothing_ties_the_program_to_its_terminal(home: Path) -> None:
 
 @pytest.mark.usefixtures("home")
 def test_the_program_outlives_its_relay() -> None:
-    with subprocess.Popen(
+    with running(
         [*PHOS, "run", "--", "sh", "-c", "echo $$; exec sleep 60"],
         stdout=subprocess.PIPE,
-        text=True,
     ) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
@@ -178,9 +174,7 @@ def test_the_program_outlives_its_relay() -> None:
 @pytest.mark.usefixtures("home")
 def test_a_reader_that_goes_away_does_not_hurt_the_program(tmp_path: Path) -> None:
     script = f"for i in $(seq 30); do echo $i; sleep 0.02; done; touch {tmp_path}/done; exit 3"
-    with subprocess.Popen(
-        [*PHOS, "run", "--", "sh", "-c", script], stdout=subprocess.PIPE, text=True
-    ) as process:
+    with running([*PHOS, "run", "--", "sh", "-c", script], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "1\n"
         process.stdout.close()

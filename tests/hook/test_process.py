@@ -7,7 +7,7 @@ from pathlib import Path
 
 from phosd.engine.hooklink import HookLink, socket_path
 from phosd.engine.native import hook_library
-from tests.harness import environment, wait_until
+from tests.harness import environment, running, wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -93,12 +93,11 @@ def test_it_needs_libc_alone_and_exports_driver_names_alone() -> None:
 def test_memory_shared_by_legacy_ipc(tmp_path: Path) -> None:
     (tmp_path / "hook").mkdir()
     env = environment(hooked=True, runtime=tmp_path)
-    with subprocess.Popen(
+    with running(
         [sys.executable, PROGRAMS / "ipc_owner.py"],
         env=env,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
     ) as owner:
         assert owner.stdin is not None and owner.stdout is not None
         handles = "".join(owner.stdout.readline() for _ in range(3))
@@ -127,12 +126,11 @@ def test_managed_memory_works_and_is_named(tmp_path: Path) -> None:
         "c = driver.cuDevicePrimaryCtxRetain(0)[1]\ndriver.cuCtxSetCurrent(c)\n"
         "print(int(driver.cuMemAllocManaged(4096, 1)[0]), flush=True)\nsys.stdin.readline()"
     )
-    with subprocess.Popen(
+    with running(
         [sys.executable, "-c", code],
         env=environment(hooked=True, runtime=tmp_path),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
     ) as program:
         assert program.stdin is not None and program.stdout is not None
         assert program.stdout.readline() == "0\n"
