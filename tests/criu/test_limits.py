@@ -165,7 +165,7 @@ def free_pid() -> int:
 def test_zombies_in_the_tree_are_saved_with_it(life: Life) -> None:
     life.start("import os\nif os.fork() == 0:\n    os._exit(3)\n" + COUNTER)
     life.counts_on()
-    assert [p.dead for p in tree.scan(life.pid)] == [False, True]
+    wait_for(lambda: [p.dead for p in tree.scan(life.pid)] == [False, True])
     life.again()
     assert in_order(life.counts_on())
     assert [p.dead for p in tree.scan(life.pid)] == [False, True]

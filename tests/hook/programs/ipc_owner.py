@@ -3,12 +3,14 @@
 Two small allocations of one slab and a large one; handles go out on stdout, one line of hex each.
 """
 
+import ctypes
 import sys
 from typing import Any
 
 from cuda.bindings import driver
 
 SIZES = (1000, 4096, 3 << 20)
+BYTES = 64  # of a CUipcMemHandle
 
 
 def ok(result: Any) -> Any:
@@ -24,7 +26,8 @@ ok(driver.cuCtxSetCurrent(context))
 memory = [ok(driver.cuMemAlloc(size)) for size in SIZES]
 for number, address in enumerate(memory):
     ok(driver.cuMemsetD8(address, number + 1, SIZES[number]))
-    print(bytes(ok(driver.cuIpcGetMemHandle(address)).reserved).hex(), flush=True)
+    handle = ok(driver.cuIpcGetMemHandle(address))
+    print(ctypes.string_at(handle.getPtr(), BYTES).hex(), flush=True)
 sys.stdin.readline()  # the peer is done
 for number, address in enumerate(memory):
     values = bytearray(SIZES[number])

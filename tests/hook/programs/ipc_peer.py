@@ -1,5 +1,6 @@
 """Opens the handles that it is given on stdin, checks the bytes and writes others."""
 
+import ctypes
 import sys
 from typing import Any
 
@@ -20,7 +21,8 @@ context = ok(driver.cuDevicePrimaryCtxRetain(ok(driver.cuDeviceGet(0))))
 ok(driver.cuCtxSetCurrent(context))
 for number, line in enumerate(sys.stdin):
     handle = driver.CUipcMemHandle()
-    handle.reserved = bytes.fromhex(line)
+    given = bytes.fromhex(line)
+    ctypes.memmove(handle.getPtr(), given, len(given))
     address = ok(driver.cuIpcOpenMemHandle(handle, 1))
     assert int(ok(driver.cuIpcOpenMemHandle(handle, 1))) == int(address)
     assert ok(driver.cuMemGetAddressRange(int(address) + 5))[1] == SIZES[number]
