@@ -157,7 +157,6 @@ def test_ctrl_c_cancels_the_job_and_says_so(service: Service) -> None:
             else False
         ),
         "the job",
-        patience=20,
     )
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=30)
@@ -201,7 +200,7 @@ def test_a_daemon_that_dies_in_the_middle_is_told(service: Service) -> None:
         env=os.environ | {"PHOS_BUS": service.address},
     ) as process:
         assert process.stderr is not None
-        wait_until(lambda: service.engine.requests, "the job", patience=20)
+        wait_until(lambda: service.engine.requests, "the job")
         service.disconnect()
         assert "phosd ended while it worked on" in process.stderr.read()
     assert process.returncode == 1

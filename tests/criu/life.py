@@ -34,7 +34,7 @@ while True:
 T = TypeVar("T")
 
 
-def wait_for(look: Callable[[], T], patience: float = 10.0) -> T:
+def wait_for(look: Callable[[], T], patience: float = 60.0) -> T:
     """What ``look`` returns as soon as it is true."""
     end = time.monotonic() + patience
     while not (found := look()):

@@ -101,7 +101,7 @@ def test_the_deadline_passes(answer: GateState, why: str) -> None:
     began = time.monotonic()
     with pytest.raises(Busy, match=why):
         closed(*links, deadline=0.1)()
-    assert 0.1 <= time.monotonic() - began < 2
+    assert 0.1 <= time.monotonic() - began < 10
     assert all(link.open for link in links)
 
 

@@ -28,12 +28,12 @@ def state_of(service: Service, job: str) -> str:
 
 
 def wait_for(service: Service, job: str, state: str) -> None:
-    wait_until(lambda: state_of(service, job) == state, f"{job} to be {state}", patience=10)
+    wait_until(lambda: state_of(service, job) == state, f"{job} to be {state}")
 
 
 def test_a_checkpoint_runs_through_its_phases_and_leaves_an_image(service: Service) -> None:
     job = service.start("Checkpoint", "ua{sv}", os.getpid(), 0)
-    wait_until(lambda: service.get(job, "Job1", "Phase") == '"quiesce"', "quiesce", patience=10)
+    wait_until(lambda: service.get(job, "Job1", "Phase") == '"quiesce"', "quiesce")
     assert service.get(job, "Job1", "ProgramStopped") == "true"
     assert state_of(service, job) == "running"
     service.engine.go.set()
@@ -247,13 +247,13 @@ def test_the_journal_is_there_while_the_job_runs_and_gone_afterwards(service: Se
     at_work: list[str] = []
     service.engine.act = lambda progress: at_work.extend(seen())
     job = service.start("Checkpoint", "ua{sv}", os.getpid(), 0)
-    wait_until(lambda: at_work, "the engine at work", patience=10)
+    wait_until(lambda: at_work, "the engine at work")
     assert at_work == ["1.json"]
     entry = json.loads((journal / "1.json").read_text())
     assert (entry["pid"], entry["operation"]) == (os.getpid(), "checkpoint")
     service.engine.go.set()
     wait_for(service, job, "done")
-    wait_until(lambda: not seen(), "the journal to be empty", patience=10)
+    wait_until(lambda: not seen(), "the journal to be empty")
 
 
 def test_history_lists_the_jobs_of_the_caller(service: Service) -> None:

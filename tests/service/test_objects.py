@@ -189,7 +189,6 @@ def test_a_hook_that_appears_is_noticed_at_once(service: Service) -> None:
     wait_until(
         lambda: PROCESS in busctl(service.address, "tree", "--list", "org.phos").split(),
         "the process",
-        patience=10,
     )
     assert service.call("GetProcess", "u", os.getpid()) == f'o "{PROCESS}"'
 
@@ -204,7 +203,7 @@ def test_a_command_line_of_any_bytes_does_not_break_the_connection(service: Serv
     show_process(service, command=(os.fsdecode(b"tr\xffain"),))
     assert service.get(PROCESS, "Process1", "CommandLine") == '1 "tr?ain"'
     database = Database(service.config.state_dir / "history.db")
-    wait_until(lambda: list(database.query("select * from processes")), "the row", patience=10)
+    wait_until(lambda: list(database.query("select * from processes")), "the row")
     assert [row["command"] for row in database["processes"].rows] == ["tr?ain"]
 
 
