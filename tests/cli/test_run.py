@@ -137,9 +137,7 @@ def test_nothing_ties_the_program_to_its_terminal(home: Path) -> None:
             os.close(descriptor)
     pid = int(json.loads(done.stdout)["pid"])
     try:
-        wait_until(
-            lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n", "the program", patience=10
-        )
+        wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n", "the program")
         found = inspect(pid)
         kept = files(home)
         assert found["leader"]
