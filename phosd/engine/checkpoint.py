@@ -4,7 +4,7 @@ A phase marked ``stopped`` is time in which the program stands still. Whatever f
 runs afterwards: every step that stops something is a context whose end undoes it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,10 +15,12 @@ from phosd.engine.criu import DumpOptions
 from phosd.engine.errors import Busy, InvalidOption, NoSuchProcess, PhosError, Unsupported
 from phosd.engine.faults import Point, point
 from phosd.engine.gate import DEADLINE, closed_gates
-from phosd.engine.holdings import Held, Holdings, detached, parked
+from phosd.engine.gpus import used_by
+from phosd.engine.holdings import Held, Holdings, detached, parked, room_kept
 from phosd.engine.host import describe_gpus, this_host
 from phosd.engine.image.manifest import Block, ChunkRef, Manifest, Process
 from phosd.engine.image.writer import ImageWriter
+from phosd.engine.mover import Mover
 from phosd.engine.node import Node
 from phosd.engine.process import is_gpu_process
 from phosd.engine.progress import Progress
@@ -76,7 +78,7 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
             blocks = _stop(node, unit, cpu, writer, options, progress)
         else:
             blocks = ()
-            _driver(unit, cpu, options, progress)
+            _driver(node, unit, cpu, options, progress)
         progress.phase("persist")
         point(Point.CHECKPOINT_PERSIST)
         trees = cpu.persist()
@@ -152,13 +154,17 @@ def _stop(
             progress.phase("park", stopped=True)
             point(Point.CHECKPOINT_PARK)
             with parked(unit.links, holdings):
-                _save_processes(unit, cpu, progress)
+                _save_processes(unit, cpu, holdings.movers(), progress)
         progress.finish()
         return _blocks(cpu, holdings, chunks)
 
 
-def _driver(unit: Unit, cpu: CpuParts, options: CheckpointOptions, progress: Progress) -> None:
+def _driver(
+    node: Node, unit: Unit, cpu: CpuParts, options: CheckpointOptions, progress: Progress
+) -> None:
     """Mode ``driver``: the driver and CRIU save everything, memory included."""
+    gpus = {gpu for pid in unit.gpu_pids for gpu in used_by(pid)}
+    movers = [node.mover(gpu) for gpu in sorted(gpus)]
     parked_before = [link for link in unit.links if link.has_imports()]
     if parked_before:  # the driver does not bring imported memory back (hazard 7)
         progress.phase("quiesce", stopped=True)
@@ -167,15 +173,15 @@ def _driver(unit: Unit, cpu: CpuParts, options: CheckpointOptions, progress: Pro
                 link.rehome()
     progress.phase("detach")
     with detached(unit.links):
-        _save_processes(unit, cpu, progress)
+        _save_processes(unit, cpu, movers, progress)
     progress.finish()
 
 
-def _save_processes(unit: Unit, cpu: CpuParts, progress: Progress) -> None:
-    """The driver's part and CRIU's, and back again."""
+def _save_processes(unit: Unit, cpu: CpuParts, movers: Sequence[Mover], progress: Progress) -> None:
+    """The driver's part and CRIU's, and back again; ``movers`` keep the room on their GPUs."""
     progress.phase("control", stopped=True)
     point(Point.CHECKPOINT_CONTROL)
-    with driver.checkpointed(unit.gpu_pids):
+    with driver.checkpointed(unit.gpu_pids, room_kept(movers, progress)):
         progress.phase("cpu", stopped=True)
         point(Point.CHECKPOINT_CPU)
         cpu.dump(unit.trees, progress)

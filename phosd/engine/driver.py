@@ -7,7 +7,7 @@ The states and their order are the driver's: RUNNING -lock-> LOCKED -checkpoint-
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from phosd.engine.cuda import call, driver
 from phosd.engine.errors import Internal, NoSuchProcess
@@ -73,14 +73,22 @@ def resume(pids: Sequence[int]) -> None:
 
 
 @contextmanager
-def checkpointed(pids: Sequence[int]) -> Iterator[None]:
-    """The processes are CHECKPOINTED inside, and RUNNING again after, whatever happens inside."""
+def checkpointed(
+    pids: Sequence[int], room: AbstractContextManager[Callable[[], None]] | None = None
+) -> Iterator[None]:
+    """The processes are CHECKPOINTED inside, and RUNNING again after, whatever happens inside.
+
+    ``room`` keeps their device memory from others while they do not hold it: it is entered before,
+    what it gives is called when they have let go, and it ends just before they come back.
+    """
     with Undo() as undo:
         undo.add(_together, _back_to_running, pids)
-        for pid in pids:
-            lock(pid)
-        _together(checkpoint, pids)
-        yield
+        with room or nullcontext(lambda: None) as keep:
+            for pid in pids:
+                lock(pid)
+            _together(checkpoint, pids)
+            keep()
+            yield
 
 
 def _back_to_running(pid: int) -> None:

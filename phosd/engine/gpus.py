@@ -49,15 +49,24 @@ def list_gpus() -> list[GpuInfo]:
         ]
 
 
-def used_by(pid: int) -> int:
-    """Device memory of a process on all GPUs, in bytes, as far as NVML tells (else 0)."""
+def used_by(pid: int) -> dict[int, int]:
+    """Device memory of a process in bytes, by the GPU's ordinal, as far as NVML tells.
+
+    Empty on the software GPU, whose memory counts as memory of the process.
+    """
     if cuda.is_software():
-        return 0
+        return {}
+    ordinals = {uuid: ordinal for ordinal, uuid in enumerate(gpu_uuids())}
+    used = {}
     with _lock:
         _start_nvml()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
-        running = [p for h in handles for p in pynvml.nvmlDeviceGetComputeRunningProcesses(h)]
-    return sum(p.usedGpuMemory or 0 for p in running if p.pid == pid)
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            ordinal = ordinals.get(_text(pynvml.nvmlDeviceGetUUID(handle)))
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                if process.pid == pid and ordinal is not None:
+                    used[ordinal] = process.usedGpuMemory or 0
+    return used
 
 
 @functools.cache

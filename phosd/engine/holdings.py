@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from phosd.engine.errors import Internal, MisSpeculation, PhosError, Unsupported
+from phosd.engine.errors import Internal, MisSpeculation, OutOfMemory, PhosError, Unsupported
 from phosd.engine.faults import Point, point
 from phosd.engine.hooklink import Block, BlockFlag, HookLink, HookState
 from phosd.engine.image.manifest import CHUNK, ChunkRef
@@ -115,6 +115,10 @@ class Holdings:
             for gpu in self._packs:
                 each.add(_if_alive, self._used[gpu], self._used[gpu].unpin)
             self._packs.clear()
+
+    def movers(self) -> list[Mover]:
+        """The movers that hold something."""
+        return [self._used[gpu] for gpu in sorted({held.gpu for held in self.all()})]
 
     def digest(self) -> dict[int, list[bytes]]:
         """The digest of every chunk, by key; all GPUs at once. The gates must be closed."""
@@ -232,6 +236,30 @@ def _if_alive(mover: Mover, action: Callable[[], None]) -> None:
     except PhosError:
         if mover.alive:
             raise
+
+
+@contextlib.contextmanager
+def room_kept(movers: Iterable[Mover], progress: Progress) -> Iterator[Callable[[], None]]:
+    """Keeps for a checkpointed process the device memory that it will need again (hazard 19).
+
+    A neighbour that takes it meanwhile would make the driver's restore fail for good. Call the
+    function when the process has let go of its memory; at the end the memory is free for it.
+    """
+    before = [(mover, mover.free_memory()[0]) for mover in movers]
+    with Undo() as undo:
+
+        def keep() -> None:
+            for mover, free in before:
+                gained = mover.free_memory()[0] - free
+                if gained <= 0:
+                    continue
+                undo.add(_if_alive, mover, mover.unreserve)
+                try:
+                    mover.reserve(gained)
+                except OutOfMemory as error:
+                    progress.note(f"room for the program is not kept on GPU {mover.gpu}: {error}")
+
+        yield keep
 
 
 def new_key() -> int:

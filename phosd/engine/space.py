@@ -55,7 +55,7 @@ def _estimate(unit: Unit, mode: str) -> Needs:
     blocks = sum(b.size for link in unit.links for b in link.list_blocks())
     if mode == "stop":
         return Needs(host=contexts, cpu=resident + contexts, gpu=blocks)
-    device = sum(max(used_by(pid), context) for pid in unit.gpu_pids)
+    device = sum(max(sum(used_by(pid).values()), context) for pid in unit.gpu_pids)
     device = max(device, blocks + contexts)
     return Needs(host=device, cpu=resident + device, gpu=0)
 

@@ -17,7 +17,7 @@ from phosd.engine.progress import Progress
 from phosd.engine.restore import RestoreOptions, restore
 from tests.core.conftest import Starter
 from tests.core.cycle import AFTER, Undisturbed, bring_back, check, run_cycle, save
-from tests.harness import Target, alive
+from tests.harness import Target, alive, wait_until
 from tests.pids import occupy, release
 
 PHASES = ("prepare", "quiesce", "digest", "drain", "park", "control", "cpu", "unpark")
@@ -55,6 +55,23 @@ def test_the_target_dies(phase: str, node: Node, start: Starter) -> None:
     other = start("workers")
     other.wait_for_steps(3)
     save(node, other, "stop")
+
+
+def test_a_neighbour_does_not_take_the_room_of_a_stopped_program(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """The driver's restore would fail for good without the memory that its checkpoint set free."""
+    undisturbed("single")  # needs a GPU with room
+    target = start("single")
+    target.wait_for_steps(3)
+
+    def take_everything(_: Progress) -> None:
+        greedy = start("greedy", hooked=False)
+        wait_until(lambda: b"took" in greedy.log.read_bytes(), "the neighbour to take the memory")
+
+    progress = at_phase("cpu", take_everything)
+    checkpoint(node, target.pid, CheckpointOptions(mode="stop"), progress)
+    still_right(target, undisturbed)
 
 
 @pytest.mark.parametrize("mode", ["stop", "driver"])
