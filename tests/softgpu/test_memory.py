@@ -201,6 +201,39 @@ assert code(d.cuCtxDisablePeerAccess(one)) == "ERROR_PEER_ACCESS_NOT_ENABLED"
     )
 
 
+def test_a_batch_of_copies(tmp_path: Path) -> None:
+    """Attributes hold for runs of copies; a source read during the call may change after it."""
+    program.run(
+        """
+use(); s = ck(d.cuStreamCreate(1)); n = 1024
+p, q = ck(d.cuMemAlloc(4 * n)), ck(d.cuMemAlloc(4 * n))
+first, second = np.full(n, 3, np.uint32), np.full(n, 4, np.uint32)
+order = d.CUmemcpySrcAccessOrder
+def kind(name):
+    a = d.CUmemcpyAttributes()
+    a.srcAccessOrder = getattr(order, "CU_MEMCPY_SRC_ACCESS_ORDER_" + name)
+    return a
+def batch(to, source, sizes, kinds, starts, stream=s):
+    return d.cuMemcpyBatchAsync([d.CUdeviceptr(int(x)) for x in to],
+                                [d.CUdeviceptr(int(x)) for x in source], sizes, len(to), kinds,
+                                starts, len(kinds), stream)
+both = [first.ctypes.data, second.ctypes.data]
+ck(batch([p, q], both, [4 * n, 4 * n], [kind("STREAM"), kind("DURING_API_CALL")], [0, 1]))
+first[:] = second[:] = 0
+ck(d.cuStreamSynchronize(s)); assert (fetch(p, n) == 3).all() and (fetch(q, n) == 4).all()
+def refused(*arguments): return code(batch(*arguments)) == "ERROR_INVALID_VALUE"
+one = [kind("STREAM")]
+assert refused([p, q], both, [4, 4], one, [1])              # the first copy has no attributes
+assert refused([p, q], both, [4, 4], one * 2, [0, 2])
+assert refused([p], [q], [4], [d.CUmemcpyAttributes()], [0])
+assert refused([p], [q], [4], one, [0], 0)                  # not in the legacy stream
+assert refused([p, 0x6f8000000000], [q, q], [4 * n, 4], one, [0])
+ck(d.cuStreamSynchronize(s)); assert (fetch(p, n) == 3).all()   # nothing of a refused batch ran
+""",
+        tmp_path,
+    )
+
+
 @pytest.mark.parametrize("three", [False, True])
 def test_a_copy_between_contexts_is_serialized_with_all_their_work(
     three: bool, tmp_path: Path

@@ -144,6 +144,44 @@ ck(d.cuGraphLaunch(executable, s)); ck(d.cuStreamSynchronize(s)); assert (fetch(
     )
 
 
+def test_user_objects_of_graphs_are_destroyed_once(tmp_path: Path) -> None:
+    """A clone and an instance hold what their graph held; an update replaces it; a launch under way
+    keeps it; and what a graph gave back is not given back again when the graph ends."""
+    program.run(
+        """
+use(); gone = []
+HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+destroy = HOST(gone.append)
+def made(number):
+    function = ctypes.cast(destroy, ctypes.c_void_p).value
+    graph = ck(d.cuGraphCreate(0)); ck(d.cuGraphAddEmptyNode(graph, None, 0))
+    return graph, ck(d.cuUserObjectCreate(number, d.CUhostFn(function), 1, 1))
+
+graph, thing = made(1)
+ck(d.cuGraphRetainUserObject(graph, thing, 1, 1))           # moved: the graph's now
+ck(d.cuGraphRetainUserObject(graph, thing, 2, 0))
+ck(d.cuGraphReleaseUserObject(graph, thing, 1)); assert gone == []
+assert code(d.cuGraphReleaseUserObject(graph, thing, 3)) == "ERROR_INVALID_VALUE"
+ck(d.cuGraphReleaseUserObject(graph, thing, 2)); assert gone == [1]
+assert code(d.cuUserObjectRetain(thing, 1)) == "ERROR_INVALID_VALUE"
+ck(d.cuGraphDestroy(graph)); assert gone == [1]
+
+graph, thing = made(2); ck(d.cuGraphRetainUserObject(graph, thing, 1, 1))
+clone = ck(d.cuGraphClone(graph)); instance = ck(d.cuGraphInstantiate(graph, 0))
+ck(d.cuGraphDestroy(graph)); ck(d.cuGraphDestroy(clone)); assert gone == [1]
+other, thing = made(3); ck(d.cuGraphRetainUserObject(other, thing, 1, 1))
+ck(d.cuGraphExecUpdate(instance, other)); assert gone == [1, 2]
+ck(d.cuGraphDestroy(other)); assert gone == [1, 2]
+s = ck(d.cuStreamCreate(1)); flag = ck(d.cuMemAlloc(4)); ck(d.cuMemsetD32(flag, 0, 1))
+ck(d.cuCtxSynchronize()); ck(d.cuStreamWaitValue32(s, flag, 1, 0)); ck(d.cuGraphLaunch(instance, s))
+ck(d.cuGraphExecDestroy(instance)); assert gone == [1, 2]
+t = ck(d.cuStreamCreate(1)); ck(d.cuStreamWriteValue32(t, flag, 1, 0)); ck(d.cuStreamSynchronize(s))
+assert gone == [1, 2, 3]
+""",
+        tmp_path,
+    )
+
+
 def test_a_synchronize_kills_a_capture_unless_relaxed(tmp_path: Path) -> None:
     program.run(
         """

@@ -68,6 +68,35 @@ void copy(CUstream handle, Wait wait, std::shared_ptr<const Copy> what) {
     stream->context.check();
 }
 
+// Copies of a batch may run in any order; here they run in theirs. attributes[i] holds from the
+// copy number starts[i] on.
+void copy_batch(CUstream handle, const CUdeviceptr* to, const CUdeviceptr* from,
+                const size_t* sizes, size_t count, const CUmemcpyAttributes* attributes,
+                const size_t* starts, size_t kinds) {
+    require(to && from && sizes && attributes && starts && count > 0);
+    require(handle != nullptr && handle != CU_STREAM_LEGACY);
+    require(kinds > 0 && kinds <= count && starts[0] == 0);
+    for (size_t kind = 0; kind < kinds; ++kind) {
+        const CUmemcpySrcAccessOrder order = attributes[kind].srcAccessOrder;
+        require(order >= CU_MEMCPY_SRC_ACCESS_ORDER_STREAM &&
+                order <= CU_MEMCPY_SRC_ACCESS_ORDER_ANY);
+        const size_t end = kind + 1 < kinds ? starts[kind + 1] : count;
+        require(starts[kind] < end && end <= count);
+    }
+    std::vector<std::shared_ptr<const Copy>> copies;  // all are looked at before the first runs
+    for (size_t i = 0; i < count; ++i) {
+        require(sizes[i] > 0);
+        copies.push_back(linear(any_end(to[i]), any_end(from[i]), sizes[i]));
+    }
+    const StreamPtr stream = stream_of(handle);
+    forbid_capturing(stream);
+    for (auto& what : copies) copy(handle, Wait::no, std::move(what));
+    // The stream has then read what may be gone when the call returns.
+    for (size_t kind = 0; kind < kinds; ++kind)
+        if (attributes[kind].srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL)
+            return stream->tail().wait();
+}
+
 // Serialized with all work of the contexts and of the current one, before and after it.
 void copy_between(CUstream handle, std::set<ContextPtr> contexts,
                   std::shared_ptr<const Copy> what) {
@@ -232,6 +261,12 @@ STREAM_API(cuMemcpyPeerAsync,
     context_of(to_context);
     context_of(from_context);
     copy(stream, Wait::no, linear(device_end(to), device_end(from), bytes));
+}
+STREAM_API(cuMemcpyBatchAsync_v2,
+           (CUdeviceptr * to, CUdeviceptr* from, size_t* sizes, size_t count,
+            CUmemcpyAttributes* attributes, size_t* starts, size_t kinds, CUstream stream),
+           (to, from, sizes, count, attributes, starts, kinds, stream)) {
+    copy_batch(stream, to, from, sizes, count, attributes, starts, kinds);
 }
 STREAM_API(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D* what, CUstream stream), (what, stream)) {
     copy(stream, Wait::no, described(what));

@@ -246,16 +246,14 @@ API(cuGraphRetainUserObject, (CUgraph graph, CUuserObject object, unsigned count
     require(count > 0 && flags <= CU_GRAPH_USER_OBJECT_MOVE);
     const auto kept = runtime().user_objects.get(object, CUDA_ERROR_INVALID_VALUE);
     if (flags != CU_GRAPH_USER_OBJECT_MOVE) kept->retain(count);
-    graph_of(graph)->user_objects.emplace_back(kept, count);
+    graph_of(graph)->user_objects[kept] += count;
 }
 API(cuGraphReleaseUserObject, (CUgraph graph, CUuserObject object, unsigned count),
     (graph, object, count)) {
     const auto kept = runtime().user_objects.get(object, CUDA_ERROR_INVALID_VALUE);
-    for (auto& [held, by] : graph_of(graph)->user_objects) {
-        if (held != kept || by < count) continue;
-        by -= count;
-        kept->release(count);
-        return;
-    }
-    fail(CUDA_ERROR_INVALID_VALUE);
+    auto& held = graph_of(graph)->user_objects;
+    const auto found = held.find(kept);
+    require(count > 0 && found != held.end() && found->second >= count);
+    if ((found->second -= count) == 0) held.erase(found);
+    kept->release(count);
 }

@@ -30,8 +30,9 @@ void allocate(CUdeviceptr* address, size_t size, const PoolPtr& pool, CUstream h
 }
 
 int device_of(const CUmemLocation* location, CUmemAllocationType type) {
-    require(location != nullptr && type == CU_MEM_ALLOCATION_TYPE_PINNED);
-    require(location->type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED);
+    require(location != nullptr);
+    require(type == CU_MEM_ALLOCATION_TYPE_PINNED && location->type == CU_MEM_LOCATION_TYPE_DEVICE,
+            CUDA_ERROR_NOT_SUPPORTED);
     return runtime().device(location->id).ordinal;
 }
 

@@ -12,7 +12,8 @@ namespace {
 // One launch of a graph.
 class GraphRun final : public Work {
   public:
-    explicit GraphRun(std::vector<Step> steps) : steps_(std::move(steps)) {
+    GraphRun(std::vector<Step> steps, GraphPtr kept)
+        : steps_(std::move(steps)), kept_(std::move(kept)) {
         for (const Step& step : steps_) {
             Mark mark;
             std::shared_ptr<Event::Record> record;
@@ -45,6 +46,7 @@ class GraphRun final : public Work {
 
   private:
     const std::vector<Step> steps_;
+    const GraphPtr kept_;                                  // its user objects last until the end
     std::vector<Mark> marks_;                              // to wait for, by step
     std::vector<std::shared_ptr<Event::Record>> records_;  // to reach, by step
 };
@@ -52,12 +54,17 @@ class GraphRun final : public Work {
 }  // namespace
 
 void UserObject::release(unsigned by) {
-    if (count.fetch_sub(by) == by) destroy(object);
+    unsigned held = count.load();
+    do
+        if (held == 0) return;  // the program released more than it held; it is destroyed once
+    while (!count.compare_exchange_weak(held, held - std::min(held, by)));
+    if (held > by) return;
+    destroy(object);
+    runtime().user_objects.forget(reinterpret_cast<CUuserObject>(this));
 }
 
 Graph::~Graph() {
     for (const auto& [object, count] : user_objects) object->release(count);
-    if (!initialized()) return;
     for (const auto& node : nodes_)
         runtime().nodes.forget(reinterpret_cast<CUgraphNode>(node.get()));
 }
@@ -110,7 +117,7 @@ GraphPtr Graph::clone() const {
             twins.at(node.get())->dependencies.push_back(twins.at(from));
     for (const auto& [object, count] : user_objects) {
         object->retain(count);
-        copy->user_objects.emplace_back(object, count);
+        copy->user_objects.emplace(object, count);
     }
     return copy;
 }
@@ -129,7 +136,7 @@ void GraphExec::spread(const Graph& graph, std::vector<Step>& steps) {
 
 WorkPtr GraphExec::launch() {
     std::lock_guard lock(mutex);
-    return std::make_shared<GraphRun>(steps_);
+    return std::make_shared<GraphRun>(steps_, kept_);
 }
 
 Step& GraphExec::step_of(const Node& node) {
@@ -152,6 +159,7 @@ CUgraphExecUpdateResult GraphExec::update(const Graph& graph, const Node*& offen
         steps_[i].work = fresh[i].work;
         steps_[i].event = fresh[i].event;
     }
+    kept_ = graph.clone();
     return CU_GRAPH_EXEC_UPDATE_SUCCESS;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -32,6 +33,7 @@ struct UserObject {
     const CUhostFn destroy;
     std::atomic<unsigned> count;
     void retain(unsigned by) { count += by; }
+    // The last one destroys the object and ends the handle.
     void release(unsigned by);
 };
 
@@ -47,7 +49,7 @@ class Graph {
     std::shared_ptr<Graph> clone() const;
 
     std::mutex mutex;
-    std::vector<std::pair<std::shared_ptr<UserObject>, unsigned>> user_objects;
+    std::map<std::shared_ptr<UserObject>, unsigned> user_objects;  // with how often each is held
 
   private:
     std::vector<std::shared_ptr<Node>> nodes_;
@@ -72,7 +74,7 @@ class GraphExec {
     WorkPtr launch();
     // The step made from a node; throws CUDA_ERROR_INVALID_VALUE when there is none.
     Step& step_of(const Node& node);
-    // Takes the operations of a graph of the same shape.
+    // Takes the operations and user objects of a graph of the same shape.
     CUgraphExecUpdateResult update(const Graph& graph, const Node*& offender);
 
     std::mutex mutex;
