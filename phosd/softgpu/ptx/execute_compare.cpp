@@ -140,18 +140,18 @@ struct NotANumber {
         return magnitude(v) > kExponentBits<T>;
     }
 };
+// Zero counts as normal for testp.
 struct Normal {
     template <class T>
     static bool apply(T v) {
         const auto exponent = magnitude(v) & kExponentBits<T>;
-        return exponent != 0 && exponent != kExponentBits<T>;
+        return magnitude(v) == 0 || (exponent != 0 && exponent != kExponentBits<T>);
     }
 };
-// Zero counts as subnormal for testp.
 struct Subnormal {
     template <class T>
     static bool apply(T v) {
-        return (magnitude(v) & kExponentBits<T>) == 0;
+        return magnitude(v) != 0 && (magnitude(v) & kExponentBits<T>) == 0;
     }
 };
 
