@@ -57,7 +57,11 @@ wire::GateState advance(bool peers_busy) {
         } else {
             inside_since = 0;
         }
-        const contexts::Activity activity = contexts::activity(epoch);
+        // What has settled stays so until something is admitted. To ask again would make a context
+        // look busy until it has answered, and admit work that nobody waits for.
+        const bool settled = view.state == wire::State::closed && !view.inside;
+        const contexts::Activity activity =
+            settled ? contexts::Activity::idle : contexts::activity(epoch);
         const bool at_rest = !view.inside && activity == contexts::Activity::idle;
         state.busy = !at_rest;
         if (at_rest && !peers_busy) {

@@ -1,0 +1,31 @@
+"""Two devices in one process, a thread each, whose kernels spin for each other."""
+
+import threading
+
+from cuda.bindings import driver
+from exchange import BOARD, Rank
+from gpu import Device, Report, allocate, ok
+
+
+def second(report: Report, device: Device, board: int) -> None:
+    device.make_current()
+    rank = Rank(device, board, 1)
+    for step in report.steps():
+        rank.step(step, step)
+
+
+def main() -> None:
+    report = Report()
+    other, device = Device(1), Device(0)
+    board = allocate(BOARD)
+    other.make_current()
+    ok(driver.cuCtxEnablePeerAccess(device.context, 0))
+    device.make_current()
+    rank = Rank(device, board, 0)
+    threading.Thread(target=second, args=(Report(), other, board), daemon=True).start()
+    for step in report.steps():
+        report.tell(step, rank.step(step, report.seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Two processes whose kernels spin for each other, in memory that both have mapped."""
+
+import os
+import socket
+import threading
+
+from cuda.bindings import driver
+from exchange import Rank
+from gpu import Device, Report, ok
+from shared_pair import POSIX, map_memory, properties, receive
+
+
+def end_with(peer: socket.socket) -> None:
+    """End this process when its peer ends."""
+    receive(peer, 1)
+
+
+def second(peer: socket.socket) -> None:
+    report = Report()
+    device = Device()
+    size = int.from_bytes(receive(peer, 8), "little")
+    _, descriptors, _, _ = socket.recv_fds(peer, 1, 1)
+    handle = ok(driver.cuMemImportFromShareableHandle(descriptors[0], POSIX))
+    os.close(descriptors[0])
+    threading.Thread(target=end_with, args=(peer,), daemon=True).start()
+    rank = Rank(device, map_memory(handle, size), 1)
+    for step in report.steps():
+        rank.step(step, step)
+    os._exit(0)
+
+
+def first(peer: socket.socket) -> None:
+    report = Report()
+    device = Device()
+    minimum = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    size = int(ok(driver.cuMemGetAllocationGranularity(properties(), minimum)))
+    handle = ok(driver.cuMemCreate(size, properties(), 0))
+    board = map_memory(handle, size)
+    ok(driver.cuMemsetD8(board, 0, size))
+    ok(driver.cuCtxSynchronize())
+    descriptor = int(ok(driver.cuMemExportToShareableHandle(handle, POSIX, 0)))
+    peer.sendall(size.to_bytes(8, "little"))
+    socket.send_fds(peer, [b"m"], [descriptor])
+    os.close(descriptor)
+    rank = Rank(device, board, 0)
+    for step in report.steps():
+        report.tell(step, rank.step(step, report.seed))
+    os.wait()
+
+
+def main() -> None:
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        ours.close()
+        second(theirs)
+    theirs.close()
+    first(ours)
+
+
+if __name__ == "__main__":
+    main()
