@@ -12,6 +12,7 @@
 
 #include "contexts.h"
 #include "gate.h"
+#include "hook.h"
 #include "own.h"
 
 namespace phos {
@@ -270,6 +271,8 @@ CUresult own::cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
 CUresult own::cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
     const CUresult result = driver.cuMemPoolCreate(pool, properties);
     if (result != CUDA_SUCCESS) return result;
+    if (properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
+        mark_unsupported("the program uses managed memory (a pool of it)");
     const bool plain = properties->allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
                        properties->handleTypes == CU_MEM_HANDLE_TYPE_NONE &&
                        properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
