@@ -24,6 +24,7 @@ from phosd.engine.restore import RestoreOptions, restore
 from phosd.engine.verify import verify
 from tests import harness
 from tests.core.cycle import save
+from tests.image.samples import rewrite
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def test_a_truncated_pack(copy: Node, saved: Saved) -> None:
     pack = packs(copy)[-1]
     with pack.open("r+b") as file:
         file.truncate(pack.stat().st_size - 4097)
-    damaged(copy, saved)
+    damaged(copy, saved, "record at .* of pack")
 
 
 def test_a_missing_pack(copy: Node, saved: Saved) -> None:
@@ -150,7 +151,17 @@ def test_a_truncated_manifest(copy: Node, saved: Saved) -> None:
     whole = path.read_bytes()
     for size in (0, 1, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
-        refuses(copy, saved, ImageCorrupt)
+        damaged(copy, saved, "manifest")
+
+
+def test_a_flipped_byte_in_the_manifest(copy: Node, saved: Saved) -> None:
+    """Also where it would make sense: another pid, another address, other bytes of a file."""
+    path = copy.config.state_dir / "images" / saved.image / "manifest.json"
+    whole = path.read_bytes()
+    for field in (b'"pid":', b'"va":', b'"uid":', b'"size":', b'"seal":"'):
+        at = whole.index(field) + len(field)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        damaged(copy, saved, "manifest")
 
 
 def test_an_image_that_does_not_exist(copy: Node, saved: Saved) -> None:
@@ -177,7 +188,7 @@ def newer_driver(manifest: Manifest) -> dict[str, Any]:
 def test_an_image_of_another_machine(
     change: Change, error: type[PhosError], match: str, copy: Node, saved: Saved
 ) -> None:
-    path = copy.config.state_dir / "images" / saved.image / "manifest.json"
     manifest = copy.store.get(saved.image)
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, **change(manifest))))
+    other = msgspec.structs.replace(manifest, **change(manifest))
+    rewrite(copy.store, saved.image, msgspec.json.encode(other))
     refuses(copy, saved, error, match)

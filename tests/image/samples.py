@@ -16,6 +16,7 @@ from phosd.engine.image.manifest import (
     Tree,
 )
 from phosd.engine.image.packs import HEADER, header_fields, record_size
+from phosd.engine.image.seal import sealed
 from phosd.engine.image.store import ImageWriter, Store
 from phosd.engine.image.writer import Pack
 
@@ -70,6 +71,12 @@ def publish(store: Store, content: bytes, owner: int = 0) -> Manifest:
         manifest = fill(store, writer, content)
         writer.publish(manifest)
     return manifest
+
+
+def rewrite(store: Store, image_id: str, text: bytes) -> None:
+    """Replace the JSON of a manifest, under a seal that is right."""
+    path = store.images / image_id / "manifest.json"
+    path.write_bytes(sealed(store.key.packed, text))
 
 
 def everything(state: Path) -> set[str]:

@@ -1,20 +1,23 @@
 """Hostile manifests: each is refused by name, and none reaches a path or a pack."""
 
 import json
+import random
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phosd.engine.errors import ImageCorrupt
 from phosd.engine.image.check import valid_relative
 from phosd.engine.image.manifest import CHUNK, Manifest
+from phosd.engine.image.seal import unsealed
 from phosd.engine.image.store import Store
-from tests.image.samples import publish
+from tests.image.samples import publish, rewrite
 
 CONTENT = b"\1" * CHUNK + b"\2" * 4096
 Change = Callable[[dict[str, Any]], Any]
@@ -32,8 +35,9 @@ def refusal(image: tuple[Store, Manifest], change: Change) -> str:
     path = store.images / manifest.id / "manifest.json"
     original = path.read_bytes()
     fields = json.loads(original)
+    del fields["seal"]
     change(fields)
-    path.write_text(json.dumps(fields))
+    rewrite(store, manifest.id, json.dumps(fields).encode())
     try:
         with pytest.raises(ImageCorrupt) as caught, store.open(manifest.id):
             pass
@@ -107,22 +111,47 @@ def test_a_hostile_manifest_is_refused(image: tuple[Store, Manifest], name: str)
     assert "delete it" in message
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_flipped_bit_and_every_cut_is_noticed(image: tuple[Store, Manifest]) -> None:
+    """Of the whole text: of numbers that would make sense as well, and of the seal itself."""
+    store, manifest = image
+    path = store.images / manifest.id / "manifest.json"
+    original = path.read_bytes()
+    chance = random.Random(9)
+
+    def refused(damaged: bytes) -> None:
+        path.write_bytes(damaged)
+        with pytest.raises(ImageCorrupt, match=f"manifest of image {manifest.id}"):
+            store.get(manifest.id)
+
+    try:
+        for at in range(len(original)):
+            flipped = bytes([original[at] ^ 1 << chance.randrange(8)])
+            refused(original[:at] + flipped + original[at + 1 :])
+            refused(original[:at])
+    finally:
+        path.write_bytes(original)
+    assert store.get(manifest.id) == manifest
+
+
+@settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_any_damage_to_the_text_is_an_error_or_another_valid_manifest(
+def test_under_a_right_seal_any_text_is_an_error_or_valid(
     image: tuple[Store, Manifest], data: st.DataObject
 ) -> None:
+    """A seal makes nothing trusted: what is under it is checked all the same."""
     store, manifest = image
-    path: Path = store.images / manifest.id / "manifest.json"
+    path = store.images / manifest.id / "manifest.json"
     original = path.read_bytes()
-    at = data.draw(st.integers(0, len(original) - 1))
+    body = unsealed(store.key.packed, original)
+    assert body is not None
+    at = data.draw(st.integers(1, len(body) - 2))
     damaged = data.draw(
         st.one_of(
-            st.just(original[:at]),
-            st.binary(max_size=4).map(lambda b: original[:at] + b + original[at + 1 :]),
+            st.just(body[:at]),
+            st.binary(max_size=4).map(lambda b: body[:at] + b + body[at + 1 :]),
         )
     )
-    path.write_bytes(damaged)
+    rewrite(store, manifest.id, damaged)
     try:
         with store.open(manifest.id) as opened:
             assert opened.manifest.id == manifest.id
@@ -131,6 +160,16 @@ def test_any_damage_to_the_text_is_an_error_or_another_valid_manifest(
         pass
     finally:
         path.write_bytes(original)
+
+
+def test_a_manifest_of_another_store_is_refused(
+    image: tuple[Store, Manifest], tmp_path: Path
+) -> None:
+    store, manifest = image
+    other = Store(tmp_path / "other")
+    shutil.copytree(store.images / manifest.id, other.images / manifest.id)
+    with pytest.raises(ImageCorrupt, match="seal is broken"):
+        other.get(manifest.id)
 
 
 @pytest.mark.parametrize("path", ["a", "core-1.img", "sub/pages-1.img", "a/b/c/d"])

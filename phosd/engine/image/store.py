@@ -34,6 +34,7 @@ from phosd.engine.image import files
 from phosd.engine.image.check import check_manifest, valid_id, valid_relative
 from phosd.engine.image.manifest import CHUNK, Manifest
 from phosd.engine.image.packs import CAPACITY, RECORD, pack_count
+from phosd.engine.image.seal import unsealed
 from phosd.engine.image.writer import ImageWriter
 
 __all__ = ["Image", "ImageWriter", "Store", "packs_of"]
@@ -216,8 +217,14 @@ class Store:
             text = files.read_private("manifest.json", MAX_MANIFEST, dir_fd=folder)
         except FileNotFoundError:
             raise _unknown(image_id) from None
+        body = unsealed(self.key.packed, text)
+        if body is None:
+            raise ImageCorrupt(
+                f"the manifest of image {image_id} is not what was written (its seal is broken)",
+                hint="the image cannot be restored; delete it",
+            )
         try:
-            manifest = _decoder.decode(text)
+            manifest = _decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ImageCorrupt(
                 f"the manifest of image {image_id} cannot be read ({error})",

@@ -18,6 +18,7 @@ from phosd.engine.image import files
 from phosd.engine.image.check import check_manifest, valid_relative
 from phosd.engine.image.manifest import ChunkRef, FileDigest, Manifest
 from phosd.engine.image.packs import CAPACITY, pack_count, record_size
+from phosd.engine.image.seal import sealed
 
 if TYPE_CHECKING:
     from phosd.engine.image.store import Store
@@ -120,7 +121,8 @@ class ImageWriter:
             files.sync_folder(self._store.packs)
             point(Point.MANIFEST_WRITE)
             partial = self.folder / "manifest.partial"
-            files.write_durably(partial, msgspec.json.encode(manifest))
+            text = sealed(self._store.key.packed, msgspec.json.encode(manifest))
+            files.write_durably(partial, text)
             files.sync_folder(self.folder)
             files.sync_folder(self._store.images)
             point(Point.MANIFEST_RENAME)
