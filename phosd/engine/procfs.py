@@ -33,8 +33,12 @@ class Stat:
 
 @dataclass(frozen=True)
 class Status:
-    """Of ``/proc/pid/status``: real, effective, saved and file system ids, and restrictions."""
+    """Of ``/proc/pid/status``: real, effective, saved and file system ids, and restrictions.
 
+    ``process`` is the process that it belongs to: ``/proc`` answers for threads as well.
+    """
+
+    process: int
     uids: tuple[int, ...]
     gids: tuple[int, ...]
     groups: tuple[int, ...]
@@ -105,6 +109,7 @@ def status(pid: int) -> Status:
         return tuple(map(int, fields[field].split()))
 
     return Status(
+        process=int(fields["Tgid"]),
         uids=numbers("Uid"),
         gids=numbers("Gid"),
         groups=numbers("Groups"),

@@ -92,8 +92,8 @@ class ProcessTree:
 def scan(pid: int) -> ProcessTree:
     """The tree under ``pid`` as it is now.
 
-    Raises :class:`NoSuchProcess` when there is no such process, or it is a zombie or a thread of
-    the kernel. Descendants that end during the scan are left out.
+    Raises :class:`NoSuchProcess` when there is no such process, or it is a zombie, a thread of
+    another process or one of the kernel. Descendants that end during the scan are left out.
     """
     root = procfs.stat(pid)
     if root is None or root.dead or pid not in procfs.threads(pid):
@@ -116,11 +116,21 @@ def scan(pid: int) -> ProcessTree:
     return ProcessTree(tuple(found))
 
 
+def require_process(pid: int, status: procfs.Status) -> None:
+    """Raise :class:`NoSuchProcess` when ``pid``, whose status this is, is a mere thread."""
+    if status.process != pid:
+        raise NoSuchProcess(
+            f"{pid} is a thread of process {status.process}, no process",
+            hint=f"name the process, {status.process}",
+        )
+
+
 def _read(pid: int) -> TreeProcess:
     stat = procfs.stat(pid)
     if stat is None:
         raise ProcessLookupError(pid)
     status = procfs.status(pid)
+    require_process(pid, status)
     threads = procfs.threads(pid)
     return TreeProcess(
         pid=pid,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from phosd.engine import procfs
 from phosd.engine.errors import NoSuchProcess
+from phosd.engine.tree import require_process
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,11 @@ class Identity:
 def identify(pid: int) -> Identity:
     """The process that has this pid now. ``uid`` is 0 when its user ids differ (a set-uid program).
 
-    Raises :class:`NoSuchProcess` when there is none, or only a zombie.
+    Raises :class:`NoSuchProcess` when there is none, or only a zombie or a thread.
     """
     found = procfs.stat(pid)
     try:
-        uids = set(procfs.status(pid).uids)
+        status = procfs.status(pid)
     except (FileNotFoundError, ProcessLookupError):
         found = None
     if found is None:
@@ -32,6 +33,8 @@ def identify(pid: int) -> Identity:
             f"process {pid} has ended and waits for its parent, {found.parent}, to notice",
             hint="there is nothing left of it to save",
         )
+    require_process(pid, status)
+    uids = set(status.uids)
     return Identity(pid, found.start_time, uids.pop() if len(uids) == 1 else 0)
 
 

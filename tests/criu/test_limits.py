@@ -157,6 +157,17 @@ def test_pids_that_are_no_programs(life: Life) -> None:
     zombie.wait()
 
 
+def test_a_thread_is_no_process(life: Life) -> None:
+    life.start(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n" + COUNTER
+    )
+    life.counts_on()
+    (thread,) = set(procfs.threads(life.pid)) - {life.pid}
+    with pytest.raises(NoSuchProcess, match=f"{thread} is a thread of process {life.pid}"):
+        tree.scan(thread)
+
+
 def free_pid() -> int:
     limit = int((procfs.PROC / "sys/kernel/pid_max").read_text())
     return next(pid for pid in range(limit - 1, 2, -1) if procfs.stat(pid) is None)

@@ -162,6 +162,12 @@ def test_a_zombie_is_no_process_to_save(service: Service) -> None:
         child.wait()
 
 
+def test_a_thread_is_no_process_to_save(service: Service) -> None:
+    thread = next(t for t in map(int, os.listdir("/proc/self/task")) if t != os.getpid())  # noqa: PTH208
+    with pytest.raises(RuntimeError, match=f"{thread} is a thread of process {os.getpid()}"):
+        service.call("Checkpoint", "ua{sv}", thread, 0)
+
+
 def test_strangers_may_not_touch_processes_images_and_jobs(service: Service) -> None:
     service.engine.stored["image-r"] = manifest("image-r")
     for call in (
