@@ -32,7 +32,12 @@ _log = logging.getLogger(__name__)
 
 
 class NoBusError(Exception):
-    """No bus answers at the address, or it does not let us in."""
+    """No bus answers at the address, or it does not let us in. ``hint`` says what to do."""
+
+    hint = (
+        "start the system's bus, or take one of your own: `dbus-run-session -- bash`, and in it "
+        "`phosd --session &` and `export PHOS_BUS=session`"
+    )
 
 
 class CallError(Exception):

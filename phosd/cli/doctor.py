@@ -191,6 +191,9 @@ def _daemon(settings: Settings) -> Finding:
     try:
         return _ok("daemon", f"phosd {asyncio.run(version())} on the {settings.bus} bus")
     except NoBusError as error:
-        return Finding("daemon", "warning", str(error), "start a bus, or use --bus session")
+        return Finding("daemon", "warning", str(error), error.hint)
     except CallError as error:
-        return Finding("daemon", "warning", str(of_bus(error)), "`systemctl start phosd`")
+        text, _, mend = str(of_bus(error)).partition("; ")
+        return Finding(
+            "daemon", "warning", text, mend or "see what phosd says where it was started"
+        )

@@ -13,7 +13,7 @@ from phosd.cli.relay import follow
 from phosd.cli.settings import CommandError, Settings, command
 from phosd.engine import cuda
 from phosd.engine.errors import Unsupported
-from phosd.engine.native import hook_library, softgpu_folder
+from phosd.engine.native import hook_library
 
 DEFAULT_RUNTIME = Path("/run/phos")
 
@@ -55,7 +55,7 @@ def run(
     environment = dict(os.environ)
     _prepend(environment, "LD_PRELOAD", hook_library())
     if _use_software_gpu(gpu):
-        _prepend(environment, "LD_LIBRARY_PATH", softgpu_folder())
+        _prepend(environment, "LD_LIBRARY_PATH", cuda.software_gpu())
         settings.err.print("phos: there is no GPU here; the program gets the software GPU")
     if runtime_dir is not None:
         environment["PHOS_RUNTIME_DIR"] = str(runtime_dir.absolute())

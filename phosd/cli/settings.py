@@ -155,8 +155,7 @@ def command(**attributes: Any) -> Callable[[Callable[..., None]], click.Command]
             except PhosError as error:
                 settings.fail(error.code, str(error), _EXITS.get(error.code, Exit.FAILED))
             except NoBusError as error:
-                hint = "phosd needs one; `phos doctor` tells more"
-                settings.fail("NoBus", f"{error}; {hint}", Exit.FAILED)
+                settings.fail("NoBus", f"{error}; {error.hint}", Exit.FAILED)
             except CallError as error:
                 failed = of_bus(error)
                 settings.fail(failed.code, str(failed), failed.exit)
@@ -178,8 +177,8 @@ def of_bus(error: CallError) -> CommandError:
     if error.name.endswith((".ServiceUnknown", ".NameHasNoOwner")):
         return CommandError(
             "NoDaemon",
-            "phosd does not run on this bus; start it (`systemctl start phosd`), "
-            "or name another bus with --bus",
+            "phosd does not run on this bus; start it (`systemctl start phosd`, or `phosd &` as "
+            "root), or name the bus that it is on with --bus or PHOS_BUS",
         )
     if error.name.endswith(".UnknownObject"):
         return CommandError("NoSuchJob", error.text)

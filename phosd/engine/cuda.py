@@ -25,9 +25,22 @@ def is_software() -> bool:
     return not any(device.exists() for device in _KERNEL_DRIVERS)
 
 
-def library_folder() -> Path | None:
-    """The folder a program needs on ``LD_LIBRARY_PATH``: the software GPU's, or None."""
-    return softgpu_folder() if is_software() else None
+def software_gpu() -> Path:
+    """The folder a program needs on ``LD_LIBRARY_PATH`` to see the software GPU.
+
+    Raises :class:`Unsupported` when it is not there: then this node has no GPU at all.
+    """
+    try:
+        return softgpu_folder()
+    except Internal as error:
+        raise _no_gpu(error) from error
+
+
+def _no_gpu(why: Exception) -> Unsupported:
+    return Unsupported(
+        f"there is no NVIDIA driver, and the software GPU does not load ({why})",
+        hint="run `make build`, or install the NVIDIA driver (r580 or newer)",
+    )
 
 
 @functools.cache
@@ -38,12 +51,9 @@ def driver() -> Any:
     """
     if is_software():
         try:
-            ctypes.CDLL(str(softgpu_folder() / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(software_gpu() / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
-            raise Unsupported(
-                f"there is no NVIDIA driver and the software GPU does not load ({error})",
-                hint="run `make build`, or install the NVIDIA driver (r580 or newer)",
-            ) from error
+            raise _no_gpu(error) from error
     from cuda.bindings import driver as bindings
 
     try:

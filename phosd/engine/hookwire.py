@@ -135,7 +135,7 @@ _ERRORS: dict[int, tuple[type[PhosError], str]] = {
     Status.WRONG_STATE: (Busy, "another client may be at work on this process; try again"),
     Status.UNSUPPORTED: (Unsupported, "use mode=driver, or start the program anew"),
     Status.BUSY: (Busy, "try again, or raise the deadline"),
-    Status.DRIVER: (Internal, "see the hook's log: `phos ps --log PID`"),
+    Status.DRIVER: (Internal, "see the driver's log (dmesg)"),
     Status.OUT_OF_MEMORY: (OutOfMemory, "free device memory and try again"),
 }
 
@@ -243,7 +243,7 @@ class Channel:
         close_all(received)
         if status == Status.BAD_MESSAGE:
             self.close()  # as the hook does
-        kind, hint = _ERRORS.get(status, (Internal, "see the hook's log: `phos ps --log PID`"))
+        kind, hint = _ERRORS.get(status, (Internal, "report this with the versions of both"))
         raise kind(f"process {self._pid}: {printable(body)}", hint=hint)
 
     def broken(self, what: str) -> Internal:

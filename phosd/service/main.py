@@ -21,6 +21,9 @@ from phosd.service.manager import Manager
 from phosd.service.operations import Engine
 
 _log = logging.getLogger("phosd")
+_POLICY_HINT = (
+    "run phosd as root, and put systemd/org.phos.conf into /etc/dbus-1/system.d (or use --session)"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -49,7 +52,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="phosd", description="Checkpoints and restores the GPU processes of this node."
     )
     parser.add_argument("--version", action="version", version=f"phosd {__version__}")
-    parser.add_argument("--session", action="store_true", help="serve the session bus")
+    parser.add_argument(
+        "--session", action="store_true", help="serve the session bus instead of the system's"
+    )
     parser.add_argument(
         "--config",
         type=Path,
@@ -89,14 +94,14 @@ async def serve(config: Config, engine: Engine, where: str, config_file: Path) -
     try:
         connection = await Connection.open(where)
     except NoBusError as error:
-        _log.error("%s; start one, or use --session", error)
+        _log.error("%s; %s", error, error.hint)
         return 1
     with closing(connection), closing(History(config.state_dir / "history.db")) as history:
         manager = Manager(config, engine, connection, history)
         try:
             owned = await connection.own(NAME)
         except CallError as error:
-            _log.error("the bus does not let us be %s: %s", NAME, error.text)
+            _log.error("the bus does not let us be %s: %s; %s", NAME, error.text, _POLICY_HINT)
             return 1
         if not owned:
             _log.error("%s is taken on this bus: another phosd runs", NAME)

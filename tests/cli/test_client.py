@@ -93,10 +93,12 @@ def test_exit_codes(service: Service, words: list[str], status: int, text: str) 
     assert (done.returncode, text in done.stderr) == (status, True), done.stderr
 
 
-def test_others_things_are_not_authorized(service: Service) -> None:
+@pytest.mark.parametrize("verb", ["rm", "restore", "verify", "checkpoint"])
+def test_others_things_are_not_authorized(service: Service, verb: str) -> None:
     service.engine.stored["i"] = manifest("i")
+    target = str(os.getpid()) if verb == "checkpoint" else "i"
     done = subprocess.run(
-        ["setpriv", f"--reuid={NOBODY}", "--clear-groups", *PHOS, "rm", "i"],
+        ["setpriv", f"--reuid={NOBODY}", "--clear-groups", *PHOS, verb, target],
         capture_output=True,
         text=True,
         timeout=60,
