@@ -9,6 +9,7 @@ from typing import Any
 import pynvml
 
 from phosd.engine import cuda
+from phosd.engine.errors import Unsupported
 from phosd.engine.process import gpu_uuids
 
 _lock = threading.Lock()
@@ -71,7 +72,13 @@ def used_by(pid: int) -> dict[int, int]:
 
 @functools.cache
 def _start_nvml() -> None:
-    pynvml.nvmlInit()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise Unsupported(
+            f"the GPUs cannot be listed: {error} (libnvidia-ml.so.1)",
+            hint="install the NVIDIA driver (r580 or newer), or set PHOS_GPU=soft",
+        ) from error
 
 
 def _by_driver(ordinal: int, uuid: str) -> GpuInfo:

@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from tests.bus import busctl
-from tests.harness import PROGRAMS, alive, parse, wait_until
+from tests.harness import PROGRAMS, Target, alive, parse, start, wait_until
 from tests.service.running import MANAGER, ROOT
 
 NAME = "org.phos"
 
 
 @contextmanager
-def phosd(bus: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def phosd(bus: str, folder: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """The daemon, until the end of the context."""
     command = [sys.executable, "-m", "phosd.service.main", "--session"]
     command += [f"--state-dir={folder / 'state'}", f"--runtime-dir={folder / 'run'}"]
-    environment = os.environ | {"DBUS_SESSION_BUS_ADDRESS": bus}
+    environment = os.environ | {"DBUS_SESSION_BUS_ADDRESS": bus} | variables
     log = folder / "phosd.log"
     with log.open("ab") as file:
         daemon = subprocess.Popen(command, env=environment, stderr=file, text=True)
@@ -120,3 +120,33 @@ def test_a_process_without_a_gpu_is_refused(bus: str, tmp_path: Path) -> None:
         finally:
             plain.kill()
             plain.wait()
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")
+def test_no_gpu_and_no_software_gpu(bus: str, tmp_path: Path) -> None:
+    """Every command that needs a GPU says that there is none; the others work."""
+    absent = {"PHOS_GPU": "real", "LD_LIBRARY_PATH": str(tmp_path)}
+    with phosd(bus, tmp_path, **absent), a_program(tmp_path) as target:
+        for words in (["ps"], ["checkpoint", str(target.pid)]):
+            with pytest.raises(AssertionError) as caught:
+                phos(bus, tmp_path, *words)
+            assert '"Unsupported"' in str(caught.value)
+            assert "install the NVIDIA driver" in str(caught.value)
+        with pytest.raises(RuntimeError, match="install the NVIDIA driver"):
+            busctl(bus, "call", NAME, ROOT, MANAGER, "ListGPUs")
+        target.more_steps(2)
+        assert phos(bus, tmp_path, "images") == []
+        (job,) = phos(bus, tmp_path, "jobs")
+        assert (job["state"], job["error"]) == ("failed", "Unsupported")
+    assert "Traceback" not in (tmp_path / "phosd.log").read_text()
+
+
+@contextmanager
+def a_program(folder: Path) -> Iterator[Target]:
+    """A program on the software GPU, which the daemon of the test above does not know of."""
+    target = start("single", folder, runtime=folder / "run")
+    try:
+        target.wait_for_steps(2)
+        yield target
+    finally:
+        target.kill()
