@@ -163,7 +163,9 @@ def test_the_second_process_dies(phase: str, node: Node, start: Starter) -> None
     target.wait_for_steps(3)
     target.pids = [target.pid, *children(target.pid)]
     second = target.pids[1]
-    with pytest.raises(NoSuchProcess, match=f"process {second} ended"):
+    # As long as no gate is closed the first meets the loss at once, and may end before it is asked.
+    named = f"({second}|{target.pid})" if phase == "quiesce" else second
+    with pytest.raises(NoSuchProcess, match=f"process {named} ended"):
         attempt(node, target, "stop", at_phase(phase, lambda _: kill(second)))
     wait_until(lambda: not alive(target.pid), "the first process to notice")
     target.process.wait()

@@ -49,7 +49,7 @@ def test_the_target_dies(phase: str, node: Node, start: Starter) -> None:
     progress = at_phase(phase, lambda _: os.kill(target.pid, signal.SIGKILL))
     with pytest.raises(PhosError):
         checkpoint(node, target.pid, CheckpointOptions(mode="stop"), progress)
-    assert not alive(target.pid)
+    wait_until(lambda: not alive(target.pid), "the end of the target")
     assert node.store.list() == []
     # Nothing of the dead job stands in the way of the next.
     other = start("workers")

@@ -14,6 +14,7 @@ from phosd.engine import driver, process
 from phosd.engine.errors import NoSuchProcess
 from phosd.engine.process import parse_visible
 from tests.engine.fake_hook import Answer, Request, blocks, fake_hook, hello
+from tests.harness import wait_until
 
 UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-bb33"]
 
@@ -54,6 +55,8 @@ def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     for chosen, expected in ((None, [0, 1, 2]), ("2,0", [2, 0]), ("\udcff", [])):
         env = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
         with subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], **env}) as sleeper:
+            # A program that has only just been started has no environment for a moment.
+            wait_until(Path(f"/proc/{sleeper.pid}/environ").read_bytes, "its environment")
             assert process.visible_gpus(sleeper.pid) == expected
             sleeper.kill()
     with pytest.raises(NoSuchProcess):
