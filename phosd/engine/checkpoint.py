@@ -227,21 +227,11 @@ def _blocks(
 def _processes(unit: Unit, cpu: CpuParts, *, parked: bool) -> tuple[Process, ...]:
     members = {member.pid: member for member in unit.members}
     return tuple(
-        Process(
-            pid=process.pid,
-            tree=number,
-            start_time=process.start_time,
-            executable=process.executable,
-            command=process.command,
-            uid=process.uid,
-            gid=process.gid,
-            groups=process.groups,
-            threads=process.threads,
+        process.record(
+            number,
             gpu=process.pid in members,
             hooked=process.pid in members and members[process.pid].link is not None,
             parked=process.pid in members and parked,
-            affinity=process.affinity,
-            cgroup=process.cgroup,
         )
         for number, tree in enumerate(cpu.trees)
         for process in tree

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from phosd.engine import procfs
 from phosd.engine.errors import NoSuchProcess
+from phosd.engine.image.manifest import Process
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,27 @@ class TreeProcess:
         """Whether this very process still runs (its pid may belong to another by now)."""
         now = procfs.stat(self.pid)
         return now is not None and not now.dead and now.start_time == self.start_time
+
+    def record(
+        self, tree: int, *, gpu: bool = False, hooked: bool = False, parked: bool = False
+    ) -> Process:
+        """The manifest's entry for it, as a process of the image's tree number ``tree``."""
+        return Process(
+            pid=self.pid,
+            tree=tree,
+            start_time=self.start_time,
+            executable=self.executable,
+            command=self.command,
+            uid=self.uid,
+            gid=self.gid,
+            groups=self.groups,
+            threads=self.threads,
+            gpu=gpu,
+            hooked=hooked,
+            parked=parked,
+            affinity=self.affinity,
+            cgroup=self.cgroup,
+        )
 
 
 @dataclass(frozen=True)

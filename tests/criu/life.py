@@ -45,25 +45,7 @@ def wait_for(look: Callable[[], T], patience: float = 60.0) -> T:
 
 def records(found: tree.ProcessTree) -> list[Process]:
     """The manifest's entries for the processes of a tree."""
-    return [
-        Process(
-            pid=p.pid,
-            tree=0,
-            start_time=p.start_time,
-            executable=p.executable,
-            command=p.command,
-            uid=p.uid,
-            gid=p.gid,
-            groups=p.groups,
-            threads=p.threads,
-            gpu=False,
-            hooked=False,
-            parked=False,
-            affinity=p.affinity,
-            cgroup=p.cgroup,
-        )
-        for p in found
-    ]
+    return [process.record(0) for process in found]
 
 
 @dataclass

@@ -110,7 +110,7 @@ def dump_tree(
         noted.memory_files = files.save_memory_files(mappings, folder)
 
     with (
-        _working_folder(folder, owner) as work,
+        working_folder(folder, owner) as work,
         WhileFrozen(work, owner.uid, note) as frozen,
         _lent(folder, owner),
     ):
@@ -216,7 +216,7 @@ def require_private(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _working_folder(folder: Path, owner: Owner) -> Iterator[Path]:
+def working_folder(folder: Path, owner: Owner) -> Iterator[Path]:
     """A folder beside ``folder`` for CRIU's log, which ``owner`` may write to."""
     work = Path(tempfile.mkdtemp(prefix="criu-", dir=folder.parent))
     try:

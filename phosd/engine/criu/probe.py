@@ -21,8 +21,7 @@ from phosd.engine.criu.binary import INSTALL_HINT, Criu
 from phosd.engine.criu.dump import DumpOptions, dump_tree
 from phosd.engine.criu.restore import RestoreOptions, admission, restore_tree
 from phosd.engine.errors import Internal, PhosError
-from phosd.engine.image.manifest import Process
-from phosd.engine.tree import ProcessTree, scan
+from phosd.engine.tree import scan
 
 CACHE = Path("/var/cache/phos")
 PATIENCE = 10.0
@@ -138,7 +137,7 @@ def _cycle(criu: Criu, started: subprocess.Popen[bytes], folder: Path, log: Path
     started.wait()
     # What the program counted after the dump goes, or the numbers would not follow each other.
     os.truncate(log, dump.details.open_files[0].size)
-    processes = _processes(dump.tree)
+    processes = [process.record(0) for process in dump.tree]
     admission(criu, record, processes, images, RestoreOptions())
     restored = restore_tree(criu, record, processes, images, RestoreOptions())
     try:
@@ -150,28 +149,6 @@ def _cycle(criu: Criu, started: subprocess.Popen[bytes], folder: Path, log: Path
     if values != list(range(1, len(values) + 1)):
         return "the restored program lost count"
     return "" if answer == b"here" else "the restored program does not listen any more"
-
-
-def _processes(tree: ProcessTree) -> list[Process]:
-    return [
-        Process(
-            pid=process.pid,
-            tree=0,
-            start_time=process.start_time,
-            executable=process.executable,
-            command=process.command,
-            uid=process.uid,
-            gid=process.gid,
-            groups=process.groups,
-            threads=process.threads,
-            gpu=False,
-            hooked=False,
-            parked=False,
-            affinity=process.affinity,
-            cgroup=process.cgroup,
-        )
-        for process in tree
-    ]
 
 
 def _wait_for_lines(log: Path, count: int) -> list[int]:

@@ -3,9 +3,7 @@
 import contextlib
 import os
 import secrets
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ import msgspec
 
 from phosd.engine import owner_files, procfs
 from phosd.engine.criu.binary import Criu, Owner
-from phosd.engine.criu.dump import digests, require_private
+from phosd.engine.criu.dump import digests, require_private, working_folder
 from phosd.engine.criu.outlets import Outlets
 from phosd.engine.errors import Busy, ImageCorrupt, Internal
 from phosd.engine.image.cpu import CpuDetails, OpenFile
@@ -284,7 +282,11 @@ def _run(
         words.append("--shell-job")
     if details.tied_to_parent:
         words.append("--restore-sibling")
-    with Outlets(details, owner) as outlets, _readable(folder, owner), _work(folder, owner) as work:
+    with (
+        Outlets(details, owner) as outlets,
+        _readable(folder, owner),
+        working_folder(folder, owner) as work,
+    ):
         criu.run(
             "restore",
             [*words, *outlets.words],
@@ -297,16 +299,6 @@ def _run(
             dies_with_us=True,
             wrap=lambda command: outlets.wrap(command, options.output),
         )
-
-
-@contextlib.contextmanager
-def _work(folder: Path, owner: Owner) -> Iterator[Path]:
-    work = Path(tempfile.mkdtemp(prefix="criu-", dir=folder.parent))
-    try:
-        os.chown(work, owner.uid, owner.gid)
-        yield work
-    finally:
-        shutil.rmtree(work)
 
 
 @contextlib.contextmanager
