@@ -121,7 +121,7 @@ def test_a_truncated_pack(copy: Node, saved: Saved) -> None:
     pack = packs(copy)[-1]
     with pack.open("r+b") as file:
         file.truncate(pack.stat().st_size - 4097)
-    damaged(copy, saved, "record at .* of pack")
+    damaged(copy, saved, r"record at .* of pack|pack \d+ ends at")  # as the cut falls
 
 
 def test_a_missing_pack(copy: Node, saved: Saved) -> None:

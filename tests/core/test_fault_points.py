@@ -142,7 +142,7 @@ def test_the_mover_dies_in_every_phase(
         except Internal as error:
             failed.add(phase)
             assert "data mover" in str(error)
-        assert not mover.alive
+        wait_until(lambda: not mover.alive, "the last of its threads to end")  # noqa: B023
         assert len(node.store.list()) == published
         still_right(target, undisturbed)
     assert failed >= {"quiesce", "digest", "drain"} and "park" not in failed
@@ -178,7 +178,7 @@ def test_the_second_process_dies(phase: str, node: Node, start: Starter) -> None
 def test_criu_is_killed(
     mode: str, node: Node, place: Path, start: Starter, undisturbed: Undisturbed
 ) -> None:
-    """At several instants of a dump and of a restore, until one of each is over before that."""
+    """At several instants of a dump, until one is over before that, and of a restore."""
     moment = place / "moment"
     killer = place / "criu"
     killer.write_text(
@@ -191,12 +191,18 @@ def test_criu_is_killed(
         target = start("single")
         target.wait_for_steps(3)
         image = save(cut_short, target, mode).id
+        images = [image]
         for delay in ("0.005", "0.02", "0.05", "0.1"):
             moment.write_text(delay)
-            with pytest.raises(Internal, match=r"(?i)criu"):
-                attempt(cut_short, target, mode)
-            assert [m.id for m in cut_short.store.list()] == [image]
+            try:
+                images.append(save(cut_short, target, mode).id)
+            except Internal as error:
+                assert "criu" in str(error).lower()
+            assert sorted(m.id for m in cut_short.store.list()) == sorted(images)
             still_right(target, undisturbed)
+            if len(images) > 1:
+                break
+        assert delay != "0.005", "no dump was cut short"
         target.more_steps(AFTER)
         target.kill()
         original = target.values()
