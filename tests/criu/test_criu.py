@@ -28,11 +28,13 @@ def test_a_criu_that_cannot_dump_is_found_out(tmp_path: Path) -> None:
     """It starts, says a good version, and would pass ``criu check``."""
     body = (
         '[ "$1" = --version ] && { echo "Version: 4.9"; exit; }\n'
+        'while [ $# -gt 0 ]; do [ "$1" = -W ] && cd "$2"; shift; done\n'
         'echo "Error (sockets.c:1): cannot dump that" >dump.log; exit 1'
     )
     criu = Criu.find(script(tmp_path, body))
     verdict = probe(criu, tmp_path / "cache")
     assert "criu dump failed" in verdict.reason
+    assert "cannot dump that" in verdict.reason
     with pytest.raises(Internal, match=r"CRIU 4\.9 at .* does not work on this machine"):
         require_working(criu, tmp_path / "cache")
 
