@@ -38,6 +38,7 @@ void pause() {
 }  // namespace
 
 void begin() {
+    ++epoch;  // a question left over from an earlier closing says nothing of the work since
     busy_since = monotonic_ns();
     inside_since = 0;
     slow_admissions = 0;
@@ -51,12 +52,13 @@ wire::GateState advance(bool peers_busy) {
         const gate::View view = gate::view();
         if (view.state == wire::State::running) break;  // the deadline
         const uint64_t now = monotonic_ns();
-        if (view.inside) {
-            ++epoch;
-            if (!inside_since) inside_since = now;
-        } else {
+        // Also in the round that finds the last call gone: it may have put work on a device after
+        // the context was asked in the round before.
+        if (view.inside || inside_since) ++epoch;
+        if (!view.inside)
             inside_since = 0;
-        }
+        else if (!inside_since)
+            inside_since = now;
         // What has settled stays so until something is admitted. To ask again would make a context
         // look busy until it has answered, and admit work that nobody waits for.
         const bool settled = view.state == wire::State::closed && !view.inside;
