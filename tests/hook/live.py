@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from phosd.engine.hooklink import HookLink, socket_path
+from phosd.engine.errors import NoSuchProcess
+from phosd.engine.hooklink import HookLink
 from tests.harness import PATIENCE, environment, running, wait_until
 
 PRELUDE = '''
@@ -75,6 +76,14 @@ class Live:
                 os.close(descriptor)
 
 
+def _connected(link: HookLink) -> bool:
+    try:
+        link.connect()
+    except NoSuchProcess:  # no socket yet, or nobody listens yet
+        return False
+    return True
+
+
 @contextmanager
 def live(code: str, runtime: Path, **extra: str) -> Iterator[Live]:
     """Run ``code`` after :data:`PRELUDE` under the hook; it must end well and say nothing on
@@ -88,8 +97,9 @@ def live(code: str, runtime: Path, **extra: str) -> Iterator[Live]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
-        wait_until(socket_path(runtime, process.pid).exists, "the hook's socket")
-        with HookLink(process.pid, runtime) as link:
+        link = HookLink(process.pid, runtime)
+        wait_until(lambda: _connected(link), "the hook to listen")
+        with link:
             yield Live(process, link)
         left, errors = process.communicate("", timeout=PATIENCE)
         assert (process.returncode, left, errors) == (0, "", "")
