@@ -106,12 +106,22 @@ void* substitute(const char* name, void* found) {
     return found;
 }
 
+// What an object and those it needs define. Only an object that was opened itself can be searched:
+// the loader keeps no list for those that it loaded for another.
+void* find_from(const link_map* map, const char* name) {
+    void* const handle = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD);
+    if (!handle) return nullptr;
+    void* const found = real_dlsym()(handle, name);
+    dlclose(handle);
+    return found;
+}
+
 // The first definition in an object after the caller's, as RTLD_NEXT means it.
 void* find_next(const void* caller, const char* name) {
     const link_map* map = object_of(caller);
     for (map = map ? map->l_next : nullptr; map; map = map->l_next) {
         if (map == this_object()) continue;
-        void* found = real_dlsym()(const_cast<link_map*>(map), name);
+        void* found = find_from(map, name);
         if (found && object_of(found) == map) return found;
     }
     return nullptr;
@@ -120,8 +130,8 @@ void* find_next(const void* caller, const char* name) {
 // What the program would find without this library, whose names come first in the global scope.
 void* find_default(const void* caller, const char* name) {
     if (void* found = real_dlsym()(RTLD_NEXT, name)) return found;
-    link_map* map = object_of(caller);
-    void* found = map ? real_dlsym()(map, name) : nullptr;
+    const link_map* map = object_of(caller);
+    void* found = map ? find_from(map, name) : nullptr;
     return found && object_of(found) != this_object() ? found : nullptr;
 }
 
