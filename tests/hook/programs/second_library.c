@@ -1,0 +1,6 @@
+const char* cudnnCreate(void) {
+    return "second";
+}
+const char* cuOther(void) {
+    return "second";
+}
