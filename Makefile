@@ -1,7 +1,8 @@
 # Every target does the set-up that it needs, and is quick the second time.
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
-WORKERS ?= 2
+# One at a time: tests that kill, freeze and time real processes disturb each other.
+WORKERS ?= 0
 
 PY := .venv/bin/python
 LOGS := build/logs
