@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from phosd.engine.errors import Internal, MisSpeculation, OutOfMemory, PhosError, Unsupported
+from phosd.engine.errors import Internal, MisSpeculation, PhosError, Unsupported
 from phosd.engine.faults import Point, point
 from phosd.engine.hooklink import Block, BlockFlag, HookLink, HookState
 from phosd.engine.image.manifest import CHUNK, ChunkRef
@@ -245,19 +245,27 @@ def room_kept(movers: Iterable[Mover], progress: Progress) -> Iterator[Callable[
     A neighbour that takes it meanwhile would make the driver's restore fail for good. Call the
     function when the process has let go of its memory; at the end the memory is free for it.
     """
-    before = [(mover, mover.free_memory()[0]) for mover in movers]
+    before: list[tuple[Mover, int]] = []
+
+    def give_up(mover: Mover, error: PhosError) -> None:
+        progress.note(f"room for the program is not kept on GPU {mover.gpu}: {error}")
+
+    for mover in movers:
+        try:
+            before.append((mover, mover.free_memory()[0]))
+        except PhosError as error:  # it is dead; all that it had to save is saved
+            give_up(mover, error)
     with Undo() as undo:
 
         def keep() -> None:
             for mover, free in before:
-                gained = mover.free_memory()[0] - free
-                if gained <= 0:
-                    continue
-                undo.add(_if_alive, mover, mover.unreserve)
                 try:
-                    mover.reserve(gained)
-                except OutOfMemory as error:
-                    progress.note(f"room for the program is not kept on GPU {mover.gpu}: {error}")
+                    gained = mover.free_memory()[0] - free
+                    if gained > 0:
+                        undo.add(_if_alive, mover, mover.unreserve)
+                        mover.reserve(gained)
+                except PhosError as error:
+                    give_up(mover, error)
 
         yield keep
 
