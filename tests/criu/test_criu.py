@@ -24,8 +24,11 @@ def test_the_probe_passes_and_is_remembered(criu: Criu, tmp_path: Path) -> None:
     assert probe(criu, tmp_path / "cache").version == "from the cache"
 
 
-def test_a_criu_that_cannot_dump_is_found_out(tmp_path: Path) -> None:
+def test_a_criu_that_cannot_dump_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It starts, says a good version, and would pass ``criu check``."""
+    monkeypatch.chdir(tmp_path)  # where it writes
     body = (
         '[ "$1" = --version ] && { echo "Version: 4.9"; exit; }\n'
         'while [ $# -gt 0 ]; do [ "$1" = -W ] && cd "$2"; shift; done\n'
