@@ -8,6 +8,7 @@ loaded under that name is the one it finds.
 import ctypes
 import functools
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,11 @@ def _error(name: str, status: Any, about: str) -> PhosError:
     }
     kind, hint = kinds.get(status.name, (Internal, "see the driver's log (dmesg)"))
     return kind(what, hint=hint)
+
+
+def gpu_uuid(raw: bytes) -> str:
+    """A GPU's UUID (16 bytes) as ``nvidia-smi`` writes it: ``GPU-xxxxxxxx-xxxx-...``."""
+    return f"GPU-{uuid.UUID(bytes=raw)}"
 
 
 def driver_version() -> int:

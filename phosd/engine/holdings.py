@@ -180,7 +180,7 @@ class Holdings:
         if not 0 <= block.device < len(gpus):
             raise Internal(
                 f"process {pid} has memory on device {block.device}, but sees {len(gpus)}",
-                hint="was CUDA_VISIBLE_DEVICES changed inside the program? use mode=driver",
+                hint="the hook and phosd disagree; use mode=driver, and report this",
             )
         return gpus[block.device]
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from phosd.engine.cuda import gpu_uuid
 from phosd.engine.errors import (
     Busy,
     Internal,
@@ -34,6 +35,7 @@ DEADLINE = 30.0
 
 HEADER = struct.Struct("<IHHIIII")
 HELLO = struct.Struct("<8I256s")
+DEVICE_ID = struct.Struct("<16s")
 BLOCK = struct.Struct("<QQQiI")
 BLOCK_LIST = struct.Struct("<IIQQ")
 CLOSE_GATE = struct.Struct("<II")
@@ -91,11 +93,11 @@ class BlockFlag(enum.IntFlag):
 
 @dataclass(frozen=True)
 class Hello:
-    """What the hook says of its process."""
+    """What the hook says of its process; ``devices`` are UUIDs, in the order of its numbers."""
 
     pid: int
     driver_version: int
-    devices: int
+    devices: tuple[str, ...]
     state: HookState
     parkable: bool
     ever_parked: bool
@@ -146,11 +148,15 @@ class Garbled(Exception):
 
 def decode_hello(body: bytes) -> Hello:
     """The answer to ``HELLO``. Raises :class:`Garbled`."""
-    pid, version, devices, state, parkable, ever, unsupported, _, reason = unpack(HELLO, body)
+    head, rows = body[: HELLO.size], body[HELLO.size :]
+    pid, version, count, state, parkable, ever, unsupported, _, reason = unpack(HELLO, head)
+    if len(rows) != count * DEVICE_ID.size:
+        raise Garbled(f"a hello of {len(body)} bytes for {count} devices")
     if state not in list(HookState):
         raise Garbled(f"a state that does not exist ({state})")
     text = printable(reason.split(b"\0", 1)[0])
     where = HookState(state)
+    devices = tuple(gpu_uuid(raw) for (raw,) in DEVICE_ID.iter_unpack(rows))
     return Hello(pid, version, devices, where, bool(parkable), bool(ever), bool(unsupported), text)
 
 

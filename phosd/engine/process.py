@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phosd.engine import cuda, driver, procfs
-from phosd.engine.errors import Internal, NoSuchProcess, PhosError
-from phosd.engine.hooklink import Block, HookLink, HookState
+from phosd.engine.errors import Internal, NoSuchProcess, PhosError, Unsupported
+from phosd.engine.hooklink import Block, Hello, HookLink, HookState
 
 _PATIENCE = 2.0
 """Seconds that a hook may take to answer when processes are listed."""
@@ -48,12 +48,31 @@ def is_gpu_process(pid: int) -> bool:
 
 
 def visible_gpus(pid: int) -> list[int]:
-    """The node's ordinals of the process's devices, in the order in which it numbers them."""
+    """The node's ordinals of a process's devices, in the order in which it numbers them, as far as
+    the environment tells that it was started with. A hook knows better: see :func:`gpus_of`.
+    """
     uuids = gpu_uuids()
     chosen = _environment(pid).get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return list(range(len(uuids)))
     return parse_visible(chosen, uuids)
+
+
+def gpus_of(hello: Hello) -> list[int]:
+    """The node's ordinals of the devices of a hooked process, in the order of its own numbers.
+
+    Raises :class:`Unsupported` when one of them is none of the node's GPUs.
+    """
+    ordinals = {uuid: ordinal for ordinal, uuid in enumerate(gpu_uuids())}
+    for uuid in hello.devices:
+        if uuid not in ordinals:
+            raise Unsupported(
+                f"process {hello.pid} uses {uuid}, which is none of this node's GPUs"
+                f" ({', '.join(ordinals) or 'there are none'})",
+                hint="phosd must see every GPU: start it without CUDA_VISIBLE_DEVICES; MIG devices"
+                " cannot be checkpointed",
+            )
+    return [ordinals[uuid] for uuid in hello.devices]
 
 
 def parse_visible(chosen: str, uuids: Sequence[str]) -> list[int]:
@@ -77,9 +96,7 @@ def gpu_uuids() -> list[str]:
     uuids = []
     for ordinal in range(cuda.call("cuDeviceGetCount")):
         device = cuda.call("cuDeviceGet", ordinal)
-        raw = bytes(cuda.call("cuDeviceGetUuid", device).bytes).hex()
-        parts = (raw[:8], raw[8:12], raw[12:16], raw[16:20], raw[20:])
-        uuids.append("GPU-" + "-".join(parts))
+        uuids.append(cuda.gpu_uuid(bytes(cuda.call("cuDeviceGetUuid", device).bytes)))
     return uuids
 
 
@@ -119,13 +136,14 @@ def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProces
     if stat is None or state is None:
         return None
     if not ask_hook:
-        return _described(pid, stat.start_time, "hooked", "a job works on it", state.name, [])
-    hook_state, reason, gate, blocks = "driver", "", HookState.RUNNING, []
+        return _described(pid, stat.start_time, "hooked", "a job works on it", state.name)
+    hook_state, reason, gate = "driver", "", HookState.RUNNING
+    memory: list[tuple[int, int]] = []
     if state is driver.State.RUNNING:
         try:
             with HookLink(pid, runtime_dir, _PATIENCE) as link:
                 hello = link.hello()
-                blocks = link.list_blocks()
+                memory = _memory(hello, link.list_blocks())
             gate, reason = hello.state, hello.reason
             hook_state = "hooked" if hello.parkable else "driver"
             if hello.uses_unsupported:
@@ -135,20 +153,30 @@ def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProces
         except PhosError as error:
             hook_state, reason = "unsupported", str(error)
     shown = state.name if gate is HookState.RUNNING else gate.name
-    return _described(pid, stat.start_time, hook_state, reason, shown, blocks)
+    return _described(pid, stat.start_time, hook_state, reason, shown, memory)
+
+
+def _memory(hello: Hello, blocks: Sequence[Block]) -> list[tuple[int, int]]:
+    """Each block's size in bytes and the node's ordinal of its GPU (-1 for host memory)."""
+    gpus = gpus_of(hello)
+    return [(b.size, gpus[b.device] if 0 <= b.device < len(gpus) else -1) for b in blocks]
 
 
 def _described(
-    pid: int, started: int, hook_state: str, reason: str, state: str, blocks: Sequence[Block]
+    pid: int,
+    started: int,
+    hook_state: str,
+    reason: str,
+    state: str,
+    memory: Sequence[tuple[int, int]] = (),
 ) -> GpuProcess:
-    gpus = visible_gpus(pid)
     return GpuProcess(
         pid=pid,
         start_time=started,
         uid=(procfs.PROC / str(pid)).stat().st_uid,
         command=procfs.command_line(pid),
-        gpus=tuple(sorted({gpus[b.device] for b in blocks if 0 <= b.device < len(gpus)})),
-        device_bytes=sum(b.size for b in blocks),
+        gpus=tuple(sorted({gpu for _, gpu in memory if gpu >= 0})),
+        device_bytes=sum(size for size, _ in memory),
         hook_state=hook_state,
         reason=reason,
         state=state.lower(),

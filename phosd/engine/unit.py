@@ -69,11 +69,6 @@ class Unit:
                 return f"process {member.pid} runs without the hook"
             if not member.hello.parkable:
                 return f"process {member.pid} cannot be parked: {member.hello.reason}"
-            if member.hello.devices != len(member.gpus):
-                return (
-                    f"process {member.pid} sees {member.hello.devices} GPUs, by its environment"
-                    f" {len(member.gpus)} (CUDA_VISIBLE_DEVICES was changed inside the program)"
-                )
         return ""
 
     def why_not_by_driver(self) -> str:
@@ -105,11 +100,10 @@ class Unit:
             self.members.append(self._member(pid))
 
     def _member(self, pid: int) -> Member:
-        gpus = process.visible_gpus(pid)
         try:
             link = HookLink(pid, self.runtime_dir).connect()
         except NoSuchProcess:
-            return Member(pid, gpus, None, None)  # no hook in it
+            return Member(pid, process.visible_gpus(pid), None, None)  # no hook in it
         try:
             # A hook that was there and fails now is no reason to go on without it: what it has
             # parked once the driver would lose.
@@ -119,10 +113,10 @@ class Unit:
                     f"process {pid} cannot be saved: {hello.reason}",
                     hint="neither phosd nor the driver can checkpoint that",
                 )
+            return Member(pid, process.gpus_of(hello), link, hello)
         except BaseException:
             link.close()
             raise
-        return Member(pid, gpus, link, hello)
 
     def close(self) -> None:
         """Drop the connections."""

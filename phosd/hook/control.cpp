@@ -79,16 +79,28 @@ std::string path_of(const char* suffix) {
     return folder + "/" + std::to_string(getpid()) + suffix;
 }
 
+// In the order of the process's own numbers.
+std::vector<wire::DeviceId> visible_devices() {
+    std::vector<wire::DeviceId> devices;
+    int count = 0;
+    CUuuid uuid;
+    if (!driver.cuDeviceGetUuid_v2 || driver.cuDeviceGetCount(&count) != CUDA_SUCCESS) return {};
+    for (int device = 0; device < count; ++device) {
+        if (driver.cuDeviceGetUuid_v2(&uuid, device) != CUDA_SUCCESS) break;
+        std::memcpy(devices.emplace_back().uuid, uuid.bytes, sizeof uuid.bytes);
+    }
+    return devices;
+}
+
 Reply hello() {
     wire::Hello hello{};
     const Fitness fit = fitness();
+    const std::vector<wire::DeviceId> devices = visible_devices();
     int version = 0;
-    int devices = 0;
     if (driver.cuDriverGetVersion) driver.cuDriverGetVersion(&version);
-    if (driver.cuDeviceGetCount) driver.cuDeviceGetCount(&devices);
     hello.pid = static_cast<uint32_t>(getpid());
     hello.driver_version = static_cast<uint32_t>(version);
-    hello.devices = static_cast<uint32_t>(devices);
+    hello.devices = static_cast<uint32_t>(devices.size());
     hello.state = static_cast<uint32_t>(gate::state());
     hello.parkable = fit.parkable;
     hello.ever_parked = park::ever_parked();
@@ -96,6 +108,7 @@ Reply hello() {
     std::snprintf(hello.reason, sizeof hello.reason, "%s", fit.reason.c_str());
     Reply reply;
     reply.append(hello);
+    reply.append(devices.data(), devices.size() * sizeof(wire::DeviceId));
     return reply;
 }
 

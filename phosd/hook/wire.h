@@ -18,7 +18,7 @@ constexpr uint32_t kMaxPayload = 1u << 16;
 constexpr uint32_t kMaxDescriptors = 128;  // below the kernel's SCM_MAX_FD of 253
 
 enum class Type : uint16_t {
-    hello = 1,      // -> Hello
+    hello = 1,      // -> Hello and its DeviceIds
     list_blocks,    // Cursor -> BlockList, no descriptors
     export_blocks,  // Cursor -> BlockList, one descriptor for each block with kHasDescriptor
     close_gate,     // CloseGate -> GateState; poll until `settled`
@@ -62,8 +62,8 @@ enum class State : uint32_t {
 
 struct Hello {
     uint32_t pid;
-    uint32_t driver_version;  // as cuDriverGetVersion
-    uint32_t devices;
+    uint32_t driver_version;    // as cuDriverGetVersion
+    uint32_t devices;           // how many the process sees
     uint32_t state;             // State
     uint32_t parkable;          // 0: `reason` says why not
     uint32_t ever_parked;       // 1: holds imported blocks, mode `driver` needs `rehome` first
@@ -72,6 +72,13 @@ struct Hello {
     char reason[256];
 };
 static_assert(sizeof(Hello) == 288);
+
+// `DeviceId devices[devices]` follows a Hello, in the order in which the process numbers them. What
+// CUDA_VISIBLE_DEVICES was at its start says little: a program may set it before cuInit.
+struct DeviceId {
+    uint8_t uuid[16];  // as cuDeviceGetUuid
+};
+static_assert(sizeof(DeviceId) == 16);
 
 enum BlockFlags : uint32_t {
     kHasDescriptor = 1,  // the process can still export it: a descriptor comes with export_blocks

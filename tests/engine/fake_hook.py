@@ -5,7 +5,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,11 +105,20 @@ def _answer(connection: socket.socket, script: Script, seen: list[Request]) -> b
     return not answer.close and answer.cut is None
 
 
+DEVICE = bytes(range(16))
+"""The UUID of the device that a hello tells of."""
+
+
 def hello(
-    pid: int = 1, state: int = 0, parkable: int = 1, reason: bytes = b"", devices: int = 1
+    pid: int = 1,
+    state: int = 0,
+    parkable: int = 1,
+    reason: bytes = b"",
+    devices: Sequence[bytes] = (DEVICE,),
 ) -> bytes:
     """The payload of a hello."""
-    return hookwire.HELLO.pack(pid, 13000, devices, state, parkable, 0, 0, 0, reason)
+    head = hookwire.HELLO.pack(pid, 13000, len(devices), state, parkable, 0, 0, 0, reason)
+    return head + b"".join(devices)
 
 
 def blocks(*rows: tuple[int, int], more: int = 0) -> bytes:

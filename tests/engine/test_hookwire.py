@@ -27,6 +27,7 @@ def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
                 *("uses_unsupported", "reserved", "reason"),
             ),
         ),
+        "DeviceId": (hookwire.DEVICE_ID, ("uuid",)),
         "Block": (hookwire.BLOCK, ("id", "va", "size", "device", "flags")),
         "BlockList": (hookwire.BLOCK_LIST, ("count", "more", "freed", "last_id")),
         "CloseGate": (hookwire.CLOSE_GATE, ("deadline_ms", "peers_busy")),

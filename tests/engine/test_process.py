@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phosd.engine import driver, process
+from phosd.engine.cuda import gpu_uuid
 from phosd.engine.errors import NoSuchProcess
 from phosd.engine.process import parse_visible
-from tests.engine.fake_hook import Answer, Request, blocks, fake_hook, hello
+from tests.engine.fake_hook import DEVICE, Answer, Request, blocks, fake_hook, hello
 from tests.harness import wait_until
 
 UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-bb33"]
@@ -86,9 +87,9 @@ def test_a_mapped_file_with_a_strange_name(tmp_path: Path) -> None:
 
 @pytest.fixture
 def gpu_process(monkeypatch: pytest.MonkeyPatch) -> int:
-    """This very process, as if it used two GPUs."""
+    """This very process, as if it used the last of the node's GPUs."""
     monkeypatch.setattr(driver, "state", lambda pid: driver.State.RUNNING)
-    monkeypatch.setattr(process, "visible_gpus", lambda pid: [4, 5])
+    monkeypatch.setattr(process, "gpu_uuids", lambda: [*UUIDS, gpu_uuid(DEVICE)])
     monkeypatch.setattr(process, "_PATIENCE", 0.2)
     return os.getpid()
 
@@ -104,12 +105,12 @@ def test_a_hooked_process(gpu_process: int, runtime: Path) -> None:
     def script(request: Request) -> Answer:
         if request.payload:
             return Answer(blocks((1, 1), (2, 1)))
-        return Answer(hello(state=2))
+        return Answer(hello(state=2, devices=[DEVICE]))
 
     with fake_hook(runtime, script):
         found = process.describe(gpu_process, runtime)
     assert found is not None
-    assert (found.hook_state, found.state, found.gpus) == ("hooked", "closed", (4,))
+    assert (found.hook_state, found.state, found.gpus) == ("hooked", "closed", (3,))
     assert found.device_bytes == 4 << 20
 
 
@@ -117,7 +118,10 @@ def test_a_hooked_process(gpu_process: int, runtime: Path) -> None:
     ("answer", "hook_state", "reason"),
     [
         (Answer(hello(parkable=0, reason=b"an unknown call")), "driver", "an unknown call"),
+        (Answer(hello(devices=[bytes(16)])), "unsupported", "none of this node's GPUs"),
         (Answer(b"garbage"), "driver", "7 bytes instead of 288"),
+        (Answer(hello()[:-1]), "driver", "303 bytes for 1 devices"),
+        (Answer(hello() + bytes(16)), "driver", "320 bytes for 1 devices"),
         (Answer(status=4, payload=b"not now"), "unsupported", "not now"),
         (Answer(cut=0), "driver", "went away"),
     ],

@@ -32,7 +32,7 @@ class Invented:
     users: dict[int, int] = field(default_factory=dict)
     hooked: set[int] = field(default_factory=set)
     states: dict[int, State | None] = field(default_factory=dict)
-    devices: dict[int, int] = field(default_factory=dict)
+    devices: dict[int, tuple[str, ...]] = field(default_factory=dict)
     trouble: dict[tuple[str, int], PhosError] = field(default_factory=dict)
     open_links: set[int] = field(default_factory=set)
 
@@ -74,7 +74,7 @@ def invented(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Invented:
 
         def hello(self) -> Hello:
             self._fail("hello")
-            devices = node.devices.get(self.pid, 1)
+            devices = node.devices.get(self.pid, ("GPU-a",))
             return Hello(self.pid, 13000, devices, HookState.RUNNING, True, False, False, "")
 
         def list_blocks(self, after: int = 0) -> list[Block]:
@@ -99,6 +99,7 @@ def invented(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Invented:
     monkeypatch.setattr(module, "scan", scan)
     monkeypatch.setattr(process, "uses_cuda", lambda pid: pid in node.trees)
     monkeypatch.setattr(process, "visible_gpus", lambda pid: [0])
+    monkeypatch.setattr(process, "gpu_uuids", lambda: ["GPU-a", "GPU-b"])
     monkeypatch.setattr(driver, "state", lambda pid: node.states.get(pid, State.RUNNING))
     monkeypatch.setattr(procfs, "status", lambda pid: SimpleNamespace(uids=[node.users[pid]]))
     return node
@@ -208,14 +209,25 @@ def test_processes_of_which_the_driver_knows_nothing(invented: Invented, tmp_pat
 
 def test_why_a_mode_is_not_possible(invented: Invented, tmp_path: Path, memory: list[int]) -> None:
     invented.program(10, memory=(memory[0],))
-    invented.devices[10] = 2
     with gather(10, tmp_path, lambda tree: None) as unit:
-        assert "sees 2 GPUs, by its environment 1" in unit.why_not_parked()
+        assert unit.why_not_parked() == ""
         assert "shares device memory" in unit.why_not_by_driver()
     invented.hooked.clear()
     with gather(10, tmp_path, lambda tree: None) as unit:
         assert "without the hook" in unit.why_not_parked()
         assert unit.why_not_by_driver() == ""
+
+
+def test_a_hook_says_which_gpus_the_process_uses(invented: Invented, tmp_path: Path) -> None:
+    """Not the environment: the program may have changed that before it started CUDA."""
+    invented.program(10, 11)
+    invented.devices[10] = ("GPU-b", "GPU-a")
+    with gather(10, tmp_path, lambda tree: None) as unit:
+        assert [m.gpus for m in unit.members] == [[1, 0], [0]]
+    invented.devices[11] = ("GPU-a", "MIG-c")
+    with pytest.raises(Unsupported, match=r"11 uses MIG-c, which is none .* \(GPU-a, GPU-b\)"):
+        pids_of_unit(invented, 10, tmp_path)
+    assert not invented.open_links
 
 
 @pytest.mark.parametrize("deadline", [0.0, -1.0, float("nan"), float("inf")])

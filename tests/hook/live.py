@@ -76,30 +76,35 @@ class Live:
                 os.close(descriptor)
 
 
-def _connected(link: HookLink) -> bool:
-    try:
-        link.connect()
-    except NoSuchProcess:  # no socket yet, or nobody listens yet
-        return False
-    return True
+def linked(pid: int, runtime: Path) -> HookLink:
+    """A connection to the hook of a program that has called ``cuInit``, or is about to."""
+    link = HookLink(pid, runtime)
+
+    def connected() -> bool:
+        try:
+            link.connect()
+        except NoSuchProcess:  # no socket yet, or nobody listens yet
+            return False
+        return True
+
+    wait_until(connected, "the hook to listen")
+    return link
 
 
 @contextmanager
-def live(code: str, runtime: Path, **extra: str) -> Iterator[Live]:
-    """Run ``code`` after :data:`PRELUDE` under the hook; it must end well and say nothing on
-    stderr. The program is ready for a link as soon as ``cuInit`` has returned.
+def live(code: str, runtime: Path, first: str = "", **extra: str) -> Iterator[Live]:
+    """Run ``first``, :data:`PRELUDE` and ``code`` under the hook; all must end well and say nothing
+    on stderr. The program is ready for a link as soon as ``cuInit`` has returned.
     """
     (runtime / "hook").mkdir(exist_ok=True)
     with running(
-        [sys.executable, "-c", PRELUDE + code],
+        [sys.executable, "-c", first + PRELUDE + code],
         env=environment(hooked=True, runtime=runtime, extra=extra),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
-        link = HookLink(process.pid, runtime)
-        wait_until(lambda: _connected(link), "the hook to listen")
-        with link:
+        with linked(process.pid, runtime) as link:
             yield Live(process, link)
         left, errors = process.communicate("", timeout=PATIENCE)
         assert (process.returncode, left, errors) == (0, "", "")

@@ -4,10 +4,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from uuid import UUID
 
-from phosd.engine.hooklink import HookLink, socket_path
+from phosd.engine import process
 from phosd.engine.native import hook_library
-from tests.harness import environment, running, wait_until
+from tests.harness import environment, running
+from tests.hook.live import linked, live
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -90,6 +92,23 @@ def test_it_needs_libc_alone_and_exports_driver_names_alone() -> None:
     assert {n for n in names if not re.fullmatch(r"cu[A-Z]\w*|dlsym", n)} == set()
 
 
+VISIBLE = """
+say(*(ok(driver.cuDeviceGetUuid(n)).bytes.hex() for n in range(2)))
+sys.stdin.readline()
+"""
+
+
+def test_it_tells_the_devices_by_the_programs_own_numbers(tmp_path: Path) -> None:
+    """Also when the program set CUDA_VISIBLE_DEVICES itself, which its /proc/environ hides."""
+    names = [f"GPU-{UUID(bytes=b'phos-software-g' + bytes([n]))}" for n in range(3)]
+    choose = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '2,0'\n"
+    with live(VISIBLE, tmp_path, first=choose, PHOS_SOFTGPU_DEVICES="3") as program:
+        seen = [f"GPU-{UUID(hex=device)}" for device in program.hears().split()]
+        hello = program.link.hello()
+        assert list(hello.devices) == seen == [names[2], names[0]]
+        assert process.visible_gpus(program.process.pid) != [2, 0], "the test tests nothing"
+
+
 def test_memory_shared_by_legacy_ipc(tmp_path: Path) -> None:
     (tmp_path / "hook").mkdir()
     env = environment(hooked=True, runtime=tmp_path)
@@ -113,8 +132,7 @@ def test_memory_shared_by_legacy_ipc(tmp_path: Path) -> None:
         owner.stdin.write("\n")
         owner.stdin.flush()
         assert [owner.stdout.readline() for _ in range(3)] == ["True\n"] * 3
-        wait_until(socket_path(tmp_path, owner.pid).exists, "the hook's socket")
-        with HookLink(owner.pid, tmp_path) as link:
+        with linked(owner.pid, tmp_path) as link:
             assert not link.hello().uses_unsupported
         owner.stdin.write("\n")
 
@@ -134,8 +152,7 @@ def test_managed_memory_works_and_is_named(tmp_path: Path) -> None:
     ) as program:
         assert program.stdin is not None and program.stdout is not None
         assert program.stdout.readline() == "0\n"
-        wait_until(socket_path(tmp_path, program.pid).exists, "the hook's socket")
-        with HookLink(program.pid, tmp_path) as link:
+        with linked(program.pid, tmp_path) as link:
             hello = link.hello()
         assert hello.uses_unsupported and not hello.parkable
         assert "managed memory" in hello.reason

@@ -52,8 +52,9 @@ Client::Answer Client::ask(wire::Type type, const void* payload, size_t size,
 wire::Hello Client::hello() {
     const Answer answer = ask(wire::Type::hello);
     wire::Hello hello;
-    CHECK(answer.payload.size() == sizeof hello);
+    CHECK(answer.payload.size() > sizeof hello);
     std::memcpy(&hello, answer.payload.data(), sizeof hello);
+    CHECK(answer.payload.size() == sizeof hello + hello.devices * sizeof(wire::DeviceId));
     return hello;
 }
 
