@@ -1,0 +1,115 @@
+// The board: memory shared by the hook and the data movers while a process's chunks are saved
+// behind its back (copy-on-write), and afterwards while its memory is kept known to the engine.
+//
+// The engine makes it (a memfd, sealed against resizing), fills in the tables and the first states,
+// and gives one descriptor to the hook (`arm`) and one to each mover (`Drain`).
+// phosd/engine/board.py lays out the same bytes, and a test compares the two. Everything is
+// little-endian. The program can write the board, as it can write the memory that is being saved:
+// nobody trusts an index or a state found here further than its own process's image, and the
+// digests decide what is published.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace phos::board {
+
+constexpr uint64_t kMagic = 0x4452414F42534F50;  // "POSBOARD"
+constexpr uint32_t kVersion = 1;
+constexpr uint64_t kChunk = 2ull << 20;  // bytes; a block's last chunk may be shorter
+constexpr uint32_t kMaxDevices = 16;
+constexpr uint32_t kFreedRing = 1024;
+constexpr uint32_t kNoChunk = ~0u;
+
+// The low bits of a chunk's word. Every step is one compare-and-swap:
+//   pending -> copying -> saved               the mover, from the block
+//   pending -> shadowing -> shadowed          the hook: enqueued; then the copy has been made
+//   shadowed -> saved                         the mover, from the slot
+// `saved` also means that nobody needs the chunk: known to the store already, or the job gave up.
+enum State : uint32_t { pending = 0, copying = 1, saved = 2, shadowing = 3, shadowed = 4 };
+constexpr uint32_t kStateMask = 7;
+constexpr uint32_t kUrgent = 8;     // a thread waits for this chunk to be saved
+constexpr uint32_t kSlotShift = 8;  // the shadow slot, counted over all slabs
+
+enum Phase : uint32_t {
+    armed = 0,    // writers of pending chunks must shadow them
+    watched = 1,  // nothing is pending any more; the engine wants to know what is freed
+    aborted = 2,  // the job is over: no chunk matters, all memory has been let go of
+};
+
+struct alignas(64) Pressure {
+    // The hook asks for memory of a device: 1: take back the slabs that are released and the freed
+    // blocks that are saved; 2: save freed blocks before all others, and let go of them; 3: give
+    // up. The mover answers by storing the level that it has carried out. Back to 0 by the hook.
+    std::atomic<uint32_t> wanted;
+    std::atomic<uint32_t> given;
+};
+
+struct Header {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t block_count;
+    uint32_t chunk_count;
+    uint32_t slab_count;
+    uint32_t slot_count;
+    uint32_t kernel_count;
+    uint64_t size;        // of the board, bytes
+    uint64_t blocks_at;   // offsets from the header: BlockRow[block_count], by id
+    uint64_t chunks_at;   // std::atomic<uint32_t>[chunk_count]
+    uint64_t touched_at;  // std::atomic<uint32_t>[chunk_count]
+    uint64_t slabs_at;    // SlabRow[slab_count]
+    uint64_t kernels_at;  // KernelRow[kernel_count], by (name hash, module)
+
+    alignas(64) std::atomic<uint32_t> phase;
+    // Futex words. `posted` counts what a mover should look at at once: urgent chunks, pressure,
+    // frees. `progressed` counts what the hook may wait for: chunks saved, pressure answered.
+    alignas(64) std::atomic<uint32_t> posted;
+    alignas(64) std::atomic<uint32_t> progressed;
+
+    // Blocks freed by the program, by id: freed[n % kFreedRing] is written before `freed_posted`
+    // becomes n + 1. A ring that is full loses ids: whoever reads it then lists the blocks anew.
+    alignas(64) std::atomic<uint64_t> freed_posted;
+    std::atomic<uint64_t> freed_taken;  // of these the memory has been let go
+    std::atomic<uint64_t> freed[kFreedRing];
+
+    Pressure pressure[kMaxDevices];  // by the process's ordinals
+
+    // Counted by the hook.
+    alignas(64) std::atomic<uint64_t> submissions;  // that were looked at
+    std::atomic<uint64_t> looked_ns;                // time spent looking, waits excluded
+    std::atomic<uint64_t> shadowed_chunks;
+    std::atomic<uint64_t> waits;         // for a chunk, because no slot was free or it
+    std::atomic<uint64_t> waited_ns;     // was being copied
+    std::atomic<uint64_t> conservative;  // submissions taken to write everything
+    std::atomic<uint32_t> touches;       // the last number given in `touched`
+};
+
+struct BlockRow {
+    uint64_t id;  // as wire::Block
+    uint32_t first_chunk;
+    uint32_t chunk_count;
+};
+
+// Device memory for shadows, made by a mover. Its slots follow those of the slab before it.
+struct SlabRow {
+    int32_t device;                  // the process's ordinal
+    uint32_t slots;                  // of kChunk bytes
+    std::atomic<uint32_t> released;  // 1: the hook has let go of it, and so may the mover
+    uint32_t reserved;
+};
+
+// What is known of a kernel. Words are counted in the parameter buffer: bit n of a mask stands for
+// the aligned 8 bytes at 8 * n; what lies beyond word 63 is as if no row existed.
+enum KernelFlags : uint32_t {
+    kSuspect = 1,     // found to have written where nobody expected: takes everything
+    kWritesOnly = 2,  // writes only through the words of `written`, nowhere else
+};
+struct KernelRow {
+    uint64_t name_hash;  // 64-bit FNV-1a of the kernel's name as cuFuncGetName gives it
+    uint64_t module;     // hash of the module's image; 0: any
+    uint32_t flags;
+    uint32_t range_count;  // reserved for ranges; 0
+    uint64_t written;      // with kWritesOnly: the words that it writes through
+};
+
+}  // namespace phos::board
