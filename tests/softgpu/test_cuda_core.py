@@ -1,6 +1,5 @@
 """Programs in cuda.core and through modules: kernels compiled by NVRTC."""
 
-import json
 from pathlib import Path
 
 from tests.softgpu import program
@@ -94,27 +93,3 @@ for call in (lambda: d.cuCtxSynchronize(), lambda: d.cuMemAlloc(4), lambda: d.cu
 """,
         tmp_path,
     )
-
-
-def test_the_trace_is_what_a_launch_touched(tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
-    out = program.run(
-        COMPILE
-        + """
-context = use(); p, q = (int(ck(d.cuMemAlloc(4096))) for _ in range(2))
-module = ck(d.cuModuleLoadData(compile('''extern "C" __global__ void copy(int* to, const int* from)
-    { if (threadIdx.x < 10 || threadIdx.x > 20) to[threadIdx.x] = from[threadIdx.x]; }''').code))
-f = ck(d.cuModuleGetFunction(module, b"copy"))
-ck(d.cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, 0, ((p, q), (ctypes.c_void_p, ctypes.c_void_p)), 0))
-ck(d.cuCtxSynchronize()); print(p, q)
-""",
-        tmp_path,
-        PHOS_SOFTGPU_TRACE=str(trace),
-    )
-    p, q = map(int, out.split())
-    (line,) = trace.read_text().splitlines()
-    assert json.loads(line) == {
-        "kernel": "copy",
-        "read": [[q, q + 40], [q + 84, q + 128]],
-        "written": [[p, p + 40], [p + 84, p + 128]],
-    }

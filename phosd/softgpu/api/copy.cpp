@@ -68,33 +68,69 @@ void copy(CUstream handle, Wait wait, std::shared_ptr<const Copy> what) {
     stream->context.check();
 }
 
-// Copies of a batch may run in any order; here they run in theirs. attributes[i] holds from the
-// copy number starts[i] on.
-void copy_batch(CUstream handle, const CUdeviceptr* to, const CUdeviceptr* from,
-                const size_t* sizes, size_t count, const CUmemcpyAttributes* attributes,
-                const size_t* starts, size_t kinds) {
-    require(to && from && sizes && attributes && starts && count > 0);
+using Copies = std::vector<std::shared_ptr<const Copy>>;
+
+bool reads_during_call(CUmemcpySrcAccessOrder order) {
+    require(order >= CU_MEMCPY_SRC_ACCESS_ORDER_STREAM && order <= CU_MEMCPY_SRC_ACCESS_ORDER_ANY);
+    return order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL;
+}
+
+// All of a batch has been looked at before its first copy runs. They may run in any order; here
+// they run in theirs.
+void submit_batch(CUstream handle, Copies copies, bool during_call) {
     require(handle != nullptr && handle != CU_STREAM_LEGACY);
-    require(kinds > 0 && kinds <= count && starts[0] == 0);
-    for (size_t kind = 0; kind < kinds; ++kind) {
-        const CUmemcpySrcAccessOrder order = attributes[kind].srcAccessOrder;
-        require(order >= CU_MEMCPY_SRC_ACCESS_ORDER_STREAM &&
-                order <= CU_MEMCPY_SRC_ACCESS_ORDER_ANY);
-        const size_t end = kind + 1 < kinds ? starts[kind + 1] : count;
-        require(starts[kind] < end && end <= count);
-    }
-    std::vector<std::shared_ptr<const Copy>> copies;  // all are looked at before the first runs
-    for (size_t i = 0; i < count; ++i) {
-        require(sizes[i] > 0);
-        copies.push_back(linear(any_end(to[i]), any_end(from[i]), sizes[i]));
-    }
     const StreamPtr stream = stream_of(handle);
     forbid_capturing(stream);
     for (auto& what : copies) copy(handle, Wait::no, std::move(what));
     // The stream has then read what may be gone when the call returns.
-    for (size_t kind = 0; kind < kinds; ++kind)
-        if (attributes[kind].srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL)
-            return stream->tail().wait();
+    if (during_call) stream->tail().wait();
+}
+
+// attributes[i] holds from the copy number starts[i] on.
+void copy_batch(CUstream handle, const CUdeviceptr* to, const CUdeviceptr* from,
+                const size_t* sizes, size_t count, const CUmemcpyAttributes* attributes,
+                const size_t* starts, size_t kinds) {
+    require(to && from && sizes && attributes && starts && count > 0);
+    require(kinds > 0 && kinds <= count && starts[0] == 0);
+    bool during_call = false;
+    for (size_t kind = 0; kind < kinds; ++kind) {
+        during_call |= reads_during_call(attributes[kind].srcAccessOrder);
+        const size_t end = kind + 1 < kinds ? starts[kind + 1] : count;
+        require(starts[kind] < end && end <= count);
+    }
+    Copies copies;
+    for (size_t i = 0; i < count; ++i) {
+        require(sizes[i] > 0);
+        copies.push_back(linear(any_end(to[i]), any_end(from[i]), sizes[i]));
+    }
+    submit_batch(handle, std::move(copies), during_call);
+}
+
+// One side of a copy in a batch of three dimensions. Lengths are bytes; arrays are not there.
+End end_of(const CUmemcpy3DOperand& operand, const CUextent3D& extent) {
+    require(operand.type != CU_MEMCPY_OPERAND_TYPE_ARRAY, CUDA_ERROR_NOT_SUPPORTED);
+    require(operand.type == CU_MEMCPY_OPERAND_TYPE_POINTER);
+    const auto& at = operand.op.ptr;
+    require(at.rowLength == 0 || at.rowLength >= extent.width);
+    require(at.layerHeight == 0 || at.layerHeight >= extent.height);
+    return any_end(at.ptr, at.rowLength ? at.rowLength : extent.width,
+                   at.layerHeight ? at.layerHeight : extent.height);
+}
+
+void copy_batch(CUstream handle, const CUDA_MEMCPY3D_BATCH_OP* operations, size_t count,
+                unsigned long long flags) {
+    require(operations && count > 0 && flags == 0);
+    bool during_call = false;
+    Copies copies;
+    for (size_t i = 0; i < count; ++i) {
+        const CUextent3D& extent = operations[i].extent;
+        require(extent.width > 0 && extent.height > 0 && extent.depth > 0);
+        during_call |= reads_during_call(operations[i].srcAccessOrder);
+        copies.push_back(std::make_shared<Copy>(end_of(operations[i].dst, extent),
+                                                end_of(operations[i].src, extent), extent.width,
+                                                extent.height, extent.depth));
+    }
+    submit_batch(handle, std::move(copies), during_call);
 }
 
 // Serialized with all work of the contexts and of the current one, before and after it.
@@ -267,6 +303,12 @@ STREAM_API(cuMemcpyBatchAsync_v2,
             CUmemcpyAttributes* attributes, size_t* starts, size_t kinds, CUstream stream),
            (to, from, sizes, count, attributes, starts, kinds, stream)) {
     copy_batch(stream, to, from, sizes, count, attributes, starts, kinds);
+}
+STREAM_API(cuMemcpy3DBatchAsync_v2,
+           (size_t count, CUDA_MEMCPY3D_BATCH_OP* operations, unsigned long long flags,
+            CUstream stream),
+           (count, operations, flags, stream)) {
+    copy_batch(stream, operations, count, flags);
 }
 STREAM_API(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D* what, CUstream stream), (what, stream)) {
     copy(stream, Wait::no, described(what));

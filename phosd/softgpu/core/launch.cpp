@@ -90,7 +90,7 @@ CUresult KernelLaunch::run(Context&) const {
     launch.cooperative = shape.cooperative;
     launch.device = static_cast<unsigned>(module_->context->device);
     launch.memory = &runtime().space();
-    TraceFile trace(function->kernel.name);
+    TraceEntry trace(TraceEntry::Kind::kernel, function->kernel.name);
     launch.trace = trace.recorder();
 #if PHOS_HAVE_PTX
     const ptx::Failure failure = ptx::run(launch);

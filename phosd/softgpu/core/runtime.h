@@ -33,6 +33,7 @@ struct ThreadState {
     std::map<const Context*, DefaultStream> default_streams;
     CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
     bool in_callback = false;
+    uint64_t stream = 0;  // whose work this thread runs (cuStreamGetId)
     ~ThreadState();
 };
 ThreadState& this_thread();

@@ -62,6 +62,7 @@ void Stream::close() {
 
 void Stream::run() {
     pthread_setname_np(pthread_self(), "phos-stream");
+    this_thread().stream = id;
     const ContextPtr alive = context.shared_from_this();
     while (true) {
         Item item;

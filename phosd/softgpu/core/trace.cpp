@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <bitset>
 #include <map>
@@ -17,9 +18,29 @@ namespace {
 
 constexpr unsigned kPageShift = 12;
 constexpr size_t kPage = 1u << kPageShift;
+constexpr const char* kKinds[] = {"kernel", "copy", "fill", "write"};
+
+long long nanoseconds(std::chrono::steady_clock::time_point time) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
+// [[begin, end], ...], merged, in order.
+std::string text_of(std::vector<std::pair<uint64_t, uint64_t>> ranges) {
+    std::sort(ranges.begin(), ranges.end());
+    std::string text;
+    for (size_t i = 0; i < ranges.size();) {
+        auto [begin, end] = ranges[i];
+        while (++i < ranges.size() && ranges[i].first <= end) end = std::max(end, ranges[i].second);
+        text +=
+            (text.empty() ? "[" : ",[") + std::to_string(begin) + "," + std::to_string(end) + "]";
+    }
+    return "[" + text + "]";
+}
+
+}  // namespace
 
 // One bit a byte, page by page. Pages are spread over locks so that threads seldom meet.
-class Recorder final : public ptx::AccessTrace {
+class TraceEntry::Recorder final : public ptx::AccessTrace {
   public:
     void record(uint64_t address, uint32_t bytes, bool write) override {
         for (uint64_t at = address; at < address + bytes;) {
@@ -32,30 +53,18 @@ class Recorder final : public ptx::AccessTrace {
         }
     }
 
-    // [[begin, end], ...], merged, in order.
-    std::string ranges(bool write) const {
-        std::map<uint64_t, const std::bitset<kPage>*> pages;
+    std::vector<Range> ranges(bool write) const {
+        std::vector<Range> found;
         for (const Shard& shard : shards_)
-            for (const auto& [page, bits] : shard.pages[write]) pages[page] = &bits;
-        std::string text;
-        uint64_t begin = 0, end = 0;
-        const auto flush = [&] {
-            if (end > begin)
-                text += (text.empty() ? "[" : ",[") + std::to_string(begin) + "," +
-                        std::to_string(end) + "]";
-        };
-        for (const auto& [page, bits] : pages)
-            for (size_t i = 0; i < kPage; ++i) {
-                if (!bits->test(i)) continue;
-                const uint64_t at = (page << kPageShift) + i;
-                if (at != end) {
-                    flush();
-                    begin = at;
+            for (const auto& [page, bits] : shard.pages[write])
+                for (size_t i = 0; i < kPage; ++i) {
+                    if (!bits[i]) continue;
+                    const size_t begin = i;
+                    while (i < kPage && bits[i]) ++i;
+                    const uint64_t start = page << kPageShift;
+                    found.emplace_back(start + begin, start + i);
                 }
-                end = at + 1;
-            }
-        flush();
-        return "[" + text + "]";
+        return found;
     }
 
   private:
@@ -66,19 +75,35 @@ class Recorder final : public ptx::AccessTrace {
     std::array<Shard, 16> shards_;
 };
 
-}  // namespace
-
-TraceFile::TraceFile(std::string kernel) : kernel_(std::move(kernel)) {
-    if (!runtime().config().trace.empty()) recorder_ = std::make_unique<Recorder>();
+TraceEntry::TraceEntry(Kind kind, const std::string& kernel)
+    : kind_(kind),
+      on_(!runtime().config().trace.empty()),
+      start_(std::chrono::steady_clock::now()),
+      kernel_(kernel) {
+    if (on_ && kind == Kind::kernel) recorder_ = std::make_unique<Recorder>();
 }
 
-TraceFile::~TraceFile() {
-    if (!recorder_) return;
-    const auto& recorder = static_cast<const Recorder&>(*recorder_);
+ptx::AccessTrace* TraceEntry::recorder() const {
+    return recorder_.get();
+}
+
+void TraceEntry::add(uint64_t address, size_t bytes, bool write) {
+    if (on_ && bytes) ranges_[write].emplace_back(address, address + bytes);
+}
+
+TraceEntry::~TraceEntry() {
+    if (!on_) return;
+    if (recorder_)
+        for (const bool write : {false, true}) ranges_[write] = recorder_->ranges(write);
+    std::string line = std::string("{\"kind\": \"") + kKinds[static_cast<size_t>(kind_)] + "\"";
     // Names of kernels are identifiers: nothing in them needs escaping.
-    const std::string line = "{\"kernel\": \"" + kernel_ +
-                             "\", \"read\": " + recorder.ranges(false) +
-                             ", \"written\": " + recorder.ranges(true) + "}\n";
+    if (kind_ == Kind::kernel) line += ", \"kernel\": \"" + kernel_ + "\"";
+    line += ", \"read\": " + text_of(std::move(ranges_[0])) +
+            ", \"written\": " + text_of(std::move(ranges_[1])) +
+            ", \"pid\": " + std::to_string(getpid()) +
+            ", \"stream\": " + std::to_string(this_thread().stream) +
+            ", \"start\": " + std::to_string(nanoseconds(start_)) +
+            ", \"end\": " + std::to_string(nanoseconds(std::chrono::steady_clock::now())) + "}\n";
     // Opened for each line: a checkpoint must not find it.
     const Descriptor file(
         open(runtime().config().trace.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644));

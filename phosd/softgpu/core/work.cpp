@@ -3,30 +3,37 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <mutex>
 #include <thread>
 
 #include "core/context.h"
 #include "core/error.h"
 #include "core/runtime.h"
+#include "core/trace.h"
 
 namespace phos::softgpu {
 namespace {
 
-// Bytes move no faster than PHOS_SOFTGPU_COPY_RATE.
+// Bytes move no faster than PHOS_SOFTGPU_COPY_RATE: then all copies and fills of the process share
+// one copy engine, which does one at a time.
 class Pace {
   public:
-    explicit Pace(uint64_t bytes) : bytes_(bytes), start_(std::chrono::steady_clock::now()) {}
-    ~Pace() {
+    explicit Pace(uint64_t bytes) {
         const double rate = runtime().config().copy_rate;
-        if (rate > 0)
-            std::this_thread::sleep_until(
-                start_ + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                             std::chrono::duration<double>(static_cast<double>(bytes_) / rate)));
+        if (rate <= 0) return;
+        static std::mutex engine;
+        turn_ = std::unique_lock(engine);
+        end_ = std::chrono::steady_clock::now() +
+               std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                   std::chrono::duration<double>(static_cast<double>(bytes) / rate));
+    }
+    ~Pace() {
+        if (turn_) std::this_thread::sleep_until(end_);
     }
 
   private:
-    uint64_t bytes_;
-    std::chrono::steady_clock::time_point start_;
+    std::unique_lock<std::mutex> turn_;
+    std::chrono::steady_clock::time_point end_;
 };
 
 bool reachable(const End& end, uint64_t address, size_t bytes, bool write) {
@@ -41,6 +48,7 @@ bool reachable(const End& end, uint64_t address, size_t bytes, bool write) {
 }  // namespace
 
 CUresult Copy::run(Context&) const {
+    TraceEntry trace(TraceEntry::Kind::copy);
     const Pace pace(width_ * rows_ * slices_);
     const uint64_t source =
         snapshot_.empty() ? from_.address : reinterpret_cast<uint64_t>(snapshot_.data());
@@ -51,11 +59,14 @@ CUresult Copy::run(Context&) const {
             if (!reachable(to_, to, width_, true) || !reachable(from_, from, width_, false))
                 return CUDA_ERROR_ILLEGAL_ADDRESS;
             std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), width_);
+            if (to_.device) trace.wrote(to, width_);
+            if (from_.device) trace.read(from, width_);
         }
     return CUDA_SUCCESS;
 }
 
 CUresult Fill::run(Context&) const {
+    TraceEntry trace(TraceEntry::Kind::fill);
     const Pace pace(width_ * element_ * rows_);
     for (size_t row = 0; row < rows_; ++row) {
         const uint64_t to = address_ + row * pitch_;
@@ -70,6 +81,7 @@ CUresult Fill::run(Context&) const {
             default:
                 std::fill_n(reinterpret_cast<uint32_t*>(to), width_, value_);
         }
+        trace.wrote(to, width_ * element_);
     }
     return CUDA_SUCCESS;
 }
@@ -124,6 +136,8 @@ CUresult ValueWait::run(Context& context) const {
 
 CUresult ValueWrite::run(Context&) const {
     if (!runtime().space().reachable(address_, bytes_, true)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    TraceEntry trace(TraceEntry::Kind::write);
+    trace.wrote(address_, bytes_);
     if (bytes_ == 4)
         reinterpret_cast<std::atomic<uint32_t>*>(address_)->store(static_cast<uint32_t>(value_),
                                                                   std::memory_order_release);
