@@ -2,10 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from phosd.engine.errors import Cancelled
+from phosd.engine.kernels import KernelMark
 
 
 @dataclass
@@ -32,6 +33,9 @@ class Progress:
     observer: Callable[["Progress"], None] | None = None
     phases: list[PhaseRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    suspects: list[KernelMark] = field(default_factory=list)
+    """Kernels one of which has written where nobody expected."""
+    wrong_guesses: int = 0
     _cancel: threading.Event = field(default_factory=threading.Event)
 
     def phase(self, name: str, *, stopped: bool = False, bytes_total: int = 0) -> None:
@@ -51,6 +55,12 @@ class Progress:
     def note(self, text: str) -> None:
         """Something the reader of the job should know."""
         self.notes.append(text)
+        self._tell()
+
+    def found_suspects(self, kernels: Iterable[KernelMark]) -> None:
+        """A guess was wrong, and one of these kernels made it so."""
+        self.wrong_guesses += 1
+        self.suspects += [kernel for kernel in kernels if kernel not in self.suspects]
         self._tell()
 
     def finish(self) -> None:

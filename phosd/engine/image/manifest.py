@@ -108,6 +108,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     blocks: tuple[Block, ...]
     stop_seconds: float
     parent: str | None = None
+    why: str = ""
+    """Why ``mode`` was used, if the engine chose it."""
+    wrong_guesses: int = 0
     load_order: tuple[int, ...] = ()
     format: int = FORMAT
 

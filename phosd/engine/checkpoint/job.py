@@ -6,15 +6,15 @@ runs afterwards: every step that stops something is a context whose end undoes i
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from phosd.engine import criu, driver
+from phosd.engine.checkpoint.options import CheckpointOptions
 from phosd.engine.cpuparts import CpuParts
 from phosd.engine.criu import DumpOptions
-from phosd.engine.errors import Busy, InvalidOption, NoSuchProcess, PhosError, Unsupported
+from phosd.engine.errors import Busy, NoSuchProcess, PhosError, Unsupported
 from phosd.engine.faults import Point, point
-from phosd.engine.gate import DEADLINE, closed_gates
+from phosd.engine.gate import closed_gates
 from phosd.engine.gpus import used_by
 from phosd.engine.holdings import Held, Holdings, detached, parked, room_kept
 from phosd.engine.host import describe_gpus, this_host
@@ -24,43 +24,15 @@ from phosd.engine.mover import Mover
 from phosd.engine.node import Node
 from phosd.engine.process import is_gpu_process
 from phosd.engine.progress import Progress
-from phosd.engine.rights import ROOT, require_may_save
+from phosd.engine.rights import require_may_save
 from phosd.engine.space import check_space
 from phosd.engine.tree import ProcessTree
 from phosd.engine.undo import Undo
 from phosd.engine.unit import Unit, gather
 
-MODES = ("auto", "stop", "driver")
-
-_LONGEST = 24 * 3600.0
-"""The longest deadline, in seconds."""
-
-
-@dataclass(frozen=True)
-class CheckpointOptions:
-    """How to checkpoint. ``deadline`` is how many seconds the program may take to come to rest.
-
-    ``tcp`` says what becomes of connected TCP sockets: ``refuse`` to dump a process that has one,
-    or ``close`` them in the restored process.
-    """
-
-    mode: str = "auto"
-    tcp: str = "refuse"
-    deadline: float = DEADLINE
-    caller: int = ROOT
-    """The user id that it is done for. Only root may save what is not wholly its own."""
-
-
 def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progress) -> Manifest:
     """Save the tree of ``pid`` (and of processes that share device memory with it) as an image."""
-    if options.mode not in MODES:
-        raise InvalidOption(
-            f"there is no checkpoint mode {options.mode!r}", hint=f"use one of {', '.join(MODES)}"
-        )
-    if not 0 < options.deadline <= _LONGEST:  # false for "not a number", too
-        raise InvalidOption(
-            f"a deadline of {options.deadline} s is not possible", hint="give a number of seconds"
-        )
+    options.require_possible()
     progress.phase("prepare")
     with ExitStack() as job:
         job.enter_context(node.claim([pid]))
@@ -111,6 +83,8 @@ def _dumpable(options: CheckpointOptions) -> Callable[[ProcessTree], object]:
 
 def _choose_mode(unit: Unit, wanted: str, progress: Progress) -> str:
     why_not = unit.why_not_parked()
+    if wanted in ("concurrent", "recopy"):
+        raise Unsupported(f"mode {wanted} is not built yet", hint="use mode=stop")
     if wanted == "stop" and why_not:
         raise Unsupported(f"mode stop is not possible: {why_not}", hint="use mode=driver")
     mode = wanted

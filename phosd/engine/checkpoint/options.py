@@ -1,0 +1,47 @@
+"""How to checkpoint."""
+
+from dataclasses import dataclass
+
+from phosd.engine.errors import InvalidOption
+from phosd.engine.gate import DEADLINE
+from phosd.engine.kernels import KernelMark
+from phosd.engine.rights import ROOT
+
+MODES = ("auto", "concurrent", "recopy", "stop", "driver")
+
+_LONGEST = 24 * 3600.0
+"""The longest deadline, in seconds."""
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """How to checkpoint. ``deadline`` is how many seconds the program may take to come to rest.
+
+    ``mode``: ``concurrent`` copies while the program runs and proves that what is saved is the
+    state of the stop; ``recopy`` copies before the stop, again and again; ``stop`` copies inside
+    the stop; ``driver`` needs no hook; ``auto`` chooses. ``tcp`` says what becomes of connected TCP
+    sockets: ``refuse`` to dump a process that has one, or ``close`` them in the restored process.
+    """
+
+    mode: str = "auto"
+    tcp: str = "refuse"
+    deadline: float = DEADLINE
+    caller: int = ROOT
+    """The user id that it is done for. Only root may save what is not wholly its own."""
+    fallback: bool = True
+    """Whether a wrong guess makes the same job go on in a mode that guesses less."""
+    parent: str | None = None
+    """An image of the same owner whose chunks need not be saved again."""
+    suspects: tuple[KernelMark, ...] = ()
+    """Kernels that have written where nobody expected: they are taken to write everything."""
+
+    def require_possible(self) -> None:
+        """Raise :class:`InvalidOption` for what no job can do."""
+        if self.mode not in MODES:
+            raise InvalidOption(
+                f"there is no checkpoint mode {self.mode!r}", hint=f"use one of {', '.join(MODES)}"
+            )
+        if not 0 < self.deadline <= _LONGEST:  # false for "not a number", too
+            raise InvalidOption(
+                f"a deadline of {self.deadline} s is not possible", hint="give a number of seconds"
+            )
