@@ -30,6 +30,7 @@ from phosd.engine.tree import ProcessTree
 from phosd.engine.undo import Undo
 from phosd.engine.unit import Unit, gather
 
+
 def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progress) -> Manifest:
     """Save the tree of ``pid`` (and of processes that share device memory with it) as an image."""
     options.require_possible()
