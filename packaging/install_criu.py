@@ -52,13 +52,16 @@ def run(command: Sequence[str | Path], what: str) -> str:
 def debian_archive() -> Archive:
     """The archive that the machine's own release comes from."""
     codename = os_release().get("VERSION_CODENAME", "stable")
-    listing = run(
-        ["apt-get", "indextargets", "--no-release-info", "Identifier: Packages"],
-        "reading the apt configuration",
-    )
-    for stanza in listing.split("\n\n"):
-        target = dict(line.split(": ", 1) for line in stanza.splitlines() if ": " in line)
-        if target.get("Release") == codename and target.get("Component") == "main":
+    known = ["Origin: Debian", f"Codename: {codename}"]  # others use the release's name too
+    unread = ["--no-release-info", f"Release: {codename}"]  # before the first `apt-get update`
+    for choice in (known, unread):
+        listing = run(
+            ["apt-get", "indextargets", "Identifier: Packages", "Component: main", *choice],
+            "reading the apt configuration",
+        )
+        first = listing.split("\n\n")[0].splitlines()
+        target = dict(line.split(": ", 1) for line in first if ": " in line)
+        if target:
             source = Path(target["Sourcesentry"].rsplit(":", 1)[0])
             return Archive(target["Repo-URI"], keyring_of(source))
     sys.exit(

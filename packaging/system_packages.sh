@@ -31,8 +31,11 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 fi
 export DEBIAN_FRONTEND=noninteractive
 log=$(mktemp)
+# A machine that has just started may be busy with its own upgrades: wait for the lock.
 # shellcheck disable=SC2086
-install() { apt-get install -y -qq --no-install-recommends $missing >"$log" 2>&1; }
+install() {
+    apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 $missing >"$log" 2>&1
+}
 install || { apt-get update -qq >"$log" 2>&1 && install; } || {
     cat "$log"
     echo "system packages: apt-get could not install$missing" >&2

@@ -67,6 +67,58 @@ def test_the_keyring_is_the_one_that_the_source_names(tmp_path: Path, line: str)
     assert install_criu.keyring_of(source) == keyring
 
 
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only sources that apt sees; their lists are in ``lists`` beside it."""
+    (tmp_path / "lists/partial").mkdir(parents=True)
+    config = tmp_path / "apt.conf"
+    config.write_text(
+        f'Dir::Etc::sourcelist "{tmp_path}/sources.list";\n'
+        'Dir::Etc::sourceparts "/dev/null";\n'
+        f'Dir::State::lists "{tmp_path}/lists";\n'
+    )
+    monkeypatch.setenv("APT_CONFIG", str(config))
+    return tmp_path / "sources.list"
+
+
+def read_lists(sources: Path, archive: str, suite: str, origin: str) -> None:
+    """What `apt-get update` leaves of an archive at example.org."""
+    release = sources.parent / f"lists/example.org_{archive}_dists_{suite}"
+    codename = install_criu.os_release()["VERSION_CODENAME"]
+    release.with_name(f"{release.name}_Release").write_text(
+        f"Origin: {origin}\nCodename: {codename}\nComponents: main\nArchitectures: amd64 all\n"
+        "Date: Sat, 10 Jun 2023 08:00:00 UTC\n"
+    )
+    release.with_name(f"{release.name}_main_binary-amd64_Packages").touch()
+
+
+@pytest.mark.parametrize("suite", ["stable", None])
+def test_the_archive_is_debians_though_others_use_its_names(
+    sources: Path, suite: str | None
+) -> None:
+    suite = suite or install_criu.os_release()["VERSION_CODENAME"]
+    lines = [f"deb http://example.org/{name} {suite} main\n" for name in ("other", "debian")]
+    sources.write_text("".join(lines))
+    read_lists(sources, "other", suite, "Other")
+    read_lists(sources, "debian", suite, "Debian")
+    assert install_criu.debian_archive().uri == "http://example.org/debian/"
+
+
+def test_the_archive_is_found_before_the_first_update(sources: Path) -> None:
+    codename = install_criu.os_release()["VERSION_CODENAME"]
+    sources.write_text(
+        f"deb http://example.org/security {codename}-security main\n"
+        f"deb http://example.org/debian {codename} main\n"
+    )
+    assert install_criu.debian_archive().uri == "http://example.org/debian/"
+
+
+def test_without_a_source_for_debian_it_says_what_to_do(sources: Path) -> None:
+    sources.write_text("deb http://example.org/other elsewhere main\n")
+    with pytest.raises(SystemExit, match="name it with PHOS_CRIU="):
+        install_criu.debian_archive()
+
+
 def test_every_dependency_is_listed_for_pip() -> None:
     listed = subprocess.run(
         [sys.executable, ROOT / "packaging/requirements.py"],
