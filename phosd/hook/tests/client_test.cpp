@@ -1,0 +1,139 @@
+// What a client of the hook may meet, and what its loss, its nonsense and a fork leave behind.
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <chrono>
+#include <memory>
+
+#include "workload.h"
+
+using namespace phos;
+using namespace phos::test;
+
+namespace {
+
+void the_deadline_opens() {
+    CUstream stream = nullptr;
+    CUdeviceptr flag = 0;
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cuMemAlloc_v2(&flag, 4));
+    OK(cuMemsetD32_v2(flag, 0, 1));
+    OK(cuCtxSynchronize());  // the streams below do not wait for the memset
+    launch(wait_for, stream, flag, 1);
+    Client client(getpid());
+    const auto began = std::chrono::steady_clock::now();
+    CHECK(!client.close_gate(200));
+    const auto took = std::chrono::steady_clock::now() - began;
+    CHECK(took >= std::chrono::milliseconds(200) && took < std::chrono::milliseconds(700));
+    CHECK(client.hello().state == static_cast<uint32_t>(wire::State::running));
+    CUstream other = nullptr;
+    OK(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+    launch(set_value, other, flag, 1);
+    OK(cuStreamSynchronize(stream));
+    OK(cuMemFree_v2(flag));
+}
+
+void a_lost_client_opens() {
+    CUdeviceptr memory = 0;
+    OK(cuMemAlloc_v2(&memory, 4096));
+    Worker worker([memory](unsigned step) { OK(cuMemsetD32_v2(memory, step, 16)); });
+    auto client = std::make_unique<Client>(getpid());
+    CHECK(client->close_gate(kDeadline));
+    Client other(getpid());
+    const wire::CloseGate request{100, 0};
+    CHECK(other.ask(wire::Type::close_gate, &request, sizeof request).status ==
+          wire::Status::wrong_state);
+    client.reset();
+    worker.more(5);
+    CHECK(other.hello().state == static_cast<uint32_t>(wire::State::running));
+}
+
+void a_detached_hook_is_woken() {
+    const std::string base =
+        std::string(std::getenv("PHOS_RUNTIME_DIR")) + "/hook/" + std::to_string(getpid());
+    CUdeviceptr memory = 0;
+    OK(cuMemAlloc_v2(&memory, 4096));
+    OK(cuMemsetD32_v2(memory, 1234, 1024));
+    Client client(getpid());
+    CHECK(client.close_gate(kDeadline));
+    const auto held = client.export_all();
+    client.park();
+    CHECK(client.ask(wire::Type::detach).status == wire::Status::ok);
+    CHECK(access((base + ".sock").c_str(), F_OK) != 0);
+    usleep(20000);
+    CHECK(access((base + ".sock").c_str(), F_OK) != 0);
+    close(open((base + ".wake").c_str(), O_CREAT | O_WRONLY, 0600));
+    Client again(getpid());
+    unlink((base + ".wake").c_str());
+    CHECK(again.hello().state == static_cast<uint32_t>(wire::State::parked));
+    again.unpark(held);
+    again.open_gate();
+    unsigned value = 0;
+    OK(cuMemcpyDtoH_v2(&value, memory + 400, 4));
+    CHECK(value == 1234);
+    OK(cuMemFree_v2(memory));
+}
+
+unsigned open_sockets() {
+    unsigned count = 0;
+    DIR* folder = opendir("/proc/self/fd");
+    while (const dirent* entry = readdir(folder)) {
+        struct stat info{};
+        if (stat((std::string("/proc/self/fd/") + entry->d_name).c_str(), &info) == 0)
+            count += S_ISSOCK(info.st_mode);
+    }
+    closedir(folder);
+    return count;
+}
+
+// The child's calls go straight to the driver, and it holds none of the hook's sockets.
+void a_forked_child_is_left_alone(Client& client) {
+    CHECK(client.close_gate(kDeadline));
+    const unsigned before = open_sockets();
+    const pid_t child = fork();
+    if (child == 0) {
+        CUdeviceptr memory = 0;
+        alarm(10);
+        const CUresult result = cuMemAlloc_v2(&memory, 4096);
+        _exit(result != CUDA_SUCCESS && open_sockets() < before ? 0 : 1);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    client.open_gate();
+}
+
+void bad_messages_end_only_the_connection() {
+    for (const wire::Header header :
+         {wire::Header{1, wire::kVersion, 1, 0, 0, 0, 0},
+          wire::Header{wire::kMagic, 9, 1, 0, 0, 0, 0},
+          wire::Header{wire::kMagic, wire::kVersion, 1, 0, 0, wire::kMaxPayload + 1, 0},
+          wire::Header{wire::kMagic, wire::kVersion, 1, 0, 0, 0, 3}}) {
+        Client client(getpid());
+        CHECK(write(client.socket, &header, sizeof header) == sizeof header);
+        char byte = 0;
+        CHECK(read(client.socket, &byte, 1) == 0);
+    }
+    Client unknown(getpid());
+    CHECK(unknown.ask(static_cast<wire::Type>(77)).status == wire::Status::bad_message);
+    Client client(getpid());
+    CHECK(client.ask(wire::Type::list_blocks).status == wire::Status::bad_message);
+    CHECK(Client(getpid()).hello().pid == static_cast<uint32_t>(getpid()));
+}
+
+}  // namespace
+
+int main() {
+    start_workload();
+    {
+        Client client(getpid());
+        a_forked_child_is_left_alone(client);
+    }
+    the_deadline_opens();
+    a_lost_client_opens();
+    a_detached_hook_is_woken();
+    bad_messages_end_only_the_connection();
+    std::puts("ok");
+}
