@@ -34,6 +34,11 @@ def digest_library() -> Path:
     return _find("libphos_digest.so")
 
 
+def board_library() -> Path:
+    """What works on the memory that hooks and movers share."""
+    return _find("libphos_board.so")
+
+
 def python_environment() -> dict[str, str]:
     """An environment in which another Python finds this very package and what it depends on."""
     folders = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -2,8 +2,7 @@
 // behind its back (copy-on-write), and afterwards while its memory is kept known to the engine.
 //
 // The engine makes it (a memfd, sealed against resizing), fills in the tables and the first states,
-// and gives one descriptor to the hook (`arm`) and one to each mover (`Drain`).
-// phosd/engine/board.py lays out the same bytes, and a test compares the two. Everything is
+// and gives one descriptor to the hook (`arm`) and one to each mover (`Drain`). Everything is
 // little-endian. The program can write the board, as it can write the memory that is being saved:
 // nobody trusts an index or a state found here further than its own process's image, and the
 // digests decide what is published.
