@@ -195,11 +195,13 @@ API(cuCtxGetApiVersion, (CUcontext handle, unsigned* version), (handle, version)
 API(cuCtxSynchronize, (), ()) {
     const ContextPtr context = current();
     forbid_during_capture();
+    forbid_during_capture_in(*context);
     context->synchronize();
 }
 API(cuCtxSynchronize_v2, (CUcontext handle), (handle)) {
     const ContextPtr context = context_of(handle);
     forbid_during_capture();
+    forbid_during_capture_in(*context);
     context->synchronize();
 }
 

@@ -84,6 +84,7 @@ API(cuCtxRecordEvent, (CUcontext handle, CUevent event), (handle, event)) {
     const ContextPtr context =
         handle ? runtime().contexts.get(handle, CUDA_ERROR_INVALID_CONTEXT) : current();
     forbid_during_capture();
+    forbid_during_capture_in(*context);
     record_all(event_of(event), context);
 }
 

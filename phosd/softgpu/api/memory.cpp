@@ -35,7 +35,7 @@ uint64_t allocate_host(size_t size, HostRange::Kind kind, unsigned flags) {
 }
 
 void free_device(CUdeviceptr address) {
-    if (address == 0) return;
+    if (address == 0) return forbid_during_capture();
     const ContextPtr context = current();
     forbid_during_capture();
     if (runtime().host.find(address).address == address &&

@@ -221,6 +221,19 @@ void forbid_during_capture() {
     require(!forbidden, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
 
+void forbid_during_capture_in(const Context& context) {
+    if (!any_capture()) return;
+    std::lock_guard lock(g_mutex);
+    bool forbidden = false;
+    for (const auto& capture : g_captures)
+        for (const Stream* stream : capture->streams) {
+            if (&stream->context != &context) continue;
+            capture->valid = false;
+            forbidden = true;
+        }
+    require(!forbidden, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+}
+
 void forbid_capturing(const StreamPtr& stream) {
     if (!any_capture()) return;
     std::lock_guard lock(g_mutex);

@@ -74,7 +74,8 @@ uint64_t Space::find_free(size_t size, size_t alignment, uint64_t hint) const {
 }
 
 uint64_t Space::reserve(size_t size, size_t alignment, uint64_t hint) {
-    require(size > 0 && aligned(size) && size <= kSize);
+    require(size > 0 && aligned(size));
+    require(size <= kSize, CUDA_ERROR_OUT_OF_MEMORY);
     alignment = std::max(alignment, kGranularity);
     require((alignment & (alignment - 1)) == 0);
     std::lock_guard lock(mutex_);

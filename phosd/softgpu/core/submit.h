@@ -24,6 +24,7 @@ void wait_for_all(const EventPtr& event, const std::shared_ptr<Context>& context
 bool captures(const StreamPtr& stream);
 // For calls that a capture forbids (they would wait, or act at once): they throw and end it.
 void forbid_during_capture();
+void forbid_during_capture_in(const Context& context);  // whatever the modes of captures there
 void forbid_capturing(const StreamPtr& stream);
 void forbid_captured(const EventPtr& event);
 
