@@ -1,21 +1,53 @@
 """``phos checkpoint``: save a running program."""
 
+import re
+from typing import Any
+
 import click
 
 from phosd.bus import variants
+from phosd.cli.client import call
 from phosd.cli.job import summary, watch
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import CommandError, Settings, command
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def _interval(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
+    """Seconds; 0 for ``off``."""
+    if text is None or text == "off":
+        return None if text is None else 0.0
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    if found is None or not float(found[1]):
+        raise click.BadParameter(f"{text!r} is no interval; write for example 60s, 5m, 2h, or off")
+    return float(found[1]) * _UNITS[found[2]]
 
 
 @command()
 @click.argument("pid", type=click.IntRange(min=1))
 @click.option(
     "--mode",
-    type=click.Choice(["auto", "stop", "driver"]),
+    type=click.Choice(["auto", "concurrent", "recopy", "stop", "driver"]),
     default="auto",
     show_default=True,
-    help="stop: phosd saves the device memory; driver: the CUDA driver does, slower, "
-    "and works for programs that were not started with `phos run`.",
+    help="concurrent: a short stop, copied while the program computes on, as it was at the stop; "
+    "recopy: copied before the stop, again and again, as it is at the end; stop: copied while the "
+    "program stands still; driver: by the CUDA driver, slowest, and works for programs that were "
+    "not started with `phos run`.",
+)
+@click.option(
+    "--fallback",
+    type=click.Choice(["auto", "none"]),
+    default="auto",
+    show_default=True,
+    help="When the program wrote where nobody expected it: go on in a mode that guesses less, or "
+    "fail. What is saved is right in any case.",
+)
+@click.option(
+    "--parent",
+    metavar="IMAGE|auto",
+    default="",
+    help="Save only what differs from this image; auto: from the latest of this process.",
 )
 @click.option(
     "--tcp",
@@ -25,21 +57,61 @@ from phosd.cli.settings import Settings, command
     help="What becomes of connected TCP sockets: refuse to save the program, or close them "
     "when it is restored.",
 )
-def checkpoint(settings: Settings, pid: int, mode: str, tcp: str) -> None:
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="How long the program may take to come to rest, before it goes on unsaved.",
+)
+@click.option("--queue", is_flag=True, help="Wait if another job works on the process.")
+@click.option(
+    "--every",
+    callback=_interval,
+    metavar="60s|5m|2h|off",
+    help="Do it again and again until the program ends, each time only what has changed.",
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(1, 1000),
+    help="With --every: how many of these images to keep (default: 5).",
+)
+def checkpoint(settings: Settings, pid: int, **given: Any) -> None:
     """Save process PID and its children as an image, and let it go on.
 
     \b
     Examples:
       phos checkpoint 4711
       phos checkpoint 4711 --mode driver
+      phos checkpoint 4711 --parent auto           only what has changed
+      phos checkpoint 4711 --every 60s --keep 5    as insurance, until it ends
+      phos checkpoint 4711 --every off
       phos checkpoint 4711 --json | jq -r 'select(.state == "done").result'
 
     Ctrl-C cancels; the program goes on in any case.
     """
-    options = variants({"mode": mode, "tcp": tcp})
-    job = watch(settings, "Checkpoint", "ua{sv}", pid, options)
+    options = variants({name: value for name, value in given.items() if value is not None})
+    every = given["every"]
+    if every == 0:
+        call(settings, "Checkpoint", "ua{sv}", pid, options)
+        if settings.json:
+            settings.emit({"pid": pid, "checkpoint_interval": None})
+        _say(settings, f"process {pid} has no periodic checkpoints any more; its images stay")
+        return
+    try:
+        job = watch(settings, "Checkpoint", "ua{sv}", pid, options)
+    except CommandError:
+        if every:
+            _say(settings, f"`phos ps` tells whether it is tried again every {every:g} s")
+        raise
     if not settings.json:
         for note in job["Notes"]:
             settings.err.print(note, markup=False)
         settings.err.print(f"saved in {summary(job)} (mode {job['Mode']})")
         settings.out.print(job["Result"])
+    if every:
+        _say(settings, f"again every {every:g} s; `phos checkpoint {pid} --every off` ends that")
+
+
+def _say(settings: Settings, text: str) -> None:
+    if not settings.json:
+        settings.err.print(text, markup=False)

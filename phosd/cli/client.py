@@ -43,6 +43,17 @@ def objects(settings: Settings, interface: str, refresh: str) -> list[Properties
     return asyncio.run(run())
 
 
+def properties(settings: Settings, path: str, interface: str) -> Properties:
+    """The properties of one object. Raises :class:`CallError`."""
+
+    async def run() -> Properties:
+        with closing(await Connection.open(settings.bus)) as connection:
+            (values,) = await connection.call(path, _PROPERTIES, "GetAll", "s", interface)
+        return dict(values)
+
+    return asyncio.run(run())
+
+
 def run_job(
     settings: Settings,
     tell: Callable[[Properties], None],
@@ -79,7 +90,7 @@ async def _run_job(
         with _cancelled_by_ctrl_c(connection, path, say):
             job = await _properties(connection, path)
             tell(job)
-            while job["State"] == "running":
+            while job["State"] in ("queued", "running"):
                 await _until_news_of(path, news)
                 job = await _properties(connection, path)
                 tell(job)

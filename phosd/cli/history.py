@@ -1,10 +1,13 @@
 """``phos history``: what phosd did."""
 
+from typing import Any
+
 import click
 
 from phosd.bus import variants
 from phosd.cli.client import call
 from phosd.cli.images import time_text
+from phosd.cli.jobs import rate, seconds
 from phosd.cli.settings import Settings, command
 
 
@@ -18,6 +21,9 @@ from phosd.cli.settings import Settings, command
 )
 def history(settings: Settings, limit: int) -> None:
     """List past jobs, newest first: yours, or as root everybody's.
+
+    STOP is how long the program stood still, DRAIN how fast its device memory was saved, WRONG how
+    often the program wrote where nobody expected it. Below a result is why its mode was used.
 
     \b
     Examples:
@@ -33,7 +39,14 @@ def history(settings: Settings, limit: int) -> None:
             "OPERATION": lambda row: row["operation"],
             "TARGET": lambda row: row["target"],
             "STATE": lambda row: row["state"],
-            "STOP": lambda row: f"{row['stop_seconds']:.2f} s" if row.get("stop_seconds") else "",
-            "RESULT": lambda row: row.get("message") or row.get("result", ""),
+            "MODE": lambda row: row.get("mode", ""),
+            "STOP": lambda row: seconds(row.get("stop_seconds")),
+            "DRAIN": lambda row: rate(row.get("drain_rate")),
+            "WRONG": lambda row: str(row.get("wrong_guesses") or ""),
+            "RESULT": lambda row: (row.get("message") or row.get("result", "")) + _because(row),
         },
     )
+
+
+def _because(row: dict[str, Any]) -> str:
+    return f"\n  ({row['why']})" if row.get("why") else ""

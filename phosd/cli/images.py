@@ -10,7 +10,7 @@ from phosd.cli.settings import Settings, command, human_bytes
 
 @command()
 def images(settings: Settings) -> None:
-    """List the images, oldest first.
+    """List the images, oldest first. SHARED is what of STORED an older image holds, too.
 
     \b
     Examples:
@@ -27,6 +27,7 @@ def images(settings: Settings) -> None:
             "PID": lambda row: str(row["pid"]),
             "SIZE": lambda row: human_bytes(row["total_bytes"]),
             "STORED": lambda row: human_bytes(row["stored_bytes"]),
+            "SHARED": lambda row: human_bytes(row["shared_bytes"]) if row["shared_bytes"] else "",
             "MODE": lambda row: row["mode"],
             "VERIFIED": _verified,
             "COMMAND": lambda row: shlex.join(row["command"]),
@@ -49,7 +50,10 @@ def _row(image: dict[str, Any]) -> dict[str, Any]:
         "total_bytes": image["TotalBytes"],
         "device_bytes": image["DeviceBytes"],
         "stored_bytes": image["StoredBytes"],
+        "shared_bytes": image["SharedBytes"],
         "mode": image["Mode"],
+        "why": image.get("Why", ""),
+        "wrong_guesses": image["WrongGuesses"],
         "parent": image["Parent"] or None,
         "gpus": [{"uuid": uuid, "chip": chip} for uuid, chip in image["GPUs"]],
         "stop_seconds": image["StopSeconds"],

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -47,7 +48,7 @@ class _Display:
         self._settings = settings
         self._bars = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description:<10}"),
+            TextColumn("{task.description}"),
             BarColumn(),
             DownloadColumn(binary_units=True),
             TransferSpeedColumn(),
@@ -74,21 +75,32 @@ class _Display:
     def tell(self, job: Properties) -> None:
         """The job as it is now."""
         if self._settings.json:
-            self._settings.emit(_line(job))
+            self._settings.emit(describe(job))
             return
-        if job["Phase"] != self._phase:
-            self._phase = job["Phase"]
+        phase = _headline(job)
+        if phase != self._phase:
+            self._phase = phase
             if self._bar is not None:
                 self._bars.remove_task(self._bar)
-            self._bar = self._bars.add_task(self._phase, total=job["BytesTotal"] or None)
+            self._bar = self._bars.add_task(phase, total=job["BytesTotal"] or None)
         if self._bar is not None:
             self._bars.update(
                 self._bar, completed=job["BytesDone"], total=job["BytesTotal"] or None
             )
 
 
-def _line(job: Properties) -> dict[str, Any]:
-    """A job as a line of JSON: names in lower case, phases spelled out."""
+def _headline(job: Properties) -> str:
+    """The phase; of a checkpoint also whether the program computes meanwhile, in colour if not."""
+    if job["State"] == "queued":
+        return "queued: another job works on the process"
+    phase = f"{escape(job['Phase']):<10}"
+    if job["ProgramStopped"]:
+        return f"[bold yellow]{phase} program stopped[/]"
+    return f"{phase} program running" if job["Operation"] == "checkpoint" else phase
+
+
+def describe(job: Properties) -> dict[str, Any]:
+    """A job for JSON: names in lower case, phases spelled out. What is private may be missing."""
     phase_names = ("name", "stopped", "seconds", "bytes_done", "bytes_total")
     return {
         "job": job["Number"],
@@ -102,6 +114,12 @@ def _line(job: Properties) -> dict[str, Any]:
         "rate": job["Rate"],
         "stop_seconds": job["StopSeconds"],
         "mode": job["Mode"],
+        "why": job.get("Why", ""),
+        "wrong_guesses": job["WrongGuesses"],
+        "suspects": job.get("Suspects", []),
+        "drained_bytes": job["DrainedBytes"],
+        "drain_rate": job["DrainRate"],
+        "scheduled": job["Scheduled"],
         "notes": job.get("Notes", []),
         "phases": [dict(zip(phase_names, phase, strict=True)) for phase in job["Phases"]],
         "result": job["Result"],

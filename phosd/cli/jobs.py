@@ -7,24 +7,33 @@ from typing import Any
 import click
 
 from phosd.bus import ROOT, Connection
-from phosd.cli.client import JOB, objects
-from phosd.cli.settings import Settings, command
+from phosd.cli.client import JOB, Properties, objects, properties
+from phosd.cli.images import time_text
+from phosd.cli.job import describe
+from phosd.cli.settings import Settings, command, human_bytes
 
 
 @command()
+@click.argument("job", type=click.IntRange(min=1), required=False)
 @click.option("--cancel", type=click.IntRange(min=1), metavar="JOB", help="Cancel a job.")
-def jobs(settings: Settings, cancel: int | None) -> None:
-    """List the jobs that run or ended lately; or cancel one.
+def jobs(settings: Settings, job: int | None, cancel: int | None) -> None:
+    """List the jobs that run or ended lately; or tell all about JOB; or cancel one.
+
+    STOP is how long the program stood still, DRAIN how fast its device memory was saved.
 
     \b
     Examples:
       phos jobs
+      phos jobs 12             phases, why this mode, wrong guesses
       phos jobs --cancel 12
     """
     if cancel is not None:
         asyncio.run(_cancel(settings, cancel))
         return
-    rows = [_row(job) for job in objects(settings, "Job1", "ListJobs")]
+    if job is not None:
+        _show(settings, _row(properties(settings, f"{ROOT}/job/_{job}", JOB)))
+        return
+    rows = [_row(found) for found in objects(settings, "Job1", "ListJobs")]
     settings.rows(
         sorted(rows, key=lambda row: int(row["job"])),
         {
@@ -34,7 +43,56 @@ def jobs(settings: Settings, cancel: int | None) -> None:
             "STATE": lambda row: row["state"],
             "PHASE": lambda row: row["phase"],
             "DONE": lambda row: "" if row["progress"] is None else f"{row['progress']:.0%}",
+            "MODE": lambda row: row["mode"],
+            "STOP": lambda row: seconds(row["stop_seconds"]),
+            "DRAIN": lambda row: rate(row["drain_rate"]),
             "RESULT": lambda row: row["error"] or row["result"],
+        },
+    )
+
+
+def seconds(value: float | None) -> str:
+    """``0.52 s``; nothing for none."""
+    return f"{value:.2f} s" if value else ""
+
+
+def rate(value: float | None) -> str:
+    """``1.5 GiB/s``; nothing for none."""
+    return f"{human_bytes(value)}/s" if value else ""
+
+
+def _show(settings: Settings, row: dict[str, Any]) -> None:
+    """One job, a line for each thing that there is to say, and its phases."""
+    if settings.json:
+        settings.emit(row)
+        return
+    mode = f"{row['mode']}: {row['why']}" if row["why"] else row["mode"]
+    drained = f"{human_bytes(row['drained_bytes'])} at {rate(row['drain_rate'])}"
+    lines = {
+        "job": f"{row['job']}: {row['operation']} {row['target']}",
+        "state": row["state"] + (", by a schedule" if row["scheduled"] else ""),
+        "started": row["started"],
+        "ended": row["ended"] or "",
+        "mode": mode,
+        "stopped": seconds(row["stop_seconds"]),
+        "drained": drained if row["drained_bytes"] else "",
+        "wrong guesses": str(row["wrong_guesses"] or ""),
+        "suspects": ", ".join(row["suspects"]),
+        "result": row["result"],
+        "error": row["message"],
+    }
+    for name, text in lines.items():
+        if text:
+            settings.out.print(f"{name:<14}{text}", markup=False)
+    for note in row["notes"]:
+        settings.out.print(f"{'note':<14}{note}", markup=False)
+    settings.rows(
+        row["phases"],
+        {
+            "PHASE": lambda phase: phase["name"],
+            "SECONDS": lambda phase: f"{phase['seconds']:.3f}",
+            "BYTES": lambda phase: human_bytes(phase["bytes_done"]) if phase["bytes_done"] else "",
+            "PROGRAM": lambda phase: "stopped" if phase["stopped"] else "",
         },
     )
 
@@ -48,16 +106,11 @@ async def _cancel(settings: Settings, number: int) -> None:
         settings.out.print(f"job {number} is being cancelled")
 
 
-def _row(job: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "job": job["Number"],
-        "operation": job["Operation"],
-        "target": job["Target"],
+def _row(job: Properties) -> dict[str, Any]:
+    return describe(job) | {
         "owner": job["Owner"],
-        "state": job["State"],
-        "phase": job["Phase"],
-        "progress": job["Progress"] if job["ProgressValid"] else None,
-        "result": job["Result"],
+        "started": time_text(job["Started"]),
+        "ended": time_text(job["Ended"]) if job["Ended"] else None,
         "error": job["Error"] or None,
         "message": job.get("Message", ""),
     }

@@ -12,7 +12,8 @@ def ps(settings: Settings) -> None:
     """List the processes that use a GPU, and how each can be saved.
 
     HOOK says it: hooked (by phosd, quickly), driver (by the CUDA driver alone, slowly), or
-    unsupported, with the reason.
+    unsupported, with the reason. EVERY: its periodic checkpoints, and how many images of them are
+    kept.
 
     \b
     Examples:
@@ -29,9 +30,16 @@ def ps(settings: Settings) -> None:
             "HOOK": lambda row: row["hook"],
             "STATE": lambda row: row["state"],
             "LAST IMAGE": lambda row: row["last_image"],
+            "EVERY": _every,
             "COMMAND": lambda row: shlex.join(row["command"]) + _because(row),
         },
     )
+
+
+def _every(row: dict[str, Any]) -> str:
+    if row["checkpoint_interval"] is None:
+        return ""
+    return f"{row['checkpoint_interval']:g} s, last {row['checkpoints_kept']}"
 
 
 def _because(row: dict[str, Any]) -> str:
@@ -49,6 +57,8 @@ def _row(process: dict[str, Any]) -> dict[str, Any]:
         "hook": process["HookState"],
         "state": process["State"],
         "last_image": process["LastImage"],
+        "checkpoint_interval": process["CheckpointInterval"] or None,
+        "checkpoints_kept": process["CheckpointsKept"] or None,
         "command": process.get("CommandLine", []),
         "reason": process.get("Reason", ""),
     }

@@ -11,119 +11,36 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from sqlite_utils import Database
-from sqlite_utils.migrations import Migrations
 
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.kernels import KernelMark
 from phosd.engine.process import GpuProcess
 from phosd.service.jobs import Job
 from phosd.service.journal import Entry
+from phosd.service.schedule import Program, Schedule
+from phosd.service.tables import migrations
 
 Row = dict[str, Any]
 
 _BUSY_MILLISECONDS = 10_000
+_MAX_SUSPECTS = 4096
+"""Kernels of one program that its next checkpoint is warned of."""
 _log = logging.getLogger(__name__)
 
-migrations = Migrations("phosd")
 
-
-@migrations()
-def m001_tables(db: Any) -> None:
-    """Times are seconds since the epoch, sizes bytes."""
-    db["processes"].create(
-        {
-            "pid": int,
-            "start_time": int,
-            "boot_id": str,
-            "uid": int,
-            "command": str,
-            "first_seen": float,
-            "last_seen": float,
-        },
-        pk=("boot_id", "pid", "start_time"),
-    )
-    db["jobs"].create(
-        {
-            "id": int,
-            "operation": str,
-            "target": str,
-            "owner": int,
-            "state": str,
-            "started": float,
-            "ended": float,
-            "mode": str,
-            "result": str,
-            "error": str,
-            "message": str,
-            "stop_seconds": float,
-            "notes": str,
-        },
-        pk="id",
-    )
-    db["jobs"].create_index(["started"])
-    db["job_phases"].create(
-        {
-            "job": int,
-            "position": int,
-            "name": str,
-            "stopped": int,
-            "start": float,
-            "end": float,
-            "bytes": int,
-        },
-        pk=("job", "position"),
-        foreign_keys=[("job", "jobs", "id")],
-    )
-    db["images"].create(
-        {
-            "id": str,
-            "created": str,
-            "owner": int,
-            "mode": str,
-            "command": str,
-            "device_bytes": int,
-            "verified": float,
-            "verified_ok": int,
-            "deleted": float,
-        },
-        pk="id",
-    )
-    db["gpu_samples"].create(
-        {
-            "time": float,
-            "uuid": str,
-            "memory_used": int,
-            "utilisation": float,
-            "temperature": float,
-            "power": float,
-        },
-        pk=("uuid", "time"),
-    )
-    db["kernels"].create(
-        {
-            "module": str,
-            "name": str,
-            "summary": str,
-            "launches": int,
-            "state": str,
-        },
-        pk=("module", "name"),
-    )
-    db["events"].create(
-        {"id": int, "time": float, "kind": str, "subject": str, "text": str}, pk="id"
-    )
+def clean(text: str) -> str:
+    """The text in UTF-8: names of files and commands may hold any bytes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _storable(row: Row) -> Row:
-    """The row with strings that are UTF-8: names of files and commands may hold any bytes."""
-    return {
-        key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
-        for key, value in row.items()
-    }
+    return {key: clean(value) if isinstance(value, str) else value for key, value in row.items()}
 
 
 def _connect(path: Path) -> Any:
@@ -188,6 +105,11 @@ class History:
             "message": str(error) if error else "",
             "stop_seconds": job.progress.stop_seconds,
             "notes": "\n".join(job.progress.notes),
+            "why": job.outcome.why,
+            "wrong_guesses": job.progress.wrong_guesses,
+            "drained_bytes": job.drained.bytes,
+            "drain_rate": job.drained.rate,
+            "scheduled": int(task.scheduled),
         }
         # Phases are timed by the monotonic clock; the history speaks of the time of day.
         offset = job.started - (job.progress.phases[0].start if job.progress.phases else 0.0)
@@ -227,8 +149,12 @@ class History:
         self._work.put(lambda db: db["jobs"].upsert(_storable(row), pk="id"))
         self.event("interrupted", f"job {entry.job}", f"{entry.operation} {entry.target}")
 
-    def image(self, manifest: Manifest, whole: bool | None = None) -> None:
-        """An image; ``whole`` is what a verification of it has just found."""
+    def image(
+        self, manifest: Manifest, whole: bool | None = None, made_for: Schedule | None = None
+    ) -> None:
+        """An image; ``whole`` is what a verification of it has just found, ``made_for`` the
+        schedule that it belongs to.
+        """
         row: Row = {
             "id": manifest.id,
             "created": manifest.created,
@@ -238,12 +164,90 @@ class History:
         }
         if whole is not None:
             row |= {"verified": time.time(), "verified_ok": int(whole)}
+        if made_for is not None:
+            row["made_for"] = made_for.key
         self._work.put(lambda db: db["images"].upsert(_storable(row), pk="id"))
 
     def image_deleted(self, image: str) -> None:
         """An image is gone."""
         row = {"id": image, "deleted": time.time()}
         self._work.put(lambda db: db["images"].upsert(_storable(row), pk="id"))
+
+    def images_made_for(self, schedule: Schedule) -> dict[str, bool | None]:
+        """The images of a schedule, newest first, and whether they were found whole, if ever."""
+        rows = self.query(
+            "select id, verified_ok from images where made_for = ? and deleted is null "
+            "order by id desc",
+            [schedule.key],
+        )
+        found = {row["id"]: row["verified_ok"] for row in rows}
+        return {image: None if ok is None else bool(ok) for image, ok in found.items()}
+
+    def last_made_for(self, schedule: Schedule) -> float:
+        """When the latest image of a schedule was made; 0 when there is none."""
+        (row,) = self.query(
+            "select max(created) as created from images where made_for = ?", [schedule.key]
+        )
+        return datetime.fromisoformat(row["created"]).timestamp() if row["created"] else 0.0
+
+    def schedule(self, schedule: Schedule) -> None:
+        """A schedule begins, changes or ends."""
+        row = schedule.row()
+        key = ("boot_id", "pid", "start_time")
+        self._work.put(lambda db: db["schedules"].upsert(_storable(row), pk=key))
+
+    def forget_schedules(self, living: Iterable[Schedule]) -> None:
+        """Only these processes are still there."""
+        keys = {schedule.key for schedule in living}
+
+        def run(db: Any) -> None:
+            with db.atomic():
+                for row in list(db["schedules"].rows):
+                    if Schedule.key_of(row) not in keys:
+                        db["schedules"].delete((row["boot_id"], row["pid"], row["start_time"]))
+
+        self._work.put(run)
+
+    def schedules(self) -> list[Row]:
+        """Every schedule, of processes that have ended, too."""
+        return self.query("select * from schedules")
+
+    def suspects(self, program: Program, kernels: Iterable[KernelMark]) -> None:
+        """One of these kernels of a program has written where nobody expected."""
+        now = time.time()
+        keys = [
+            _storable(
+                {
+                    "uid": program.uid,
+                    "executable": program.executable,
+                    "module": f"{kernel.module:016x}",
+                    "name": kernel.name,
+                }
+            )
+            for kernel in kernels
+        ]
+
+        def run(db: Any) -> None:
+            with db.atomic():
+                for key in keys:
+                    db.execute(
+                        "insert into kernels (uid, executable, module, name, state, guessed_wrong, "
+                        "first_seen, last_seen) values (:uid, :executable, :module, :name, "
+                        "'suspect', 1, :now, :now) on conflict do update set state = 'suspect', "
+                        "guessed_wrong = guessed_wrong + 1, last_seen = :now",
+                        key | {"now": now},
+                    )
+
+        self._work.put(run)
+
+    def suspects_of(self, program: Program) -> tuple[KernelMark, ...]:
+        """The suspects of a program, those found last first."""
+        rows = self.query(
+            "select module, name from kernels where uid = ? and executable = ? "
+            "and state = 'suspect' order by last_seen desc limit ?",
+            [program.uid, clean(program.executable), _MAX_SUSPECTS],
+        )
+        return tuple(KernelMark(row["name"], int(row["module"], 16)) for row in rows)
 
     def process(self, process: GpuProcess, boot: str) -> None:
         """A GPU process was seen."""
@@ -306,7 +310,8 @@ class History:
         def run(db: Any) -> None:
             with db.atomic():
                 db.execute(
-                    "update jobs set state = 'interrupted', ended = ? where state = 'running'",
+                    "update jobs set state = 'interrupted', ended = ? "
+                    "where state in ('queued', 'running')",
                     [when],
                 )
 

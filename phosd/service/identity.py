@@ -38,6 +38,14 @@ def identify(pid: int) -> Identity:
     return Identity(pid, found.start_time, uids.pop() if len(uids) == 1 else 0)
 
 
+def executable(pid: int) -> str:
+    """The file that a process runs, and with it the name of its program; empty when it is gone."""
+    try:
+        return str((procfs.PROC / str(pid) / "exe").readlink())
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def ancestors(pid: int) -> set[int]:
     """The pids above a process, its own included."""
     found: set[int] = set()

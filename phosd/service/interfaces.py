@@ -5,7 +5,8 @@ Times are microseconds since the epoch (0: unknown), sizes bytes, durations seco
 
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -100,16 +101,26 @@ def job_interface(cancel: Callable[..., Awaitable[list[Any]]]) -> Interface:
             Property("ExpectedEnd", "t", expected_end),
             Property("StopSeconds", "d", lambda job: job.progress.stop_seconds),
             Property("Mode", "s", lambda job: job.outcome.mode or job.task.mode),
+            Property("Why", "s", lambda job: job.outcome.why, private=True),
+            Property("WrongGuesses", "u", lambda job: job.progress.wrong_guesses),
+            Property("Suspects", "as", _suspects, private=True),
+            Property("DrainedBytes", "t", lambda job: job.drained.bytes),
+            Property("DrainRate", "d", lambda job: job.drained.rate),
+            Property("Scheduled", "b", lambda job: job.task.scheduled),
             Property("Notes", "as", lambda job: list(job.progress.notes), private=True),
             Property(
                 "Phases", "a(sbdtt)", lambda job: [describe_phase(p) for p in job.progress.phases]
             ),
-            Property("Cancelable", "b", lambda job: job.state is JobState.RUNNING),
+            Property("Cancelable", "b", lambda job: not job.state.ended),
             Property("Result", "s", lambda job: job.outcome.result),
             Property("Error", "s", lambda job: job.error.code if job.error else ""),
             Property("Message", "s", lambda job: str(job.error) if job.error else "", private=True),
         ),
     )
+
+
+def _suspects(job: Job) -> list[str]:
+    return [kernel.name for kernel in job.progress.suspects]
 
 
 def _program_stopped(job: Job) -> bool:
@@ -123,11 +134,15 @@ def _progress_valid(job: Job) -> bool:
 
 @dataclass(frozen=True)
 class ProcessView:
-    """A GPU process, and the id of the latest image of it."""
+    """A GPU process, the id of the latest image of it, and its periodic checkpoints: ``every`` so
+    many seconds (0: none), and the last ``keep`` kept.
+    """
 
     process: GpuProcess
     last_image: str
     gpus: tuple[str, ...]
+    every: float
+    keep: int
 
 
 PROCESS = Interface(
@@ -143,24 +158,43 @@ PROCESS = Interface(
         Property("Reason", "s", lambda view: view.process.reason, private=True),
         Property("State", "s", lambda view: view.process.state),
         Property("LastImage", "s", lambda view: view.last_image),
+        Property("CheckpointInterval", "d", lambda view: view.every),
+        Property("CheckpointsKept", "u", lambda view: view.keep),
     ),
 )
 
 
 @dataclass(frozen=True)
 class ImageView:
-    """An image and what the history knows of it: when it was verified last, and if it was whole."""
+    """An image and what the history knows of it: when it was verified last, and if it was whole.
+
+    ``shared`` are those of its packs that an older image needs, too.
+    """
 
     manifest: Manifest
     verified: float = 0.0
     verified_ok: bool = False
+    shared: frozenset[int] = frozenset()
 
     @functools.cached_property
-    def stored_bytes(self) -> int:
-        """What the image takes on disk: chunks that are equal are stored once."""
+    def pack_bytes(self) -> Mapping[int, int]:
+        """What the image has in each pack: chunks that are equal are stored once."""
         blocks = self.manifest.blocks
         chunks = {(c.pack, c.offset): c.length for block in blocks for c in block.chunks}
-        return sum(chunks.values()) + file_bytes(self.manifest)
+        packs: Counter[int] = Counter()
+        for (pack, _), length in chunks.items():
+            packs[pack] += length
+        return packs
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the image takes on disk, alone."""
+        return sum(self.pack_bytes.values()) + file_bytes(self.manifest)
+
+    @property
+    def shared_bytes(self) -> int:
+        """How much of that an older image holds anyway."""
+        return sum(self.pack_bytes[pack] for pack in self.shared)
 
     @functools.cached_property
     def total_bytes(self) -> int:
@@ -189,8 +223,11 @@ IMAGE = Interface(
         Property("TotalBytes", "t", lambda view: view.total_bytes),
         Property("DeviceBytes", "t", lambda view: view.manifest.device_bytes),
         Property("StoredBytes", "t", lambda view: view.stored_bytes),
+        Property("SharedBytes", "t", lambda view: view.shared_bytes),
         Property("Mode", "s", lambda view: view.manifest.mode),
         Property("Parent", "s", lambda view: view.manifest.parent or ""),
+        Property("Why", "s", lambda view: view.manifest.why, private=True),
+        Property("WrongGuesses", "u", lambda view: view.manifest.wrong_guesses),
         Property("StopSeconds", "d", lambda view: view.manifest.stop_seconds),
         Property("Verified", "t", lambda view: microseconds(view.verified)),
         Property("VerifiedWhole", "b", lambda view: view.verified_ok),

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from pathlib import Path
 
 from phosd.bus import ROOT
@@ -26,6 +26,7 @@ from phosd.service.interfaces import (
 )
 from phosd.service.objects import ObjectTree
 from phosd.service.operations import Engine
+from phosd.service.periodic import Periodic
 
 _POLL_SECONDS = 0.25
 _SAMPLE_SECONDS = 60.0
@@ -41,11 +42,13 @@ class Inventory:
         engine: Engine,
         tree: ObjectTree,
         history: History,
+        periodic: Periodic,
     ) -> None:
         self._config = config
         self._engine = engine
         self._tree = tree
         self._history = history
+        self._periodic = periodic
         self._looking = asyncio.Lock()
         self._troubles: dict[str, str] = {}
         self._sampled = 0.0
@@ -102,7 +105,11 @@ class Inventory:
                 self._tree.publish(path, PROCESS, view, process.uid)
                 self._tree.signal(ROOT, "ProcessNew", path)
                 self._history.process(process, self._boot)
+            gone = self.processes.keys() - current.keys()
             self.processes = current
+            if gone:
+                self._periodic.forget_gone()
+            self._periodic.consider(found)
 
     async def refresh_images(self) -> None:
         """Publish the images that are there."""
@@ -110,9 +117,12 @@ class Inventory:
             manifests = await asyncio.to_thread(self._engine.images)
             verified = await asyncio.to_thread(self._history.verified)
             current = {}
+            held: set[int] = set()
             for manifest in manifests:
                 path = image_path(manifest.id)
-                current[path] = self._image(path, manifest, *verified.get(manifest.id, ()))
+                found = verified.get(manifest.id, (0.0, False))
+                image = current[path] = self._image(path, manifest, held, found)
+                held |= image.pack_bytes.keys()
             for path in self.images.keys() - current.keys():
                 self._tree.withdraw(path)
                 self._tree.signal(ROOT, "ImageRemoved", path)
@@ -123,17 +133,20 @@ class Inventory:
                 self._tree.publish(path, IMAGE, image, image.manifest.owner)
                 self._tree.signal(ROOT, "ImageNew", path)
             self.images = current
-            for path, process in self.processes.items():
-                self._tree.replace(path, self._view(process))
+            for process in self.processes.values():
+                self.renew(process.pid)
 
     def _image(
-        self, path: str, manifest: Manifest, verified: float = 0.0, whole: bool = False
+        self, path: str, manifest: Manifest, held: Set[int], found: tuple[float, bool]
     ) -> ImageView:
-        """The view that is known, which has added up its sizes, as long as nothing has changed."""
-        known = self.images.get(path)
-        if known is not None and (known.verified, known.verified_ok) == (verified, whole):
-            return known
-        return ImageView(manifest, verified, whole)
+        """The view that is known, which has added up its sizes, as long as nothing has changed.
+
+        ``held`` are the packs of all older images, ``found`` what the last verification did.
+        """
+        known = self.images.get(path) or ImageView(manifest)
+        view = ImageView(manifest, *found, shared=frozenset(known.pack_bytes.keys() & held))
+        same = (known.verified, known.verified_ok, known.shared)
+        return known if same == (*found, view.shared) else view
 
     async def refresh_gpus(self) -> None:
         """Publish the GPUs with their figures of now."""
@@ -159,6 +172,12 @@ class Inventory:
         """The path of the GPU process with this pid."""
         return next((path for path, p in self.processes.items() if p.pid == pid), None)
 
+    def renew(self, pid: int) -> None:
+        """Something is different about the process now."""
+        path = self.process(pid)
+        if path is not None:
+            self._tree.replace(path, self._view(self.processes[path]))
+
     def _view(self, process: GpuProcess) -> ProcessView:
         by_ordinal = {gpu.ordinal: gpu.uuid for gpu in self.gpus.values()}
         gpus = tuple(by_ordinal[n] for n in process.gpus if n in by_ordinal)
@@ -171,7 +190,9 @@ class Inventory:
                 for p in manifest.processes
             )
         )
-        return ProcessView(process, max(mine, default=""), gpus)
+        schedule = self._periodic.of(process.pid, process.start_time)
+        every, keep = (schedule.every, schedule.keep) if schedule else (0.0, 0)
+        return ProcessView(process, max(mine, default=""), gpus, every, keep if every else 0)
 
 
 def _stamp(folder: Path) -> int:

@@ -22,25 +22,47 @@ KEPT = 64
 """Finished jobs that stay readable."""
 NOTIFY_SECONDS = 0.5
 """Least time between two notifications about the progress of one job."""
+WAITING = 16
+"""Most jobs that one user may have waiting for others to end."""
 
 _log = logging.getLogger(__name__)
 
 
 class JobState(enum.StrEnum):
-    """A job runs, and ends in one of the other states."""
+    """A job runs, at once or after others, and ends in one of the last three states."""
 
+    QUEUED = "queued"
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing changes any more."""
+        return self not in (JobState.QUEUED, JobState.RUNNING)
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished operation tells: an image id or a pid, and the mode that was used."""
+    """What a finished operation tells: an image id or a pid, the mode that was used and why."""
 
     result: str = ""
     mode: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Drained:
+    """How many bytes of device memory were saved, and how many seconds that took."""
+
+    bytes: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second; 0 when nothing was saved."""
+        return self.bytes / self.seconds if self.seconds > 0 else 0.0
 
 
 Work = Callable[[Progress], Outcome]
@@ -48,7 +70,11 @@ Work = Callable[[Progress], Outcome]
 
 @dataclass(frozen=True)
 class Task:
-    """What a job is to do. ``claims`` are the things that no other job may touch meanwhile."""
+    """What a job is to do. ``claims`` are the things that no other job may touch meanwhile.
+
+    With ``queue`` it waits for jobs that hold them; otherwise it is refused. ``scheduled`` is one
+    that nobody asked for by itself.
+    """
 
     operation: str
     target: str
@@ -57,27 +83,47 @@ class Task:
     work: Work
     mode: str = ""
     token: str = ""
+    queue: bool = False
+    scheduled: bool = False
 
 
 @dataclass
 class Job:
-    """One job. ``started`` and ``ended`` are seconds since the epoch."""
+    """One job. ``started`` (of one that waits: when it was asked for) and ``ended`` are seconds
+    since the epoch.
+    """
 
     number: int
     task: Task
     started: float
     progress: Progress = field(default_factory=Progress)
     state: JobState = JobState.RUNNING
+    cancelling: bool = False
     ended: float | None = None
     outcome: Outcome = Outcome()
     error: PhosError | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def drained(self) -> Drained:
+        """What the phases named ``drain`` have done, of every attempt."""
+        now = time.monotonic()
+        phases = [phase for phase in self.progress.phases if phase.name == "drain"]
+        return Drained(
+            sum(phase.bytes_done for phase in phases),
+            sum((phase.end or now) - phase.start for phase in phases),
+        )
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Whom the table tells, always on the event loop."""
+    """Whom the table tells, always on the event loop.
+
+    ``moved`` is for a job that begins after it had to wait, or has to wait again.
+    """
 
     started: Callable[[Job], None]
+    moved: Callable[[Job], None]
     progressed: Callable[[Job], None]
     ended: Callable[[Job], None]
     forgotten: Callable[[Job], None]
@@ -93,6 +139,9 @@ class JobTable:
         self._claims: dict[str, Job] = {}
         self._tokens: dict[tuple[int, str], Job] = {}
         self._runs: dict[int, asyncio.Task[None]] = {}
+        self._waiting: dict[int, Callable[[Job], None]] = {}
+        self._ended = 0
+        self._closing = False
         self._threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="job")
 
     def __iter__(self) -> Iterator[Job]:
@@ -102,7 +151,7 @@ class JobTable:
         """Start the work; ``prepare`` runs just before and may refuse.
 
         The same token of the same user gives the job that it gave before. Raises :class:`Busy`
-        when another job holds one of the claims.
+        when another job holds one of the claims and the task does not queue.
         """
         if task.token:
             known = self._tokens.get((task.owner, task.token))
@@ -114,19 +163,23 @@ class JobTable:
                         hint="use another token for other work",
                     )
                 return known
-        self.require_free(task.claims)
+        if self._closing:
+            raise Busy("phosd is ending", hint="ask again when it runs")
         job = Job(self._next, task, time.time())
-        prepare(job)
+        try:
+            self._admit(job, prepare)
+        except Busy:
+            if not task.queue:
+                raise
+            self._require_place(task.owner)
+            self._wait(job, prepare)
         self._next += 1
         self._jobs[job.number] = job
-        self._claims |= dict.fromkeys(task.claims, job)
         if task.token:
             self._tokens[task.owner, task.token] = job
         self._listener.started(job)
-        loop = asyncio.get_running_loop()
-        notify = _Notifier(loop, lambda: self._listener.progressed(job))
-        job.progress.observer = notify
-        self._runs[job.number] = loop.create_task(self._run(job, notify))
+        if job.state is JobState.RUNNING:
+            self._begin(job, prepare)
         return job
 
     def require_free(self, claims: Iterable[str]) -> None:
@@ -146,58 +199,137 @@ class JobTable:
 
     async def wait(self, job: Job) -> None:
         """Wait until the job has ended."""
-        run = self._runs.get(job.number)
-        if run is not None:
-            await asyncio.shield(run)
+        await job.over.wait()
 
     def cancel(self, job: Job) -> None:
         """Ask the job to stop at its next safe point. Raises :class:`Unsupported` when it ended."""
-        if job.state is not JobState.RUNNING:
+        if job.state.ended:
             raise Unsupported(
                 f"job {job.number} has ended already ({job.state})",
                 hint="there is nothing to cancel",
             )
+        job.cancelling = True
         job.progress.cancel()
+        if self._waiting.pop(job.number, None) is not None:
+            self._end(job, Cancelled("the job was cancelled before it began"))
 
     async def close(self) -> None:
         """Cancel what runs and wait until every program runs again."""
-        for job in self._jobs.values():
-            if job.state is JobState.RUNNING:
-                job.progress.cancel()
+        self._closing = True
+        for job in list(self._jobs.values()):
+            if not job.state.ended:
+                self.cancel(job)
         await asyncio.gather(*self._runs.values())
         self._threads.shutdown()
 
-    async def _run(self, job: Job, notify: Callable[[Progress], None]) -> None:
+    def _admit(self, job: Job, prepare: Callable[[Job], None]) -> None:
+        """Take the claims. Raises what speaks against it."""
+        self.require_free(job.task.claims)
+        prepare(job)
+        job.state, job.started = JobState.RUNNING, time.time()
+        self._claims |= dict.fromkeys(job.task.claims, job)
+
+    def _require_place(self, owner: int) -> None:
+        waiting = sum(self._jobs[number].task.owner == owner for number in self._waiting)
+        if waiting >= WAITING:
+            raise Busy(
+                f"{waiting} jobs of uid {owner} wait already",
+                hint="wait until one has begun, or cancel one (`phos jobs --cancel`)",
+            )
+
+    def _wait(self, job: Job, prepare: Callable[[Job], None]) -> None:
+        job.state = JobState.QUEUED
+        self._waiting[job.number] = prepare
+
+    def _begin(self, job: Job, prepare: Callable[[Job], None]) -> None:
         loop = asyncio.get_running_loop()
+        notify = _Notifier(loop, lambda: self._listener.progressed(job))
+        job.progress.observer = notify
+        self._runs[job.number] = loop.create_task(self._run(job, prepare, self._ended))
+
+    def _begin_waiting(self) -> None:
+        """Begin the jobs that nothing stands in the way of any more, oldest first: of those for one
+        process, each claims what the next one waits for.
+        """
+        for number, prepare in sorted(self._waiting.items()):
+            job = self._jobs[number]
+            try:
+                self._admit(job, prepare)
+            except Busy:
+                continue
+            except PhosError as error:  # its process has ended, the journal cannot be written
+                del self._waiting[number]
+                self._end(job, error)
+                continue
+            del self._waiting[number]
+            self._listener.moved(job)
+            self._begin(job, prepare)
+
+    async def _run(self, job: Job, prepare: Callable[[Job], None], ended_before: int) -> None:
+        loop = asyncio.get_running_loop()
+        error: PhosError | None = None
         try:
             job.outcome = await loop.run_in_executor(self._threads, job.task.work, job.progress)
-            job.state = JobState.DONE
-        except Cancelled as error:
-            job.state, job.error = JobState.CANCELLED, error
-        except PhosError as error:
-            job.state, job.error = JobState.FAILED, error
-        except Exception as error:
+        except PhosError as caught:
+            error = caught
+        except Exception as caught:
             _log.exception("job %d (%s) failed", job.number, job.task.operation)
-            job.state = JobState.FAILED
-            job.error = Internal(
+            error = Internal(
                 f"{job.task.operation} of {job.task.target} met an error that phosd did not "
-                f"expect ({type(error).__name__})",
+                f"expect ({type(caught).__name__})",
                 hint="phosd's log has the details; please report them",
             )
-        job.ended = time.time()
-        job.progress.finish()
         for claim in job.task.claims:
             del self._claims[claim]
         del self._runs[job.number]
-        notify(job.progress)
+        others_ended = self._ended != ended_before
+        if self._may_wait_again(job, error) and (self._runs or others_ended):
+            job.progress.phases.clear()
+            job.progress.notes.clear()
+            self._wait(job, prepare)
+            self._listener.moved(job)
+        else:
+            self._end(job, error)
+            others_ended = True
+        if others_ended:
+            self._begin_waiting()
+
+    def _may_wait_again(self, job: Job, error: PhosError | None) -> bool:
+        """Only the engine sees which processes share device memory with the one that a job is for,
+        and are held by another. If it says so before anything is stopped, the job may wait more.
+        """
+        return (
+            job.task.queue
+            and isinstance(error, Busy)
+            and not any(phase.stopped for phase in job.progress.phases)
+            and not job.cancelling
+        )
+
+    def _end(self, job: Job, error: PhosError | None) -> None:
+        """The job has ended, well or with an error."""
+        job.error = error
+        if error is None:
+            job.state = JobState.DONE
+        else:
+            cancelled = isinstance(error, Cancelled)
+            job.state = JobState.CANCELLED if cancelled else JobState.FAILED
+        job.ended = time.time()
+        self._ended += 1
+        job.progress.finish()
+        if job.progress.observer is not None:
+            job.progress.observer(job.progress)
+        else:
+            self._listener.progressed(job)
         try:
             self._listener.ended(job)
             self._forget_old()
         except OSError:  # the journal's folder; the job itself has ended
             _log.exception("the end of job %d could not be recorded", job.number)
+        finally:
+            job.over.set()
 
     def _forget_old(self) -> None:
-        ended = [job for job in self._jobs.values() if job.state is not JobState.RUNNING]
+        ended = [job for job in self._jobs.values() if job.state.ended]
         for job in ended[: max(0, len(ended) - KEPT)]:
             del self._jobs[job.number]
             if job.task.token:

@@ -9,13 +9,15 @@ from typing import Any
 
 from phosd import __version__
 from phosd.bus import ROOT, Connection, variants
+from phosd.engine.checkpoint import MODES
 from phosd.engine.errors import ImageCorrupt, NoSuchProcess, NotAuthorized, Unsupported
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.procfs import boot_id
 from phosd.engine.progress import Progress
+from phosd.service.checkpoints import Checkpoints, require_possible
 from phosd.service.config import Config
 from phosd.service.history import History
-from phosd.service.identity import Identity, ancestors, identify
+from phosd.service.identity import Identity, identify
 from phosd.service.interfaces import (
     created,
     job_interface,
@@ -35,9 +37,14 @@ from phosd.service.operations import (
     RestoreRequest,
     parse_options,
 )
+from phosd.service.periodic import Periodic
 
-FEATURES = ("checkpoint", "restore", "verify", "mode-stop", "mode-driver")
+FEATURES = ("checkpoint", "restore", "verify", "queue", "periodic")
+NO_JOB = "/"
+"""Instead of a job's path, when a call ends a schedule."""
 _DAY = 86_400.0
+_CHANGEABLE = ("retention_days", "periodic")
+"""Settings that are taken over while phosd runs."""
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +52,7 @@ class Manager:
     """The daemon behind the bus. To be used on the event loop."""
 
     version = __version__
-    features = FEATURES
+    features = (*FEATURES, *(f"mode-{mode}" for mode in MODES if mode != "auto"))
 
     def __init__(
         self, config: Config, engine: Engine, connection: Connection, history: History
@@ -56,21 +63,33 @@ class Manager:
         self._journal = Journal(config.runtime_dir / "journal")
         self._settle_unfinished()
         self._tree = ObjectTree(connection)
-        listener = Listener(self._started, self._progressed, self._ended, self._forgotten)
+        listener = Listener(
+            self._started, self._moved, self._progressed, self._ended, self._forgotten
+        )
         self.jobs = JobTable(listener, history.next_job())
+        self._checkpoints = Checkpoints(engine, history, self.jobs, self._write_down)
+        self._periodic = Periodic(
+            self._checkpoints,
+            self.jobs,
+            history,
+            config.periodic,
+            lambda target: self.inventory.renew(target.pid),
+        )
         self._job_interface = job_interface(self._cancel)
-        self.inventory = Inventory(config, engine, self._tree, history)
+        self.inventory = Inventory(config, engine, self._tree, history, self._periodic)
         self._tree.publish(ROOT, manager_interface(self), self, owner=0)
         self._background: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Look at the node once, then keep looking."""
         await self.inventory.refresh_images()
+        self._periodic.start()
         self._in_background(self.inventory.watch())
         self._in_background(self._prune())
 
     async def close(self) -> None:
         """Cancel the jobs and wait until every program runs again."""
+        await self._periodic.close()
         await self.jobs.close()
         for task in self._background:
             task.cancel()
@@ -81,9 +100,11 @@ class Manager:
         fixed = [
             f.name
             for f in dataclasses.fields(Config)
-            if f.name != "retention_days" and getattr(new, f.name) != getattr(self.config, f.name)
+            if f.name not in _CHANGEABLE and getattr(new, f.name) != getattr(self.config, f.name)
         ]
-        self.config = dataclasses.replace(self.config, retention_days=new.retention_days)
+        changed = {name: getattr(new, name) for name in _CHANGEABLE}
+        self.config = dataclasses.replace(self.config, **changed)
+        self._periodic.rules = self.config.periodic
         self._history.prune(time.time() - self.config.retention_days * _DAY)
         return fixed
 
@@ -93,30 +114,20 @@ class Manager:
         self, caller: Caller, _: "Manager", pid: int, options: dict[str, Any]
     ) -> list[Any]:
         request = parse_options(options, CheckpointRequest)
+        require_possible(request)
         target = identify(pid)
         if not caller.may_touch(target.uid):
             raise NotAuthorized(
                 f"process {pid} belongs to uid {target.uid}",
                 hint="ask as its owner or as root",
             )
-
-        def work(progress: Progress) -> Outcome:
-            if identify(pid) != target:
-                raise NoSuchProcess(f"process {pid} has ended", hint="`phos ps` lists the others")
-            manifest = self._engine.checkpoint(pid, request, caller.uid, progress)
-            self._history.image(manifest)
-            return Outcome(manifest.id, manifest.mode)
-
-        task = Task(
-            operation="checkpoint",
-            target=str(pid),
-            owner=caller.uid,
-            claims=frozenset((_claim(pid),)),
-            work=work,
-            mode=request.mode,
-            token=request.token,
-        )
-        return [job_path(self.jobs.submit(task, lambda job: self._before_stop(job, target)))]
+        if request.parent not in ("", "auto"):
+            await self._image_for(caller, request.parent)
+        if request.every == 0:
+            self._periodic.end(target, caller.uid)
+            return [NO_JOB]
+        begin = self._periodic.begin if request.every else self._checkpoints.start
+        return [job_path(begin(target, request, caller.uid))]
 
     async def restore(
         self, caller: Caller, _: "Manager", image: str, options: dict[str, Any]
@@ -283,14 +294,6 @@ class Manager:
         task = Task(operation, image, caller.uid, claims, work, token=token)
         return job_path(self.jobs.submit(task, self._write_down))
 
-    def _before_stop(self, job: Job, target: Identity) -> None:
-        """A process above or below one that a job holds is part of the same tree."""
-        above = ancestors(target.pid)
-        for held in self._held_pids():
-            if held in above or target.pid in ancestors(held):
-                self.jobs.require_free((_claim(held),))
-        self._write_down(job, target)
-
     def _write_down(self, job: Job, target: Identity | None = None) -> None:
         self._journal.write(
             Entry(
@@ -305,13 +308,15 @@ class Manager:
             )
         )
 
-    def _held_pids(self) -> set[int]:
-        return {int(claim.split()[1]) for claim in self.jobs.claimed("process")}
-
     def _started(self, job: Job) -> None:
         self._history.job(job)
         self._tree.publish(job_path(job), self._job_interface, job, job.task.owner)
         self._tree.signal(ROOT, "JobNew", job_path(job))
+
+    def _moved(self, job: Job) -> None:
+        """It begins after it had to wait, or waits again."""
+        self._history.job(job)
+        self._tree.changed(job_path(job))
 
     def _progressed(self, job: Job) -> None:
         self._tree.changed(job_path(job))
@@ -355,7 +360,3 @@ class Manager:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(done)
-
-
-def _claim(pid: int) -> str:
-    return f"process {pid}"

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.gate import DEADLINE
 from phosd.engine.gpus import GpuInfo, list_gpus
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.kernels import KernelMark
 from phosd.engine.node import Node, NodeConfig
 from phosd.engine.process import GpuProcess
 from phosd.engine.progress import Progress
@@ -31,9 +33,22 @@ class NodeEngine:
         self._node.store.sweep()
 
     def checkpoint(
-        self, pid: int, request: CheckpointRequest, caller: int, progress: Progress
+        self,
+        pid: int,
+        request: CheckpointRequest,
+        caller: int,
+        suspects: tuple[KernelMark, ...],
+        progress: Progress,
     ) -> Manifest:
-        options = CheckpointOptions(mode=request.mode, tcp=request.tcp, caller=caller)
+        options = CheckpointOptions(
+            mode=request.mode,
+            tcp=request.tcp,
+            deadline=request.deadline or DEADLINE,
+            caller=caller,
+            fallback=request.fallback != "none",
+            parent=request.parent or None,
+            suspects=suspects,
+        )
         return checkpoint(self._node, pid, options, progress)
 
     def restore(self, image: str, request: RestoreRequest, caller: int, progress: Progress) -> int:

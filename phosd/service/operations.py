@@ -7,20 +7,31 @@ import msgspec
 from phosd.engine.errors import InvalidOption
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.kernels import KernelMark
 from phosd.engine.process import GpuProcess
 from phosd.engine.progress import Progress
 
 Token = Annotated[str, msgspec.Meta(max_length=128)]
 Pid = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=31 * 86_400)]
+Keep = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
 class Engine(Protocol):
     """The operations on this node. Each blocks and may be called from any thread."""
 
     def checkpoint(
-        self, pid: int, request: "CheckpointRequest", caller: int, progress: Progress
+        self,
+        pid: int,
+        request: "CheckpointRequest",
+        caller: int,
+        suspects: tuple[KernelMark, ...],
+        progress: Progress,
     ) -> Manifest:
-        """Save the process tree of ``pid`` for user id ``caller``."""
+        """Save the process tree of ``pid`` for user id ``caller``.
+
+        ``suspects`` are the kernels that have made earlier guesses about the program wrong.
+        """
 
     def restore(
         self, image: str, request: "RestoreRequest", caller: int, progress: Progress
@@ -59,11 +70,24 @@ class JobOptions(Options, frozen=True):
     token: Token = ""
 
 
-class CheckpointRequest(JobOptions, frozen=True):
-    """Options of a checkpoint. ``tcp`` says what becomes of connected TCP sockets."""
+class CheckpointRequest(JobOptions, frozen=True, omit_defaults=True):
+    """Options of a checkpoint. ``tcp`` says what becomes of connected TCP sockets.
 
-    mode: Literal["auto", "stop", "driver"] = "auto"
+    A wrong guess makes the job go on in a mode that guesses less, or fail with ``fallback=none``.
+    ``parent`` is an image whose chunks are not saved again, or ``auto``. ``deadline`` is how many
+    seconds the program may take to come to rest. With ``queue`` the job waits for another that
+    works on the process. ``every`` (seconds) repeats the checkpoint until the process ends, and
+    keeps the last ``keep`` images so made; 0 ends that.
+    """
+
+    mode: Literal["auto", "concurrent", "recopy", "stop", "driver"] = "auto"
     tcp: Literal["refuse", "close"] = "refuse"
+    fallback: Literal["auto", "none"] = "auto"
+    parent: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    deadline: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
+    queue: bool = False
+    every: Seconds | None = None
+    keep: Keep | None = None
 
 
 class RestoreRequest(JobOptions, frozen=True):

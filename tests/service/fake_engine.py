@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from phosd.engine.errors import NoSuchImage
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import Gpu, Host, Manifest, Process, Tree
+from phosd.engine.kernels import KernelMark
 from phosd.engine.process import GpuProcess
 from phosd.engine.progress import Progress
 from phosd.service.operations import CheckpointRequest, RestoreRequest
@@ -70,18 +71,27 @@ class FakeEngine:
     running: list[GpuProcess] = field(default_factory=list)
     act: Callable[[Progress], None] = lambda progress: None
     requests: list[object] = field(default_factory=list)
+    suspects: list[tuple[KernelMark, ...]] = field(default_factory=list)
+    made: int = 0
 
     def checkpoint(
-        self, pid: int, request: CheckpointRequest, caller: int, progress: Progress
+        self,
+        pid: int,
+        request: CheckpointRequest,
+        caller: int,
+        suspects: tuple[KernelMark, ...],
+        progress: Progress,
     ) -> Manifest:
         self.requests.append(request)
+        self.suspects.append(suspects)
         progress.phase("prepare")
         progress.phase("quiesce", stopped=True, bytes_total=1000)
         self.act(progress)
         while not self.go.wait(0.01):
             progress.check()
         progress.phase("publish")
-        image = manifest(f"image-{len(self.stored)}", pid=pid)
+        image = manifest(f"image-{self.made}", pid=pid)
+        self.made += 1
         self.stored[image.id] = image
         return image
 

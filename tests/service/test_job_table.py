@@ -21,7 +21,7 @@ class Witness:
         def hear(what: str) -> Callable[[Job], None]:
             return lambda job: self.heard.append((what, job.number))
 
-        return Listener(*map(hear, ("started", "progressed", "ended", "forgotten")))
+        return Listener(*map(hear, ("started", "moved", "progressed", "ended", "forgotten")))
 
 
 def task(work: Callable[[Progress], Outcome], *claims: str, token: str = "") -> Task:

@@ -14,9 +14,10 @@ from sqlite_utils import Database
 from phosd.engine.errors import Internal
 from phosd.engine.procfs import boot_id
 from phosd.service.config import Config, ConfigError, load, size
-from phosd.service.history import History, migrations
+from phosd.service.history import History
 from phosd.service.jobs import Job, JobState, Outcome, Task
 from phosd.service.journal import Entry, Journal
+from phosd.service.tables import migrations
 from tests.harness import wait_until
 from tests.service.fake_engine import GPU, manifest, this_process
 
@@ -95,7 +96,10 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
     for _ in range(2):
         History(path).close()
     database = Database(path)
-    assert [m.name for m in migrations.applied(database)] == ["m001_tables"]
+    assert [m.name for m in migrations.applied(database)] == [
+        "m001_tables",
+        "m002_guesses_and_schedules",
+    ]
     assert {
         "processes",
         "jobs",

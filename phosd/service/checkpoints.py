@@ -1,0 +1,126 @@
+"""Jobs that save a process: what they claim, what they know of the program, what they leave."""
+
+from collections.abc import Callable, Sequence
+
+from phosd.engine.errors import ImageCorrupt, InvalidOption, NoSuchImage, NoSuchProcess, PhosError
+from phosd.engine.progress import Progress
+from phosd.service.history import History
+from phosd.service.identity import Identity, ancestors, executable, identify
+from phosd.service.jobs import Job, JobTable, Outcome, Task
+from phosd.service.operations import CheckpointRequest, Engine
+from phosd.service.schedule import Program, Schedule, surplus
+
+_SHORTEST = 1.0
+"""Seconds from one checkpoint of a schedule to the next, at least."""
+
+
+class Checkpoints:
+    """Starts checkpoints; ``write_down`` puts a job into the journal. For the event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        history: History,
+        jobs: JobTable,
+        write_down: Callable[[Job, Identity], None],
+    ) -> None:
+        self._engine = engine
+        self._history = history
+        self._jobs = jobs
+        self._write_down = write_down
+
+    def start(
+        self,
+        target: Identity,
+        request: CheckpointRequest,
+        owner: int,
+        schedule: Schedule | None = None,
+        notes: Sequence[str] = (),
+    ) -> Job:
+        """Save a process for user id ``owner``, perhaps as part of a schedule; ``notes`` are for
+        who reads the job. Raises :class:`Busy` unless the request queues.
+        """
+
+        def work(progress: Progress) -> Outcome:
+            if identify(target.pid) != target:
+                raise NoSuchProcess(
+                    f"process {target.pid} has ended", hint="`phos ps` lists the others"
+                )
+            for note in notes:
+                progress.note(note)
+            program = Program(target.uid, executable(target.pid))
+            suspects = self._history.suspects_of(program)
+            try:
+                manifest = self._engine.checkpoint(target.pid, request, owner, suspects, progress)
+            finally:
+                self._history.suspects(program, progress.suspects)
+            self._history.image(manifest, made_for=schedule)
+            if schedule is not None:
+                self._remove_surplus(schedule, progress)
+            return Outcome(manifest.id, manifest.mode, manifest.why)
+
+        task = Task(
+            operation="checkpoint",
+            target=str(target.pid),
+            owner=owner,
+            claims=frozenset((_claim(target.pid),)),
+            work=work,
+            mode=request.mode,
+            token=request.token,
+            queue=request.queue,
+            scheduled=schedule is not None,
+        )
+        return self._jobs.submit(task, lambda job: self._before_stop(job, target))
+
+    def _before_stop(self, job: Job, target: Identity) -> None:
+        """A process above or below one that a job holds is part of the same tree."""
+        above = ancestors(target.pid)
+        for held in {int(claim.split()[1]) for claim in self._jobs.claimed("process")}:
+            if held in above or target.pid in ancestors(held):
+                self._jobs.require_free((_claim(held),))
+        self._write_down(job, target)
+
+    def _remove_surplus(self, schedule: Schedule, progress: Progress) -> None:
+        """Delete the images that the schedule keeps no longer. No job may use the process now, so
+        none is being made from one of them.
+        """
+        self._history.flush()
+        images = self._history.images_made_for(schedule)
+        for image in list(images):
+            try:
+                self._engine.image(image)
+            except NoSuchImage:
+                self._history.image_deleted(image)
+                del images[image]
+            except ImageCorrupt:
+                images[image] = False
+        for image in surplus(images, schedule.keep):
+            try:
+                self._engine.delete_image(image)
+                self._history.image_deleted(image)
+            except PhosError as error:
+                progress.note(f"image {image} is due to go and stays for now: {error}")
+
+
+def require_possible(request: CheckpointRequest) -> None:
+    """Raise :class:`InvalidOption` for options that do not go together."""
+    if not request.every:
+        if request.keep is not None:
+            raise InvalidOption(
+                "keep is for checkpoints that repeat", hint="give `every` with it, in seconds"
+            )
+        return
+    if request.every < _SHORTEST:
+        raise InvalidOption(
+            f"a checkpoint every {request.every} s is not possible",
+            hint=f"give at least {_SHORTEST:.0f} s, or 0 to end the schedule",
+        )
+    if request.parent:
+        raise InvalidOption(
+            "a schedule chooses the parent of each image itself",
+            hint="leave `parent` out, or `every`",
+        )
+
+
+def _claim(pid: int) -> str:
+    return f"process {pid}"

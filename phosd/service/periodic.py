@@ -1,0 +1,203 @@
+"""Checkpoints that repeat: a clock for each schedule. It outlives phosd, but not its process."""
+
+import asyncio
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from phosd.engine.errors import (
+    InvalidOption,
+    NoSuchProcess,
+    NotAuthorized,
+    PhosError,
+    Unsupported,
+)
+from phosd.engine.process import GpuProcess
+from phosd.engine.procfs import boot_id
+from phosd.service.checkpoints import Checkpoints
+from phosd.service.config import PeriodicRule
+from phosd.service.history import History
+from phosd.service.identity import Identity, ancestors, identify
+from phosd.service.jobs import Job, JobState, JobTable
+from phosd.service.operations import CheckpointRequest
+from phosd.service.schedule import Schedule
+
+_FOR_GOOD = (InvalidOption, NoSuchProcess, NotAuthorized, Unsupported)
+"""Errors that trying again does not mend."""
+_MOST_DELAY = 16
+"""How many times the interval is waited after failures: twice as long after each, up to this."""
+_log = logging.getLogger(__name__)
+
+_Key = tuple[int, int]
+
+
+class Periodic:
+    """The schedules of this boot. ``changed`` is called with a process whose schedule is another
+    one now. To be used on the event loop.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        jobs: JobTable,
+        history: History,
+        rules: Sequence[PeriodicRule],
+        changed: Callable[[Identity], None],
+    ) -> None:
+        self.rules = rules
+        self._checkpoints = checkpoints
+        self._jobs = jobs
+        self._history = history
+        self._changed = changed
+        self._boot = boot_id()
+        self._schedules: dict[_Key, Schedule] = {}
+        self._clocks: dict[_Key, asyncio.Task[None]] = {}
+
+    def start(self) -> None:
+        """Go on with the schedules of an earlier phosd whose processes are still there."""
+        for row in self._history.schedules():
+            try:
+                schedule = Schedule.of_row(row)
+            except msgspec.DecodeError as error:
+                _log.error("the schedule of process %s cannot be read: %s", row["pid"], error)
+                continue
+            if schedule.boot_id == self._boot and _lives(schedule.target):
+                self._schedules[_key(schedule.target)] = schedule
+        self._history.forget_schedules(self._schedules.values())
+        for schedule in self._schedules.values():
+            if not schedule.ended:
+                self._run(schedule, None)
+
+    async def close(self) -> None:
+        """Stop the clocks; the schedules stay."""
+        for clock in self._clocks.values():
+            clock.cancel()
+        await asyncio.gather(*self._clocks.values(), return_exceptions=True)
+
+    def of(self, pid: int, start_time: int) -> Schedule | None:
+        """The schedule of a process, if it has one; it may have ended."""
+        return self._schedules.get((pid, start_time))
+
+    def begin(self, target: Identity, request: CheckpointRequest, owner: int) -> Job:
+        """Checkpoint a process now and then every ``request.every`` seconds.
+
+        Raises what speaks against the first checkpoint, and then nothing has changed.
+        """
+        schedule = Schedule(self._boot, target, owner, request)
+        first = msgspec.structs.replace(schedule.each, token=request.token, queue=request.queue)
+        job = self._checkpoints.start(target, first, owner, schedule)
+        self._set(schedule)
+        self._run(schedule, job)
+        return job
+
+    def end(self, target: Identity, owner: int) -> None:
+        """No more periodic checkpoints of a process. One that runs goes on."""
+        self._end(Schedule(self._boot, target, owner, CheckpointRequest()), f"by uid {owner}")
+
+    def consider(self, processes: Iterable[GpuProcess]) -> None:
+        """Begin what the configuration's rules want for processes that have no schedule yet.
+
+        A process below one that has a schedule is saved with that one.
+        """
+        for process in sorted(processes, key=lambda p: p.start_time):
+            rule = next((rule for rule in self.rules if rule.fits(process)), None)
+            if rule is None or (process.pid, process.start_time) in self._schedules:
+                continue
+            above = ancestors(process.pid)
+            if any(s.every and s.target.pid in above for s in self._schedules.values()):
+                continue
+            try:
+                target = identify(process.pid)
+            except NoSuchProcess:
+                continue
+            request = CheckpointRequest(every=rule.every, keep=rule.keep)
+            schedule = Schedule(self._boot, target, target.uid, request)
+            self._set(schedule)
+            self._run(schedule, None)
+            self._tell(schedule, f"every {rule.every:g} s, by a rule of the configuration")
+
+    def forget_gone(self) -> None:
+        """Drop the schedules of processes that have ended."""
+        gone = [key for key, s in self._schedules.items() if not _lives(s.target)]
+        for key in gone:
+            del self._schedules[key]
+            self._stop(key)
+        if gone:
+            self._history.forget_schedules(self._schedules.values())
+
+    def _set(self, schedule: Schedule) -> None:
+        self._schedules[_key(schedule.target)] = schedule
+        self._history.schedule(schedule)
+        self._changed(schedule.target)
+
+    def _end(self, schedule: Schedule, why: str) -> None:
+        self._stop(_key(schedule.target))
+        self._set(dataclasses.replace(schedule, ended=why))
+        self._tell(schedule, f"ended: {why}")
+
+    def _run(self, schedule: Schedule, job: Job | None) -> None:
+        key = _key(schedule.target)
+        self._stop(key)
+        self._clocks[key] = asyncio.get_running_loop().create_task(self._keep_time(schedule, job))
+
+    def _stop(self, key: _Key) -> None:
+        clock = self._clocks.pop(key, None)
+        if clock is not None:
+            clock.cancel()
+
+    async def _keep_time(self, schedule: Schedule, job: Job | None) -> None:
+        """Checkpoint again and again. ``job`` is the one that runs already."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        if job is None:
+            made = await asyncio.to_thread(self._history.last_made_for, schedule)
+            due -= min(schedule.every, max(0.0, time.time() - made)) if made else 0.0
+        failures = left_out = 0
+        while True:
+            if job is not None:
+                await self._jobs.wait(job)
+                if isinstance(job.error, _FOR_GOOD):
+                    self._end(schedule, str(job.error))
+                    return
+                failures = failures + 1 if job.state is JobState.FAILED else 0
+            due += schedule.every * min(2**failures, _MOST_DELAY)
+            late = max(0, math.ceil((loop.time() - due) / schedule.every))
+            if late and job is not None:
+                self._tell(schedule, f"{late} left out, because job {job.number} still ran")
+            left_out += late
+            due += late * schedule.every
+            await asyncio.sleep(due - loop.time())
+            if not _lives(schedule.target):
+                self.forget_gone()
+                return
+            notes = (f"{left_out} before this one left out",) if left_out else ()
+            try:
+                job = self._checkpoints.start(
+                    schedule.target, schedule.each, schedule.owner, schedule, notes
+                )
+            except PhosError as error:
+                job = None
+                left_out += 1
+                self._tell(schedule, f"one left out: {error}")
+            else:
+                left_out = 0
+
+    def _tell(self, schedule: Schedule, text: str) -> None:
+        pid = schedule.target.pid
+        _log.info("periodic checkpoints of process %d: %s", pid, text)
+        self._history.event("schedule", str(pid), text)
+
+
+def _key(target: Identity) -> _Key:
+    return target.pid, target.start_time
+
+
+def _lives(target: Identity) -> bool:
+    try:
+        return identify(target.pid).start_time == target.start_time
+    except NoSuchProcess:
+        return False

@@ -1,0 +1,142 @@
+"""The tables of the history and how they came to be. Times are seconds since the epoch, sizes
+bytes.
+
+A migration that has run somewhere is never changed; a new one follows.
+"""
+
+from typing import Any
+
+from sqlite_utils.migrations import Migrations
+
+migrations = Migrations("phosd")
+
+
+@migrations()
+def m001_tables(db: Any) -> None:
+    db["processes"].create(
+        {
+            "pid": int,
+            "start_time": int,
+            "boot_id": str,
+            "uid": int,
+            "command": str,
+            "first_seen": float,
+            "last_seen": float,
+        },
+        pk=("boot_id", "pid", "start_time"),
+    )
+    db["jobs"].create(
+        {
+            "id": int,
+            "operation": str,
+            "target": str,
+            "owner": int,
+            "state": str,
+            "started": float,
+            "ended": float,
+            "mode": str,
+            "result": str,
+            "error": str,
+            "message": str,
+            "stop_seconds": float,
+            "notes": str,
+        },
+        pk="id",
+    )
+    db["jobs"].create_index(["started"])
+    db["job_phases"].create(
+        {
+            "job": int,
+            "position": int,
+            "name": str,
+            "stopped": int,
+            "start": float,
+            "end": float,
+            "bytes": int,
+        },
+        pk=("job", "position"),
+        foreign_keys=[("job", "jobs", "id")],
+    )
+    db["images"].create(
+        {
+            "id": str,
+            "created": str,
+            "owner": int,
+            "mode": str,
+            "command": str,
+            "device_bytes": int,
+            "verified": float,
+            "verified_ok": int,
+            "deleted": float,
+        },
+        pk="id",
+    )
+    db["gpu_samples"].create(
+        {
+            "time": float,
+            "uuid": str,
+            "memory_used": int,
+            "utilisation": float,
+            "temperature": float,
+            "power": float,
+        },
+        pk=("uuid", "time"),
+    )
+    db["kernels"].create(
+        {
+            "module": str,
+            "name": str,
+            "summary": str,
+            "launches": int,
+            "state": str,
+        },
+        pk=("module", "name"),
+    )
+    db["events"].create(
+        {"id": int, "time": float, "kind": str, "subject": str, "text": str}, pk="id"
+    )
+
+
+@migrations()
+def m002_guesses_and_schedules(db: Any) -> None:
+    """What a concurrent checkpoint guesses and measures; periodic checkpoints.
+
+    A kernel is known per program: a user's executable. ``module`` is the hash of its module, 16 hex
+    digits. ``images.made_for`` is the process (boot id, pid, start time) whose schedule an image
+    was made by, and null when somebody asked for it.
+    """
+    db["kernels"].drop()
+    db["kernels"].create(
+        {
+            "uid": int,
+            "executable": str,
+            "module": str,
+            "name": str,
+            "state": str,
+            "guessed_wrong": int,
+            "first_seen": float,
+            "last_seen": float,
+        },
+        pk=("uid", "executable", "module", "name"),
+    )
+    db["schedules"].create(
+        {
+            "boot_id": str,
+            "pid": int,
+            "start_time": int,
+            "uid": int,
+            "owner": int,
+            "options": str,
+            "ended": str,
+        },
+        pk=("boot_id", "pid", "start_time"),
+    )
+    for column, kind in (
+        ("why", str),
+        ("wrong_guesses", int),
+        ("drained_bytes", int),
+        ("drain_rate", float),
+        ("scheduled", int),
+    ):
+        db["jobs"].add_column(column, kind)
+    db["images"].add_column("made_for", str)
