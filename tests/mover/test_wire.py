@@ -23,12 +23,13 @@ def ends() -> Iterator[tuple[Connection, Connection]]:
         end.close()
 
 
+TARGET = wire.Packs([(7, 1 << 30)], "id", 1000)
 MESSAGES: list[wire.Message] = [
     wire.Adopt([(1, 2 << 20), (2**63 - 1, 4096)]),
     wire.Create([]),
     wire.Drop([3]),
     wire.Digest([1, 2]),
-    wire.Save([(1, bytes(32))], [(7, 1 << 30)], "id", 1000, [ChunkRef("ab" * 16, 1, 4096, 9)]),
+    wire.Save([(1, bytes(32))], TARGET, [ChunkRef("ab" * 16, 1, 4096, 9)]),
     wire.Load([(1, [ChunkRef("00" * 16, 0, 0, 16)])], [0]),
     wire.FreeMemory(),
     wire.Reserve(1 << 40),

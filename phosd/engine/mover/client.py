@@ -160,9 +160,7 @@ class Mover:
         packs = [*packs, *(writer.packs(len(distinct) - room) if len(distinct) > room else ())]
         request = wire.Save(
             blocks=[(key, b"".join(parts)) for key, parts in digests.items()],
-            packs=[(pack.number, pack.capacity) for pack in packs],
-            image=writer.id,
-            owner=writer.owner,
+            target=_target(writer, packs),
             known=list(known.values()),
         )
         descriptors = [pack.fd for pack in packs]
@@ -289,6 +287,10 @@ class Mover:
             f"the data mover of GPU {self.gpu} {how}",
             hint="its log and the driver's (dmesg) say more; try again",
         )
+
+
+def _target(writer: ImageWriter, packs: Sequence[Pack]) -> wire.Packs:
+    return wire.Packs([(pack.number, pack.capacity) for pack in packs], writer.id, writer.owner)
 
 
 def _error(failed: wire.Failed) -> PhosError:

@@ -37,9 +37,9 @@ class Slot:
         results = (ctypes.c_char * (_MAX_RECORDS * SIZE)).from_address(self.results)
         self.digests = memoryview(results).cast("B")
         flags = driver().CUevent_flags
-        self.event: Any = call(
-            "cuEventCreate", flags.CU_EVENT_BLOCKING_SYNC | flags.CU_EVENT_DISABLE_TIMING
-        )
+        quiet = flags.CU_EVENT_DISABLE_TIMING
+        self.event: Any = call("cuEventCreate", flags.CU_EVENT_BLOCKING_SYNC | quiet)
+        self.staged: Any = call("cuEventCreate", quiet)
 
 
 class Ring:
@@ -69,6 +69,11 @@ class Ring:
         self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
         for slot in self.slots:
             self._free.put(slot)
+
+    @property
+    def free(self) -> int:
+        """Slots that :meth:`take` would give without waiting, if nobody else takes them."""
+        return self._free.qsize()
 
     def take(self) -> Slot:
         """A free slot; waits for one."""

@@ -53,17 +53,23 @@ class Digest(Message, frozen=True):
     keys: list[int]
 
 
-class Save(Message, frozen=True):
-    """Copy blocks into packs, whose descriptors come with it.
+class Packs(msgspec.Struct, array_like=True, frozen=True):
+    """Packs of an image to write to: (number, capacity in bytes); their descriptors come along."""
 
-    ``blocks``: (key, digests of the stop, 16 bytes a chunk); ``packs``: (number, capacity in
-    bytes); ``known``: chunks that the image already has.
-    """
-
-    blocks: list[tuple[int, bytes]]
     packs: list[tuple[int, int]]
     image: str
     owner: int
+
+
+class Save(Message, frozen=True):
+    """Copy blocks into packs.
+
+    ``blocks``: (key, digests of the stop, 16 bytes a chunk); ``known``: chunks that the image
+    already has.
+    """
+
+    blocks: list[tuple[int, bytes]]
+    target: Packs
     known: list[ChunkRef]
 
 

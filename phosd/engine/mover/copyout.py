@@ -1,0 +1,272 @@
+"""Copy-out: chunks of device memory into packs, every byte hashed again on its way.
+
+A chunk is copied to a staging slot in device memory, hashed there, and those very bytes go through
+the pinned ring into the pack. Two streams take turns, so that hashing one slot overlaps copying
+another; the writing is done by as many threads as keep a fast disk or a tmpfs busy.
+"""
+
+import os
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any, NamedTuple, Self
+
+from phosd.engine.cuda import call
+from phosd.engine.digest import SIZE, split
+from phosd.engine.errors import OutOfSpace
+from phosd.engine.faults import Point, point
+from phosd.engine.image.files import space_errors
+from phosd.engine.image.manifest import CHUNK
+from phosd.engine.image.packs import HEADER, RECORD, header_fields, record_size
+from phosd.engine.mover.gpu import Gpu
+from phosd.engine.mover.ring import Ring, Slot
+from phosd.engine.mover.transfer import (
+    Crew,
+    Report,
+    close_all,
+    copy_rows,
+    reopen_direct,
+    runs,
+    streams,
+)
+from phosd.engine.mover.windows import Windows
+from phosd.engine.mover.wire import Packs
+
+_WRITERS = max(4, min(16, os.cpu_count() or 1))
+_ENTRY = struct.Struct("<QQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What is copied: a chunk of a block, and the device address where its bytes are."""
+
+    key: int
+    index: int
+    address: int
+    length: int
+
+
+class Item(NamedTuple):
+    """A chunk with the place of its record: in the slot, and in a pack."""
+
+    chunk: Chunk
+    slot_offset: int
+    pack: int
+    """Place of the pack in the request."""
+    offset: int
+
+
+class _Run(NamedTuple):
+    """Records that follow one another in a slot and in a pack: one transfer."""
+
+    slot_offset: int
+    pack: int
+    offset: int
+    size: int
+
+
+@dataclass
+class _Lane:
+    """A pack being filled; ``pack`` is its place in the request."""
+
+    pack: int
+    capacity: int
+    offset: int = 0
+
+
+class Lanes:
+    """Packs that are filled side by side: a file system lets one thread at a time write a file."""
+
+    def __init__(self, packs: Packs) -> None:
+        self._lanes = deque(_Lane(i, capacity) for i, (_, capacity) in enumerate(packs.packs))
+
+    def next(self, most: int) -> tuple[_Lane, int]:
+        """The pack whose turn it is, and how many chunks it takes, up to ``most``."""
+        while self._lanes:
+            lane = self._lanes.popleft()
+            if room := min(most, (lane.capacity - lane.offset) // RECORD):
+                self._lanes.append(lane)
+                return lane, room
+        raise OutOfSpace("the packs of the image are full", hint="give the mover more packs")
+
+
+def fill(lane: _Lane, chunks: Iterable[Chunk]) -> list[Item]:
+    """Give chunks the next records of a pack."""
+    items = []
+    at = 0
+    for chunk in chunks:
+        items.append(Item(chunk, at, lane.pack, lane.offset))
+        at += record_size(chunk.length)
+        lane.offset += record_size(chunk.length)
+    return items
+
+
+Copied = Callable[[Sequence[Item], Sequence[bytes]], None]
+"""Is told, from any thread, the digests of the chunks that were just saved."""
+
+
+class CopyOut:
+    """The pipeline of one request: :meth:`put` starts batches; leaving waits until all are written.
+
+    The device writes into packs that are pinned; the others get their bytes through the ring.
+    ``descriptors`` are the packs', open for writing. ``staging`` asks for a stream that only copies
+    to staging slots, so that no chunk waits for the bus. Raises :class:`OutOfSpace` when the disk
+    is full, :class:`Cancelled`.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        ring: Ring,
+        windows: Windows,
+        packs: Packs,
+        descriptors: Sequence[int],
+        cancelled: Callable[[], bool],
+        report: Report,
+        copied: Copied,
+        *,
+        staging: bool = False,
+    ) -> None:
+        self._gpu = gpu
+        self._ring = ring
+        self._packs = packs
+        self._pinned = [windows.find(fd) for fd in descriptors]
+        self._buffered = descriptors
+        self._cancelled = cancelled
+        self._report = report
+        self._copied = copied
+        self._stack = ExitStack()
+        self._wants_staging = staging
+        self.staging: Any = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._direct = [reopen_direct(fd, os.O_WRONLY) for fd in self._buffered]
+            stack.callback(close_all, self._direct)
+            made = stack.enter_context(streams(3 if self._wants_staging else 2))
+            self._streams = cycle(made[:2])
+            self.staging = made[2] if self._wants_staging else None
+            self._crew = stack.enter_context(Crew(self._gpu, _WRITERS, self._cancelled))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def check(self) -> None:
+        """Raise :class:`Cancelled` when the caller has given up or a batch has failed."""
+        self._crew.check()
+
+    def put(self, slot: Slot, items: Sequence[Item], staged: tuple[Any, int] | None = None) -> None:
+        """Start to copy chunks through a slot, which is given back when they are written.
+
+        ``staged``: a host function and its argument, called as soon as the chunks are in the
+        staging slot.
+        """
+        stream = next(self._streams)
+        moves = [(run, *self._destination(slot, run)) for run in _joined(items)]
+        try:
+            self.check()
+            point(Point.MOVER_COPY_OUT)
+            self._stage(slot, items, stream, staged)
+            self._gpu.launch_digest(stream, slot.table, len(items), slot.results)
+            for run, address, _, _ in moves:
+                source = slot.staging + run.slot_offset
+                call("cuMemcpyDtoHAsync", address, source, run.size, stream)
+            call("cuEventRecord", slot.event, stream)
+        except BaseException:
+            for used in filter(None, (stream, self.staging)):
+                call("cuStreamSynchronize", used)
+            self._ring.give(slot)
+            raise
+        views = [(run, view, in_pack) for run, _, view, in_pack in moves]
+        self._crew.submit(self._finish, (slot, items, views))
+
+    def _stage(
+        self, slot: Slot, items: Sequence[Item], stream: Any, staged: tuple[Any, int] | None
+    ) -> None:
+        """Device memory -> staging slot; the digest kernel's table."""
+        copies = stream if staged is None else self.staging
+        places = ((i.chunk.address, HEADER + i.slot_offset, i.chunk.length) for i in items)
+        for address, offset, length, rows in runs(places):
+            target = ("device", slot.staging + offset, RECORD)
+            copy_rows(target, ("device", address, CHUNK), length, rows, copies)
+        for n, item in enumerate(items):
+            bytes_at = slot.staging + HEADER + item.slot_offset
+            _ENTRY.pack_into(slot.entries, n * _ENTRY.size, bytes_at, item.chunk.length)
+        if staged is not None:
+            call("cuLaunchHostFunc", copies, *staged)
+            call("cuEventRecord", slot.staged, copies)
+            call("cuStreamWaitEvent", stream, slot.staged, 0)
+
+    def _finish(
+        self, work: tuple[Slot, Sequence[Item], list[tuple[_Run, memoryview, bool]]]
+    ) -> None:
+        slot, items, moves = work
+        try:
+            call("cuEventSynchronize", slot.event, about="a copy out of device memory")
+            self.check()
+            digests = split(bytes(slot.digests[: SIZE * len(items)]))
+            self._label(items, digests, moves)
+            for run, view, in_pack in moves:
+                if not in_pack:
+                    self._write(run, view)
+            self._copied(items, digests)
+            self._report(sum(item.chunk.length for item in items))
+        finally:
+            self._ring.give(slot)
+
+    def _label(
+        self,
+        items: Sequence[Item],
+        digests: Sequence[bytes],
+        moves: Iterable[tuple[_Run, memoryview, bool]],
+    ) -> None:
+        """Write the records' headers."""
+        left = zip(items, digests, strict=True)
+        for run, view, _ in moves:
+            at = 0
+            while at < run.size:
+                item, digest = next(left)
+                fields = header_fields(
+                    self._packs.image, self._packs.owner, digest, item.chunk.length
+                )
+                view[at : at + HEADER] = fields.ljust(HEADER, b"\0")
+                at += record_size(item.chunk.length)
+
+    def _destination(self, slot: Slot, run: _Run) -> tuple[int, memoryview, bool]:
+        """Pinned host memory for a run (address, bytes, whether it is the pack itself)."""
+        window, end = self._pinned[run.pack], run.offset + run.size
+        if window is not None and end <= len(window.view):
+            return window.address + run.offset, window.view[run.offset : end], True
+        first, last = run.slot_offset, run.slot_offset + run.size
+        return slot.host + first, slot.view[first:last], False
+
+    def _write(self, run: _Run, view: memoryview) -> None:
+        direct = self._direct[run.pack]
+        fd = direct if direct >= 0 else self._buffered[run.pack]
+        with space_errors(f"pack {self._packs.packs[run.pack][0]}"):
+            short = point(Point.MOVER_WRITE)
+            done = 0
+            while done < len(view):
+                part = view[done : done + HEADER] if short else view[done:]
+                short = False
+                done += os.pwrite(fd, part, run.offset + done)
+
+
+def _joined(items: Iterable[Item]) -> Iterator[_Run]:
+    """The runs of a batch, in its order."""
+    run: _Run | None = None
+    for item in items:
+        size = record_size(item.chunk.length)
+        if run is not None and (run.pack, run.offset + run.size) == (item.pack, item.offset):
+            run = run._replace(size=run.size + size)
+            continue
+        if run is not None:
+            yield run
+        run = _Run(item.slot_offset, item.pack, item.offset, size)
+    if run is not None:
+        yield run
