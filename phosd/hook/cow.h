@@ -50,4 +50,12 @@ bool extent_of(uint64_t address, Range* extent);
 void before_write(const Range* ranges, size_t count, const Where& where);
 void before_writing_everything(const Where& where);
 
+// What the rest of the hook tells. The first three need blocks::mutex. Before mappings go: waits
+// until nothing is being copied from there.
+void unmapping(uint64_t address, uint64_t size);
+void remapped();  // after any other change of mappings or accesses
+void freed(uint64_t block_id);
+void context_ending(CUcontext context);  // before; it is not among contexts::any_on() any more
+void abandon();                          // in a child after fork
+
 }  // namespace phos::cow
