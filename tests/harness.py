@@ -17,6 +17,7 @@ from typing import IO, Any, TypeVar
 from phosd.engine.native import hook_library, softgpu_folder
 
 PROGRAMS = Path(__file__).parent / "programs"
+FOLDERS = (PROGRAMS, Path(__file__).parent / "concurrent" / "programs")
 PATIENCE = 60.0
 """Seconds that anything may take on a busy machine before a test gives up."""
 
@@ -148,14 +149,14 @@ def start(
     extra: Mapping[str, str] | None = None,
     stdout: int | IO[bytes] | None = None,
 ) -> Target:
-    """Start ``programs/<program>.py``; its log and errors go into ``folder``.
+    """Start a program of :data:`FOLDERS`; its log and errors go into ``folder``.
 
     ``stdout`` replaces the log, for programs that print elsewhere.
     """
     log, errors = folder / f"{program}.log", folder / f"{program}.err"
     with log.open("ab") as out, errors.open("ab") as err:
         process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / f"{program}.py"), *arguments],
+            [sys.executable, str(script(program)), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=out if stdout is None else stdout,
             stderr=err,
@@ -166,12 +167,24 @@ def start(
     return Target(program, log, errors, process)
 
 
+def script(program: str) -> Path:
+    """The file of a program."""
+    return next(path for f in FOLDERS if (path := f / f"{program}.py").exists())
+
+
 def run_to_end(
-    program: str, steps: int, *, hooked: bool, extra: Mapping[str, str] | None = None
+    program: str,
+    steps: int,
+    *arguments: str,
+    hooked: bool,
+    extra: Mapping[str, str] | None = None,
 ) -> dict[int, str]:
-    """The values of an undisturbed run of ``steps`` steps, with no daemon anywhere."""
+    """The values of an undisturbed run of ``steps`` steps, with no daemon anywhere.
+
+    ``arguments`` follow the number of steps.
+    """
     done = subprocess.run(
-        [sys.executable, str(PROGRAMS / f"{program}.py"), str(steps)],
+        [sys.executable, str(script(program)), str(steps), *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env=environment(hooked=hooked, extra={"PHOS_TEST_PACE": "0", **(extra or {})}),

@@ -1,0 +1,54 @@
+"""A node, programs that copy-on-write has to follow, and what they compute undisturbed."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests import harness
+from tests.core.conftest import Starter, node, place
+from tests.core.conftest import start as start_plainly
+
+__all__ = ["Starter", "Undisturbed", "node", "place", "start_plainly"]
+
+Undisturbed = Callable[..., dict[int, str]]
+
+
+@pytest.fixture(scope="session")
+def surroundings() -> Iterator[dict[str, str]]:
+    """The environment of the programs: quick steps, and kernels that are compiled once."""
+    with tempfile.TemporaryDirectory(prefix="phos-test-kernels-") as cache:
+        yield {
+            "PYTHONPATH": str(harness.PROGRAMS),
+            "PHOS_TEST_CACHE": cache,
+            "PHOS_TEST_PACE": "0.004",
+        }
+
+
+@pytest.fixture
+def start(start_plainly: Starter, surroundings: dict[str, str]) -> Starter:
+    """Start ``program`` for ever, in the way that ``variant`` names if it has several."""
+
+    def starter(program: str, variant: str = "", **extra: str) -> harness.Target:
+        arguments = ("0", variant) if variant else ("0",)
+        return start_plainly(program, arguments=arguments, extra={**surroundings, **extra})
+
+    return starter
+
+
+@pytest.fixture(scope="session")
+def undisturbed(surroundings: dict[str, str]) -> Undisturbed:
+    """The values that a program computes when nobody touches it, without the hook."""
+    known: dict[tuple[str, ...], dict[int, str]] = {}
+
+    def values(program: str, variant: str = "", **extra: str) -> dict[int, str]:
+        key = (program, variant, *extra.values())
+        if key not in known:
+            arguments = (variant,) if variant else ()
+            environment = {**surroundings, **extra, "PHOS_TEST_PACE": "0"}
+            known[key] = harness.run_to_end(
+                program, 100, *arguments, hooked=False, extra=environment
+            )
+        return known[key]
+
+    return values

@@ -1,0 +1,90 @@
+"""A checkpoint under observation: what the device memory was at its stop, how far the program came
+in each phase, and whether the image is that of the stop.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from phosd.engine.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.node import Node
+from phosd.engine.progress import Progress
+from phosd.engine.verify import verify
+from tests.concurrent.instant import Memory, device_memory, differences, mapped
+from tests.harness import Target, children
+
+_RATE = "PHOS_SOFTGPU_COPY_RATE"
+
+
+class Watch:
+    """Follows one checkpoint of ``target``; give :attr:`progress` to it.
+
+    ``then`` maps the name of a phase to what is to be done, once, when it begins.
+    """
+
+    def __init__(self, target: Target, **then: Callable[[], object]) -> None:
+        self.progress = Progress(observer=self._observe)
+        self.memories: dict[int, Memory] = {}
+        """The device memory of each process at the last stop."""
+        self._target = target
+        self._then = then
+        self._marks: list[tuple[str, int]] = []
+
+    def _observe(self, progress: Progress) -> None:
+        phases = progress.phases
+        while len(self._marks) < len(phases):
+            number = len(self._marks)
+            name = phases[number].name
+            self._marks.append((name, self._target.position()))
+            # The phase after "quiesce" begins when all gates have closed; nothing is parked yet.
+            if number > 0 and phases[number - 1].name == "quiesce" and phases[number].stopped:
+                pids = (self._target.pid, *children(self._target.pid))
+                self.memories = {pid: device_memory(pid) for pid in pids}
+            self._then.pop(name, lambda: None)()
+
+    def steps_in(self, phase: str) -> int:
+        """How many steps the program made while the (last) phase of this name lasted."""
+        place = self._last(phase)
+        marks = [mark for _, mark in self._marks] + [self._target.position()]
+        return self._lines(marks[place], marks[place + 1])
+
+    def steps_before(self, phase: str) -> int:
+        """How many steps the program made from the first phase to the (last) one of this name."""
+        return self._lines(self._marks[0][1], self._marks[self._last(phase)][1])
+
+    def _last(self, phase: str) -> int:
+        return max(i for i, (name, _) in enumerate(self._marks) if name == phase)
+
+    def _lines(self, begin: int, end: int) -> int:
+        return self._target.log.read_bytes()[begin:end].count(b"\n")
+
+
+def watched(
+    node: Node, target: Target, options: CheckpointOptions, **then: Callable[[], object]
+) -> tuple[Manifest, Watch]:
+    """A checkpoint whose image was compared, chunk by chunk, with the memory of the stop."""
+    watch = Watch(target, **then)
+    manifest = checkpoint(node, target.pid, options, watch.progress)
+    assert manifest.blocks or manifest.mode == "driver", "nothing was saved"
+    assert differences(node.store, manifest.id, watch.memories) == []
+    verify(node.store, manifest.id, Progress())
+    return manifest, watch
+
+
+@contextmanager
+def slow_movers(node: Node, target: Target, seconds: float, gpus: int = 1) -> Iterator[None]:
+    """Inside, copying all device memory of the target out takes about so long: the movers, and
+    nobody else, are given a copy rate. Every byte is copied twice, once within the device.
+    """
+    pids = (target.pid, *children(target.pid))
+    total = sum(end - begin for pid in pids for begin, end in mapped(pid))
+    node.close()
+    os.environ[_RATE] = str(int(2 * total / seconds))
+    try:
+        for gpu in range(gpus):
+            node.mover(gpu)
+    finally:
+        del os.environ[_RATE]
+    yield
+    node.close()
