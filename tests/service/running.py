@@ -1,6 +1,9 @@
 """A service over a fake engine, on a private bus, for the tests of the service and the CLI."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -105,3 +108,14 @@ def service(bus: str, tmp_path: Path) -> Iterator[Service]:
         thread.join()
         loop.close()
     assert not failures, failures
+
+
+def phosd(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the real daemon to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "phosd.service.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | environment,
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from phosd.engine.errors import Busy, Unsupported
 from phosd.engine.progress import Progress
-from phosd.service.jobs import KEPT, Job, JobState, JobTable, Listener, Outcome, Task
+from phosd.service.jobs import KEPT, WAITING, Job, JobState, JobTable, Listener, Outcome, Task
 
 
 class Witness:
@@ -99,3 +99,163 @@ def test_a_refusal_before_the_start_leaves_no_trace() -> None:
 
     asyncio.run(run())
     assert [what for what, _ in witness.heard if what == "started"] == ["started"]
+
+
+def on(holder: threading.Event, done: list[str], name: str) -> Callable[[Progress], Outcome]:
+    """Work that lasts until the event, and says when it is done."""
+
+    def work(progress: Progress) -> Outcome:
+        while not holder.wait(0.005):
+            progress.check()
+        done.append(name)
+        return Outcome(name)
+
+    return work
+
+
+def waiting(work: Callable[[Progress], Outcome], *claims: str, owner: int = 0) -> Task:
+    return Task("checkpoint", "7", owner, frozenset(claims), work, queue=True)
+
+
+def test_jobs_that_queue_begin_in_order_when_their_claims_are_free() -> None:
+    witness = Witness()
+    go, done = threading.Event(), list[str]()
+
+    async def run() -> None:
+        table = JobTable(witness.listener())
+        first = table.submit(task(on(go, done, "1"), "process 1"), accept)
+        second = table.submit(waiting(on(go, done, "2"), "process 1"), accept)
+        third = table.submit(waiting(on(go, done, "3"), "process 1"), accept)
+        other = table.submit(waiting(on(threading.Event(), done, "4"), "process 2"), accept)
+        states = [job.state for job in (first, second, third, other)]
+        assert states == ["running", "queued", "queued", "running"]
+        with pytest.raises(Busy, match="job 1 "):
+            table.submit(task(nothing, "process 1"), accept)
+        asked = second.started
+        go.set()
+        await table.wait(third)
+        assert done == ["1", "2", "3"]
+        assert second.started > asked
+        table.cancel(other)
+        await table.wait(other)
+        await table.close()
+
+    asyncio.run(run())
+    assert [n for what, n in witness.heard if what == "moved"] == [2, 3]
+    assert [n for what, n in witness.heard if what == "ended"] == [1, 2, 3, 4]
+
+
+def test_a_job_that_waits_is_cancelled_without_having_begun() -> None:
+    done = list[str]()
+
+    async def run() -> None:
+        table = JobTable(Witness().listener())
+        first = table.submit(task(until_cancelled, "process 1"), accept)
+        second = table.submit(waiting(on(threading.Event(), done, "2"), "process 1"), accept)
+        third = table.submit(waiting(on(threading.Event(), done, "3"), "process 1"), accept)
+        table.cancel(second)
+        assert (second.state, str(second.error)) == (
+            JobState.CANCELLED,
+            "the job was cancelled before it began",
+        )
+        assert first.state is JobState.RUNNING
+        await table.close()
+        assert (first.state, third.state) == (JobState.CANCELLED, JobState.CANCELLED)
+        with pytest.raises(Busy, match="phosd is ending"):
+            table.submit(task(nothing), accept)
+
+    asyncio.run(run())
+    assert done == []
+
+
+def test_so_many_jobs_of_a_user_wait_and_no_more() -> None:
+    async def run() -> None:
+        table = JobTable(Witness().listener())
+        table.submit(task(until_cancelled, "process 1"), accept)
+        for _ in range(WAITING):
+            table.submit(waiting(nothing, "process 1", owner=5), accept)
+        with pytest.raises(Busy, match=f"{WAITING} jobs of uid 5 wait already"):
+            table.submit(waiting(nothing, "process 1", owner=5), accept)
+        table.submit(waiting(nothing, "process 1", owner=6), accept)
+        await table.close()
+
+    asyncio.run(run())
+
+
+def test_what_speaks_against_a_job_when_its_turn_comes_ends_it() -> None:
+    go = threading.Event()
+
+    async def run() -> None:
+        table = JobTable(Witness().listener())
+        first = table.submit(task(on(go, [], "1"), "process 1"), accept)
+
+        def refuse(_: Job) -> None:
+            raise Unsupported("the journal is full", hint="make room")
+
+        second = table.submit(waiting(nothing, "process 1"), refuse)
+        third = table.submit(waiting(nothing, "process 1"), accept)
+        assert second.state is JobState.QUEUED
+        go.set()
+        await table.wait(first)
+        await table.wait(third)
+        assert (second.state, str(second.error)) == (
+            JobState.FAILED,
+            "the journal is full; make room",
+        )
+        assert third.state is JobState.DONE
+        await table.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_process_that_the_engine_finds_busy_is_waited_for_while_others_run(
+    stopped: bool,
+) -> None:
+    """Two processes that share device memory: only the engine knows, when the job has begun."""
+    go, tries = threading.Event(), list[bool]()
+
+    def work(progress: Progress) -> Outcome:
+        progress.phase("prepare")
+        if stopped:
+            progress.phase("quiesce", stopped=True)
+        tries.append(go.is_set())
+        if not go.is_set():
+            raise Busy("another job works on process 1")
+        return Outcome("saved")
+
+    async def run() -> None:
+        table = JobTable(Witness().listener())
+        first = table.submit(task(on(go, [], "1"), "process 1"), accept)
+        second = table.submit(waiting(work, "process 2"), accept)
+        for _ in range(200):
+            await asyncio.sleep(0.005)
+            if second.state is not JobState.RUNNING:
+                break
+        await asyncio.sleep(0.05)
+        assert tries == [False], "it tries again only when another job has ended"
+        go.set()
+        await table.wait(first)
+        await table.wait(second)
+        if stopped:  # then it may cost the program, and is not done in silence
+            assert (second.state, tries) == (JobState.FAILED, [False])
+        else:
+            assert (second.state, tries) == (JobState.DONE, [False, True])
+            assert [phase.name for phase in second.progress.phases] == ["prepare"]
+        await table.close()
+
+    asyncio.run(run())
+
+
+def test_a_busy_engine_with_no_other_job_is_an_error() -> None:
+    def busy(_: Progress) -> Outcome:
+        raise Busy("another phosd works on it")
+
+    async def run() -> None:
+        table = JobTable(Witness().listener())
+        job = table.submit(waiting(busy, "process 1"), accept)
+        await table.wait(job)
+        assert job.state is JobState.FAILED
+        await table.close()
+
+    asyncio.run(run())

@@ -1,4 +1,4 @@
-"""History, journal and configuration: what outlives a daemon, and what tells it what to do."""
+"""History and journal: what outlives a daemon."""
 
 import os
 import signal
@@ -7,19 +7,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlite_utils import Database
 
 from phosd.engine.errors import Internal
+from phosd.engine.kernels import KernelMark
 from phosd.engine.procfs import boot_id
-from phosd.service.config import Config, ConfigError, load, size
 from phosd.service.history import History
 from phosd.service.jobs import Job, JobState, Outcome, Task
 from phosd.service.journal import Entry, Journal
+from phosd.service.schedule import Program
 from phosd.service.tables import migrations
 from tests.harness import wait_until
 from tests.service.fake_engine import GPU, manifest, this_process
+from tests.service.running import phosd
 
 
 def job(number: int, *, owner: int = 0, started: float = 1000.0) -> Job:
@@ -113,6 +116,64 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_history_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    database: Any = Database(path)
+    migrations.apply(database, stop_before="m002_guesses_and_schedules")
+    old = {"id": 1, "operation": "checkpoint", "owner": 0, "state": "done", "started": 1.0}
+    database["jobs"].insert(old | {"target": "7", "ended": 2.0})
+    database["images"].insert({"id": "i", "owner": 0})
+    database.conn.commit()
+    database.conn.close()
+    history = History(path)
+    history.job(job(2))
+    history.image(manifest("i"), whole=True)
+    history.flush()
+    assert [row["wrong_guesses"] for row in history.jobs(10)] == [0, None]
+    assert history.verified().keys() == {"i"}
+    assert history.suspects_of(Program(0, "/bin/train")) == ()
+    history.close()
+
+
+def test_suspects_are_those_of_a_users_program(tmp_path: Path) -> None:
+    odd = os.fsdecode(b"/home/\xff/train")
+    mine, theirs = Program(5, odd), Program(6, odd)
+    chase, other = KernelMark("chase", 2**64 - 1), KernelMark("other", 0)
+    history = History(tmp_path / "history.db")
+    history.suspects(mine, [chase])
+    history.suspects(mine, [other, chase])
+    history.suspects(theirs, [KernelMark("theirs", 1)])
+    history.suspects(Program(5, "/bin/other"), [KernelMark("else", 1)])
+    history.flush()
+    assert set(history.suspects_of(mine)) == {chase, other}
+    assert history.suspects_of(theirs) == (KernelMark("theirs", 1),)
+    assert history.suspects_of(Program(7, odd)) == ()
+    rows = history.query(
+        "select name, state, guessed_wrong from kernels where uid = 5 and name='chase'"
+    )
+    assert rows == [{"name": "chase", "state": "suspect", "guessed_wrong": 2}]
+    (seen,) = history.query("select first_seen, last_seen from kernels where name = 'chase'")
+    assert seen["first_seen"] < seen["last_seen"]
+    history.close()
+
+
+def test_jobs_that_ran_or_waited_when_phosd_died_are_settled(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db")
+    for number, state in ((1, JobState.QUEUED), (2, JobState.RUNNING)):
+        unfinished = job(number)
+        unfinished.state, unfinished.ended = state, None
+        history.job(unfinished)
+    history.job(job(3))
+    history.settle(7.0)
+    history.flush()
+    assert [(r["state"], r["ended"]) for r in history.jobs(10)] == [
+        ("done", 1001.0),
+        ("interrupted", 7.0),
+        ("interrupted", 7.0),
+    ]
+    history.close()
+
+
 def test_a_write_that_fails_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     history = History(tmp_path / "history.db")
     with sqlite3.connect(tmp_path / "history.db") as other:
@@ -174,88 +235,6 @@ def test_a_damaged_journal_file_is_kept_and_told(
     assert journal.unfinished() == [ENTRY]
     assert "9.json is no journal entry" in caplog.text
     assert (tmp_path / "9.json").exists()
-
-
-GOOD = """
-state_dir = "/srv/phos"
-ring_bytes = "256 MiB"
-staging_limit = 1073741824
-retention_days = 7
-rescan_seconds = 1.5
-"""
-
-
-def test_a_configuration_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "phosd.toml"
-    path.write_text(GOOD)
-    assert load(path) == Config(
-        state_dir=Path("/srv/phos"),
-        ring_bytes=256 << 20,
-        staging_limit=1 << 30,
-        retention_days=7,
-        rescan_seconds=1.5,
-    )
-    assert load(tmp_path / "missing.toml") == Config()
-
-
-def test_every_mistake_is_told_with_file_line_and_key(tmp_path: Path) -> None:
-    path = tmp_path / "phosd.toml"
-    path.write_text(
-        'state_dir = "here"\n\nring_bytes = "much"\nretention_days = true\nspeed = 9\n'
-        "rescan_seconds = 0.1\n[listen]\nport = 1\n"
-    )
-    with pytest.raises(ConfigError) as caught:
-        load(path)
-    problems = caught.value.problems
-    assert [p.split(": ")[:2] for p in problems] == [
-        [f"{path}:1", "state_dir"],
-        [f"{path}:3", "ring_bytes"],
-        [f"{path}:4", "retention_days"],
-        [f"{path}:5", "speed"],
-        [f"{path}:6", "rescan_seconds"],
-        [f"{path}:7", "listen"],
-    ]
-    assert "not an absolute path" in problems[0]
-    assert "there are state_dir, " in problems[3]
-    path.write_text("a = \n")
-    with pytest.raises(ConfigError, match="line 1"):
-        load(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("1", 1), ("2K", 2000), ("2 KiB", 2048), ("1.5G", 1_500_000_000), ("16GiB", 16 << 30)],
-)
-def test_sizes(text: str, expected: int) -> None:
-    assert size(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "x", "-1", "1 PiB", "1.5.5", "GiB"])
-def test_no_sizes(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a size"):
-        size(text)
-
-
-def phosd(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "phosd.service.main", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | environment,
-    )
-
-
-def test_check_config_explains_and_exits(tmp_path: Path) -> None:
-    path = tmp_path / "phosd.toml"
-    path.write_text("ring = 1\n")
-    done = phosd("--check-config", "--config", str(path))
-    assert done.returncode == 1
-    assert f"{path}:1: ring: is not a setting" in done.stderr
-    path.write_text(GOOD)
-    done = phosd("--check-config", "--config", str(path), "--state-dir", str(tmp_path))
-    assert done.returncode == 0
-    assert f"state_dir = {tmp_path}" in done.stdout
 
 
 def test_without_a_bus_phosd_says_so(tmp_path: Path) -> None:

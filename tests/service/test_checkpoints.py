@@ -1,0 +1,199 @@
+"""Checkpoints over the bus: options, waiting, repeating, wrong guesses, cancelling."""
+
+import asyncio
+import os
+import pwd
+import subprocess
+
+import pytest
+
+from phosd.bus import Connection, Signal
+from phosd.engine.errors import MisSpeculation
+from phosd.engine.kernels import KernelMark
+from phosd.engine.progress import Progress
+from phosd.service.identity import identify
+from phosd.service.operations import CheckpointRequest
+from tests.bus import busctl
+from tests.harness import wait_until
+from tests.service.fake_engine import manifest, this_process
+from tests.service.running import Service
+from tests.service.test_jobs import state_of, wait_for
+
+STRANGER = pwd.getpwnam("nobody").pw_uid
+ME = os.getpid()
+STARTED = identify(ME).start_time
+PROCESS = f"/org/phos/process/_{ME}_{STARTED}"
+
+
+def begin(service: Service, options: str = "", uid: int = 0) -> str:
+    """Ask for a checkpoint of this process with options as busctl takes them; the job."""
+    words = options.split()
+    return service.start("Checkpoint", "ua{sv}", ME, len(words) // 3, *words, uid=uid)
+
+
+def cancel(service: Service, job: str) -> None:
+    busctl(service.address, "call", "org.phos", job, "org.phos.Job1", "Cancel", "a{sv}", "0")
+
+
+def test_every_option_reaches_the_engine(service: Service) -> None:
+    service.engine.go.set()
+    service.engine.stored["old"] = manifest("old")
+    options = "mode s recopy fallback s none parent s old tcp s close deadline d 2.5"
+    wait_for(service, begin(service, options), "done")
+    assert service.engine.requests == [
+        CheckpointRequest(mode="recopy", fallback="none", parent="old", tcp="close", deadline=2.5)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ("fallback s never", "Invalid enum value 'never'"),
+        ("parent s nothing", "there is no image nothing"),
+        ("deadline d 0", "Expected `float` > 0.0"),
+        ("deadline d nan", "Expected `float`"),
+        ("every d 0.5", "give at least 1 s, or 0 to end"),
+        ("every d nan", "Expected `float`"),
+        ("every d inf", "Expected `float`"),
+        ("keep u 3", "keep is for checkpoints that repeat"),
+        ("every d 0 keep u 3", "keep is for checkpoints that repeat"),
+        ("every d 9 keep u 0", "Expected `int` >= 1"),
+        ("every d 9 parent s auto", "chooses the parent of each image itself"),
+        ("queue s yes", "Expected `bool`, got `str`"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(service: Service, options: str, error: str) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        begin(service, options)
+    assert error in str(caught.value)
+    assert not service.engine.requests
+
+
+def test_a_parent_must_be_ones_own(service: Service) -> None:
+    service.engine.stored["roots"] = manifest("roots")
+    with subprocess.Popen(["sleep", "60"], user=STRANGER) as mine:
+        try:
+            call = ("Checkpoint", "ua{sv}", mine.pid, 1, "parent", "s", "roots")
+            with pytest.raises(RuntimeError, match="image roots belongs to uid 0"):
+                service.call(*call, uid=STRANGER)
+        finally:
+            mine.kill()
+    assert not service.engine.requests
+
+
+def test_a_checkpoint_that_queues_waits_its_turn(service: Service) -> None:
+    first = begin(service)
+    second, third = (begin(service, "queue b true") for _ in range(2))
+    assert [state_of(service, job) for job in (second, third)] == ["queued", "queued"]
+    assert service.get(second, "Job1", "Cancelable") == "true"
+    assert '"queued"' in service.call("ListHistory", "a{sv}", 0)
+    with pytest.raises(RuntimeError, match=r"job 1 .* holds process"):
+        begin(service)
+    cancel(service, second)
+    assert state_of(service, second) == "cancelled"
+    service.engine.go.set()
+    wait_for(service, third, "done")
+    assert state_of(service, first) == "done"
+    assert service.engine.made == 2
+    journal = service.config.runtime_dir / "journal"
+    wait_until(lambda: not list(journal.iterdir()), "the journal to be empty")
+
+
+def test_a_schedule_is_told_and_ended_over_the_bus(service: Service) -> None:
+    service.engine.running = [this_process(start_time=STARTED)]
+    service.call("ListProcesses")
+    assert service.get(PROCESS, "Process1", "CheckpointInterval") == "0"
+    service.engine.go.set()
+    heard: list[Signal] = []
+
+    async def listen() -> None:
+        connection = await Connection.open(service.address)
+        await connection.subscribe(heard.append, "sender='org.phos'")
+        job = await asyncio.to_thread(begin, service, "every d 1 keep u 2")
+        await asyncio.to_thread(wait_for, service, job, "done")
+        await asyncio.sleep(0.1)
+        connection.close()
+        assert await asyncio.to_thread(service.get, job, "Job1", "Scheduled") == "true"
+
+    asyncio.run(listen())
+    changed = [s.args[1] for s in heard if (s.path, s.member) == (PROCESS, "PropertiesChanged")]
+    assert {"CheckpointInterval": 1.0, "CheckpointsKept": 2} in changed
+    assert service.get(PROCESS, "Process1", "CheckpointsKept") == "2"
+    off = ("Checkpoint", "ua{sv}", ME, 1, "every", "d", "0")
+    with pytest.raises(RuntimeError, match="belongs to uid 0"):
+        service.call(*off, uid=STRANGER)
+    wait_until(lambda: service.engine.made >= 3, "the third one")
+    assert service.call(*off) == 'o "/"'
+    assert service.get(PROCESS, "Process1", "CheckpointInterval") == "0"
+    assert service.call(*off) == 'o "/"'
+
+
+KERNELS = [KernelMark("chase", 0xFEDCBA9876543210), KernelMark("scatter", 0)]
+
+
+def test_suspects_of_a_program_are_remembered_for_its_next_checkpoint(service: Service) -> None:
+    def guess_wrong(progress: Progress) -> None:
+        progress.found_suspects(KERNELS)
+        raise MisSpeculation("the program wrote where nobody expected it", hint="use recopy")
+
+    service.engine.act = guess_wrong
+    job = begin(service, "fallback s none")
+    wait_for(service, job, "failed")
+    assert service.get(job, "Job1", "Error") == '"MisSpeculation"'
+    assert service.get(job, "Job1", "WrongGuesses") == "1"
+    assert service.get(job, "Job1", "Suspects") == '2 "chase" "scatter"'
+    with pytest.raises(RuntimeError, match="belongs to uid 0"):
+        service.get(job, "Job1", "Suspects", uid=STRANGER)
+    wait_until(lambda: '"wrong_guesses" x 1' in service.call("ListHistory", "a{sv}", 0), "the row")
+
+    service.engine.go.set()
+    service.engine.act = lambda progress: None
+    wait_for(service, begin(service), "done")
+    assert service.engine.suspects[0] == ()
+    assert set(service.engine.suspects[1]) == set(KERNELS)
+    with subprocess.Popen(["sleep", "60"]) as other:  # another program has other kernels
+        try:
+            wait_for(service, service.start("Checkpoint", "ua{sv}", other.pid, 0), "done")
+        finally:
+            other.kill()
+    assert service.engine.suspects[2] == ()
+
+
+STOPPED = ["quiesce", "digest", "park", "control", "cpu", "unpark"]
+PHASES = ["prepare", *STOPPED, "drain", "persist"]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_job_is_cancelled_in_every_phase(service: Service, phase: str) -> None:
+    def go_on_to(progress: Progress) -> None:
+        for name in PHASES[: PHASES.index(phase) + 1]:
+            progress.phase(name, stopped=name in STOPPED)
+
+    service.engine.act = go_on_to
+    job = begin(service)
+    wait_until(lambda: service.get(job, "Job1", "Phase") == f'"{phase}"', phase)
+    cancel(service, job)
+    wait_for(service, job, "cancelled")
+    assert not service.engine.stored
+    service.engine.act = lambda progress: None
+    service.engine.go.set()
+    wait_for(service, begin(service), "done")
+
+
+def test_what_is_drained_while_the_program_runs_is_told(service: Service) -> None:
+    def drain(progress: Progress) -> None:
+        for count in (300, 500):  # the second attempt after a wrong guess
+            progress.phase("drain", bytes_total=1000)
+            progress.advance(count)
+
+    service.engine.act = drain
+    job = begin(service)
+    wait_until(lambda: service.get(job, "Job1", "Phase") == '"drain"', "the drain")
+    assert service.get(job, "Job1", "ProgramStopped") == "false"
+    wait_until(lambda: service.get(job, "Job1", "DrainedBytes") == "800", "the bytes")
+    assert float(service.get(job, "Job1", "DrainRate")) > 0
+    service.engine.go.set()
+    wait_for(service, job, "done")
+    wait_until(
+        lambda: '"drained_bytes" x 800' in service.call("ListHistory", "a{sv}", 0), "the row"
+    )

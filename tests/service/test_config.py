@@ -1,0 +1,136 @@
+"""The configuration: what it can say, and how its mistakes are told."""
+
+import pwd
+from pathlib import Path
+
+import pytest
+
+from phosd.service.config import Config, ConfigError, PeriodicRule, load, size
+from tests.service.fake_engine import this_process
+from tests.service.running import phosd
+
+GOOD = """
+state_dir = "/srv/phos"
+ring_bytes = "256 MiB"
+staging_limit = 1073741824
+retention_days = 7
+rescan_seconds = 1.5
+shadow_limit = 0
+
+[[periodic]]
+command = "python *train.py*"
+every = 600
+
+[[periodic]]
+user = "nobody"
+every = 60.5
+keep = 2
+"""
+
+
+def test_a_configuration_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text(GOOD)
+    assert load(path) == Config(
+        state_dir=Path("/srv/phos"),
+        ring_bytes=256 << 20,
+        staging_limit=1 << 30,
+        retention_days=7,
+        rescan_seconds=1.5,
+        shadow_limit=0,
+        periodic=(
+            PeriodicRule(every=600.0, command="python *train.py*"),
+            PeriodicRule(every=60.5, keep=2, user=pwd.getpwnam("nobody").pw_uid),
+        ),
+    )
+    assert load(tmp_path / "missing.toml") == Config()
+
+
+def test_every_mistake_is_told_with_file_line_and_key(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text(
+        'state_dir = "here"\n\nring_bytes = "much"\nretention_days = true\nspeed = 9\n'
+        "rescan_seconds = 0.1\n[listen]\nport = 1\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    problems = caught.value.problems
+    assert [p.split(": ")[:2] for p in problems] == [
+        [f"{path}:1", "state_dir"],
+        [f"{path}:3", "ring_bytes"],
+        [f"{path}:4", "retention_days"],
+        [f"{path}:5", "speed"],
+        [f"{path}:6", "rescan_seconds"],
+        [f"{path}:7", "listen"],
+    ]
+    assert "not an absolute path" in problems[0]
+    assert "there are state_dir, " in problems[3]
+    path.write_text("a = \n")
+    with pytest.raises(ConfigError, match="line 1"):
+        load(path)
+
+
+def test_mistakes_in_rules_are_told_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text(
+        '[[periodic]]\nevery = 600\n\n[[periodic]]\nuser = "no such user"\nkeep = 0\n'
+        '[[periodic]]\ncommand = ""\nevery = 0.5\nspeed = 1\n[[periodic]]\nuser = true\nevery = 9\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert [problem.removeprefix(f"{path}:") for problem in caught.value.problems] == [
+        "1: periodic: say for whom, with `user` or `command`",
+        "5: periodic.user: there is no user 'no such user'",
+        "6: periodic.keep: 0 is less than the least that works, 1 image",
+        "4: periodic: `every` is missing (seconds)",
+        "8: periodic.command: '' is no pattern; write for example 'python *train.py*'",
+        "9: periodic.every: 0.5 is less than the least that works, 1 s",
+        "10: periodic.speed: is not a setting of a rule; there are every, keep, user, command",
+        "12: periodic.user: there is no user True",
+    ]
+    for text in ("periodic = 5\n", "periodic = [1]\n", "[periodic]\nevery = 9\n"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"1: periodic: write \[\[periodic\]\] tables"):
+            load(path)
+
+
+@pytest.mark.parametrize(
+    ("rule", "fits"),
+    [
+        (PeriodicRule(every=9), True),
+        (PeriodicRule(every=9, command="*train.py*"), True),
+        (PeriodicRule(every=9, command="train.py"), False),
+        (PeriodicRule(every=9, command="python ?rain.py"), True),
+        (PeriodicRule(every=9, user=0), True),
+        (PeriodicRule(every=9, user=1), False),
+        (PeriodicRule(every=9, user=0, command="perl *"), False),
+    ],
+)
+def test_what_a_rule_is_about(rule: PeriodicRule, fits: bool) -> None:
+    assert rule.fits(this_process()) is fits
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1", 1), ("2K", 2000), ("2 KiB", 2048), ("1.5G", 1_500_000_000), ("16GiB", 16 << 30)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1 PiB", "1.5.5", "GiB"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        size(text)
+
+
+def test_check_config_explains_and_exits(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text("ring = 1\n")
+    done = phosd("--check-config", "--config", str(path))
+    assert done.returncode == 1
+    assert f"{path}:1: ring: is not a setting" in done.stderr
+    path.write_text(GOOD)
+    done = phosd("--check-config", "--config", str(path), "--state-dir", str(tmp_path))
+    assert done.returncode == 0
+    assert f"state_dir = {tmp_path}" in done.stdout
