@@ -48,6 +48,11 @@ class Owner:
         self._order("read", index=index)
         return self._lines.read(self._answer())
 
+    def copy(self, source: tuple[int, int], target: tuple[int, int], size: int) -> None:
+        """Copy bytes on the device; a place is (index, offset)."""
+        self._order("copy", source=source, target=target, size=size)
+        self._answer()
+
     def _order(self, order: str, **details: Any) -> None:
         self._socket.sendall(json.dumps({"order": order, **details}).encode() + b"\n")
 
@@ -143,6 +148,12 @@ def _main() -> None:
                 data = connection.recv(order["size"], socket.MSG_WAITALL)
                 address, _ = memory.blocks[order["index"]]
                 call("cuMemcpyHtoD", address + order["offset"], data, len(data))
+                connection.sendall(b"0\n")
+            case "copy":
+                (to, to_offset), (at, offset) = order["target"], order["source"]
+                target = memory.blocks[to][0] + to_offset
+                call("cuMemcpyDtoD", target, memory.blocks[at][0] + offset, order["size"])
+                call("cuCtxSynchronize")
                 connection.sendall(b"0\n")
             case "read":
                 address, size = memory.blocks[order["index"]]

@@ -4,6 +4,7 @@ It has its CUDA context, its digest kernel and its pinned ring ready, so that no
 while a program stands still. :class:`Mover` is the engine's side of it.
 """
 
-from phosd.engine.mover.client import Mover, Saved
+from phosd.engine.mover.client import Mover
+from phosd.engine.mover.requests import DrainBoard, Drained, Saved, redundant
 
-__all__ = ["Mover", "Saved"]
+__all__ = ["DrainBoard", "Drained", "Mover", "Saved", "redundant"]

@@ -114,12 +114,14 @@ View::~View() {
 bool View::adopt_layout() {
     const Header& found = header();
     if (found.magic != kMagic || found.version != kVersion || found.size > size_) return false;
+    block_count_ = found.block_count;
     chunk_count_ = found.chunk_count;
     slab_count_ = found.slab_count;
+    blocks_ = rows<BlockRow>(memory_, size_, found.blocks_at, block_count_);
     words_ = rows<std::atomic<uint32_t>>(memory_, size_, found.chunks_at, chunk_count_);
     touched_ = rows<std::atomic<uint32_t>>(memory_, size_, found.touched_at, chunk_count_);
     slabs_ = rows<SlabRow>(memory_, size_, found.slabs_at, slab_count_);
-    return words_ != nullptr && touched_ != nullptr && slabs_ != nullptr;
+    return blocks_ != nullptr && words_ != nullptr && touched_ != nullptr && slabs_ != nullptr;
 }
 
 void View::progressed() {

@@ -31,6 +31,8 @@ class View {
     uint32_t slab_count() const { return slab_count_; }
     std::atomic<uint32_t>& word(uint32_t chunk) { return words_[chunk]; }
     std::atomic<uint32_t>& touched(uint32_t chunk) { return touched_[chunk]; }
+    const BlockRow& block(uint32_t row) const { return blocks_[row]; }
+    uint32_t block_count() const { return block_count_; }
     SlabRow& slab(uint32_t row) { return slabs_[row]; }
 
     // Tells whoever waits for the movers that there is something to see.
@@ -50,8 +52,10 @@ class View {
 
     std::byte* memory_;
     size_t size_;
+    uint32_t block_count_ = 0;
     uint32_t chunk_count_ = 0;
     uint32_t slab_count_ = 0;
+    const BlockRow* blocks_ = nullptr;
     std::atomic<uint32_t>* words_ = nullptr;
     std::atomic<uint32_t>* touched_ = nullptr;
     SlabRow* slabs_ = nullptr;

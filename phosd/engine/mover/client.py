@@ -5,18 +5,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self, TypeVar
+
+import msgspec
 
 from phosd.engine import cuda, errors
 from phosd.engine.digest import DigestKey, split
 from phosd.engine.errors import Cancelled, Internal, PhosError, Timeout
 from phosd.engine.image.manifest import ChunkRef
-from phosd.engine.image.packs import RECORD
 from phosd.engine.image.store import Image, ImageWriter
 from phosd.engine.image.writer import Pack
 from phosd.engine.mover import wire
+from phosd.engine.mover.requests import DrainBoard, Drained, Saved, drain_request, enough, target
 from phosd.engine.native import python_environment
 from phosd.engine.progress import Progress
 
@@ -30,18 +31,6 @@ SILENCE_SECONDS = 120.0
 _POLL_SECONDS = 0.1
 
 _R = TypeVar("_R", bound=wire.Message)
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What :meth:`Mover.save` did.
-
-    ``chunks`` gives each block's chunks in order; ``changed`` lists the (key, chunk index) whose
-    bytes no longer had the digest of the stop: such an image must not be published.
-    """
-
-    chunks: dict[int, tuple[ChunkRef, ...]]
-    changed: list[tuple[int, int]]
 
 
 class Mover:
@@ -155,18 +144,57 @@ class Mover:
         """
         known = dict(writer.stored)
         wanted = {digest for parts in digests.values() for digest in parts}
-        distinct = [digest for digest in wanted if digest.hex() not in known]
-        room = sum(pack.capacity // RECORD for pack in packs)
-        packs = [*packs, *(writer.packs(len(distinct) - room) if len(distinct) > room else ())]
+        packs = enough(writer, packs, sum(digest.hex() not in known for digest in wanted))
         request = wire.Save(
             blocks=[(key, b"".join(parts)) for key, parts in digests.items()],
-            target=_target(writer, packs),
+            target=target(writer, packs),
             known=list(known.values()),
         )
         descriptors = [pack.fd for pack in packs]
         answer, _ = self._ask(request, wire.Stored, descriptors, progress)
         writer.stored.update((ref.digest, ref) for _, refs in answer.blocks for ref in refs)
         return Saved({key: tuple(refs) for key, refs in answer.blocks}, answer.changed)
+
+    def drain(
+        self,
+        boards: Sequence[DrainBoard],
+        digests: Mapping[int, Sequence[bytes]],
+        order: Mapping[int, Sequence[int]],
+        writer: ImageWriter,
+        progress: Progress | None = None,
+        packs: Sequence[Pack] = (),
+        *,
+        audit: bool = False,
+        let_go: Callable[[Sequence[int]], None] | None = None,
+    ) -> Drained:
+        """Save blocks while their programs run and their hooks copy on write.
+
+        ``digests`` are those of the stop, by key, and ``packs`` as for :meth:`save`. What
+        :func:`redundant` names is not copied. ``order`` may give a block's chunks the numbers of an
+        earlier job's ``Board.touched``: low ones are saved first, 0 is unknown. ``let_go`` is
+        called on this thread with the keys of blocks that the mover has dropped because their
+        program freed them and needs the memory: it must close every other descriptor of them.
+
+        May begin before the gates open. On failure the boards' phase becomes ``aborted``, unless
+        the mover died. Raises as :meth:`save` does.
+        """
+        request, packs = drain_request(boards, digests, order, writer, packs, audit=audit)
+
+        def dropped(keys: Sequence[int]) -> None:
+            for key in keys:
+                self._sizes.pop(key, None)
+            if let_go is not None:
+                let_go(keys)
+
+        descriptors = [board.fd for board in boards] + [pack.fd for pack in packs]
+        answer, _ = self._ask(request, wire.Drained, descriptors, progress, dropped)
+        found = (ref for _, refs in answer.blocks for ref in refs if ref is not None)
+        writer.stored.update((ref.digest, ref) for ref in found)
+        chunks = {
+            key: tuple(writer.stored[digest.hex()] for digest in digests[key])
+            for key, _ in answer.blocks
+        }
+        return Drained(chunks, *msgspec.structs.astuple(answer)[1:])
 
     def pin(self, packs: Sequence[Pack]) -> None:
         """Map and pin the packs that lie in memory; seconds for tens of GB, so in good time."""
@@ -226,13 +254,14 @@ class Mover:
         kind: type[_R],
         descriptors: "list[int] | None" = None,
         progress: Progress | None = None,
+        dropped: Callable[[Sequence[int]], None] | None = None,
     ) -> tuple[_R, list[int]]:
         with self._lock:
             if self._broken:
                 raise self._death()
             self._sequence += 1
             self._send(request, descriptors)
-            return self._reply(kind, SILENCE_SECONDS, progress)
+            return self._reply(kind, SILENCE_SECONDS, progress, dropped)
 
     def _send(self, message: wire.Message, descriptors: "list[int] | None" = None) -> None:
         try:
@@ -242,9 +271,13 @@ class Mover:
             raise self._death() from None
 
     def _reply(
-        self, kind: type[_R], patience: float, progress: Progress | None = None
+        self,
+        kind: type[_R],
+        patience: float,
+        progress: Progress | None = None,
+        dropped: Callable[[Sequence[int]], None] | None = None,
     ) -> tuple[_R, list[int]]:
-        """Wait for the reply to the last request, passing progress on."""
+        """Wait for the reply to the last request, passing on what comes before it."""
         deadline = time.monotonic() + patience
         given_up: Cancelled | None = None
         while True:
@@ -260,6 +293,9 @@ class Mover:
                     raise given_up or _error(message)
                 if isinstance(message, kind):
                     return message, descriptors
+                if isinstance(message, wire.Dropped) and dropped is not None:
+                    dropped(message.keys)
+                    self._send(wire.Settled())
                 if progress is not None and isinstance(message, wire.Moved) and not given_up:
                     progress.advance(message.byte_count)
             if time.monotonic() > deadline:
@@ -287,10 +323,6 @@ class Mover:
             f"the data mover of GPU {self.gpu} {how}",
             hint="its log and the driver's (dmesg) say more; try again",
         )
-
-
-def _target(writer: ImageWriter, packs: Sequence[Pack]) -> wire.Packs:
-    return wire.Packs([(pack.number, pack.capacity) for pack in packs], writer.id, writer.owner)
 
 
 def _error(failed: wire.Failed) -> PhosError:

@@ -1,8 +1,8 @@
 #include "plan.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <numeric>
+#include <map>
+#include <utility>
 
 namespace phos::mover {
 namespace {
@@ -28,12 +28,13 @@ Plan::Plan(std::vector<View*> views, const uint32_t* devices, const BlockIn* blo
       last_claim_ns_(board::now_ns()) {
     for (size_t i = 0; i < views.size(); ++i) boards_.push_back({views[i], devices[i], 0, 0});
     for (uint32_t i = 0; i < slab_count; ++i) {
-        slabs_.push_back({slabs[i], false});
+        slabs_.push_back({slabs[i], row_of(slabs[i]), false});
         slots_ += slabs[i].slots;
     }
     for (uint32_t b = 0; b < block_count; ++b) {
         Block& block = blocks_[b];
         block.in = blocks[b];
+        block.id = 0;
         block.first = static_cast<uint32_t>(chunks_.size());
         block.count = static_cast<uint32_t>((block.in.size + kChunk - 1) / kChunk);
         block.left = 0;
@@ -59,7 +60,31 @@ Plan::Plan(std::vector<View*> views, const uint32_t* devices, const BlockIn* blo
     // 0, unknown, comes last; equal ones stay in the order of the blocks.
     std::stable_sort(order_.begin(), order_.end(),
                      [order](uint32_t a, uint32_t b) { return order[a] - 1 < order[b] - 1; });
+    find_ids();
     for (Board& each : boards_) each.view->progressed();
+}
+
+void Plan::find_ids() {
+    std::map<std::pair<uint32_t, uint32_t>, uint32_t> by_chunk;
+    for (uint32_t b = 0; b < block_count_; ++b)
+        by_chunk[{blocks_[b].in.board, blocks_[b].in.first_chunk}] = b;
+    for (uint32_t i = 0; i < boards_.size(); ++i) {
+        for (uint32_t row = 0; row < boards_[i].view->block_count(); ++row) {
+            const board::BlockRow& found = boards_[i].view->block(row);
+            const auto at = by_chunk.find({i, found.first_chunk});
+            if (at != by_chunk.end()) blocks_[at->second].id = found.id;
+        }
+    }
+}
+
+board::SlabRow* Plan::row_of(const SlabIn& slab) {
+    View& view = *boards_[slab.board].view;
+    uint32_t first = 0;
+    for (uint32_t row = 0; row < view.slab_count(); ++row) {
+        if (first == slab.first_slot) return &view.slab(row);
+        first += view.slab(row).slots;
+    }
+    return nullptr;
 }
 
 Look Plan::look() {
@@ -123,7 +148,7 @@ void Plan::note_freed(uint32_t board) {
     std::sort(ids.begin(), ids.end());
     for (uint32_t b = 0; b < block_count_; ++b) {
         Block& block = blocks_[b];
-        if (block.in.board == board && std::binary_search(ids.begin(), ids.end(), block.in.id))
+        if (block.in.board == board && std::binary_search(ids.begin(), ids.end(), block.id))
             block.freed = true;
     }
 }
@@ -257,8 +282,8 @@ bool Plan::droppable(uint32_t* blocks, uint32_t* block_count, uint32_t* slabs,
     }
     for (uint32_t s = 0; s < slabs_.size(); ++s) {
         Slab& slab = slabs_[s];
-        const auto& row = boards_[slab.in.board].view->slab(slab.in.row);
-        if (slab.dropped || row.released.load(std::memory_order_acquire) == 0) continue;
+        if (slab.dropped || slab.row == nullptr) continue;
+        if (slab.row->released.load(std::memory_order_acquire) == 0) continue;
         slab.dropped = true;
         slots_ -= slab.in.slots;
         slabs[(*slab_count)++] = s;

@@ -12,7 +12,6 @@ using board::View;
 
 // As phosd/engine/mover/plan.py packs and unpacks them.
 struct BlockIn {
-    uint64_t id;       // on the board
     uint64_t address;  // in the mover
     uint64_t size;
     uint32_t board;
@@ -21,9 +20,9 @@ struct BlockIn {
 struct SlabIn {
     uint64_t address;
     uint32_t board;
-    uint32_t row;  // on the board
     uint32_t first_slot;
     uint32_t slots;
+    uint32_t reserved;
 };
 struct Claim {
     uint64_t address;  // to copy from
@@ -81,6 +80,7 @@ class Plan {
     };
     struct Block {
         BlockIn in;
+        uint64_t id;     // on the board
         uint32_t first;  // of chunks_
         uint32_t count;
         uint32_t left;  // to claim
@@ -96,6 +96,7 @@ class Plan {
     };
     struct Slab {
         SlabIn in;
+        board::SlabRow* row;  // null: the board has none there
         bool dropped;
     };
     struct Batch {
@@ -103,6 +104,8 @@ class Plan {
         uint64_t claimed_ns = 0;
     };
 
+    void find_ids();
+    board::SlabRow* row_of(const SlabIn& slab);
     void survey();
     void note_freed(uint32_t board);
     bool claim_pending(uint32_t chunk);

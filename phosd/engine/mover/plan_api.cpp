@@ -25,16 +25,14 @@ bool fits(const std::vector<View*>& views, const BlockIn* blocks, uint32_t block
         const uint64_t count = (block.size + phos::board::kChunk - 1) / phos::board::kChunk;
         if (block.first_chunk + count > views[block.board]->chunk_count()) return false;
     }
-    for (uint32_t i = 0; i < slab_count; ++i) {
+    for (uint32_t i = 0; i < slab_count; ++i)
         if (slabs[i].board >= views.size()) return false;
-        if (slabs[i].row >= views[slabs[i].board]->slab_count()) return false;
-    }
     return true;
 }
 
 }  // namespace
 
-// Null when a block or a slab is not on its board.
+// Null when a block is not on its board.
 PHOS_EXPORT Order* phos_plan_create(View* const* views, const uint32_t* devices,
                                     uint32_t view_count, const BlockIn* blocks,
                                     uint32_t block_count, const uint8_t* wanted,

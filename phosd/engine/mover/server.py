@@ -12,6 +12,7 @@ from phosd.engine.digest import DigestKey
 from phosd.engine.errors import Internal, PhosError
 from phosd.engine.faults import Point, point
 from phosd.engine.mover import wire
+from phosd.engine.mover.draining import drain
 from phosd.engine.mover.gpu import Gpu
 from phosd.engine.mover.loading import load
 from phosd.engine.mover.ring import Ring
@@ -36,6 +37,8 @@ class Server:
         self._sequence = 0
         self._cancelled = -1
         self._gone = False
+        self._settled = threading.Event()
+        self._settled.set()
         self._sending = threading.Lock()
 
     def run(self) -> None:
@@ -56,6 +59,8 @@ class Server:
                 sequence, message, _ = received
                 if isinstance(message, wire.Cancel):
                     self._cancelled = sequence
+                elif isinstance(message, wire.Settled):
+                    self._settled.set()
                 else:
                     self._requests.put(received)
         except wire.PeerGone:
@@ -101,6 +106,12 @@ class Server:
             case wire.Save():
                 way = (gpu, self._ring, self._windows)
                 return save(*way, request, descriptors, self._given_up, self._report), []
+            case wire.Drain():
+                self._settled.set()
+                ask = (self._let_go, self._settled.is_set)
+                tell = (self._given_up, self._report)
+                answer = drain(gpu, self._ring, self._windows, request, descriptors, *tell, *ask)
+                return answer, []
             case wire.Pin():
                 self._windows.pin(descriptors)
             case wire.Unpin():
@@ -120,6 +131,10 @@ class Server:
 
     def _report(self, byte_count: int) -> None:
         self._send(wire.Moved(byte_count))
+
+    def _let_go(self, keys: list[int]) -> None:
+        self._settled.clear()
+        self._send(wire.Dropped(keys))
 
     def _send(self, message: wire.Message, descriptors: "list[int] | None" = None) -> None:
         with self._sending:

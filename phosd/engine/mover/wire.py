@@ -3,7 +3,8 @@
 A frame is a header (payload bytes, descriptors, sequence number; 32 bits each, little-endian), then
 one byte with up to 200 descriptors attached for each batch of them, then the payload. The engine
 sends one request at a time and numbers it; the mover answers with any number of :class:`Moved` and
-then one other reply of the same number. :class:`Cancel` may follow a request at any time.
+then one other reply of the same number. :class:`Cancel` may follow a request at any time. A drain
+may also send :class:`Dropped`, which the engine answers with :class:`Settled`.
 """
 
 import array
@@ -73,6 +74,46 @@ class Save(Message, frozen=True):
     known: list[ChunkRef]
 
 
+class DrainedBlock(msgspec.Struct, array_like=True, frozen=True):
+    """A block of a board: one byte in ``wanted`` and 16 in ``digests`` a chunk.
+
+    ``order``: 32 bits a chunk, low numbers are saved first, 0 is unknown; or empty.
+    """
+
+    key: int
+    first_chunk: int
+    digests: bytes
+    wanted: bytes
+    order: bytes
+
+
+class DrainedBoard(msgspec.Struct, array_like=True, frozen=True):
+    """A program's board: what it has on this GPU, which it calls ``device``.
+
+    ``slabs`` are blocks for shadows, whose slots are counted from ``first_slot``.
+    """
+
+    device: int
+    blocks: list[DrainedBlock]
+    slabs: list[int]
+    first_slot: int
+
+
+class Drain(Message, frozen=True):
+    """Save blocks whose programs run; the descriptors of the boards come before the packs'.
+
+    ``audit``: also count the shadows that were not needed.
+    """
+
+    boards: list[DrainedBoard]
+    target: Packs
+    audit: bool
+
+
+class Settled(Message, frozen=True):
+    """The engine has let go of what :class:`Dropped` named; follows a :class:`Drain`."""
+
+
 class Pin(Message, frozen=True):
     """Make packs, whose descriptors come with it, ready to be written to by the device."""
 
@@ -133,6 +174,29 @@ class Stored(Message, frozen=True):
     changed: list[tuple[int, int]]
 
 
+class Dropped(Message, frozen=True):
+    """Blocks that a drain has dropped because their program needs the memory."""
+
+    keys: list[int]
+
+
+class Drained(Message, frozen=True):
+    """The end of a drain; see :class:`phosd.engine.mover.client.Drained`.
+
+    ``blocks``: where each chunk is that was wanted.
+    """
+
+    blocks: list[tuple[int, list[ChunkRef | None]]]
+    changed: list[tuple[int, int]]
+    from_slots: int
+    byte_count: int
+    seconds_to_saved: float
+    longest_to_saved: float
+    aborted_for_memory: bool
+    dropped: list[int]
+    needless_shadows: int | None
+
+
 class Memory(Message, frozen=True):
     """Device memory in bytes."""
 
@@ -140,8 +204,22 @@ class Memory(Message, frozen=True):
     total: int
 
 
-Request = Adopt | Create | Drop | Digest | Save | Pin | Unpin | Load | FreeMemory | Reserve | Cancel
-Reply = Done | Failed | Moved | Digests | Stored | Memory
+Request = (
+    Adopt
+    | Create
+    | Drop
+    | Digest
+    | Save
+    | Drain
+    | Settled
+    | Pin
+    | Unpin
+    | Load
+    | FreeMemory
+    | Reserve
+    | Cancel
+)
+Reply = Done | Failed | Moved | Digests | Stored | Dropped | Drained | Memory
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Request | Reply] = msgspec.msgpack.Decoder(Request | Reply)
 
