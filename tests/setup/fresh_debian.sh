@@ -8,7 +8,7 @@
 # if that is set, else in a folder of TMPDIR or /var/tmp that is removed at the end.
 set -eu
 
-if [ "${1:-}" = --inside ]; then # the second half, in mount and pid namespaces of its own
+if [ "${1:-}" = --inside ]; then # the second half, in a mount namespace of its own
     root=$2
     shift 2
     mount --bind "$root" "$root"
@@ -74,4 +74,4 @@ for name in $(env | sed -n 's/^\([A-Za-z_]\+\)=.*/\1/p'); do
     esac
 done
 export HOME=/root
-unshare --mount --propagation private --pid --kill-child "$here/fresh_debian.sh" --inside "$root" "$@"
+unshare --mount --propagation private "$here/fresh_debian.sh" --inside "$root" "$@"

@@ -1,8 +1,10 @@
 """The set-up scripts: what they decide, without fetching anything."""
 
 import importlib.util
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
@@ -117,6 +119,22 @@ def test_without_a_source_for_debian_it_says_what_to_do(sources: Path) -> None:
     sources.write_text("deb http://example.org/other elsewhere main\n")
     with pytest.raises(SystemExit, match="name it with PHOS_CRIU="):
         install_criu.debian_archive()
+
+
+@pytest.mark.parametrize(("mode", "prefix"), [(0o755, ".criu"), (0o700, "/usr/lib/phos/criu")])
+def test_criu_goes_where_every_user_can_execute_it(mode: int, prefix: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="phos-test-") as folder:
+        checkout = Path(folder)
+        checkout.chmod(mode)
+        (checkout / "packaging").mkdir(mode=0o755)
+        shutil.copy(ROOT / "packaging/ensure_criu.sh", checkout / "packaging")
+        python = checkout / "python"  # no CRIU works until one is installed
+        python.write_text('#!/bin/sh\necho "$*" >>calls\ngrep -q "^packaging/install" calls\n')
+        python.chmod(0o755)
+        subprocess.run(["packaging/ensure_criu.sh", python], cwd=checkout, check=True)
+        calls = (checkout / "calls").read_text().splitlines()
+    assert f"packaging/install_criu.py {prefix}" in calls
+    assert calls[-1] == "-m phosd.engine.criu"
 
 
 def test_every_dependency_is_listed_for_pip() -> None:
