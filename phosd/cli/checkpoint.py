@@ -13,10 +13,10 @@ from phosd.cli.settings import CommandError, Settings, command
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-def _interval(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
-    """Seconds; 0 for ``off``."""
-    if text is None or text == "off":
-        return None if text is None else 0.0
+def interval(text: str) -> float:
+    """Seconds; 0 for ``off``. Raises :class:`click.BadParameter`."""
+    if text == "off":
+        return 0.0
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
     if found is None or not float(found[1]):
         raise click.BadParameter(f"{text!r} is no interval; write for example 60s, 5m, 2h, or off")
@@ -66,7 +66,7 @@ def _interval(_: click.Context, __: click.Parameter, text: str | None) -> float 
 @click.option("--queue", is_flag=True, help="Wait if another job works on the process.")
 @click.option(
     "--every",
-    callback=_interval,
+    callback=lambda _, __, text: None if text is None else interval(text),
     metavar="60s|5m|2h|off",
     help="Do it again and again until the program ends, each time only what has changed.",
 )

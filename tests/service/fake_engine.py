@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from phosd.engine.errors import NoSuchImage
 from phosd.engine.gpus import GpuInfo
-from phosd.engine.image.manifest import Gpu, Host, Manifest, Process, Tree
+from phosd.engine.image.manifest import Block, Gpu, Host, Manifest, Process, Tree
 from phosd.engine.kernels import KernelMark
 from phosd.engine.process import GpuProcess
 from phosd.engine.progress import Progress
@@ -16,7 +16,15 @@ from phosd.service.operations import CheckpointRequest, RestoreRequest
 GPU = GpuInfo(0, "GPU-1234-ab", "A test's GPU", 1 << 30, 1 << 20, 0.5, 40.0, 100.0)
 
 
-def manifest(image: str, *, owner: int = 0, pid: int = 1, mode: str = "stop") -> Manifest:
+def manifest(
+    image: str,
+    *,
+    owner: int = 0,
+    pid: int = 1,
+    mode: str = "stop",
+    why: str = "",
+    blocks: tuple[Block, ...] = (),
+) -> Manifest:
     """A small image of one process."""
     process = Process(
         pid=pid,
@@ -41,8 +49,9 @@ def manifest(image: str, *, owner: int = 0, pid: int = 1, mode: str = "stop") ->
         gpus=(Gpu(0, GPU.uuid, "chip", 1 << 30),),
         trees=(Tree(root=pid, folder="criu", files=()),),
         processes=(process,),
-        blocks=(),
+        blocks=blocks,
         stop_seconds=0.5,
+        why=why,
     )
 
 
@@ -73,6 +82,7 @@ class FakeEngine:
     requests: list[object] = field(default_factory=list)
     suspects: list[tuple[KernelMark, ...]] = field(default_factory=list)
     made: int = 0
+    why: str = ""
 
     def checkpoint(
         self,
@@ -90,7 +100,7 @@ class FakeEngine:
         while not self.go.wait(0.01):
             progress.check()
         progress.phase("publish")
-        image = manifest(f"image-{self.made}", pid=pid)
+        image = manifest(f"image-{self.made}", pid=pid, why=self.why)
         self.made += 1
         self.stored[image.id] = image
         return image

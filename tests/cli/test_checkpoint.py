@@ -1,0 +1,183 @@
+"""``phos checkpoint``, and what lists tell of it: schedules, queues, modes, guesses."""
+
+import os
+import pty
+import select
+import subprocess
+
+import click
+import pytest
+
+from phosd.cli.checkpoint import interval
+from phosd.engine.errors import Unsupported
+from phosd.engine.image.manifest import Block, ChunkRef
+from phosd.engine.kernels import KernelMark
+from phosd.engine.progress import Progress
+from phosd.service.identity import identify
+from phosd.service.operations import CheckpointRequest
+from tests.cli.test_client import PHOS, lines, phos
+from tests.harness import running, wait_until
+from tests.service.fake_engine import manifest, this_process
+from tests.service.running import Service
+
+ME = str(os.getpid())
+
+
+def test_all_options_are_passed_on(service: Service) -> None:
+    service.engine.go.set()
+    service.engine.stored["old"] = manifest("old")
+    words = ["--mode=concurrent", "--fallback=none", "--parent=old", "--deadline=3", "--queue"]
+    assert phos(service, "checkpoint", ME, *words).stdout == "image-0\n"
+    assert service.engine.requests == [
+        CheckpointRequest(
+            mode="concurrent", fallback="none", parent="old", deadline=3.0, queue=True
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("60s", 60), ("90", 90), ("1.5m", 90), ("2h", 7200), ("1d", 86_400), ("off", 0)],
+)
+def test_intervals(text: str, seconds: float) -> None:
+    assert interval(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["often", "60x", "-5s", "0", "0s", "", "nan", "1e3", "5 s"])
+def test_what_is_no_interval(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="write for example 60s"):
+        interval(text)
+
+
+def test_periodic_checkpoints(service: Service) -> None:
+    service.engine.running = [this_process(start_time=identify(os.getpid()).start_time)]
+    phos(service, "ps")
+    service.engine.go.set()
+    done = phos(service, "checkpoint", ME, "--every", "2m", "--keep", "3")
+    assert (done.returncode, done.stdout) == (0, "image-0\n")
+    assert done.stderr.splitlines()[-1] == (
+        f"again every 120 s; `phos checkpoint {ME} --every off` ends that"
+    )
+    assert "120 s, last 3" in phos(service, "ps").stdout
+    (row,) = lines(phos(service, "ps", "--json").stdout)
+    assert (row["checkpoint_interval"], row["checkpoints_kept"]) == (120, 3)
+    done = phos(service, "checkpoint", ME, "--every", "off")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no periodic checkpoints any more; its images stay" in done.stderr
+    (row,) = lines(phos(service, "ps", "--json").stdout)
+    assert (row["checkpoint_interval"], row["checkpoints_kept"]) == (None, None)
+    (row,) = lines(phos(service, "checkpoint", ME, "--every", "off", "--json").stdout)
+    assert row == {"pid": os.getpid(), "checkpoint_interval": None}
+
+
+def test_a_first_checkpoint_that_fails_says_where_to_look(service: Service) -> None:
+    def fail(progress: Progress) -> None:
+        raise Unsupported("it uses managed memory", hint="avoid it")
+
+    service.engine.act = fail
+    done = phos(service, "checkpoint", ME, "--every", "5s")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "`phos ps` tells whether it is tried again every 5 s",
+        "phos: it uses managed memory; avoid it",
+    ]
+
+
+def test_a_queued_checkpoint_says_that_it_waits(service: Service) -> None:
+    service.start("Checkpoint", "ua{sv}", ME, 0)
+    with running(
+        [*PHOS, "checkpoint", ME, "--queue", "--json"],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PHOS_BUS": service.address},
+    ) as process:
+        wait_until(
+            lambda: (
+                '"queued"' in service.get("/org/phos/job/_2", "Job1", "State")
+                if len(lines(phos(service, "jobs", "--json").stdout)) == 2
+                else False
+            ),
+            "the second job",
+        )
+        service.engine.go.set()
+        assert process.stdout is not None
+        rows = lines(process.stdout.read())
+    assert process.returncode == 0
+    assert rows[0]["state"] == "queued"
+    assert (rows[-1]["state"], rows[-1]["result"]) == ("done", "image-1")
+
+
+def test_a_job_is_told_with_its_phases_and_guesses(service: Service) -> None:
+    def act(progress: Progress) -> None:
+        progress.phase("drain", bytes_total=3 << 20)
+        progress.advance(3 << 20)
+        progress.found_suspects([KernelMark("chase", 1)])
+        progress.note("mode recopy: a guess was wrong")
+
+    service.engine.act = act
+    service.engine.go.set()
+    service.engine.why = "there is room for shadows"
+    phos(service, "checkpoint", ME)
+    text = phos(service, "jobs", "1").stdout
+    told = dict(line.split(maxsplit=1) for line in text.splitlines() if len(line.split()) > 1)
+    assert told["job"] == f"1: checkpoint {ME}"
+    assert told["mode"] == "stop: there is room for shadows"
+    assert told["suspects"] == "chase"
+    assert told["drained"].startswith("3.0 MiB at ")
+    assert told["wrong"] == "guesses 1"
+    assert told["note"] == "mode recopy: a guess was wrong"
+    assert told["quiesce"].split()[-1] == "stopped"
+    assert "stopped" not in told["prepare"]
+    (row,) = lines(phos(service, "jobs", "1", "--json").stdout)
+    assert (row["wrong_guesses"], row["suspects"]) == (1, ["chase"])
+    assert row["drained_bytes"] == 3 << 20
+    assert row["why"] == "there is room for shadows"
+    (listed,) = lines(phos(service, "jobs", "--json").stdout)
+    assert listed == row
+    (past,) = lines(phos(service, "history", "--json").stdout)
+    assert (past["wrong_guesses"], past["drained_bytes"]) == (1, 3 << 20)
+    table = phos(service, "history").stdout
+    assert "(there is room for shadows)" in table
+    assert "iB/s" in table
+    assert phos(service, "jobs", "9").returncode == 4
+
+
+def test_images_tell_what_they_share(service: Service) -> None:
+    first = ChunkRef("a", 1, 0, 2 << 20)
+    second = ChunkRef("b", 2, 0, 1 << 20)
+    for image, chunks in (("i1", (first,)), ("i2", (first, second))):
+        block = Block(process=0, id=1, va=0, size=4 << 20, gpu=0, chunks=chunks)
+        service.engine.stored[image] = manifest(image, blocks=(block,), why="it fits")
+    rows = lines(phos(service, "images", "--json").stdout)
+    assert [(row["stored_bytes"], row["shared_bytes"]) for row in rows] == [
+        (2 << 20, 0),
+        (3 << 20, 2 << 20),
+    ]
+    assert rows[0]["why"] == "it fits"
+    phos(service, "rm", "i1")
+    (row,) = lines(phos(service, "images", "--json").stdout)
+    assert row["shared_bytes"] == 0
+
+
+def test_the_bar_tells_the_stop_from_the_drain(service: Service) -> None:
+    def act(progress: Progress) -> None:
+        progress.advance(500)
+        wait_until(lambda: b"program stopped" in shown, "the stop on the terminal")
+        progress.phase("drain", bytes_total=1000)
+        progress.advance(250)
+
+    service.engine.act = act
+    controller, terminal = pty.openpty()
+    shown = b""
+    with running(
+        [*PHOS, "checkpoint", ME],
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        env=os.environ | {"PHOS_BUS": service.address, "TERM": "xterm", "COLUMNS": "120"},
+    ):
+        os.close(terminal)
+        while b"250/1,000 bytes" not in shown and select.select([controller], [], [], 20)[0]:
+            shown += os.read(controller, 4096)
+        service.engine.go.set()
+    os.close(controller)
+    assert b"\x1b[1;33mquiesce    program stopped" in shown
+    assert b"drain      program running" in shown
