@@ -30,7 +30,7 @@ from phosd.engine.errors import (
 from phosd.engine.image.manifest import CHUNK, Block, Manifest, Tree
 from phosd.engine.image.packs import HEADER, RECORD
 from phosd.engine.image.store import ImageWriter, Store
-from phosd.engine.mover import Mover, Saved, client
+from phosd.engine.mover import Mover, Saved, line
 from phosd.engine.progress import Progress
 from phosd.engine.verify import verify
 from tests.image.samples import everything, manifest_of
@@ -270,7 +270,7 @@ def test_a_mover_that_hangs_is_ended(
     program: Owner, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PHOS_FAULT", "mover-copy-out:hang")
-    monkeypatch.setattr(client, "SILENCE_SECONDS", 2.0)
+    monkeypatch.setattr(line, "SILENCE_SECONDS", 2.0)
     with Mover.start(0, RING, store.key) as mover, filled(program, mover, contents()):
         with pytest.raises(Timeout, match="said nothing for 2 s"):
             save(mover, store, [10])
@@ -369,7 +369,7 @@ def test_a_mover_that_cannot_start_says_why(store: Store) -> None:
 
 def test_a_mover_ends_with_its_engine(store: Store) -> None:
     mover = Mover.start(0, RING, store.key)
-    mover._connection.close()
+    mover._line.close()
     deadline = time.monotonic() + 20
     while mover.alive and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,5 +1,6 @@
 """What the mover's process does when its GPU fails, with a GPU made to fail."""
 
+import contextlib
 import socket
 import threading
 from typing import cast
@@ -19,6 +20,12 @@ class BrokenGpu:
 
     def __init__(self, works: bool) -> None:
         self.works = works
+
+    def attach(self) -> None:
+        pass
+
+    def keeping(self, keys: list[int]) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def drop(self, keys: list[int]) -> None:
         raise Internal(f"cuMemUnmap failed for {keys}: CUDA_ERROR_ILLEGAL_ADDRESS")

@@ -179,7 +179,7 @@ class _Loop:
         complete, keys = self._plan.droppable()
         if keys:
             call("cuStreamSynchronize", self._out.staging)  # a slab may still be read from
-            self._gpu.drop(keys)
+            self._gpu.drop_kept(keys)
             self._drained.dropped += keys
             let_go(keys)
         elif complete or level == 1:

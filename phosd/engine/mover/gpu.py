@@ -1,9 +1,10 @@
 """The mover's GPU: blocks mapped here, and the digest kernel."""
 
+import contextlib
 import ctypes
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,7 @@ class Gpu:
         self._reserved: Any = None
         self._table = 0
         self._table_chunks = 0
+        self._kept: frozenset[int] = frozenset()
         self.blocks: dict[int, Block] = {}
 
     def attach(self) -> None:
@@ -101,16 +103,35 @@ class Gpu:
             raise
         return [self.blocks[key].fd for key in added]
 
+    @contextlib.contextmanager
+    def keeping(self, keys: Collection[int]) -> Iterator[None]:
+        """Inside, other threads cannot drop these blocks. One request that has any at a time."""
+        if not keys:
+            yield
+            return
+        self._kept = frozenset(keys)
+        try:
+            yield
+        finally:
+            self._kept = frozenset()
+
     def drop(self, keys: Iterable[int], *, keep_descriptors: bool = False) -> None:
         """Unmap and release blocks."""
         for key in keys:
             block = self.block(key)
+            if key in self._kept:
+                raise Internal(f"block {key} is being copied", hint="drop it afterwards")
             del self.blocks[key]
             call("cuMemUnmap", block.address, block.size)
             call("cuMemAddressFree", block.address, block.size + CHUNK)
             call("cuMemRelease", block.handle)
             if not keep_descriptors:
                 os.close(block.fd)
+
+    def drop_kept(self, keys: Sequence[int]) -> None:
+        """Unmap and release blocks that the caller alone keeps."""
+        self._kept -= frozenset(keys)
+        self.drop(keys)
 
     def block(self, key: int) -> Block:
         """The block of that key."""

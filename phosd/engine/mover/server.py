@@ -43,6 +43,7 @@ class Server:
 
     def run(self) -> None:
         """Serve until the connection ends, or until the GPU's context is broken for good."""
+        self._gpu.attach()
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
         self._send(wire.Done())
         while (received := self._requests.get()) is not None:
@@ -75,7 +76,8 @@ class Server:
         """Carry out a request. Its descriptors are closed unless a block keeps them."""
         kept = False
         try:
-            answer = self._carry_out(request, descriptors)
+            with self._gpu.keeping(_used(request)):
+                answer = self._carry_out(request, descriptors)
             kept = isinstance(request, wire.Adopt)
         except PhosError as error:
             return wire.Failed(error.code, error.what, error.hint), []
@@ -144,16 +146,33 @@ class Server:
                 self._gone = True
 
 
+def _used(request: wire.Message) -> list[int]:
+    """The keys of blocks that must not be dropped meanwhile."""
+    match request:
+        case wire.Digest():
+            return request.keys
+        case wire.Save() | wire.Load():
+            return [key for key, _ in request.blocks]
+        case wire.Drain():
+            slabs = [key for board in request.boards for key in board.slabs]
+            return slabs + [block.key for board in request.boards for block in board.blocks]
+        case _:
+            return []
+
+
 def main(arguments: "list[str] | None" = None) -> int:
     """Entry point of ``python -m phosd.engine.mover``."""
     parser = argparse.ArgumentParser(prog="phosd.engine.mover", description=__doc__)
     parser.add_argument("--gpu", type=int, required=True, help="ordinal of the GPU")
     parser.add_argument("--ring", type=int, required=True, help="pinned memory in bytes")
-    parser.add_argument("--connection", type=int, required=True, help="descriptor of the socket")
+    parser.add_argument("--connection", type=int, required=True, help="descriptor of a socket")
+    parser.add_argument("--aside", type=int, required=True, help="and of one that never waits")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format=f"mover {options.gpu}: %(message)s")
     allow_many_descriptors()
-    connection = wire.Connection(socket.socket(fileno=options.connection))
+    connection, aside = (
+        wire.Connection(socket.socket(fileno=fd)) for fd in (options.connection, options.aside)
+    )
     try:
         key = DigestKey.from_packed(os.fdopen(sys.stdin.fileno(), "rb", closefd=False).read())
         gpu = Gpu(options.gpu, key)
@@ -161,5 +180,11 @@ def main(arguments: "list[str] | None" = None) -> int:
     except PhosError as error:
         connection.send(0, wire.Failed(error.code, error.what, error.hint))
         return 1
+
+    def serve_aside() -> None:
+        Server(aside, gpu, ring).run()
+        connection.shut_down()  # the context is broken, or the engine gone
+
+    threading.Thread(target=serve_aside, name="aside", daemon=True).start()
     Server(connection, gpu, ring).run()
     return 0

@@ -1,4 +1,7 @@
-"""The protocol between the engine and a data mover: msgpack over a socket pair.
+"""The protocol between the engine and a data mover: msgpack over two socket pairs.
+
+One is for requests that move data, the other for those that are answered at once, also while data
+move: :class:`Adopt`, :class:`Create`, :class:`Drop`, :class:`FreeMemory`, :class:`Reserve`.
 
 A frame is a header (payload bytes, descriptors, sequence number; 32 bits each, little-endian), then
 one byte with up to 200 descriptors attached for each batch of them, then the payload. The engine
@@ -241,6 +244,10 @@ class Connection:
     def close(self) -> None:
         """Close this end; the peer then sees :class:`PeerGone`."""
         self._socket.close()
+
+    def shut_down(self) -> None:
+        """End the connection, also for a thread of ours that waits for a message."""
+        self._socket.shutdown(socket.SHUT_RDWR)
 
     def send(self, sequence: int, message: Message, descriptors: "list[int] | None" = None) -> None:
         """Send a frame. The descriptors stay open here. Raises :class:`PeerGone`."""
