@@ -15,9 +15,11 @@ from typing import Self
 from phosd.engine import procfs
 from phosd.engine.errors import Internal, NoSuchProcess, NotAuthorized, Timeout
 from phosd.engine.hookwire import (
+    ARM,
     CLOSE_GATE,
     DEADLINE,
     MAX_DESCRIPTORS,
+    MAX_KERNELS,
     U64,
     Block,
     BlockFlag,
@@ -26,16 +28,27 @@ from phosd.engine.hookwire import (
     GateState,
     Hello,
     HookState,
+    Kernel,
     Type,
     close_all,
     decode_blocks,
     decode_gate,
     decode_hello,
+    decode_kernels,
     printable,
     unpack,
 )
 
-__all__ = ["Block", "BlockFlag", "GateState", "Hello", "HookLink", "HookState", "socket_path"]
+__all__ = [
+    "Block",
+    "BlockFlag",
+    "GateState",
+    "Hello",
+    "HookLink",
+    "HookState",
+    "Kernel",
+    "socket_path",
+]
 
 _MAX_MS = (1 << 32) - 1
 
@@ -174,9 +187,40 @@ class HookLink:
             self._hand_back(batch)
         return self._count(Type.UNPARK)
 
-    def rehome(self) -> int:
-        """Make imported blocks the process's own again, on the device; how many."""
-        return self._count(Type.REHOME)
+    def rehome(self, ids: Sequence[int] | None = None) -> int:
+        """Make imported blocks the process's own again, on the device; how many. Only those with
+        the given ids (at most 8,000), if any are given.
+        """
+        payload = b"" if ids is None else struct.pack(f"<{len(ids) + 1}Q", len(ids), *ids)
+        return self._count(Type.REHOME, payload)
+
+    def arm(self, board: int, slabs: Sequence[int]) -> int:
+        """Begin copy-on-write, with the descriptors of a board and of its slabs, while the gate is
+        closed; how many chunks are pending. Losing this connection ends it.
+        """
+        return self._count(Type.ARM, ARM.pack(len(slabs), 0), [board, *slabs])
+
+    def disarm(self) -> int:
+        """End copy-on-write: the hook lets go of the slabs, and goes on to post freed blocks on
+        the board; how many chunks it has shadowed.
+        """
+        return self._count(Type.DISARM)
+
+    def forget(self) -> None:
+        """Have the hook let go of the board."""
+        self._ask(Type.FORGET)
+
+    def kernels(self) -> list[Kernel]:
+        """Kernels launched since :meth:`arm`, in order of their first launch."""
+        known: list[Kernel] = []
+        more = True
+        while more:
+            with self._decoding(Type.KERNELS):
+                new, more = decode_kernels(self._ask(Type.KERNELS, U64.pack(len(known))))
+                known += new
+                if len(known) > MAX_KERNELS:
+                    raise Garbled(f"more than {MAX_KERNELS} kernels")
+        return known
 
     def detach(self) -> None:
         """Have the hook give up its sockets until :meth:`reattach`; the connection ends."""
@@ -258,9 +302,9 @@ class HookLink:
             [fd for _, fd in batch],
         )
 
-    def _count(self, type_: Type) -> int:
+    def _count(self, type_: Type, payload: bytes = b"", descriptors: Sequence[int] = ()) -> int:
         with self._decoding(type_):
-            return int(unpack(U64, self._ask(type_))[0])
+            return int(unpack(U64, self._ask(type_, payload, descriptors))[0])
 
     def _ask(self, type_: Type, payload: bytes = b"", descriptors: Sequence[int] = ()) -> bytes:
         """A request whose answer brings no descriptors."""

@@ -30,6 +30,7 @@ VERSION = 1
 REPLY = 0x8000
 MAX_PAYLOAD = 1 << 16
 MAX_DESCRIPTORS = 128
+_SUSPECT = 1  # board.h's kSuspect
 DEADLINE = 30.0
 """Seconds that one request may take. Unmapping 1,170 blocks took 27 ms on an H200."""
 
@@ -40,6 +41,12 @@ BLOCK = struct.Struct("<QQQiI")
 BLOCK_LIST = struct.Struct("<IIQQ")
 CLOSE_GATE = struct.Struct("<II")
 GATE_STATE = struct.Struct("<IIIIQQQ")
+ARM = struct.Struct("<II")
+KERNEL_LIST = struct.Struct("<II")
+KERNEL = struct.Struct("<QQII")
+MAX_NAME = 4096
+MAX_KERNELS = 1 << 16
+"""Kernels that are believed of one program."""
 U64 = struct.Struct("<Q")
 """A cursor or a count."""
 
@@ -58,6 +65,10 @@ class Type(enum.IntEnum):
     REHOME = 9
     DETACH = 10
     STATS = 11
+    ARM = 12
+    DISARM = 13
+    FORGET = 14
+    KERNELS = 15
 
 
 class Status(enum.IntEnum):
@@ -129,6 +140,18 @@ class GateState:
     freed: int
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that was launched: its name, the hash of its module's image (0: unknown), how often,
+    and whether it was taken to write everything.
+    """
+
+    name: str
+    module: int
+    launches: int
+    suspect: bool
+
+
 _ERRORS: dict[int, tuple[type[PhosError], str]] = {
     Status.BAD_MESSAGE: (
         Internal,
@@ -180,6 +203,24 @@ def decode_gate(body: bytes) -> GateState:
     """The answer to ``CLOSE_GATE``. Raises :class:`Garbled`."""
     settled, busy, *rest = unpack(GATE_STATE, body)
     return GateState(bool(settled), bool(busy), *rest)
+
+
+def decode_kernels(body: bytes) -> tuple[list[Kernel], bool]:
+    """The answer to ``KERNELS``, and whether there are more. Raises :class:`Garbled`."""
+    count, more = unpack(KERNEL_LIST, body[: KERNEL_LIST.size])
+    kernels = []
+    at = KERNEL_LIST.size
+    for _ in range(count):
+        start = at + KERNEL.size
+        module, launches, flags, length = unpack(KERNEL, body[at:start])
+        at = start + length
+        if length > MAX_NAME or at > len(body):
+            raise Garbled(f"a kernel's name of {length} bytes")
+        name = printable(body[start:at])
+        kernels.append(Kernel(name, module, launches, bool(flags & _SUSPECT)))
+    if at != len(body):
+        raise Garbled(f"a kernel list of {len(body)} bytes for {count} kernels")
+    return kernels, bool(more and kernels)
 
 
 def unpack(layout: struct.Struct, body: bytes) -> tuple[Any, ...]:

@@ -26,9 +26,15 @@ enum class Type : uint16_t {
     unpark_blocks,  // BlockIds + one descriptor each -> Count: hand memory back, in batches
     unpark,         // (empty) -> Count: map every block again; needs all of them handed back
     open_gate,      // (empty) -> (empty)
-    rehome,         // (empty) -> Count: make imported blocks the process's own; settled gate
+    rehome,         // (empty) or BlockIds -> Count: make imported blocks the process's own, all or
+                    // those of the ids; settled gate
     detach,         // (empty) -> (empty); then the hook holds no socket until `<pid>.wake` exists
     stats,          // (empty) -> text: counters and the log ring, UTF-8
+    arm,            // Arm + descriptors of the board and of each slab -> Count of pending chunks:
+                    // copy-on-write begins; settled gate
+    disarm,         // (empty) -> Count of shadowed chunks: it ends; the board stays mapped
+    forget,         // (empty) -> (empty): the board is let go of
+    kernels,        // Cursor (how many are known) -> KernelList: launched since `arm`
 };
 
 // What a reply's `status` says. The payload of a failed reply is a text for the user, UTF-8.
@@ -129,6 +135,26 @@ struct GateState {
 struct Count {
     uint64_t count;
 };
+
+struct Arm {
+    uint32_t slabs;  // descriptors beside the board's
+    uint32_t reserved;
+};
+
+// `more`: ask again with a Cursor of as many as are known then. After it, `count` times a Kernel
+// and its name, in order of the first launch.
+struct KernelList {
+    uint32_t count;
+    uint32_t more;
+};
+struct Kernel {
+    uint64_t module;    // hash of the module's image, 0 when it is not known
+    uint64_t launches;  // since `arm`
+    uint32_t flags;     // board::KernelFlags
+    uint32_t length;    // of the name, bytes, at most kMaxName
+};
+static_assert(sizeof(Kernel) == 24);
+constexpr uint32_t kMaxName = 4096;
 
 // For unpark_blocks: `uint64_t ids[count]` follows a Count; descriptors in the same order. The
 // memory may be the one that was parked or another of the same size and device (after a restore).

@@ -133,6 +133,14 @@ def gate(*, settled: int = 0, busy: int = 0, waiting: int = 0, capturing: int = 
     return hookwire.GATE_STATE.pack(settled, busy, waiting, capturing, 0, 0, 0)
 
 
+def kernels(*rows: tuple[str, int], more: int = 0) -> bytes:
+    """A kernel list of (name, launches): suspects, of a module 7."""
+    body = b"".join(
+        hookwire.KERNEL.pack(7, launches, 1, len(name)) + name.encode() for name, launches in rows
+    )
+    return hookwire.KERNEL_LIST.pack(len(rows), more) + body
+
+
 def count(number: int) -> bytes:
     """A count."""
     return struct.pack("<Q", number)

@@ -29,6 +29,7 @@ from tests.engine.fake_hook import (
     files,
     gate,
     hello,
+    kernels,
     open_files,
 )
 
@@ -145,6 +146,7 @@ GOOD = {
     Type.EXPORT_BLOCKS: (blocks((1, HAS), (2, HAS)), 2),
     Type.CLOSE_GATE: (gate(settled=1), 0),
     Type.PARK: (count(3), 0),
+    Type.KERNELS: (kernels(("axpy", 3), ("gemm", 1)), 0),
 }
 
 
@@ -156,6 +158,8 @@ def call(link: HookLink, type_: Type) -> None:
         link.close_gate(1, peers_busy=False)
     elif type_ is Type.PARK:
         link.park()
+    elif type_ is Type.KERNELS:
+        link.kernels()
     else:
         for _, descriptor in link.export_blocks():
             if descriptor is not None:
@@ -258,6 +262,56 @@ def test_block_lists_that_cannot_be(
             list(link.export_blocks())
         assert not link.connected
         assert open_files() == before
+    for descriptor in mine:
+        os.close(descriptor)
+
+
+def test_kernels_come_in_parts(runtime: Path) -> None:
+    parts = {0: kernels(("a", 5), ("b" * 4096, 1), more=1), 2: kernels(("c", 2))}
+    with (
+        fake_hook(runtime, lambda r: Answer(parts[struct.unpack("<Q", r.payload)[0]])),
+        HookLink(os.getpid(), runtime) as link,
+    ):
+        found = link.kernels()
+    assert [(k.name[:1], len(k.name), k.launches) for k in found] == [
+        ("a", 1, 5),
+        ("b", 4096, 1),
+        ("c", 1, 2),
+    ]
+    assert {(k.module, k.suspect) for k in found} == {(7, True)}
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (kernels(("a", 1))[:-1], "a kernel's name of 1 bytes"),
+        (kernels(("a", 1)) + b"x", "for 1 kernels"),
+        (kernels(("a" * 4097, 1)), "4097 bytes"),
+        (kernels(("a", 1))[:12], "instead of 24"),
+        (kernels(*[("a", 1)] * 2000, more=1), "more than"),
+    ],
+)
+def test_kernel_lists_that_cannot_be(runtime: Path, body: bytes, what: str) -> None:
+    """Among them one that would be asked for without end."""
+    with fake_hook(runtime, lambda _: Answer(body)), HookLink(os.getpid(), runtime) as link:
+        with pytest.raises(Internal, match=what):
+            link.kernels()
+        assert not link.connected
+
+
+def test_arming_sends_the_board_and_the_slabs(runtime: Path) -> None:
+    mine = files(3)
+    with (
+        fake_hook(runtime, lambda _: Answer(count(9))) as seen,
+        HookLink(os.getpid(), runtime) as link,
+    ):
+        assert link.arm(mine[0], mine[1:]) == 9
+        assert link.disarm() == 9
+        assert link.rehome([4, 5]) == 9
+    assert [request.type for request in seen] == [Type.ARM, Type.DISARM, Type.REHOME]
+    assert seen[0].payload == struct.pack("<II", 2, 0)
+    assert len(seen[0].descriptors) == 3
+    assert seen[2].payload == struct.pack("<3Q", 2, 4, 5)
     for descriptor in mine:
         os.close(descriptor)
 

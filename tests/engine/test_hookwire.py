@@ -35,6 +35,9 @@ def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
             hookwire.GATE_STATE,
             ("settled", "busy", "waiting", "capturing", "admitted", "last_id", "freed"),
         ),
+        "Arm": (hookwire.ARM, ("slabs", "reserved")),
+        "KernelList": (hookwire.KERNEL_LIST, ("count", "more")),
+        "Kernel": (hookwire.KERNEL, ("module", "launches", "flags", "length")),
         "Cursor": (hookwire.U64, ("after",)),
         "Count": (hookwire.U64, ("count",)),
     }
@@ -80,6 +83,7 @@ def test_numbers_are_those_of_the_header() -> None:
         "Reply": hookwire.REPLY,
         "MaxPayload": hookwire.MAX_PAYLOAD,
         "MaxDescriptors": hookwire.MAX_DESCRIPTORS,
+        "MaxName": hookwire.MAX_NAME,
     }
     assert members(text, "enum class Type") == {t.name.lower(): t.value for t in Type}
     assert members(text, "enum class Status") == {s.name.lower(): s.value for s in Status}
