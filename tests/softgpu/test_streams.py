@@ -185,29 +185,57 @@ assert gone == [1, 2, 3]
     )
 
 
-def test_a_synchronize_kills_a_capture_unless_relaxed(tmp_path: Path) -> None:
-    program.run(
-        """
+CAPTURES = """
 use(); s = ck(d.cuStreamCreate(1)); modes = d.CUstreamCaptureMode
-def from_other_thread(relaxed):
+event = ck(d.cuEventCreate(0)); context = ck(d.cuCtxGetCurrent())
+def from_other_thread(call, relaxed):
     def body():
         use()
         if relaxed:
             ck(d.cuThreadExchangeStreamCaptureMode(modes.CU_STREAM_CAPTURE_MODE_RELAXED))
-        results.append(code(d.cuCtxSynchronize()))
+        results.append(code(call()))
     results = []; thread = threading.Thread(target=body); thread.start(); thread.join()
     return results[0]
-ck(d.cuStreamBeginCapture(s, modes.CU_STREAM_CAPTURE_MODE_GLOBAL))
-assert from_other_thread(True) == "SUCCESS"
-ck(d.cuStreamEndCapture(s))
-ck(d.cuStreamBeginCapture(s, modes.CU_STREAM_CAPTURE_MODE_GLOBAL))
-assert from_other_thread(False) == "ERROR_STREAM_CAPTURE_UNSUPPORTED"
-assert code(d.cuStreamEndCapture(s)) == "ERROR_STREAM_CAPTURE_INVALIDATED"
-ck(d.cuStreamBeginCapture(s, modes.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
-assert from_other_thread(False) == "SUCCESS"
+def begin(mode):
+    ck(d.cuStreamBeginCapture(s, getattr(modes, f"CU_STREAM_CAPTURE_MODE_{mode}")))
+def ends_well():
+    ck(d.cuStreamEndCapture(s))
+def is_dead():
+    assert code(d.cuStreamEndCapture(s)) == "ERROR_STREAM_CAPTURE_INVALIDATED"
+"""
+
+
+def test_a_question_kills_a_capture_unless_relaxed(tmp_path: Path) -> None:
+    program.run(
+        CAPTURES
+        + """
+ask = lambda: d.cuEventQuery(event)
+begin("GLOBAL"); assert from_other_thread(ask, True) == "SUCCESS"; ends_well()
+begin("GLOBAL"); assert from_other_thread(ask, False) == "ERROR_STREAM_CAPTURE_UNSUPPORTED"
+is_dead()
+begin("THREAD_LOCAL"); assert from_other_thread(ask, False) == "SUCCESS"
 assert code(d.cuMemAlloc(16)) == "ERROR_STREAM_CAPTURE_UNSUPPORTED"
-assert code(d.cuStreamEndCapture(s)) == "ERROR_STREAM_CAPTURE_INVALIDATED"
-ck(d.cuMemAlloc(16))
+is_dead()
+begin("THREAD_LOCAL"); assert code(d.cuMemFree(0)) == "ERROR_STREAM_CAPTURE_UNSUPPORTED"
+is_dead()
+begin("RELAXED"); ck(d.cuMemFree(ck(d.cuMemAlloc(16)))); ck(d.cuMemFree(0)); ends_well()
+""",
+        tmp_path,
+    )
+
+
+def test_a_call_for_a_whole_context_kills_every_capture_in_it(tmp_path: Path) -> None:
+    """As on an H200, whatever the modes of the capture and of the thread."""
+    program.run(
+        CAPTURES
+        + """
+for call in (d.cuCtxSynchronize, lambda: d.cuCtxRecordEvent(context, event)):
+    for mode in ("GLOBAL", "THREAD_LOCAL", "RELAXED"):
+        for relaxed in (True, False):
+            begin(mode)
+            assert from_other_thread(call, relaxed) == "ERROR_STREAM_CAPTURE_UNSUPPORTED"
+            is_dead()
+ck(d.cuCtxSynchronize())
 """,
         tmp_path,
     )

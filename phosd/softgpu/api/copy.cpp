@@ -15,13 +15,15 @@ constexpr size_t kSnapshot = 1 << 20;  // a pageable source up to this size is c
 enum class Wait { no, yes };
 
 End device_end(CUdeviceptr address, size_t pitch = 0, size_t height = 0) {
-    require(Space::inside(address) ? runtime().space().reserved(address)
+    const Space& space = runtime().space();
+    require(Space::inside(address) ? space.reserved(address) && !space.host_only(address)
                                    : runtime().host.find(address).size > 0);
     return {address, true, pitch, height};
 }
 
 End any_end(CUdeviceptr address, size_t pitch = 0, size_t height = 0) {
-    if (Space::inside(address) || runtime().host.find(address).size)
+    if (Space::inside(address) ? !runtime().space().host_only(address)
+                               : runtime().host.find(address).size > 0)
         return device_end(address, pitch, height);
     require(address != 0);
     return {address, false, pitch, height};
@@ -32,7 +34,7 @@ End host_end(const void* address, size_t pitch = 0, size_t height = 0) {
 }
 
 bool in_host(const End& end) {
-    return !Space::inside(end.address);
+    return !Space::inside(end.address) || runtime().space().find(end.address).host;
 }
 
 std::shared_ptr<const Copy> linear(End to, End from, size_t bytes) {

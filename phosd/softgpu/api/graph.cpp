@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "api/api.h"
+#include "core/graph_memory.h"
 #include "core/submit.h"
 
 using namespace phos::softgpu;
@@ -23,6 +24,12 @@ std::shared_ptr<Node> node_of(CUgraphNode handle) {
 std::shared_ptr<GraphExec> exec_of(CUgraphExec handle) {
     return runtime().graph_execs.get(handle, CUDA_ERROR_INVALID_VALUE);
 }
+// For changes that graphs with memory nodes do not allow.
+GraphPtr plain_graph_of(CUgraph handle) {
+    GraphPtr graph = graph_of(handle);
+    require(!has_memory_nodes(*graph), CUDA_ERROR_NOT_SUPPORTED);
+    return graph;
+}
 CUgraphNode handle_of(const Node* node) {
     return reinterpret_cast<CUgraphNode>(const_cast<Node*>(node));
 }
@@ -32,7 +39,10 @@ void instantiate(CUgraphExec* exec, CUgraph graph, cuuint64_t flags) {
     require((flags & ~kFlags) == 0, CUDA_ERROR_NOT_SUPPORTED);
     const GraphPtr from = graph_of(graph);
     std::lock_guard lock(from->mutex);
-    *exec = runtime().graph_execs.add(std::make_shared<GraphExec>(from, flags));
+    require(!has_memory_nodes(*from) || from->exec.expired(), CUDA_ERROR_NOT_SUPPORTED);
+    const auto made = std::make_shared<GraphExec>(from, flags);
+    from->exec = made;
+    *exec = runtime().graph_execs.add(made);
 }
 
 // The driver's way of returning lists: without an array, `count` is how many there are; with one,
@@ -64,7 +74,7 @@ API(cuGraphDestroy, (CUgraph graph), (graph)) {
 }
 API(cuGraphClone, (CUgraph * clone, CUgraph graph), (clone, graph)) {
     require(clone != nullptr);
-    *clone = runtime().graphs.add(graph_of(graph)->clone());
+    *clone = runtime().graphs.add(plain_graph_of(graph)->clone());
 }
 API(cuGraphNodeFindInClone, (CUgraphNode * node, CUgraphNode original, CUgraph clone),
     (node, original, clone)) {
@@ -78,6 +88,7 @@ API(cuGraphNodeFindInClone, (CUgraphNode * node, CUgraphNode original, CUgraph c
 }
 API(cuGraphDestroyNode, (CUgraphNode handle), (handle)) {
     const auto node = node_of(handle);
+    require(!has_memory_nodes(*node->graph), CUDA_ERROR_NOT_SUPPORTED);
     node->graph->remove(*node);
 }
 
@@ -144,7 +155,7 @@ API(cuGraphRemoveDependencies_v2,
      size_t count),
     (graph, from, to, edges, count)) {
     (void)edges;
-    graph_of(graph);
+    plain_graph_of(graph);
     require((from && to) || count == 0);
     for (size_t i = 0; i < count; ++i) {
         auto& dependencies = node_of(to[i])->dependencies;

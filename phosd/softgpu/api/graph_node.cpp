@@ -1,7 +1,7 @@
 // Graph nodes by kind: adding, asking, changing; in graphs and in instantiated ones.
 #include "api/api.h"
 #include "api/works.h"
-#include "core/graph.h"
+#include "core/graph_memory.h"
 
 using namespace phos::softgpu;
 
@@ -48,9 +48,37 @@ Node event_node(CUgraphNodeType type, CUevent event) {
 
 Node child_node(CUgraph child) {
     Node node = node_with(CU_GRAPH_NODE_TYPE_GRAPH);
-    node.child = graph_of(child)->clone();
+    const GraphPtr from = graph_of(child);
+    require(!has_memory_nodes(*from), CUDA_ERROR_NOT_SUPPORTED);
+    node.child = from->clone();
     runtime().graphs.add(node.child);  // the program may ask for it
     return node;
+}
+
+// Sets the address that the node will give.
+Node allocation_node(CUDA_MEM_ALLOC_NODE_PARAMS& what) {
+    const CUmemPoolProps& properties = what.poolProps;
+    const PoolKind kind = PoolKind::of(properties.location, properties.allocType);
+    require(kind.device() >= 0 && properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE,
+            CUDA_ERROR_NOT_SUPPORTED);
+    require(what.accessDescs != nullptr || what.accessDescCount == 0);
+    uint8_t access = 0;
+    for (size_t i = 0; i < what.accessDescCount; ++i) {
+        const CUmemAccessDesc& peer = what.accessDescs[i];
+        require(peer.location.type == CU_MEM_LOCATION_TYPE_DEVICE);
+        if (peer.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+            access |= static_cast<uint8_t>(1u << runtime().device(peer.location.id).ordinal);
+    }
+    const auto memory = GraphMemory::create(kind.device(), what.bytesize, access);
+    what.dptr = memory->address;
+    return node_with(CU_GRAPH_NODE_TYPE_MEM_ALLOC, std::make_shared<GraphAllocate>(memory));
+}
+
+Node free_node(CUdeviceptr address) {
+    const auto memory = GraphMemory::find(address);
+    require(memory != nullptr);
+    memory->claim_free_node();
+    return node_with(CU_GRAPH_NODE_TYPE_MEM_FREE, std::make_shared<GraphFree>(memory));
 }
 
 CUDA_KERNEL_NODE_PARAMS_v2 as_v2(const CUDA_KERNEL_NODE_PARAMS_v3& what) {
@@ -108,9 +136,14 @@ API(cuGraphAddNode_v2,
     require(what != nullptr);
     for (size_t i = 0; edges && i < count; ++i)
         require(edges[i].type == 0 && edges[i].from_port == 0, CUDA_ERROR_NOT_SUPPORTED);
-    Node made = described(*what);
+    CUDA_MEM_ALLOC_NODE_PARAMS allocation;
+    std::memcpy(&allocation, &what->alloc, sizeof allocation);  // two names for one structure
+    Node made = what->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC  ? allocation_node(allocation)
+                : what->type == CU_GRAPH_NODE_TYPE_MEM_FREE ? free_node(what->free.dptr)
+                                                            : described(*what);
     const GraphPtr child = made.child;
     add(node, graph, dependencies, count, std::move(made));
+    if (what->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) what->alloc.dptr = allocation.dptr;
     if (child) what->graph.graph = reinterpret_cast<CUgraph>(child.get());
 }
 API(cuGraphNodeSetParams, (CUgraphNode handle, CUgraphNodeParams* what), (handle, what)) {
@@ -258,6 +291,34 @@ API(cuGraphExecHostNodeSetParams,
     require(what != nullptr && what->fn != nullptr);
     change(exec, node, CU_GRAPH_NODE_TYPE_HOST,
            std::make_shared<HostCall>(what->fn, what->userData));
+}
+
+API(cuGraphAddMemAllocNode,
+    (CUgraphNode * node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
+     CUDA_MEM_ALLOC_NODE_PARAMS* what),
+    (node, graph, dependencies, count, what)) {
+    require(what != nullptr);
+    add(node, graph, dependencies, count, allocation_node(*what));
+}
+API(cuGraphMemAllocNodeGetParams, (CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS* what),
+    (node, what)) {
+    require(what != nullptr);
+    const auto& memory = *work_of<GraphAllocate>(node, CU_GRAPH_NODE_TYPE_MEM_ALLOC).memory;
+    *what = {};
+    what->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    what->poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, memory.device};
+    what->bytesize = memory.size;
+    what->dptr = memory.address;
+}
+API(cuGraphAddMemFreeNode,
+    (CUgraphNode * node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
+     CUdeviceptr address),
+    (node, graph, dependencies, count, address)) {
+    add(node, graph, dependencies, count, free_node(address));
+}
+API(cuGraphMemFreeNodeGetParams, (CUgraphNode node, CUdeviceptr* address), (node, address)) {
+    require(address != nullptr);
+    *address = work_of<GraphFree>(node, CU_GRAPH_NODE_TYPE_MEM_FREE).memory->address;
 }
 
 API(cuGraphAddEmptyNode,

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "api/api.h"
+#include "core/graph_memory.h"
 #include "core/submit.h"
 
 using namespace phos::softgpu;
@@ -45,6 +46,11 @@ void free_device(CUdeviceptr address) {
             runtime().host.remove(address, {HostRange::Kind::managed}, CUDA_ERROR_INVALID_VALUE));
         return;
     }
+    if (const auto of_graph = GraphMemory::find(address)) {
+        of_graph->give_back();
+        runtime().wait_for_device(of_graph->device);
+        return;
+    }
     Allocation allocation;
     PoolPtr pool;
     Heap* heap = runtime().heap_of(address, &allocation, &pool);
@@ -53,7 +59,7 @@ void free_device(CUdeviceptr address) {
     for (int ordinal = 0; ordinal < runtime().device_count(); ++ordinal)
         runtime().wait_for_device(ordinal);
     heap->free(address);
-    runtime().sweep(pool);
+    runtime().pools.sweep(pool);
 }
 
 void get_range(CUdeviceptr* base, size_t* size, CUdeviceptr address) {

@@ -22,9 +22,14 @@ struct Pointer {
     }
     bool known() const { return mapping.memory || host.size; }
     bool device() const { return mapping.memory != nullptr; }
-    bool managed() const { return host.size && host.kind == HostRange::Kind::managed; }
+    bool managed() const {
+        return (pool && pool->kind.managed()) ||
+               (host.size && host.kind == HostRange::Kind::managed);
+    }
+    bool in_host() const { return device() ? mapping.memory->device < 0 : host.size > 0; }
     int ordinal() const {
-        return device() ? mapping.memory->device : host.context ? host.context->device : -1;
+        if (host.context) return host.context->device;
+        return in_host() ? current()->device : mapping.memory->device;
     }
     uint64_t start() const {
         return heap ? allocation.address : device() ? mapping.address : host.address;
@@ -44,23 +49,26 @@ void put(void* data, T value) {
 bool get(void* data, CUpointer_attribute attribute, const Pointer& pointer) {
     switch (attribute) {
         case CU_POINTER_ATTRIBUTE_CONTEXT: {
-            const void* context =
-                pointer.heap ? pointer.allocation.owner : pointer.host.context.get();
+            const void* context = nullptr;  // of a pool's memory, and of VMM's
+            if (pointer.host.size)
+                context = pointer.host.context.get();
+            else if (pointer.heap && !pointer.pool)
+                context = pointer.allocation.owner;
             if (!pointer.known()) return false;
             put(data, context);
             return true;
         }
         case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
             if (!pointer.known()) return false;
-            put<unsigned>(data, pointer.device() || pointer.managed() ? CU_MEMORYTYPE_DEVICE
-                                                                      : CU_MEMORYTYPE_HOST);
+            put<unsigned>(data, pointer.in_host() && !pointer.managed() ? CU_MEMORYTYPE_HOST
+                                                                        : CU_MEMORYTYPE_DEVICE);
             return true;
         case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-            if (!pointer.known()) return false;
+            if (!pointer.known() || (pointer.mapping.host && !pointer.mapping.access)) return false;
             put<CUdeviceptr>(data, pointer.address);
             return true;
         case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-            if (!pointer.host.size) return false;
+            if (!pointer.host.size && !pointer.mapping.host) return false;
             put(data, reinterpret_cast<void*>(pointer.address));
             return true;
         case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
@@ -106,8 +114,9 @@ bool get(void* data, CUpointer_attribute attribute, const Pointer& pointer) {
         case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: {
             if (!pointer.known()) return false;
             const auto device = static_cast<unsigned>(current()->device);
-            const bool read = pointer.host.size || pointer.mapping.access >> device & 1;
-            const bool write = pointer.host.size || pointer.mapping.access >> (device + 4) & 1;
+            const bool host = pointer.host.size || pointer.mapping.host;
+            const bool read = host || pointer.mapping.access >> device & 1;
+            const bool write = host || pointer.mapping.access >> (device + 4) & 1;
             put<unsigned long long>(data, write  ? CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE
                                           : read ? CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READ
                                                  : CU_POINTER_ATTRIBUTE_ACCESS_FLAG_NONE);

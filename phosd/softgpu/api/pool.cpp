@@ -2,6 +2,7 @@
 #include "core/pool.h"
 
 #include "api/api.h"
+#include "core/graph_memory.h"
 #include "core/submit.h"
 
 using namespace phos::softgpu;
@@ -9,39 +10,33 @@ using namespace phos::softgpu;
 namespace {
 
 PoolPtr pool_of(CUmemoryPool handle) {
-    return runtime().pools.get(handle, CUDA_ERROR_INVALID_VALUE);
+    return runtime().pools.get(handle);
 }
 
 CUmemoryPool handle_of(const PoolPtr& pool) {
     return reinterpret_cast<CUmemoryPool>(pool.get());
 }
 
-PoolPtr current_pool(int ordinal) {
-    Device& device = runtime().device(ordinal);
-    std::lock_guard lock(device.mutex);
-    return device.pool;
+PoolKind kind_of(CUdevice device) {
+    return PoolKind::of({CU_MEM_LOCATION_TYPE_DEVICE, device}, CU_MEM_ALLOCATION_TYPE_PINNED);
+}
+
+PoolKind kind_of(const CUmemLocation* location, CUmemAllocationType type) {
+    require(location != nullptr);
+    // A pool can be made for it, but there is none by default.
+    require(location->type != CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, CUDA_ERROR_NOT_SUPPORTED);
+    return PoolKind::of(*location, type);
 }
 
 void allocate(CUdeviceptr* address, size_t size, const PoolPtr& pool, CUstream handle) {
     require(address != nullptr);
     const StreamPtr stream = stream_of(handle);
-    require(!captures(stream), CUDA_ERROR_NOT_SUPPORTED);
-    *address = runtime().allocate(pool->heap, pool->device, size, &stream->context);
-}
-
-int device_of(const CUmemLocation* location, CUmemAllocationType type) {
-    require(location != nullptr);
-    require(type == CU_MEM_ALLOCATION_TYPE_PINNED && location->type == CU_MEM_LOCATION_TYPE_DEVICE,
-            CUDA_ERROR_NOT_SUPPORTED);
-    return runtime().device(location->id).ordinal;
-}
-
-void choose(int ordinal, CUmemoryPool handle) {
-    const PoolPtr pool = pool_of(handle);
-    require(pool->device == ordinal);
-    Device& device = runtime().device(ordinal);
-    std::lock_guard lock(device.mutex);
-    device.pool = pool;
+    if (captures(stream)) {
+        require(pool->kind.device() >= 0, CUDA_ERROR_NOT_SUPPORTED);
+        *address = allocate_in_graph(stream, pool->kind.device(), size, pool->heap.access());
+        return;
+    }
+    *address = runtime().allocate(pool->heap, pool->kind.device(), size, &stream->context);
 }
 
 int* reuse_of(Pool& pool, CUmemPool_attribute attribute) {
@@ -61,7 +56,8 @@ int* reuse_of(Pool& pool, CUmemPool_attribute attribute) {
 
 STREAM_API(cuMemAllocAsync, (CUdeviceptr * address, size_t size, CUstream stream),
            (address, size, stream)) {
-    allocate(address, size, current_pool(stream_of(stream)->context.device), stream);
+    const int device = stream_of(stream)->context.device;
+    allocate(address, size, runtime().pools.current(kind_of(device)), stream);
 }
 STREAM_API(cuMemAllocFromPoolAsync,
            (CUdeviceptr * address, size_t size, CUmemoryPool pool, CUstream stream),
@@ -71,7 +67,18 @@ STREAM_API(cuMemAllocFromPoolAsync,
 STREAM_API(cuMemFreeAsync, (CUdeviceptr address, CUstream stream), (address, stream)) {
     const StreamPtr on = stream_of(stream);
     if (address == 0) return;
-    require(!captures(on), CUDA_ERROR_NOT_SUPPORTED);
+    const auto of_graph = GraphMemory::find(address);
+    if (captures(on)) {
+        require(of_graph != nullptr);
+        of_graph->claim_free_node();
+        submit(on, std::make_shared<GraphFree>(of_graph));
+        return;
+    }
+    if (of_graph) {
+        of_graph->give_back();
+        submit(on, std::make_shared<GraphFree>(of_graph));
+        return;
+    }
     Allocation allocation;
     PoolPtr pool;
     Heap* heap = runtime().heap_of(address, &allocation, &pool);
@@ -81,49 +88,39 @@ STREAM_API(cuMemFreeAsync, (CUdeviceptr address, CUstream stream), (address, str
 
 API(cuDeviceGetDefaultMemPool, (CUmemoryPool * pool, CUdevice device), (pool, device)) {
     require(pool != nullptr);
-    *pool = handle_of(runtime().device(device).default_pool);
+    *pool = handle_of(runtime().pools.standard(kind_of(device)));
 }
 API(cuDeviceGetMemPool, (CUmemoryPool * pool, CUdevice device), (pool, device)) {
     require(pool != nullptr);
-    *pool = handle_of(current_pool(device));
+    *pool = handle_of(runtime().pools.current(kind_of(device)));
 }
 API(cuDeviceSetMemPool, (CUdevice device, CUmemoryPool pool), (device, pool)) {
-    choose(device, pool);
+    runtime().pools.choose(kind_of(device), pool_of(pool));
 }
 API(cuMemGetDefaultMemPool,
     (CUmemoryPool * pool, CUmemLocation* location, CUmemAllocationType type),
     (pool, location, type)) {
     require(pool != nullptr);
-    *pool = handle_of(runtime().device(device_of(location, type)).default_pool);
+    *pool = handle_of(runtime().pools.standard(kind_of(location, type)));
 }
 API(cuMemGetMemPool, (CUmemoryPool * pool, CUmemLocation* location, CUmemAllocationType type),
     (pool, location, type)) {
     require(pool != nullptr);
-    *pool = handle_of(current_pool(device_of(location, type)));
+    *pool = handle_of(runtime().pools.current(kind_of(location, type)));
 }
 API(cuMemSetMemPool, (CUmemLocation * location, CUmemAllocationType type, CUmemoryPool pool),
     (location, type, pool)) {
-    choose(device_of(location, type), pool);
+    runtime().pools.choose(kind_of(location, type), pool_of(pool));
 }
 
 API(cuMemPoolCreate, (CUmemoryPool * handle, const CUmemPoolProps* properties),
     (handle, properties)) {
     require(handle != nullptr && properties != nullptr);
     require(properties->handleTypes == CU_MEM_HANDLE_TYPE_NONE, CUDA_ERROR_NOT_SUPPORTED);
-    auto pool = std::make_shared<Pool>(device_of(&properties->location, properties->allocType),
-                                       *properties);
-    *handle = runtime().pools.add(pool);
-    runtime().add_pool(pool);
+    *handle = runtime().pools.create(PoolKind::of(properties->location, properties->allocType));
 }
 API(cuMemPoolDestroy, (CUmemoryPool handle), (handle)) {
-    const PoolPtr pool = pool_of(handle);
-    Device& device = runtime().device(pool->device);
-    std::lock_guard lock(device.mutex);
-    require(pool != device.default_pool);
-    if (device.pool == pool) device.pool = device.default_pool;
-    runtime().pools.remove(handle);
-    pool->destroyed = true;
-    runtime().sweep(pool);
+    runtime().pools.destroy(handle);
 }
 API(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep), (pool, keep)) {
     pool_of(pool)->heap.trim(keep);
@@ -188,21 +185,52 @@ API(cuMemPoolSetAccess, (CUmemoryPool handle, const CUmemAccessDesc* description
     (handle, descriptions, count)) {
     require(descriptions != nullptr || count == 0);
     const PoolPtr pool = pool_of(handle);
-    for (size_t i = 0; i < count; ++i) {
-        const int ordinal = device_of(&descriptions[i].location, CU_MEM_ALLOCATION_TYPE_PINNED);
-        const CUmemAccess_flags flags = descriptions[i].flags;
-        require(flags == CU_MEM_ACCESS_FLAGS_PROT_NONE ||
-                flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-        require(ordinal != pool->device || flags != CU_MEM_ACCESS_FLAGS_PROT_NONE);
-        const bool open = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        pool->heap.set_access(static_cast<unsigned>(ordinal), open, open);
-    }
+    for (size_t i = 0; i < count; ++i) pool->set_access(descriptions[i]);
 }
 API(cuMemPoolGetAccess, (CUmemAccess_flags * flags, CUmemoryPool handle, CUmemLocation* location),
     (flags, handle, location)) {
-    require(flags != nullptr);
-    const PoolPtr pool = pool_of(handle);
-    const int ordinal = device_of(location, CU_MEM_ALLOCATION_TYPE_PINNED);
-    const bool open = ordinal == pool->device || pool->heap.access() >> ordinal & 1;
-    *flags = open ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    require(flags != nullptr && location != nullptr);
+    *flags = pool_of(handle)->access(*location);
+}
+
+// What graphs allocate (cuMemAllocAsync in a capture) is apart from the pools.
+API(cuDeviceGraphMemTrim, (CUdevice device), (device)) {
+    runtime().device(device).graph_heap.trim(0);
+}
+API(cuDeviceGetGraphMemAttribute, (CUdevice device, CUgraphMem_attribute attribute, void* value),
+    (device, attribute, value)) {
+    require(value != nullptr);
+    const Heap& heap = runtime().device(device).graph_heap;
+    auto& number = *static_cast<cuuint64_t*>(value);
+    switch (attribute) {
+        case CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT:
+            number = heap.used();
+            return;
+        case CU_GRAPH_MEM_ATTR_USED_MEM_HIGH:
+            number = heap.used_high;
+            return;
+        case CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT:
+            number = heap.reserved();
+            return;
+        case CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH:
+            number = heap.reserved_high;
+            return;
+        default:
+            fail(CUDA_ERROR_INVALID_VALUE);
+    }
+}
+API(cuDeviceSetGraphMemAttribute, (CUdevice device, CUgraphMem_attribute attribute, void* value),
+    (device, attribute, value)) {
+    require(value != nullptr && *static_cast<const cuuint64_t*>(value) == 0);
+    Heap& heap = runtime().device(device).graph_heap;
+    switch (attribute) {
+        case CU_GRAPH_MEM_ATTR_USED_MEM_HIGH:
+            heap.used_high = heap.used();
+            return;
+        case CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH:
+            heap.reserved_high = heap.reserved();
+            return;
+        default:
+            fail(CUDA_ERROR_INVALID_VALUE);
+    }
 }

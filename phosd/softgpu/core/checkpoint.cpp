@@ -74,7 +74,8 @@ void Checkpoint::lock(std::chrono::milliseconds limit) {
 void Checkpoint::checkpoint() {
     need(CU_PROCESS_STATE_LOCKED);
     Runtime& rt = runtime();
-    require(!rt.host.any(HostRange::Kind::managed), CUDA_ERROR_NOT_SUPPORTED);
+    require(!rt.host.any(HostRange::Kind::managed) && !rt.pools.any_managed_memory(),
+            CUDA_ERROR_NOT_SUPPORTED);
     state_ = CU_PROCESS_STATE_FAILED;  // unless it is done in full
     std::map<Memory*, uint64_t> mapped_at;
     for (const Mapping& mapping : rt.space().mappings())

@@ -14,23 +14,13 @@
 
 namespace phos::softgpu {
 
-struct Pool {
-    Pool(int device_, const CUmemPoolProps& properties_)
-        : device(device_), properties(properties_), heap(device_) {}
-    const int device;
-    const CUmemPoolProps properties;
-    Heap heap;
-    std::atomic<bool> destroyed{false};  // ends with its last allocation
-    int reuse_follow_events = 1, reuse_opportunistic = 1, reuse_internal = 1;
-};
-using PoolPtr = std::shared_ptr<Pool>;
-
 class Device {
   public:
     Device(int ordinal, unsigned gpu);
 
     const int ordinal;
-    Heap heap;  // cuMemAlloc, and what modules and the library itself need
+    Heap heap;        // cuMemAlloc, and what modules and the library itself need
+    Heap graph_heap;  // what graphs allocate
 
     // Which GPU of the machine is behind it; a restore may choose another.
     unsigned gpu() const { return gpu_; }
@@ -39,7 +29,6 @@ class Device {
     Registry& registry() { return *registry_; }
 
     std::mutex mutex;  // for what follows
-    PoolPtr default_pool, pool;
     ContextPtr primary;
     unsigned primary_count = 0;
     unsigned primary_flags = 0;

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "core/error.h"
+#include "core/graph_memory.h"
 #include "core/runtime.h"
 
 namespace phos::softgpu {
@@ -136,6 +137,7 @@ void GraphExec::spread(const Graph& graph, std::vector<Step>& steps) {
 
 WorkPtr GraphExec::launch() {
     std::lock_guard lock(mutex);
+    launch_memory(steps_, flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
     return std::make_shared<GraphRun>(steps_, kept_);
 }
 
@@ -149,6 +151,7 @@ CUgraphExecUpdateResult GraphExec::update(const Graph& graph, const Node*& offen
     std::vector<Step> fresh;
     spread(graph, fresh);
     std::lock_guard lock(mutex);
+    if (has_memory_nodes(graph)) return CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED;
     if (fresh.size() != steps_.size()) return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
     for (size_t i = 0; i < fresh.size(); ++i)
         if (fresh[i].type != steps_[i].type) {

@@ -14,6 +14,7 @@
 namespace phos::softgpu {
 
 class Graph;
+class GraphExec;
 
 struct Node {
     CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
@@ -49,6 +50,7 @@ class Graph {
     std::shared_ptr<Graph> clone() const;
 
     std::mutex mutex;
+    std::weak_ptr<GraphExec> exec;                                 // the last made from it
     std::map<std::shared_ptr<UserObject>, unsigned> user_objects;  // with how often each is held
 
   private:

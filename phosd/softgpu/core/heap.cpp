@@ -121,14 +121,18 @@ void Heap::free_all_of(const Context* owner) {
 uint64_t Heap::add_segment(size_t size) {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device_};
+    properties.location.type =
+        device_ < 0 ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = std::max(device_, 0);
     Space& space = runtime().space();
     auto memory = Memory::create(size, device_, false, properties);
     const uint64_t address = space.reserve(size, kGranularity, 0);
     space.map(address, size, 0, memory);
     memory->settle();
-    const auto own = static_cast<unsigned>(device_);
-    space.set_access(address, size, own, true, true);
+    if (device_ < 0)
+        space.set_host_access(address, size, true);
+    else
+        space.set_access(address, size, static_cast<unsigned>(device_), true, true);
     for (unsigned device = 0; device < AddressSpace::kMaxDevices; ++device)
         if (const bool write = access_ >> (device + AddressSpace::kMaxDevices) & 1;
             access_ >> device & 1)

@@ -22,7 +22,9 @@ struct Allocation {
 
 class Heap {
   public:
-    explicit Heap(int device) : device_(device) {}
+    // `device` is an ordinal, -1 for memory in the host. What is managed, every device may touch.
+    explicit Heap(int device, bool managed = false)
+        : device_(device), access_(managed ? 0xff : 0) {}
     ~Heap();
 
     // Throws CUDA_ERROR_OUT_OF_MEMORY. `alignment` is a power of two up to kGranularity.
@@ -72,7 +74,7 @@ class Heap {
     std::map<uint64_t, Block> blocks_;
     std::map<uint64_t, size_t> holes_;  // by address
     std::set<std::pair<size_t, uint64_t>> holes_by_size_;
-    uint8_t access_ = 0;  // devices other than its own, as AddressSpace::pages
+    uint8_t access_;  // devices other than its own, as AddressSpace::pages
     uint64_t keep_ = 0, reserved_ = 0, used_ = 0;
 };
 

@@ -145,7 +145,8 @@ std::vector<HostRange> HostRanges::remove_all_of(const Context* context) {
 
 // --- the runtime ------------------------------------------------------------------------------
 
-Device::Device(int ordinal_, unsigned gpu) : ordinal(ordinal_), heap(ordinal_) {
+Device::Device(int ordinal_, unsigned gpu)
+    : ordinal(ordinal_), heap(ordinal_), graph_heap(ordinal_) {
     move_to(gpu);
 }
 
@@ -172,12 +173,6 @@ void Runtime::add_devices() {
     for (const unsigned gpu : config_.visible) {
         Device& device = devices_.emplace_back(device_count(), gpu);
         device.registry().forget_own();
-        CUmemPoolProps properties{};
-        properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-        properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device.ordinal};
-        device.default_pool = device.pool = std::make_shared<Pool>(device.ordinal, properties);
-        pools.add(device.default_pool);
-        all_pools_.push_back(device.default_pool);
     }
 }
 
@@ -215,39 +210,18 @@ uint64_t Runtime::allocate(Heap& heap, int ordinal, size_t size, const Context* 
         if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
     }
     wait_for_device(ordinal);
-    for (const PoolPtr& pool : pools_of(ordinal)) pool->heap.trim(0);
+    pools.trim(ordinal);
     return heap.allocate(size, owner);
 }
 
 Heap* Runtime::heap_of(uint64_t address, Allocation* allocation, PoolPtr* pool) {
     for (Device& device : devices_)
-        if ((*allocation = device.heap.find(address)).size) return &device.heap;
-    std::lock_guard lock(pools_mutex_);
-    for (const PoolPtr& candidate : all_pools_)
-        if ((*allocation = candidate->heap.find(address)).size) {
-            if (pool) *pool = candidate;
-            return &candidate->heap;
-        }
-    return nullptr;
-}
-
-std::vector<PoolPtr> Runtime::pools_of(int device) {
-    std::lock_guard lock(pools_mutex_);
-    std::vector<PoolPtr> found;
-    for (const PoolPtr& pool : all_pools_)
-        if (pool->device == device) found.push_back(pool);
-    return found;
-}
-
-void Runtime::add_pool(const PoolPtr& pool) {
-    std::lock_guard lock(pools_mutex_);
-    all_pools_.push_back(pool);
-}
-
-void Runtime::sweep(const PoolPtr& pool) {
-    if (!pool || !pool->destroyed || pool->heap.used() > 0) return;
-    std::lock_guard lock(pools_mutex_);
-    all_pools_.erase(std::remove(all_pools_.begin(), all_pools_.end(), pool), all_pools_.end());
+        for (Heap* heap : {&device.heap, &device.graph_heap})
+            if ((*allocation = heap->find(address)).size) return heap;
+    PoolPtr found = pools.holding(address, allocation);
+    Heap* heap = found ? &found->heap : nullptr;
+    if (pool) *pool = std::move(found);
+    return heap;
 }
 
 void initialize() {

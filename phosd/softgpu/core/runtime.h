@@ -19,6 +19,7 @@
 #include "core/graph.h"
 #include "core/handles.h"
 #include "core/module.h"
+#include "core/pool.h"
 #include "core/space.h"
 
 namespace phos::softgpu {
@@ -107,7 +108,7 @@ class Runtime {
     Handles<CUcontext, Context> contexts;
     Handles<CUstream, Stream> streams;
     Handles<CUevent, Event> events;
-    Handles<CUmemoryPool, Pool> pools;
+    Pools pools;
     Handles<CUmodule, Module> modules;
     Handles<CUfunction, Function> functions;
     Handles<CUlibrary, Library> libraries;
@@ -130,18 +131,12 @@ class Runtime {
     uint64_t allocate(Heap& heap, int ordinal, size_t size, const Context* owner);
     // The heap that holds an address (a device's or a pool's), or null.
     Heap* heap_of(uint64_t address, Allocation* allocation, PoolPtr* pool = nullptr);
-    std::vector<PoolPtr> pools_of(int device);
-    void add_pool(const PoolPtr& pool);
-    // Forgets a destroyed pool once nothing is allocated from it.
-    void sweep(const PoolPtr& pool);
 
   private:
     const Config config_;
     Gate gate_;
     Space space_;
     std::deque<Device> devices_;
-    std::mutex pools_mutex_;
-    std::vector<PoolPtr> all_pools_;
 };
 
 // cuInit's part. Throws what cuInit answers.

@@ -174,6 +174,11 @@ Mapping Space::find(uint64_t address) const {
     return address - mapping.address < mapping.size ? mapping : Mapping{};
 }
 
+bool Space::host_only(uint64_t address) const {
+    const Mapping mapping = find(address);
+    return mapping.host && mapping.access == 0;
+}
+
 const std::pair<const uint64_t, size_t>* Space::reservation(uint64_t address) const {
     const auto next = reservations_.upper_bound(address);
     if (next == reservations_.begin()) return nullptr;

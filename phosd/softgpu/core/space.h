@@ -41,6 +41,8 @@ class Space final : public AddressSpace {
 
     // The mapping that holds `address`; null memory when there is none.
     Mapping find(uint64_t address) const;
+    // Whether `address` is mapped for the program's own code alone: no device may touch it.
+    bool host_only(uint64_t address) const;
     // Whether `address` lies in a reservation: then it is a device address, mapped or not.
     bool reserved(uint64_t address) const;
     // Whether any device may touch the range (a copy between devices needs no peer access).
