@@ -17,6 +17,8 @@ namespace {
 constexpr size_t kPitch = 512;
 
 CUresult allocate(CUdeviceptr* address, size_t size) {
+    const CUresult forbidden = contexts::unforbidden();
+    if (forbidden != CUDA_SUCCESS) return forbidden;
     if (!address || !size) return CUDA_ERROR_INVALID_VALUE;
     CUcontext context = nullptr;
     int device = 0;
@@ -40,7 +42,7 @@ CUresult synchronize(CUcontext context, int device) {
     if (!context) context = contexts::any_on(device);
     if (!context) return CUDA_SUCCESS;
     const Current current(context);
-    return current ? driver.cuCtxSynchronize() : CUDA_SUCCESS;
+    return current ? contexts::synchronize() : CUDA_SUCCESS;
 }
 
 template <class T>
@@ -153,6 +155,8 @@ CUresult own::cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t wid
 
 CUresult own::cuMemFree_v2(CUdeviceptr address) {
     const gate::Pass pass;
+    const CUresult forbidden = contexts::unforbidden();
+    if (forbidden != CUDA_SUCCESS) return forbidden;
     CUcontext context = nullptr;
     int device = 0;
     {

@@ -14,12 +14,14 @@ uint64_t freed = 0;
 
 namespace {
 constexpr CUmemGenericAllocationHandle kVirtual = 0x5048'4f53'0000'0000;  // no address looks so
-}
+
+std::map<uint64_t, Block*> renewed;  // by number, those whose id is another one now
+}  // namespace
 
 Block* adopt(CUmemGenericAllocationHandle handle, const CUmemAllocationProp& properties,
              uint64_t size, uint32_t flags) {
     Block block{};
-    block.id = ++last_id;
+    block.id = block.number = ++last_id;
     block.size = size;
     block.properties = properties;
     block.handle = handle;
@@ -52,7 +54,16 @@ void drop_if_unused(Block* block) {
     driver.cuMemRelease(block->handle);
     if (block->descriptor >= 0) descriptors::release(block->descriptor);
     if (!block->foreign) ++freed;
+    renewed.erase(block->number);
     by_id.erase(block->id);
+}
+
+void renew(Block& block) {
+    auto node = by_id.extract(block.id);
+    node.key() = block.id = ++last_id;
+    by_id.insert(std::move(node));
+    renewed[block.number] = &block;
+    ++freed;
 }
 
 CUresult map(Block* block, uint64_t address, uint64_t size, uint64_t offset,
@@ -64,6 +75,17 @@ CUresult map(Block* block, uint64_t address, uint64_t size, uint64_t offset,
     if ((block->flags & wire::kImported) && offset + size > block->size)
         block->size = offset + size;
     return CUDA_SUCCESS;
+}
+
+CUresult map_again(uint64_t address, const Mapping& mapping) {
+    CUresult result =
+        driver.cuMemMap(address, mapping.size, mapping.offset, mapping.block->handle, 0);
+    if (result == CUDA_SUCCESS && !mapping.access.empty()) {
+        result = driver.cuMemSetAccess(address, mapping.size, mapping.access.data(),
+                                       mapping.access.size());
+        if (result != CUDA_SUCCESS) driver.cuMemUnmap(address, mapping.size);
+    }
+    return result;
 }
 
 CUresult unmap(uint64_t address, uint64_t size) {
@@ -106,6 +128,10 @@ std::pair<const uint64_t, Mapping>* find(uint64_t address) {
     return address - at->first < at->second.size ? &*at : nullptr;
 }
 
+bool needs_rehome(const Block& block) {
+    return !block.foreign && block.borrowed && block.descriptor < 0;
+}
+
 CUresult export_descriptor(const Block& block, int* descriptor) {
     if (block.descriptor >= 0) {
         *descriptor = fcntl(block.descriptor, F_DUPFD_CLOEXEC, 0);
@@ -119,13 +145,18 @@ CUresult export_descriptor(const Block& block, int* descriptor) {
 }
 
 CUmemGenericAllocationHandle virtual_handle(const Block& block) {
-    return kVirtual | block.id;
+    return kVirtual | block.number;
 }
 
 Block* behind(CUmemGenericAllocationHandle handle) {
     if ((handle & ~0xffff'ffffull) != kVirtual) return nullptr;
-    const auto found = by_id.find(handle & 0xffff'ffff);
-    return found == by_id.end() || !found->second.references ? nullptr : &found->second;
+    const uint64_t number = handle & 0xffff'ffff;
+    const auto found = by_id.find(number);
+    const auto other = renewed.find(number);
+    Block* block = found != by_id.end()     ? &found->second
+                   : other != renewed.end() ? other->second
+                                            : nullptr;
+    return block && block->references ? block : nullptr;
 }
 
 }  // namespace phos::blocks

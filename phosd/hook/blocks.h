@@ -14,7 +14,8 @@ namespace phos::blocks {
 
 struct Block {
     uint64_t id;
-    uint64_t size;  // bytes; for an import, as much of it as was ever mapped
+    uint64_t number;  // of the program's handle: the id that the block had first
+    uint64_t size;    // bytes; for an import, as much of it as was ever mapped
     CUmemAllocationProp properties;
     CUmemAllocationHandleType asked;  // the handle types that the program knows of
     CUmemGenericAllocationHandle handle;
@@ -53,11 +54,18 @@ CUresult create(const CUmemAllocationProp& properties, uint64_t size, uint32_t f
 Block* adopt(CUmemGenericAllocationHandle handle, const CUmemAllocationProp& properties,
              uint64_t size, uint32_t flags);
 void drop_if_unused(Block* block);
+// Gives the block another id, by which clients know that its memory is not what they had before; to
+// the program it stays the same.
+void renew(Block& block);
 CUresult map(Block* block, uint64_t address, uint64_t size, uint64_t offset,
              unsigned long long flags = 0);
+CUresult map_again(uint64_t address, const Mapping& mapping);  // as it was, after an unmapping
 CUresult unmap(uint64_t address, uint64_t size);
 CUresult set_access(uint64_t address, uint64_t size, const CUmemAccessDesc* access, size_t count);
 std::pair<const uint64_t, Mapping>* find(uint64_t address);
+
+// Whether the block is an import by a checkpoint's doing: no program can share it as it is.
+bool needs_rehome(const Block& block);
 
 // A descriptor of the block, to be closed by the caller; the kept one is duplicated.
 CUresult export_descriptor(const Block& block, int* descriptor);

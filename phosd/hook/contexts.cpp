@@ -217,6 +217,19 @@ uint32_t captures() {
     return static_cast<uint32_t>(capturing.size());
 }
 
+CUresult unforbidden() {
+    return captures() ? driver.cuMemFree_v2(0) : CUDA_SUCCESS;
+}
+
+CUresult synchronize() {
+    if (!captures()) return driver.cuCtxSynchronize();
+    // Which would end a capture in the context whatever its mode. To free any of the driver's own
+    // memory waits for the device just as well.
+    CUdeviceptr memory = 0;
+    const CUresult result = driver.cuMemAlloc_v2(&memory, 1);
+    return result == CUDA_SUCCESS ? driver.cuMemFree_v2(memory) : result;
+}
+
 bool current(CUcontext* context, int* device) {
     CUdevice found = 0;
     if (driver.cuCtxGetCurrent(context) != CUDA_SUCCESS || !*context ||

@@ -14,10 +14,16 @@ enum class Activity { idle, busy, capturing };
 // would end it.
 Activity activity(uint64_t epoch);
 uint32_t captures();
+// Whether the calling thread may make calls that captures forbid, as allocating and freeing are. An
+// error is the driver's answer to such a call, and has ended the captures as that does.
+CUresult unforbidden();
 bool is_idle(CUcontext context);  // as the last call of activity() found it
 
 bool current(CUcontext* context, int* device);  // of the calling thread; false when there is none
 CUcontext any_on(int device);                   // null when the process has none there
+
+// Waits for the current context as cuMemFree does, which leaves stream captures alone.
+CUresult synchronize();
 
 // The stacks of a context's kernels take up to half of what the context owns, and the driver copies
 // them while the process stands still. Nothing runs between these two calls, so none are needed.

@@ -20,10 +20,12 @@
 #include "driver.h"
 #include "gate.h"
 #include "hook.h"
+#include "introduction.h"
 #include "ipc.h"
 #include "log.h"
 #include "park.h"
 #include "quiesce.h"
+#include "rehome.h"
 
 namespace phos::control {
 namespace {
@@ -79,36 +81,11 @@ std::string path_of(const char* suffix) {
     return folder + "/" + std::to_string(getpid()) + suffix;
 }
 
-// In the order of the process's own numbers.
-std::vector<wire::DeviceId> visible_devices() {
-    std::vector<wire::DeviceId> devices;
-    int count = 0;
-    CUuuid uuid;
-    if (!driver.cuDeviceGetUuid_v2 || driver.cuDeviceGetCount(&count) != CUDA_SUCCESS) return {};
-    for (int device = 0; device < count; ++device) {
-        if (driver.cuDeviceGetUuid_v2(&uuid, device) != CUDA_SUCCESS) break;
-        std::memcpy(devices.emplace_back().uuid, uuid.bytes, sizeof uuid.bytes);
-    }
-    return devices;
-}
-
 Reply hello() {
-    wire::Hello hello{};
-    const Fitness fit = fitness();
-    const std::vector<wire::DeviceId> devices = visible_devices();
-    int version = 0;
-    if (driver.cuDriverGetVersion) driver.cuDriverGetVersion(&version);
-    hello.pid = static_cast<uint32_t>(getpid());
-    hello.driver_version = static_cast<uint32_t>(version);
-    hello.devices = static_cast<uint32_t>(devices.size());
-    hello.state = static_cast<uint32_t>(gate::state());
-    hello.parkable = fit.parkable;
-    hello.ever_parked = park::ever_parked();
-    hello.uses_unsupported = fit.unsupported;
-    std::snprintf(hello.reason, sizeof hello.reason, "%s", fit.reason.c_str());
+    const Introduction said = introduce();
     Reply reply;
-    reply.append(hello);
-    reply.append(devices.data(), devices.size() * sizeof(wire::DeviceId));
+    reply.append(said.hello);
+    reply.append(said.devices.data(), said.devices.size() * sizeof(wire::DeviceId));
     return reply;
 }
 
@@ -221,6 +198,7 @@ Reply answer(int client, Message& request) {
             break;
     }
     if (type < Type::hello || type > Type::stats) return {Status::bad_message, "unknown request"};
+    const std::lock_guard turn(quiesce::turn);
     if (gate_owner != kNoClient && gate_owner != client)
         return {Status::wrong_state, "another client holds the gate of this process"};
     const bool parked = gate::state() == State::parked;
@@ -247,7 +225,7 @@ Reply answer(int client, Message& request) {
         case Type::rehome:
             if (!in_state(State::closed, &refusal)) return refusal;
             gate_owner = client;
-            return Reply(park::rehome());
+            return Reply(rehome::all());
         case Type::open_gate:
             if (parked) return {Status::wrong_state, "the memory is parked"};
             gate::open();
@@ -266,6 +244,7 @@ void drop(int client) {
         }
     descriptors::release(client);
     if (client != gate_owner) return;
+    const std::lock_guard turn(quiesce::turn);
     gate_owner = kNoClient;
     const State state = gate::state();
     if (state == State::closing || state == State::closed) {

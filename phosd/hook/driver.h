@@ -40,4 +40,21 @@ class Current {
     CUresult result_;
 };
 
+// The hook's own questions in a scope, which are none of the program's business: a capture does not
+// forbid them, and they do not end it.
+class Unforbidden {
+  public:
+    Unforbidden() { exchange(); }
+    ~Unforbidden() { exchange(); }
+    Unforbidden(const Unforbidden&) = delete;
+    Unforbidden& operator=(const Unforbidden&) = delete;
+
+  private:
+    void exchange() {
+        if (driver.cuThreadExchangeStreamCaptureMode)
+            driver.cuThreadExchangeStreamCaptureMode(&mode_);
+    }
+    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
 }  // namespace phos

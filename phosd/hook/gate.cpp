@@ -125,6 +125,11 @@ void wait(Slot* slot) {
     }
 }
 
+bool closable() {
+    const long commands = syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0);
+    return commands > 0 && (commands & MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+}
+
 bool close(uint32_t deadline_ms) {
     // The intent is stated at every close, since a restored process has lost it.
     if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) != 0) return false;
@@ -139,7 +144,9 @@ bool close(uint32_t deadline_ms) {
         shut.store(1, std::memory_order_release);
     }
     // After this, a thread that has not seen `shut` has its depth visible here.
-    return syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0;
+    if (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0) return true;
+    open();
+    return false;
 }
 
 View view() {

@@ -56,8 +56,11 @@ struct View {
     bool admitted_inside;  // the submission admitted last is still in its call
 };
 
+// Whether the system has what closing needs, as far as it says; close() may find out better.
+bool closable();
+
 // Closes an open gate; from `deadline_ms` on, whoever notices first opens it again, unless it has
-// settled by then. False when the system has no membarrier(2) and the order cannot be had.
+// settled by then. False, and still open, when membarrier(2) fails and the order cannot be had.
 bool close(uint32_t deadline_ms);
 View view();
 // Lets the oldest held call through whose thread has a current context that is `wanted` (any when

@@ -88,6 +88,10 @@ void start() {
         if (!enabled() || !driver_is_complete()) return false;
         if (!driver.cuCtxRecordEvent)
             mark_not_parkable("the driver has no cuCtxRecordEvent; it is too old to be parked");
+        if (!gate::closable())
+            mark_not_parkable(
+                "the kernel or a seccomp filter refuses membarrier(2), without which "
+                "calls under way cannot be told from calls to come");
         if (pthread_atfork(nullptr, nullptr, become_inert) != 0) return false;
         is_active.store(true, std::memory_order_release);
         control::start();

@@ -23,6 +23,7 @@
 #include "hook.h"
 #include "log.h"
 #include "own.h"
+#include "rehome.h"
 
 namespace phos {
 namespace {
@@ -189,11 +190,9 @@ CUresult native(CUresult result) {
     return result;
 }
 
-}  // namespace
-
-CUresult own::cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
+// For rehome::sharing.
+CUresult share(CUipcMemHandle* handle, CUdeviceptr address, uint64_t* to_rehome) {
     const gate::Pass pass;
-    if (!handle) return CUDA_ERROR_INVALID_VALUE;
     std::unique_lock lock(blocks::mutex);
     const auto* found = heap::find(address);
     if (!found) {
@@ -203,13 +202,14 @@ CUresult own::cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     if (!found->second.heap->context) return CUDA_ERROR_INVALID_VALUE;  // of a pool, as natively
     const auto* mapping = blocks::find(found->first);
     blocks::Block& block = *mapping->second.block;
+    if (blocks::needs_rehome(block)) {
+        *to_rehome = block.id;
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
     if (block.descriptor < 0) {
         int descriptor = -1;
-        if (blocks::export_descriptor(block, &descriptor) != CUDA_SUCCESS) {
-            log::note("block %lu came back from a checkpoint and cannot be shared by IPC any more",
-                      static_cast<unsigned long>(block.id));
-            return CUDA_ERROR_NOT_SUPPORTED;
-        }
+        const CUresult result = blocks::export_descriptor(block, &descriptor);
+        if (result != CUDA_SUCCESS) return result;
         block.descriptor = descriptors::keep(descriptor);
     }
     block.flags |= wire::kExported;
@@ -223,6 +223,13 @@ CUresult own::cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     std::memset(handle, 0, sizeof *handle);
     std::memcpy(handle, &ticket, sizeof ticket);
     return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult own::cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
+    if (!handle) return CUDA_ERROR_INVALID_VALUE;
+    return rehome::sharing([=](uint64_t* id) { return share(handle, address, id); });
 }
 
 CUresult own::cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {

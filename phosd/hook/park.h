@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "driver.h"
 #include "wire.h"
 
 namespace phos::park {
@@ -15,6 +16,8 @@ struct Outcome {
     uint64_t count = 0;
     std::string text;  // for the user, when `status` is not ok
 };
+// Notes that a driver call failed for a block.
+Outcome failure(CUresult result, const char* call, uint64_t block);
 
 // Blocks with an id above `after`, with descriptors (to be closed by the caller) when asked for.
 struct Listing {
@@ -29,7 +32,6 @@ Listing list(uint64_t after, bool with_descriptors);
 Outcome park();
 Outcome hand_back(const uint64_t* ids, size_t count, std::vector<int>& descriptors);  // takes them
 Outcome unpark();
-Outcome rehome();
 
 bool ever_parked();
 void newest(uint64_t* last_id, uint64_t* freed);

@@ -94,6 +94,7 @@ PoolState* redirected(CUmemoryPool pool) {
 
 bool passed(const Freed& entry) {
     const Current current(entry.context);
+    const Unforbidden unforbidden;
     return !current || driver.cuEventQuery(entry.event) != CUDA_ERROR_NOT_READY;
 }
 
@@ -215,7 +216,7 @@ bool pool::reclaim(std::unique_lock<std::mutex>& lock) {
     bool any = give_back_passed(nullptr, 0);
     if (!any && !freed.empty()) {
         lock.unlock();
-        driver.cuCtxSynchronize();
+        contexts::synchronize();
         lock.lock();
         any = give_back_passed(nullptr, 0);
     }

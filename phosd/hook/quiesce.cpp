@@ -8,6 +8,9 @@
 #include "park.h"
 
 namespace phos::quiesce {
+
+std::mutex turn;
+
 namespace {
 
 constexpr uint64_t kSlice = 2'000'000;     // nanoseconds of one request
@@ -100,6 +103,25 @@ wire::GateState advance(bool peers_busy) {
     state.capturing = contexts::captures();
     park::newest(&state.last_id, &state.freed);
     return state;
+}
+
+Stop::Stop(uint32_t deadline_ms) : turn_(turn) {
+    while (gate::state() != wire::State::running) {
+        turn_.unlock();
+        {
+            const gate::Pass until_it_opens;
+        }
+        turn_.lock();
+    }
+    begin();
+    if (!gate::close(deadline_ms)) return;
+    while (!settled_ && gate::state() != wire::State::running)
+        settled_ = advance(false).settled != 0;
+    gate::take_expired();  // no client's business
+}
+
+Stop::~Stop() {
+    if (settled_) gate::open();
 }
 
 }  // namespace phos::quiesce

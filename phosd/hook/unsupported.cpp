@@ -5,8 +5,21 @@
 namespace phos {
 namespace {
 
+constexpr const char* kVariable = "the program uses managed memory (a __managed__ variable)";
+
 CUresult note_use(CUresult result, const char* reason) {
     if (result == CUDA_SUCCESS) mark_unsupported(reason);
+    return result;
+}
+
+// A __managed__ variable is known by its address alone.
+CUresult note_variable(CUresult result, const CUdeviceptr* address) {
+    int managed = 0;
+    if (result == CUDA_SUCCESS && address &&
+        driver.cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, *address) ==
+            CUDA_SUCCESS &&
+        managed)
+        mark_unsupported(kVariable);
     return result;
 }
 
@@ -19,8 +32,17 @@ CUresult own::cuMemAllocManaged(CUdeviceptr* address, size_t size, unsigned flag
 
 CUresult own::cuLibraryGetManaged(CUdeviceptr* address, size_t* size, CUlibrary library,
                                   const char* name) {
-    return note_use(driver.cuLibraryGetManaged(address, size, library, name),
-                    "the program uses managed memory (a __managed__ variable)");
+    return note_use(driver.cuLibraryGetManaged(address, size, library, name), kVariable);
+}
+
+CUresult own::cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* size, CUmodule module,
+                                   const char* name) {
+    return note_variable(driver.cuModuleGetGlobal_v2(address, size, module, name), address);
+}
+
+CUresult own::cuLibraryGetGlobal(CUdeviceptr* address, size_t* size, CUlibrary library,
+                                 const char* name) {
+    return note_variable(driver.cuLibraryGetGlobal(address, size, library, name), address);
 }
 
 CUresult own::cuImportExternalMemory(CUexternalMemory* memory,

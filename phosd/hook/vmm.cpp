@@ -7,9 +7,9 @@
 #include "descriptors.h"
 #include "gate.h"
 #include "hook.h"
-#include "log.h"
 #include "own.h"
 #include "pool.h"
+#include "rehome.h"
 
 namespace phos {
 namespace {
@@ -49,6 +49,35 @@ CUresult map_arrays(CUarrayMapInfo* list, unsigned count, CUstream stream,
     const CUresult result = real(translated.data(), count, stream);
     if (result == CUDA_SUCCESS) mark_not_parkable("the program maps memory into sparse arrays");
     return result;
+}
+
+// For rehome::sharing.
+CUresult share(void* shareable, Handle handle, CUmemAllocationHandleType type,
+               unsigned long long flags, uint64_t* to_rehome) {
+    return with_block(handle, [&](blocks::Block& block) {
+        if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || block.foreign) {
+            const CUresult result =
+                driver.cuMemExportToShareableHandle(shareable, block.handle, type, flags);
+            if (result == CUDA_SUCCESS)
+                mark_not_parkable("the program shares memory by a handle that is no descriptor");
+            return result;
+        }
+        // The driver would export it, but not for the program, which did not ask for this.
+        if (!shareable || flags || !(block.asked & type) || (block.flags & wire::kImported))
+            return CUDA_ERROR_INVALID_VALUE;
+        if (blocks::needs_rehome(block)) {
+            *to_rehome = block.id;
+            return CUDA_ERROR_NOT_SUPPORTED;
+        }
+        int descriptor = -1;
+        const CUresult result = blocks::export_descriptor(block, &descriptor);
+        if (result != CUDA_SUCCESS) return result;
+        if (block.descriptor < 0)
+            block.descriptor = descriptors::keep(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
+        block.flags |= wire::kExported;
+        *static_cast<int*>(shareable) = descriptor;
+        return CUDA_SUCCESS;
+    });
 }
 
 }  // namespace
@@ -100,30 +129,7 @@ CUresult own::cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccess
 CUresult own::cuMemExportToShareableHandle(void* shareable, Handle handle,
                                            CUmemAllocationHandleType type,
                                            unsigned long long flags) {
-    return with_block(handle, [&](blocks::Block& block) {
-        if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || block.foreign) {
-            const CUresult result =
-                driver.cuMemExportToShareableHandle(shareable, block.handle, type, flags);
-            if (result == CUDA_SUCCESS)
-                mark_not_parkable("the program shares memory by a handle that is no descriptor");
-            return result;
-        }
-        // The driver would export it, but not for the program, which did not ask for this.
-        if (!shareable || flags || !(block.asked & type) || (block.flags & wire::kImported))
-            return CUDA_ERROR_INVALID_VALUE;
-        int descriptor = -1;
-        const CUresult result = blocks::export_descriptor(block, &descriptor);
-        if (result != CUDA_SUCCESS) {
-            log::note("block %lu has no descriptor any more and cannot be exported",
-                      static_cast<unsigned long>(block.id));
-            return result;
-        }
-        if (block.descriptor < 0)
-            block.descriptor = descriptors::keep(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
-        block.flags |= wire::kExported;
-        *static_cast<int*>(shareable) = descriptor;
-        return CUDA_SUCCESS;
-    });
+    return rehome::sharing([=](uint64_t* id) { return share(shareable, handle, type, flags, id); });
 }
 
 CUresult own::cuMemImportFromShareableHandle(Handle* handle, void* shareable,

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tests.harness import PATIENCE, environment, wait_until
-from tests.hook.live import live
+from tests.hook.live import PRELUDE, live
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -53,6 +53,36 @@ def test_errno_and_the_output_stay_the_programs(tmp_path: Path) -> None:
         program.link.open_gate()
         assert program.hears() == "77"
         program.tell()
+
+
+ABSURD = """
+primary(0)
+stream = ok(driver.cuStreamCreate(0))
+for shift in range(33, 64):
+    for size in (1 << shift, (1 << shift) + 1, (1 << shift) + (1 << shift - 1)):
+        say(shift, *(int(result[0]) for result in (
+            driver.cuMemAlloc(size),
+            driver.cuMemAllocAsync(size, stream),
+            driver.cuMemAllocPitch(size, 1, 4),
+            driver.cuMemAllocPitch(1, size, 4),
+        )))
+"""
+
+
+def test_absurd_sizes_are_too_large_and_nothing_else(tmp_path: Path) -> None:
+    outputs = []
+    for hooked in (False, True):
+        done = subprocess.run(
+            [sys.executable, "-c", PRELUDE + ABSURD],
+            env=environment(hooked=hooked, runtime=tmp_path),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        outputs.append(done.stdout.splitlines())
+    too_large = [f"{shift} 2 2 2 2" for shift in range(33, 64) for _ in range(3)]
+    assert outputs == [too_large, too_large]
 
 
 NAMES = r"""
