@@ -105,6 +105,61 @@ def test_save_kill_and_restore_over_the_bus(bus: str, tmp_path: Path) -> None:
         assert phos(bus, tmp_path, "images") == []
 
 
+def test_a_schedule_outlives_the_daemon_and_ends_with_the_program(bus: str, tmp_path: Path) -> None:
+    single = [sys.executable, str(PROGRAMS / "single.py"), "0"]
+
+    def images() -> list[str]:
+        return [str(image["id"]) for image in phos(bus, tmp_path, "images")]
+
+    def intervals() -> list[object]:
+        """Of the program; others on this machine do not matter."""
+        found = phos(bus, tmp_path, "ps")
+        return [p["checkpoint_interval"] for p in found if p["pid"] == pid]
+
+    with phosd(bus, tmp_path):
+        (started,) = phos(bus, tmp_path, "run", "--gpu", "soft", "--detach", "--", *single)
+        pid, output = int(str(started["pid"])), Path(str(started["stdout"]))
+        try:
+            wait_until(lambda: len(parse(output.read_bytes())) > 3, "the program to compute")
+            by_hand = phos(bus, tmp_path, "checkpoint", str(pid))[-1]["result"]
+            phos(bus, tmp_path, "checkpoint", str(pid), "--every", "2s", "--keep", "2")
+            first = images()[-1]
+            wait_until(lambda: len(images()) == 3, "the second one of the schedule")
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            raise
+    with phosd(bus, tmp_path):
+        try:
+            wait_until(lambda: first not in images(), "the first one to make room")
+            assert by_hand in images()
+            assert intervals() == [2]
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        expected = parse(output.read_bytes())
+        wait_until(lambda: intervals() == [], "the end of the process")
+        wait_until(
+            lambda: all(job["state"] != "running" for job in phos(bus, tmp_path, "jobs")),
+            "the last job",
+        )
+        assert all(job["scheduled"] for job in phos(bus, tmp_path, "jobs"))
+
+        position = output.stat().st_size
+        latest = images()[-1]
+        phos(bus, tmp_path, "verify", latest)
+        assert phos(bus, tmp_path, "restore", latest)[-1]["result"] == str(pid)
+        try:
+            wait_until(
+                lambda: len(parse(output.read_bytes()[position:]).keys() & expected.keys()) > 2,
+                "the restored program",
+            )
+            assert intervals() == [None]
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        again = parse(output.read_bytes()[position:])
+        common = again.keys() & expected.keys()
+        assert {step: again[step] for step in common} == {s: expected[s] for s in common}
+
+
 def test_a_process_without_a_gpu_is_refused(bus: str, tmp_path: Path) -> None:
     nothing = subprocess.DEVNULL
     with phosd(bus, tmp_path):
