@@ -30,6 +30,13 @@ MESSAGES: list[wire.Message] = [
     wire.Drop([3]),
     wire.Digest([1, 2]),
     wire.Save([(1, bytes(32))], TARGET, [ChunkRef("ab" * 16, 1, 4096, 9)]),
+    wire.Drain(
+        [wire.DrainedBoard(3, [wire.DrainedBlock(1, 7, bytes(16), b"\1", b"")], [9], 64)],
+        TARGET,
+        audit=True,
+    ),
+    wire.Settled(),
+    wire.Copy([(1, 2, -1, 0), (1, 3, 0, 4096)], TARGET, [8192]),
     wire.Load([(1, [ChunkRef("00" * 16, 0, 0, 16)])], [0]),
     wire.FreeMemory(),
     wire.Reserve(1 << 40),
@@ -39,6 +46,12 @@ MESSAGES: list[wire.Message] = [
     wire.Moved(1),
     wire.Digests([(1, bytes(16))]),
     wire.Stored([(1, [ChunkRef("ff" * 16, 1, 0, 1)])], [(1, 0)]),
+    wire.Copied([(0, 4096, 16)], bytes(16)),
+    wire.Dropped([4, 5]),
+    wire.Drained(
+        *([(1, [None, ChunkRef("ff" * 16, 1, 0, 1)])], [(1, 0)], 2, 4096, 0.5, 1.5),
+        *(False, [3], None),
+    ),
     wire.Memory(1, 2),
 ]
 

@@ -5,6 +5,6 @@ while a program stands still. :class:`Mover` is the engine's side of it.
 """
 
 from phosd.engine.mover.client import Mover
-from phosd.engine.mover.requests import DrainBoard, Drained, Saved, redundant
+from phosd.engine.mover.requests import Copies, DrainBoard, Drained, Saved, redundant
 
-__all__ = ["DrainBoard", "Drained", "Mover", "Saved", "redundant"]
+__all__ = ["Copies", "DrainBoard", "Drained", "Mover", "Saved", "redundant"]

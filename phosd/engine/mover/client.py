@@ -15,7 +15,15 @@ from phosd.engine.image.store import Image, ImageWriter
 from phosd.engine.image.writer import Pack
 from phosd.engine.mover import wire
 from phosd.engine.mover.line import Line
-from phosd.engine.mover.requests import DrainBoard, Drained, Saved, drain_request, enough, target
+from phosd.engine.mover.requests import (
+    Copies,
+    DrainBoard,
+    Drained,
+    Saved,
+    drain_request,
+    enough,
+    target,
+)
 from phosd.engine.native import python_environment
 from phosd.engine.progress import Progress
 
@@ -182,6 +190,22 @@ class Mover:
             for key, _ in answer.blocks
         }
         return Drained(chunks, *msgspec.structs.astuple(answer)[1:])
+
+    def copy(
+        self,
+        chunks: Iterable[tuple[int, int]],
+        copies: Copies,
+        progress: Progress | None = None,
+    ) -> dict[tuple[int, int], bytes]:
+        """Copy chunks, as (key, chunk index), as they are at the moment, each once.
+
+        Programs may run and write them. ``copies`` remembers where they are, so that a later pass
+        replaces them. Returns the digests of what was saved: who wants to know whether it is what
+        is there now compares them with :meth:`digest`. Raises as :meth:`save` does.
+        """
+        request, descriptors = copies.request(chunks)
+        answer, _ = self._line.ask(request, wire.Copied, descriptors, progress)
+        return copies.note(request, answer)
 
     def pin(self, packs: Sequence[Pack]) -> None:
         """Map and pin the packs that lie in memory; seconds for tens of GB, so in good time."""

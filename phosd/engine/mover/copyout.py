@@ -78,10 +78,17 @@ class _Lane:
 
 
 class Lanes:
-    """Packs that are filled side by side: a file system lets one thread at a time write a file."""
+    """Packs that are filled side by side: a file system lets one thread at a time write a file.
 
-    def __init__(self, packs: Packs) -> None:
-        self._lanes = deque(_Lane(i, capacity) for i, (_, capacity) in enumerate(packs.packs))
+    ``used``: bytes at the beginning of each that are taken; empty for none.
+    """
+
+    def __init__(self, packs: Packs, used: Sequence[int] = ()) -> None:
+        taken = used or [0] * len(packs.packs)
+        self._lanes = deque(
+            _Lane(i, capacity, start)
+            for i, ((_, capacity), start) in enumerate(zip(packs.packs, taken, strict=True))
+        )
 
     def next(self, most: int) -> tuple[_Lane, int]:
         """The pack whose turn it is, and how many chunks it takes, up to ``most``."""

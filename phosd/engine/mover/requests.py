@@ -1,11 +1,12 @@
 """What the engine asks of a mover, and what it gets, beside plain values."""
 
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from phosd.engine.digest import split
 from phosd.engine.image.manifest import ChunkRef
-from phosd.engine.image.packs import RECORD
+from phosd.engine.image.packs import RECORD, record_size
 from phosd.engine.image.writer import ImageWriter, Pack
 from phosd.engine.mover import wire
 
@@ -62,6 +63,46 @@ class Drained:
     aborted_for_memory: bool
     dropped: list[int]
     needless_shadows: int | None
+
+
+class Copies:
+    """The chunks that :meth:`Mover.copy` has saved for one job on one mover.
+
+    A chunk that is copied again takes the place of its earlier copy. ``packs`` are empty ones of
+    the image to fill first; more are made when they do not suffice.
+    """
+
+    def __init__(self, writer: ImageWriter, packs: Sequence[Pack] = ()) -> None:
+        self._writer = writer
+        self._packs = list(packs)
+        self._used = [0] * len(self._packs)
+        self._places: dict[tuple[int, int], tuple[int, int]] = {}
+        self.refs: dict[tuple[int, int], ChunkRef] = {}
+        """By (key, chunk index): where the last copy is, with its digest."""
+
+    def request(self, chunks: Iterable[tuple[int, int]]) -> tuple[wire.Copy, list[int]]:
+        """What the mover is asked, and the descriptors of the packs."""
+        wanted = list(dict.fromkeys(chunks))
+        new = sum(chunk not in self._places for chunk in wanted)
+        taken = sum(-(-used // RECORD) for used in self._used)
+        self._packs = enough(self._writer, self._packs, taken + new)
+        self._used += [0] * (len(self._packs) - len(self._used))
+        places = (self._places.get(chunk, (-1, 0)) for chunk in wanted)
+        rows = [(*chunk, *place) for chunk, place in zip(wanted, places, strict=True)]
+        request = wire.Copy(rows, target(self._writer, self._packs), self._used)
+        return request, [pack.fd for pack in self._packs]
+
+    def note(self, request: wire.Copy, answer: wire.Copied) -> dict[tuple[int, int], bytes]:
+        """Remember what the mover did; returns the digests of what it saved."""
+        digests = {}
+        rows = zip(request.chunks, answer.places, split(answer.digests), strict=True)
+        for (key, index, *_), (pack, offset, length), digest in rows:
+            self._places[key, index] = (pack, offset)
+            self._used[pack] = max(self._used[pack], offset + record_size(length))
+            number = self._packs[pack].number
+            self.refs[key, index] = ChunkRef(digest.hex(), number, offset, length)
+            digests[key, index] = digest
+        return digests
 
 
 def redundant(

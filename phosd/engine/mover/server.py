@@ -12,6 +12,7 @@ from phosd.engine.digest import DigestKey
 from phosd.engine.errors import Internal, PhosError
 from phosd.engine.faults import Point, point
 from phosd.engine.mover import wire
+from phosd.engine.mover.copying import copy
 from phosd.engine.mover.draining import drain
 from phosd.engine.mover.gpu import Gpu
 from phosd.engine.mover.loading import load
@@ -108,6 +109,9 @@ class Server:
             case wire.Save():
                 way = (gpu, self._ring, self._windows)
                 return save(*way, request, descriptors, self._given_up, self._report), []
+            case wire.Copy():
+                way = (gpu, self._ring, self._windows)
+                return copy(*way, request, descriptors, self._given_up, self._report), []
             case wire.Drain():
                 self._settled.set()
                 ask = (self._let_go, self._settled.is_set)
@@ -153,6 +157,8 @@ def _used(request: wire.Message) -> list[int]:
             return request.keys
         case wire.Save() | wire.Load():
             return [key for key, _ in request.blocks]
+        case wire.Copy():
+            return [key for key, *_ in request.chunks]
         case wire.Drain():
             slabs = [key for board in request.boards for key in board.slabs]
             return slabs + [block.key for board in request.boards for block in board.blocks]

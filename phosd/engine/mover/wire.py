@@ -117,6 +117,17 @@ class Settled(Message, frozen=True):
     """The engine has let go of what :class:`Dropped` named; follows a :class:`Drain`."""
 
 
+class Copy(Message, frozen=True):
+    """Copy chunks as they are: (key, index, pack as a place in ``target``, offset of the record).
+
+    A negative pack asks for a new record, behind the ``used`` bytes of some pack.
+    """
+
+    chunks: list[tuple[int, int, int, int]]
+    target: Packs
+    used: list[int]
+
+
 class Pin(Message, frozen=True):
     """Make packs, whose descriptors come with it, ready to be written to by the device."""
 
@@ -177,6 +188,13 @@ class Stored(Message, frozen=True):
     changed: list[tuple[int, int]]
 
 
+class Copied(Message, frozen=True):
+    """In the order of the request: (pack, offset, length) of each chunk; 16 bytes of digest."""
+
+    places: list[tuple[int, int, int]]
+    digests: bytes
+
+
 class Dropped(Message, frozen=True):
     """Blocks that a drain has dropped because their program needs the memory."""
 
@@ -214,6 +232,7 @@ Request = (
     | Digest
     | Save
     | Drain
+    | Copy
     | Settled
     | Pin
     | Unpin
@@ -222,7 +241,7 @@ Request = (
     | Reserve
     | Cancel
 )
-Reply = Done | Failed | Moved | Digests | Stored | Dropped | Drained | Memory
+Reply = Done | Failed | Moved | Digests | Stored | Copied | Dropped | Drained | Memory
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Request | Reply] = msgspec.msgpack.Decoder(Request | Reply)
 
