@@ -7,7 +7,8 @@
 namespace phos {
 
 struct Driver {
-#define PHOS_GATED(name) decltype(&::name) name;
+#define PHOS_WRITES(name, rule) decltype(&::name) name;
+#define PHOS_GATED(name, why) decltype(&::name) name;
 #define PHOS_OWN(name) decltype(&::name) name;
 #define PHOS_ENTRY(name) decltype(&::name) name;
 #define PHOS_USED(name) decltype(&::name) name;

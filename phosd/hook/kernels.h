@@ -32,8 +32,8 @@ struct Kernel {
     std::atomic<uint64_t> order{0};  // of the first launch, from 1; 0 when there was none
 };
 
-// The kernel behind a function, or behind a CUkernel that stands for one; null only when memory has
-// run out. Takes no lock when the function has been looked up before. Needs a current context.
+// The kernel behind a function, or behind a CUkernel that stands for one. Takes no lock when the
+// function has been looked up before.
 Kernel* find(CUfunction function);
 void count_launch(Kernel* kernel, uint64_t times = 1);
 

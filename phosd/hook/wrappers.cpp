@@ -2,10 +2,15 @@
 // programs that are linked to libcuda bind to.
 #include "wrappers.h"
 
+#include <string_view>
+
 #include "driver.h"
 #include "gate.h"
+#include "graphs.h"
 #include "hook.h"
+#include "launches.h"
 #include "own.h"
+#include "writes.h"
 
 namespace phos {
 namespace {
@@ -30,6 +35,27 @@ struct Gated<Member, CUresult (*)(Arguments...)> {
     }
 };
 
+template <auto Member, class Rule, bool PerThread, class Function>
+struct Writing;
+template <auto Member, class Rule, bool PerThread, class... Arguments>
+struct Writing<Member, Rule, PerThread, CUresult (*)(Arguments...)> {
+    static CUresult call(Arguments... arguments) {
+        const auto real = real_function<Member>();
+        if (__builtin_expect(!real, 0)) return CUDA_ERROR_NOT_INITIALIZED;
+        const gate::Pass pass;
+        if (__builtin_expect(cow::armed.load(std::memory_order_acquire), 0))
+            writes::before<Rule>(PerThread, arguments...);
+        return real(arguments...);
+    }
+};
+
+// The variants of a function whose stream 0 is the thread's own.
+constexpr bool is_per_thread(std::string_view name) {
+    if (name.size() < 5) return false;
+    const std::string_view suffix = name.substr(name.size() - 5);
+    return suffix == "_ptsz" || suffix == "_ptds";
+}
+
 template <auto Member, auto Wrapper, bool Always, class Function>
 struct Owned;
 template <auto Member, auto Wrapper, bool Always, class... Arguments>
@@ -52,7 +78,9 @@ extern "C" {
     void* const phos_slot_##name = reinterpret_cast<void*>(&__VA_ARGS__::call);
 #define PHOS_OWNED(name, always) \
     PHOS_SLOT(name, Owned<&Driver::name, &own::name, always, decltype(&::name)>)
-#define PHOS_GATED(name) PHOS_SLOT(name, Gated<&Driver::name, decltype(&::name)>)
+#define PHOS_WRITES(name, rule) \
+    PHOS_SLOT(name, Writing<&Driver::name, writes::rule, is_per_thread(#name), decltype(&::name)>)
+#define PHOS_GATED(name, why) PHOS_SLOT(name, Gated<&Driver::name, decltype(&::name)>)
 #define PHOS_OWN(name) PHOS_OWNED(name, false)
 #define PHOS_ENTRY(name) PHOS_OWNED(name, true)
 #include "hooks.def"
@@ -65,7 +93,8 @@ extern "C" {
     asm(".text\n.p2align 4\n.globl " #name "\n.type " #name ",@function\n" #name                 \
         ":\n.cfi_startproc\nendbr64\njmp *phos_slot_" #name "(%rip)\n.cfi_endproc\n.size " #name \
         ",.-" #name "\n");
-#define PHOS_GATED(name) PHOS_EXPORT(name)
+#define PHOS_WRITES(name, rule) PHOS_EXPORT(name)
+#define PHOS_GATED(name, why) PHOS_EXPORT(name)
 #define PHOS_OWN(name) PHOS_EXPORT(name)
 #define PHOS_ENTRY(name) PHOS_EXPORT(name)
 #include "hooks.def"
@@ -73,7 +102,8 @@ extern "C" {
 HookTable hooks() {
 #define PHOS_ROW(name) {#name, phos_slot_##name, reinterpret_cast<void**>(&driver.name)},
     static const Hook table[] = {
-#define PHOS_GATED(name) PHOS_ROW(name)
+#define PHOS_WRITES(name, rule) PHOS_ROW(name)
+#define PHOS_GATED(name, why) PHOS_ROW(name)
 #define PHOS_OWN(name) PHOS_ROW(name)
 #define PHOS_ENTRY(name) PHOS_ROW(name)
 #include "hooks.def"
