@@ -22,8 +22,9 @@ _BATCH = 200
 class Owner:
     """The process. Blocks go by their index; descriptors that it sends are the test's to close."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, process: "subprocess.Popen[bytes]") -> None:
         self._socket = connection
+        self._process = process
         self._lines = connection.makefile("rb")
 
     def create(self, sizes: Sequence[int]) -> list[int]:
@@ -53,6 +54,11 @@ class Owner:
         self._order("copy", source=source, target=target, size=size)
         self._answer()
 
+    def kill(self) -> None:
+        """End the process, as SIGKILL does."""
+        self._process.kill()
+        self._process.wait()
+
     def _order(self, order: str, **details: Any) -> None:
         self._socket.sendall(json.dumps({"order": order, **details}).encode() + b"\n")
 
@@ -72,7 +78,7 @@ def running(environment: "dict[str, str] | None" = None) -> Iterator[Owner]:
         )
     try:
         with ours:
-            yield Owner(ours)
+            yield Owner(ours, process)
     finally:
         process.kill()
         process.wait()

@@ -34,6 +34,7 @@ MESSAGES: list[wire.Message] = [
         [wire.DrainedBoard(3, [wire.DrainedBlock(1, 7, bytes(16), b"\1", b"")], [9], 64)],
         TARGET,
         audit=True,
+        patience=9.5,
     ),
     wire.Settled(),
     wire.Copy([(1, 2, -1, 0), (1, 3, 0, 4096)], TARGET, [8192]),

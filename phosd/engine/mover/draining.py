@@ -24,6 +24,8 @@ from phosd.engine.mover.wire import Drain, Drained
 
 _RESERVED = 2
 """Slots of the ring kept for chunks that threads wait for, if the ring is large enough."""
+_STAGING = 4
+"""Batches on their way to staging slots: the program waits for what is claimed and not there."""
 _PAUSE_SECONDS = 0.0005
 _GIVE_UP = 3
 """The level of pressure at which the program needs all the memory."""
@@ -158,8 +160,8 @@ class _Loop:
 
     def _start(self, look: Look) -> bool:
         """Claim and start a batch, if there is a chunk and a slot for it."""
-        free = self._ring.free - (0 if look.urgent else self._reserved)
-        if not look.left or free <= 0:
+        reserved = 0 if look.urgent else self._reserved
+        if not look.left or self._ring.free <= reserved or look.staging >= _STAGING:
             return False
         lane, room = self._lanes.next(self._ring.records)
         slot = self._ring.take()

@@ -88,7 +88,7 @@ board::SlabRow* Plan::row_of(const SlabIn& slab) {
 }
 
 Look Plan::look() {
-    Look found{left_, 0, 0, 0};
+    Look found{left_, 0, 0, 0, staging_.load(std::memory_order_acquire)};
     bool news = !urgent_.empty();
     for (uint32_t i = 0; i < boards_.size(); ++i) {
         Board& each = boards_[i];
@@ -190,7 +190,10 @@ uint32_t Plan::claim(uint32_t number, uint32_t most, Claim* claims) {
         if (batch.claimed_ns - last_claim_ns_ > patience_ns_) overdue_ = true;
         if (overdue_) each(shadowing_, from_slot);
     }
-    if (!batch.chunks.empty()) last_claim_ns_ = batch.claimed_ns;
+    if (!batch.chunks.empty()) {
+        last_claim_ns_ = batch.claimed_ns;
+        staging_.fetch_add(1, std::memory_order_relaxed);
+    }
     return static_cast<uint32_t>(batch.chunks.size());
 }
 
@@ -248,8 +251,11 @@ void Plan::staged(uint32_t number) {
     }
     for (size_t b = 0; b < boards_.size(); ++b)
         if ((touched >> (b % 64) & 1) != 0) boards_[b].view->progressed();
-    const std::lock_guard lock(mutex_);
-    durations_.push_back(board::now_ns() - batch.claimed_ns);
+    {
+        const std::lock_guard lock(mutex_);
+        durations_.push_back(board::now_ns() - batch.claimed_ns);
+    }
+    staging_.fetch_sub(1, std::memory_order_release);
 }
 
 void Plan::wait(double seconds) {

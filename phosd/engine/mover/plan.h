@@ -36,6 +36,7 @@ struct Look {
     uint32_t urgent;   // of them, what a thread of the program waits for
     uint32_t aborted;  // a board's job is over
     uint32_t wanted;   // the highest level of pressure that is not answered
+    uint32_t staging;  // batches that were claimed and are not staged yet
 };
 struct Saving {
     uint64_t median_ns;  // from the claim of a batch to its chunks being marked saved
@@ -133,6 +134,7 @@ class Plan {
     std::vector<uint32_t> urgent_, late_, shadowing_, shadowed_, orphaned_;
     uint64_t surveyed_ns_ = 0;
 
+    std::atomic<uint32_t> staging_{0};
     std::mutex mutex_;
     std::vector<uint64_t> durations_;  // guarded by mutex_
 };

@@ -16,9 +16,6 @@ from phosd.engine.mover.copyout import Chunk
 from phosd.engine.mover.gpu import Block, Gpu
 from phosd.engine.mover.wire import Drain, DrainedBlock
 
-PATIENCE_SECONDS = 10.0
-"""A shadow that is not made after so long without anything else to do will not be."""
-
 _BLOCK = struct.Struct("<QQII")
 _SLAB = struct.Struct("<QIIII")
 _CLAIM = struct.Struct("<QIIII")
@@ -28,13 +25,15 @@ class Look(NamedTuple):
     """How things stand.
 
     ``left`` chunks are not claimed yet, for ``urgent`` of them a thread waits. ``aborted``: the
-    job of a board is over. ``wanted``: the level of pressure that is not answered yet.
+    job of a board is over. ``wanted``: the level of pressure that is not answered yet. ``staging``
+    batches are claimed and not yet in their staging slots.
     """
 
     left: int
     urgent: int
     aborted: int
     wanted: int
+    staging: int
 
 
 class Plan:
@@ -47,7 +46,6 @@ class Plan:
         descriptors: Sequence[int],
         batches: int,
         records: int,
-        patience: float = PATIENCE_SECONDS,
     ) -> None:
         self._keys: list[int] = []
         self._slabs: list[int] = []
@@ -57,14 +55,14 @@ class Plan:
         try:
             for fd in descriptors:
                 self._views.append(View(fd))
-            self._order = self._make(gpu, request, batches, patience)
+            self._order = self._make(gpu, request, batches)
         except BaseException:
             self.close()
             raise
         tag = _library().phos_plan_tag
         self._tags = [int(tag(self._order, batch)) for batch in range(batches)]
 
-    def _make(self, gpu: Gpu, request: Drain, batches: int, patience: float) -> int:
+    def _make(self, gpu: Gpu, request: Drain, batches: int) -> int:
         blocks, slabs = [], []
         wanted, order = bytearray(), bytearray()
         for number, each in enumerate(request.boards):
@@ -87,7 +85,7 @@ class Plan:
             array("I", [each.device for each in request.boards]).tobytes(),
             len(self._views),
             *(b"".join(blocks), len(blocks), bytes(wanted), bytes(order)),
-            *(b"".join(slabs), len(slabs), batches, patience),
+            *(b"".join(slabs), len(slabs), batches, request.patience),
         )
         if not made:
             raise Internal("a block is not on the board that the mover was given")
@@ -95,7 +93,7 @@ class Plan:
 
     def look(self) -> Look:
         """What has changed."""
-        found = (ctypes.c_uint32 * 4)()
+        found = (ctypes.c_uint32 * 5)()
         _library().phos_plan_look(self._order, found)
         return Look(*found)
 
@@ -164,8 +162,7 @@ class Plan:
 
 def _check(drained: DrainedBlock, block: Block) -> None:
     count = len(block.chunks)
-    expected = (count, (0, 4 * count))
-    if (len(drained.wanted), len(drained.order)) not in [(count, n) for n in expected[1]]:
+    if len(drained.wanted) != count or len(drained.order) not in (0, 4 * count):
         raise Internal(f"block {drained.key} has {count} chunks, not {len(drained.wanted)}")
 
 

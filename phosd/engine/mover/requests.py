@@ -10,6 +10,9 @@ from phosd.engine.image.packs import RECORD, record_size
 from phosd.engine.image.writer import ImageWriter, Pack
 from phosd.engine.mover import wire
 
+PATIENCE_SECONDS = 10.0
+"""A shadow that is not made after so long without anything else to do will not be."""
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -168,5 +171,6 @@ def drain_request(
         ],
         target=target(writer, filled),
         audit=audit,
+        patience=PATIENCE_SECONDS,
     )
     return request, filled

@@ -105,12 +105,14 @@ class DrainedBoard(msgspec.Struct, array_like=True, frozen=True):
 class Drain(Message, frozen=True):
     """Save blocks whose programs run; the descriptors of the boards come before the packs'.
 
-    ``audit``: also count the shadows that were not needed.
+    ``audit``: also count the shadows that were not needed. ``patience``: seconds without anything
+    else to do after which a shadow that is still being made is given up.
     """
 
     boards: list[DrainedBoard]
     target: Packs
     audit: bool
+    patience: float
 
 
 class Settled(Message, frozen=True):
