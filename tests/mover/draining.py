@@ -43,6 +43,8 @@ class Program:
     digests: dict[int, list[bytes]]
     key: int = 10
     dropped: list[int] = field(default_factory=list)
+    shadows: dict[int, int] = field(default_factory=dict)
+    """Slots in use, by chunk."""
 
     @property
     def drained(self) -> DrainBoard:
@@ -149,6 +151,16 @@ def loaded(program: Program, store: Store, made: Manifest) -> list[bytes]:
         os.close(fd)
     first = len(SIZES) + 1  # after the blocks and the slab
     return [program.owner.read(first + i) for i in range(len(sizes))]
+
+
+def in_order(drained: Drained) -> list[tuple[int, int]]:
+    """(block, index) as they were claimed: the records of the one pack follow one another."""
+    assert {ref.pack for refs in drained.chunks.values() for ref in refs} == {0}
+    first: dict[int, tuple[int, int]] = {}
+    for key, refs in drained.chunks.items():
+        for index, ref in enumerate(refs):
+            first.setdefault(ref.offset, (key - 10, index))
+    return [chunk for _, chunk in sorted(first.items())]
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from phosd.engine.board import ChunkState, Phase
 from phosd.engine.errors import Cancelled, Internal, OutOfSpace, PhosError, Timeout
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.image.store import Store
-from phosd.engine.mover import Drained, line, redundant, requests
+from phosd.engine.mover import line, redundant, requests
 from phosd.engine.progress import Progress
 from phosd.engine.verify import verify
 from tests.image.samples import everything
@@ -24,6 +24,7 @@ from tests.mover.draining import (
     armed,
     beside,
     contents,
+    in_order,
     loaded,
     prepared,
     publish,
@@ -73,16 +74,6 @@ def test_an_unexpected_write_is_found(program: Program, store: Store, *, shadowe
     assert (drained.changed, drained.chunks) == ([(12, 4)], {})
     assert program.hook.phase == Phase.ARMED
     assert everything(store.state) == set()
-
-
-def in_order(drained: Drained) -> list[tuple[int, int]]:
-    """(block, index) as they were claimed: the records of the one pack follow one another."""
-    assert {ref.pack for refs in drained.chunks.values() for ref in refs} == {0}
-    first: dict[int, tuple[int, int]] = {}
-    for key, refs in drained.chunks.items():
-        for index, ref in enumerate(refs):
-            first.setdefault(ref.offset, (key - 10, index))
-    return [chunk for _, chunk in sorted(first.items())]
 
 
 BY_ADDRESS = [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1), (2, 4), (2, 5), (3, 0), (3, 1)]
