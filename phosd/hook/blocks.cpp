@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 
+#include "cow.h"
 #include "descriptors.h"
 
 namespace phos::blocks {
@@ -53,17 +54,22 @@ void drop_if_unused(Block* block) {
     if (block->references || !block->mappings.empty()) return;
     driver.cuMemRelease(block->handle);
     if (block->descriptor >= 0) descriptors::release(block->descriptor);
-    if (!block->foreign) ++freed;
+    if (!block->foreign) {
+        ++freed;
+        cow::freed(block->id);
+    }
     renewed.erase(block->number);
     by_id.erase(block->id);
 }
 
 void renew(Block& block) {
+    cow::freed(block.id);
     auto node = by_id.extract(block.id);
     node.key() = block.id = ++last_id;
     by_id.insert(std::move(node));
     renewed[block.number] = &block;
     ++freed;
+    cow::remapped();
 }
 
 CUresult map(Block* block, uint64_t address, uint64_t size, uint64_t offset,
@@ -74,6 +80,7 @@ CUresult map(Block* block, uint64_t address, uint64_t size, uint64_t offset,
     block->mappings.insert(address);
     if ((block->flags & wire::kImported) && offset + size > block->size)
         block->size = offset + size;
+    cow::remapped();
     return CUDA_SUCCESS;
 }
 
@@ -89,6 +96,7 @@ CUresult map_again(uint64_t address, const Mapping& mapping) {
 }
 
 CUresult unmap(uint64_t address, uint64_t size) {
+    cow::unmapping(address, size);
     const CUresult result = driver.cuMemUnmap(address, size);
     if (result != CUDA_SUCCESS) return result;
     auto at = by_address.lower_bound(address);
@@ -102,6 +110,8 @@ CUresult unmap(uint64_t address, uint64_t size) {
 }
 
 CUresult set_access(uint64_t address, uint64_t size, const CUmemAccessDesc* access, size_t count) {
+    for (size_t i = 0; i < count; ++i)
+        if (!(access[i].flags & CU_MEM_ACCESS_FLAGS_PROT_READ)) cow::unmapping(address, size);
     const CUresult result = driver.cuMemSetAccess(address, size, access, count);
     if (result != CUDA_SUCCESS) return result;
     for (auto at = by_address.lower_bound(address);
@@ -118,6 +128,7 @@ CUresult set_access(uint64_t address, uint64_t size, const CUmemAccessDesc* acce
                 *same = access[i];
         }
     }
+    cow::remapped();
     return CUDA_SUCCESS;
 }
 

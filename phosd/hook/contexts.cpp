@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "cow.h"
 #include "gate.h"
 #include "heap.h"
 #include "log.h"
@@ -51,14 +52,17 @@ void add(CUcontext context, bool primary) {
 }
 
 void forget(CUcontext context) {
-    const std::lock_guard lock(mutex);
-    const auto found = known.find(context);
-    if (found == known.end()) return;
-    if (found->second.event) {
-        const Current current(context);
-        driver.cuEventDestroy_v2(found->second.event);
+    {
+        const std::lock_guard lock(mutex);
+        const auto found = known.find(context);
+        if (found == known.end()) return;
+        if (found->second.event) {
+            const Current current(context);
+            driver.cuEventDestroy_v2(found->second.event);
+        }
+        known.erase(found);
     }
-    known.erase(found);
+    cow::context_ending(context);
 }
 
 template <class Begin>

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,16 +17,19 @@
 
 #include "channel.h"
 #include "contexts.h"
+#include "cow.h"
 #include "descriptors.h"
 #include "driver.h"
 #include "gate.h"
 #include "hook.h"
 #include "introduction.h"
 #include "ipc.h"
+#include "kernels.h"
 #include "log.h"
 #include "park.h"
 #include "quiesce.h"
 #include "rehome.h"
+#include "session.h"
 
 namespace phos::control {
 namespace {
@@ -123,6 +127,8 @@ Reply close_gate(const Message& request) {
 }
 
 Reply park_all() {
+    if (cow::armed.load())
+        return {Status::wrong_state, "copy-on-write is armed; disarm it before parking"};
     const Fitness fit = fitness();
     if (!fit.parkable) return {Status::unsupported, fit.reason};
     const park::Outcome outcome = park::park();
@@ -133,15 +139,60 @@ Reply park_all() {
     return Reply(outcome);
 }
 
-Reply hand_back(Message& request) {
+// A Count and as many ids.
+bool read_ids(const Message& request, std::vector<uint64_t>* ids) {
     wire::Count header{};
-    if (!read(request, &header) || header.count != request.descriptors.size() ||
+    if (!read(request, &header) || header.count > wire::kMaxPayload ||
         request.payload.size() != sizeof header + header.count * sizeof(uint64_t))
-        return {Status::bad_message, "the ids and the descriptors are not of one number"};
-    std::vector<uint64_t> ids(header.count);
-    std::memcpy(ids.data(), request.payload.data() + sizeof header,
+        return false;
+    ids->resize(header.count);
+    std::memcpy(ids->data(), request.payload.data() + sizeof header,
                 header.count * sizeof(uint64_t));
+    return true;
+}
+
+Reply hand_back(Message& request) {
+    std::vector<uint64_t> ids;
+    if (!read_ids(request, &ids) || ids.size() != request.descriptors.size())
+        return {Status::bad_message, "the ids and the descriptors are not of one number"};
     return Reply(park::hand_back(ids.data(), ids.size(), request.descriptors));
+}
+
+Reply rehome_blocks(const Message& request) {
+    std::vector<uint64_t> ids;
+    if (request.payload.empty()) return Reply(rehome::all());
+    if (!read_ids(request, &ids)) return {Status::bad_message, "the ids are not of their number"};
+    return Reply(rehome::some({ids.begin(), ids.end()}));
+}
+
+Reply arm(int client, const Message& request) {
+    wire::Arm wanted{};
+    if (!read(request, &wanted) || request.descriptors.size() != wanted.slabs + 1ull)
+        return {Status::bad_message, "the board and the slabs do not come with a descriptor each"};
+    return Reply(cow::arm(client, request.descriptors));
+}
+
+Reply list_kernels(const Message& request) {
+    wire::Cursor cursor{};
+    if (!read(request, &cursor)) return {Status::bad_message, "the cursor is missing"};
+    const std::vector<const kernels::Kernel*> all = kernels::launched();
+    wire::KernelList head{};
+    Reply rows;
+    for (uint64_t i = cursor.after; i < all.size(); ++i) {
+        const kernels::Kernel& kernel = *all[i];
+        const wire::Kernel row{
+            kernel.module, kernel.launches.load(), kernel.flags.load(),
+            static_cast<uint32_t>(std::min<size_t>(kernel.name.size(), wire::kMaxName))};
+        head.more = sizeof head + rows.payload.size() + sizeof row + row.length > wire::kMaxPayload;
+        if (head.more) break;
+        rows.append(row);
+        rows.append(kernel.name.data(), row.length);
+        ++head.count;
+    }
+    Reply reply;
+    reply.append(head);
+    reply.append(rows.payload.data(), rows.payload.size());
+    return reply;
 }
 
 Reply unpark_all() {
@@ -197,7 +248,7 @@ Reply answer(int client, Message& request) {
         default:
             break;
     }
-    if (type < Type::hello || type > Type::stats) return {Status::bad_message, "unknown request"};
+    if (type < Type::hello || type > Type::kernels) return {Status::bad_message, "unknown request"};
     const std::lock_guard turn(quiesce::turn);
     if (gate_owner != kNoClient && gate_owner != client)
         return {Status::wrong_state, "another client holds the gate of this process"};
@@ -225,7 +276,19 @@ Reply answer(int client, Message& request) {
         case Type::rehome:
             if (!in_state(State::closed, &refusal)) return refusal;
             gate_owner = client;
-            return Reply(rehome::all());
+            return rehome_blocks(request);
+        case Type::arm:
+            if (!in_state(State::closed, &refusal)) return refusal;
+            gate_owner = client;
+            return arm(client, request);
+        case Type::disarm:
+            return Reply(cow::disarm());
+        case Type::forget: {
+            const park::Outcome outcome = cow::forget();
+            return outcome.status == Status::ok ? Reply() : Reply(outcome);
+        }
+        case Type::kernels:
+            return list_kernels(request);
         case Type::open_gate:
             if (parked) return {Status::wrong_state, "the memory is parked"};
             gate::open();
@@ -243,6 +306,7 @@ void drop(int client) {
             break;
         }
     descriptors::release(client);
+    cow::client_lost(client);
     if (client != gate_owner) return;
     const std::lock_guard turn(quiesce::turn);
     gate_owner = kNoClient;
@@ -269,6 +333,7 @@ void detach(int client) {
     clients.assign(1, client);
     stop_listening();
     ipc::detach();
+    if (cow::forget().status != Status::ok) log::note("detached with a board that is in use");
 }
 
 // False when the connection is over.
@@ -326,6 +391,7 @@ void wait_until_woken() {
 void serve_once() {
     if (detached) wait_until_woken();
     if (listener < 0) try_listen();
+    cow::tidy();
     std::vector<pollfd> watched{{listener, POLLIN, 0}, {ipc::listener(), POLLIN, 0}};
     for (const int client : clients) watched.push_back({client, POLLIN, 0});
     // A closing gate's deadline is looked at even when no client calls.

@@ -51,7 +51,7 @@ void before_write(const Range* ranges, size_t count, const Where& where);
 void before_writing_everything(const Where& where);
 
 // What the rest of the hook tells. The first three need blocks::mutex. Before mappings go: waits
-// until nothing is being copied from there.
+// until nothing is being copied from there. (Also before they can be read no more.)
 void unmapping(uint64_t address, uint64_t size);
 void remapped();  // after any other change of mappings or accesses
 void freed(uint64_t block_id);

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "control.h"
+#include "cow.h"
 #include "descriptors.h"
 #include "driver.h"
 #include "gate.h"
@@ -38,6 +39,7 @@ void mark(bool unsupported, const std::string& reason) {
 void become_inert() {
     if (!is_active.exchange(false)) return;
     gate::abandon();
+    cow::abandon();
     descriptors::close_all_in_child();
 }
 
