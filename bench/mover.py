@@ -14,15 +14,18 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from phosd.engine.board import Board
 from phosd.engine.cuda import call, driver
-from phosd.engine.image.manifest import CHUNK, Block, Gpu, Host, Manifest, Process, Tree
+from phosd.engine.image.manifest import CHUNK, Block, ChunkRef, Gpu, Host, Manifest, Process, Tree
 from phosd.engine.image.store import ImageWriter, Store
-from phosd.engine.mover import Mover, Saved
+from phosd.engine.image.writer import Pack
+from phosd.engine.mover import Copies, DrainBoard, Mover
 from phosd.engine.mover.transfer import close_all, reopen_direct
 
 PIECE = 32 << 20
@@ -122,10 +125,44 @@ def fill(descriptors: Sequence[int], sizes: Sequence[int]) -> None:
         os.close(fd)
 
 
-def manifest(writer: ImageWriter, saved: Saved, size: int) -> Manifest:
+Chunks = Mapping[int, Sequence[ChunkRef]]
+
+
+def copy_out(
+    case: str,
+    mover: Mover,
+    digests: Mapping[int, Sequence[bytes]],
+    writer: ImageWriter,
+    packs: Sequence[Pack],
+) -> tuple[Chunks, dict[str, Any]]:
+    """Where the chunks are, and what else there is to say. Nobody writes them meanwhile."""
+    if case == "save":
+        saved = mover.save(digests, writer, packs=packs)
+        return saved.chunks, {"changed": len(saved.changed)}
+    if case == "copy":
+        copies = Copies(writer, packs)
+        every = [(key, i) for key, parts in digests.items() for i in range(len(parts))]
+        mover.copy(every, copies)
+        again = every[:: max(1, len(every) // 1000)]
+        taken = seconds(lambda: mover.copy(again, copies))
+        refs = {
+            key: [copies.refs[key, i] for i in range(len(parts))] for key, parts in digests.items()
+        }
+        return refs, {"again_chunks": len(again), "again_s": round(taken, 4)}
+    with Board.create([(key, len(parts)) for key, parts in digests.items()], []) as board:
+        blocks = {key: board.first_chunk(key) for key in digests}
+        drained = mover.drain([DrainBoard(board.fd, 0, blocks)], digests, {}, writer, packs=packs)
+    return drained.chunks, {
+        "changed": len(drained.changed),
+        "to_saved_us": round(drained.seconds_to_saved * 1e6, 1),
+        "longest_to_saved_us": round(drained.longest_to_saved * 1e6, 1),
+    }
+
+
+def manifest(writer: ImageWriter, saved: Chunks, size: int) -> Manifest:
     """An image of one process that there is not: it can be loaded, not restored."""
     process = Process(1, 0, 0, "", (), writer.owner, 0, (), (), True, True, True)
-    blocks = [Block(0, key, key << 32, size, 0, chunks) for key, chunks in saved.chunks.items()]
+    blocks = [Block(0, key, key << 32, size, 0, tuple(chunks)) for key, chunks in saved.items()]
     return Manifest(
         id=writer.id,
         created="",
@@ -175,32 +212,37 @@ def run(folder: Path, options: argparse.Namespace) -> None:
             taken = seconds(lambda: mover.digest(range(count)))
             show("digest", round=number, bytes=total, ms=round(taken * 1e3, 2))
         digests = mover.digest(range(count))
-        taken = seconds(lambda: store.preallocate(total))
-        show("preallocate", bytes=total, s=round(taken, 3), gb_s=rate(total, taken))
-        with store.begin(os.getuid()) as writer:
-            packs = writer.packs(sum(map(len, digests.values())))
-            show("pin", packs=len(packs), s=round(seconds(lambda: mover.pin(packs)), 3))
-            start = time.monotonic()
-            saved = mover.save(digests, writer, packs=packs)
-            copied = time.monotonic() - start
-            published = manifest(writer, saved, block)
-            sync = seconds(lambda: writer.publish(published))
-        show(
-            "save",
-            bytes=total,
-            s=round(copied, 3),
-            gb_s=rate(total, copied),
-            of_pinned=round(total / copied / 1e9 / out, 3),
-            of_folder=round(total / (copied + sync) / 1e9 / write, 3),
-            publish_s=round(sync, 3),
-            changed=len(saved.changed),
-        )
+        for case in ("drain", "copy", "save"):
+            taken = seconds(partial(store.preallocate, total))
+            show("preallocate", bytes=total, s=round(taken, 3), gb_s=rate(total, taken))
+            with store.begin(os.getuid()) as writer:
+                packs = writer.packs(sum(map(len, digests.values())))
+                show("pin", packs=len(packs), s=round(seconds(partial(mover.pin, packs)), 3))
+                start = time.monotonic()
+                chunks, details = copy_out(case, mover, digests, writer, packs)
+                copied = time.monotonic() - start - details.get("again_s", 0.0)
+                unpin = seconds(mover.unpin)
+                published = manifest(writer, chunks, block)
+                sync = seconds(partial(writer.publish, published))
+            show(
+                case,
+                bytes=total,
+                s=round(copied, 3),
+                gb_s=rate(total, copied),
+                of_pinned=round(total / copied / 1e9 / out, 3),
+                of_folder=round(total / (copied + sync) / 1e9 / write, 3),
+                unpin_s=round(unpin, 3),
+                publish_s=round(sync, 3),
+                **details,
+            )
+            if case != "save":
+                store.delete(published.id)
         mover.drop(range(count))
         taken = seconds(lambda: close_all(mover.create(list(enumerate(sizes)))))
         show("create", bytes=total, blocks=count, s=round(taken, 3))
         with store.open(published.id) as image:
             for number in range(2):
-                taken = seconds(lambda: mover.load(saved.chunks, image))
+                taken = seconds(lambda: mover.load(chunks, image))
                 show(
                     "load",
                     round=number,
