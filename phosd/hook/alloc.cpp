@@ -9,7 +9,7 @@
 #include "hook.h"
 #include "ipc.h"
 #include "own.h"
-#include "pool.h"
+#include "relief.h"
 
 namespace phos {
 namespace {
@@ -30,9 +30,8 @@ CUresult allocate(CUdeviceptr* address, size_t size) {
     }
     heap::Heap* heap = heap::of_context(context, device);
     uint64_t made = 0;
-    CUresult result = heap::allocate(heap, size, &made);
-    while (result == CUDA_ERROR_OUT_OF_MEMORY && pool::reclaim(lock))
-        result = heap::allocate(heap, size, &made);
+    const CUresult result =
+        with_room(lock, device, size, [&] { return heap::allocate(heap, size, &made); });
     if (result == CUDA_SUCCESS) *address = made;
     return result;
 }

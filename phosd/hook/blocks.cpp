@@ -56,14 +56,14 @@ void drop_if_unused(Block* block) {
     if (block->descriptor >= 0) descriptors::release(block->descriptor);
     if (!block->foreign) {
         ++freed;
-        cow::freed(block->id);
+        cow::freed(block->id, block->device(), block->size);
     }
     renewed.erase(block->number);
     by_id.erase(block->id);
 }
 
 void renew(Block& block) {
-    cow::freed(block.id);
+    cow::freed(block.id, block.device(), block.size);
     auto node = by_id.extract(block.id);
     node.key() = block.id = ++last_id;
     by_id.insert(std::move(node));

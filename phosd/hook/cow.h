@@ -54,7 +54,7 @@ void before_writing_everything(const Where& where);
 // until nothing is being copied from there. (Also before they can be read no more.)
 void unmapping(uint64_t address, uint64_t size);
 void remapped();  // after any other change of mappings or accesses
-void freed(uint64_t block_id);
+void freed(uint64_t block_id, int device, uint64_t size);
 void context_ending(CUcontext context);  // before; it is not among contexts::any_on() any more
 void abandon();                          // in a child after fork
 

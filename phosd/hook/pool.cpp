@@ -14,6 +14,7 @@
 #include "gate.h"
 #include "hook.h"
 #include "own.h"
+#include "relief.h"
 
 namespace phos {
 namespace {
@@ -164,9 +165,8 @@ bool allocate(CUdeviceptr* address, size_t size, CUmemoryPool pool, CUstream str
     *result = CUDA_SUCCESS;
     if (!made) {
         give_back_passed(heap, std::max(state->threshold, kKeep));
-        *result = heap::allocate(heap, size, &made);
-        while (*result == CUDA_ERROR_OUT_OF_MEMORY && pool::reclaim(lock))
-            *result = heap::allocate(heap, size, &made);
+        *result =
+            with_room(lock, state->device, size, [&] { return heap::allocate(heap, size, &made); });
     }
     if (*result != CUDA_SUCCESS) return true;
     state->used_high = std::max(state->used_high, heap->used);

@@ -244,7 +244,8 @@ Outcome arm(int client, const std::vector<int>& descriptors) {
     auto session = std::make_unique<Session>();
     const std::string wrong = session->board.map(descriptors[0]);
     if (!wrong.empty()) return {Status::bad_message, 0, "not a board: " + wrong};
-    if (!session->board.is_armed())
+    const uint32_t phase = session->board.header->phase.load(std::memory_order_acquire);
+    if (phase != board::armed && phase != board::watched)
         return {Status::bad_message, 0, "the board's job is over already"};
     if (descriptors.size() - 1 != session->board.slab_count)
         return {Status::bad_message, 0, "the slabs and the descriptors are not of one number"};
@@ -256,14 +257,17 @@ Outcome arm(int client, const std::vector<int>& descriptors) {
     const Outcome taken = take_slabs(*session, plans, descriptors);
     if (taken.status != Status::ok) return taken;
     session->renew_table();
-    if (!start_thread(*session))
-        return {Status::driver, 0, "no thread could be started to watch over shadows"};
+    session->newest = blocks::last_id;
     session->client = client;
-    kernels::arm(session->board.kernels, session->board.kernel_count);
+    if (phase == board::armed) {
+        if (!start_thread(*session))
+            return {Status::driver, 0, "no thread could be started to watch over shadows"};
+        kernels::arm(session->board.kernels, session->board.kernel_count);
+    }
     Outcome outcome;
     outcome.count = pending_chunks(session->board);
     current.store(session.release(), std::memory_order_seq_cst);
-    armed.store(true, std::memory_order_seq_cst);
+    armed.store(phase == board::armed, std::memory_order_seq_cst);
     return outcome;
 }
 
@@ -292,15 +296,18 @@ void give_up(const char* why) {
 
 void client_lost(int client) {
     bool mine = false;
-    if (const Reader session; session) mine = session->client == client;
-    if (mine) give_up("its client was lost");
+    if (const Reader session; session) mine = session->client == client && armed.load();
+    if (!mine) return;
+    give_up("its client was lost");
+    forget();
 }
 
 void tidy() {
     bool over = false;
     if (const Reader session; session)
-        over = session->board.header->phase.load(std::memory_order_acquire) == board::aborted;
-    if (over) forget();
+        over = session->has_thread &&
+               session->board.header->phase.load(std::memory_order_acquire) == board::aborted;
+    if (over) disarm();
 }
 
 void abandon() {

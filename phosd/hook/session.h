@@ -47,6 +47,9 @@ struct Session {
     std::vector<const Table*> retired;  // guarded by blocks::mutex
     std::atomic<bool> stale{false};     // mappings have changed since the table was made
 
+    uint64_t newest = 0;  // block that there was when the board came
+    std::atomic<uint64_t> freed_bytes[board::kMaxDevices] = {};  // of blocks up to that one
+
     // The thread that marks what has been copied.
     pthread_t thread{};
     bool has_thread = false;
@@ -83,19 +86,21 @@ class Reader {
     Reader(const Reader&) = delete;
     Reader& operator=(const Reader&) = delete;
     Session* operator->() const { return session_; }
+    Session& operator*() const { return *session_; }
     explicit operator bool() const { return session_ != nullptr; }
 
   private:
     Session* const session_;
 };
 
-// The requests of a client. The first needs a closed gate.
+// The requests of a client. The first needs a closed gate. A board that is only watched arms
+// nothing.
 // The board's descriptor, then those of the slabs; they stay the caller's.
 park::Outcome arm(int client, const std::vector<int>& descriptors);
 park::Outcome disarm();
 park::Outcome forget();
 
-// The job is over, whatever becomes of it: nobody looks any more. What it holds is let go of by
+// The job is over, whatever becomes of it: nobody looks any more. The slabs are let go of by
 // tidy(), which the hook's thread calls now and then.
 void give_up(const char* why);
 void client_lost(int client);

@@ -209,6 +209,12 @@ bool Shadows::release_free_slabs() {
     return any;
 }
 
+uint64_t Shadows::bytes() const {
+    uint64_t sum = 0;
+    for (const Slab& slab : slabs_) sum += slab.bytes();
+    return sum;
+}
+
 void Shadows::end_stream(CUcontext of) {
     if (!stream_ || (of && of != context_)) return;
     const Current current(context_);

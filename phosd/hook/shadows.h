@@ -71,6 +71,7 @@ class Shadows {
     // The hook's stream and events end: with their context, or with the session. Nothing may be
     // being copied any more.
     void end_stream(CUcontext of);
+    uint64_t bytes() const;  // of device memory that the slabs hold
     bool runs_in(CUcontext context) const { return stream_ && context_ == context; }
     // Lets go of all slabs; the same holds.
     void release();

@@ -115,9 +115,11 @@ void remapped() {
     if (session) session->stale.store(true, std::memory_order_release);
 }
 
-void freed(uint64_t block_id) {
+void freed(uint64_t block_id, int device, uint64_t size) {
     const Reader session;
-    if (!session || !session->find(block_id)) return;
+    if (!session || block_id > session->newest) return;  // nobody else has it
+    if (device >= 0 && device < static_cast<int>(board::kMaxDevices))
+        session->freed_bytes[device].fetch_add(size, std::memory_order_relaxed);
     board::Header& header = *session->board.header;
     const uint64_t posted = header.freed_posted.load(std::memory_order_relaxed);
     header.freed[posted % board::kFreedRing].store(block_id, std::memory_order_relaxed);

@@ -8,8 +8,8 @@
 #include "gate.h"
 #include "hook.h"
 #include "own.h"
-#include "pool.h"
 #include "rehome.h"
+#include "relief.h"
 
 namespace phos {
 namespace {
@@ -88,9 +88,11 @@ CUresult own::cuMemCreate(Handle* handle, size_t size, const CUmemAllocationProp
     if (!handle || !properties || flags) return driver.cuMemCreate(handle, size, properties, flags);
     std::unique_lock lock(blocks::mutex);
     blocks::Block* block = nullptr;
-    CUresult result = blocks::create(*properties, size, wire::kProgramVmm, &block);
-    while (result == CUDA_ERROR_OUT_OF_MEMORY && pool::reclaim(lock))
-        result = blocks::create(*properties, size, wire::kProgramVmm, &block);
+    const int device =
+        properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? properties->location.id : -1;
+    const CUresult result = with_room(lock, device, size, [&] {
+        return blocks::create(*properties, size, wire::kProgramVmm, &block);
+    });
     if (result != CUDA_SUCCESS) return result;
     block->references = 1;
     *handle = blocks::virtual_handle(*block);

@@ -1,0 +1,142 @@
+#include "relief.h"
+
+#include <algorithm>
+#include <ctime>
+
+#include "contexts.h"
+#include "hook.h"
+#include "log.h"
+#include "session.h"
+
+namespace phos {
+namespace {
+
+constexpr uint32_t kGiveUp = 3;                // the last level of board::Pressure
+constexpr uint64_t kPatience = 3'000'000'000;  // nanoseconds of one level
+constexpr long kPause = 500'000;
+constexpr unsigned kTries = 10;  // after the job has given up, for its movers to let go
+
+std::mutex turn;  // one asks at a time
+
+void pause(long nanoseconds) {
+    const timespec time{0, nanoseconds};
+    nanosleep(&time, nullptr);
+}
+
+// False when the condition, called as a reader of the session, does not come true in time. The
+// session may end meanwhile, which gives back all that it holds.
+template <class Condition>
+bool wait_until(Condition condition) {
+    for (const uint64_t end = monotonic_ns() + kPatience; monotonic_ns() < end;) {
+        {
+            const cow::Reader session;
+            if (!session || condition(*session)) return true;
+        }
+        pause(kPause);
+    }
+    return false;
+}
+
+bool frees_taken(const cow::Session& session) {
+    const board::Header& header = *session.board.header;
+    return header.freed_taken.load(std::memory_order_acquire) >=
+           header.freed_posted.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+Relief::~Relief() {
+    if (!level_) return;
+    const cow::Reader session;
+    if (!session) return;
+    board::Pressure& pressure = session->board.header->pressure[device_];
+    pressure.wanted.store(0, std::memory_order_relaxed);
+    pressure.given.store(0, std::memory_order_release);
+}
+
+bool Relief::step() {
+    if (device_ < 0 || device_ >= static_cast<int>(board::kMaxDevices)) return false;
+    if (level_ == kGiveUp) {
+        if (!tries_) return false;
+        --tries_;
+    } else if (!could_help()) {
+        return false;
+    }
+    lock_.unlock();
+    bool again = true;
+    {
+        const std::lock_guard mine(turn);
+        const Unforbidden unforbidden;
+        if (level_ == kGiveUp)
+            pause(100 * kPause);
+        else if (cow::armed.load())
+            press(++level_);
+        else
+            again = wait_for_frees();
+    }
+    lock_.lock();
+    return again;
+}
+
+// Whether the allocation would succeed if the job gave everything back.
+bool Relief::could_help() const {
+    uint64_t held = 0;
+    {
+        const cow::Reader session;
+        if (!session) return false;
+        if (const auto& shadows = session->shadows[device_]) {
+            const std::lock_guard lock(shadows->mutex);
+            held += shadows->bytes();
+        }
+        // While armed, the movers keep even what the engine has taken.
+        if (cow::armed.load() || !frees_taken(*session))
+            held += session->freed_bytes[device_].load();
+    }
+    if (!held) return false;
+    const CUcontext context = contexts::any_on(device_);
+    const Current current(context);
+    size_t free = 0;
+    size_t total = 0;
+    if (!context || !current || driver.cuMemGetInfo_v2(&free, &total) != CUDA_SUCCESS) return true;
+    return size_ <= free + held;
+}
+
+void Relief::press(uint32_t level) {
+    if (level == kGiveUp) tries_ = kTries;
+    {
+        const cow::Reader session;
+        if (!session) return;
+        board::Header& header = *session->board.header;
+        if (const auto& shadows = session->shadows[device_]) {
+            const std::lock_guard lock(shadows->mutex);
+            shadows->release_free_slabs();
+        }
+        header.pressure[device_].wanted.store(level, std::memory_order_release);
+        if (level < kGiveUp) session->board.post();
+    }
+    if (level == kGiveUp) {
+        cow::give_up("the program needs the memory that the job holds");
+        cow::disarm();
+    }
+    wait_until([&](cow::Session& session) {
+        const board::Header& header = *session.board.header;
+        if (const auto& shadows = session.shadows[device_]; shadows && level > 1) {
+            const std::lock_guard lock(shadows->mutex);
+            if (shadows->release_free_slabs()) session.board.post();
+        }
+        return header.pressure[device_].given.load(std::memory_order_acquire) >= level ||
+               (level < kGiveUp && !session.board.is_armed());
+    });
+}
+
+// Nothing is pending any more, or the job is over: what was freed is on its way.
+bool Relief::wait_for_frees() {
+    level_ = kGiveUp;
+    cow::disarm();
+    if (wait_until([](cow::Session& session) { return frees_taken(session); })) return true;
+    log::note("nobody takes what was freed: the board is let go of");
+    cow::forget();
+    return false;
+}
+
+}  // namespace phos
