@@ -8,20 +8,24 @@ import ctypes
 import errno
 import itertools
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
+from phosd.engine.board import Board
 from phosd.engine.errors import Internal, MisSpeculation, PhosError, Unsupported
-from phosd.engine.faults import Point, point
-from phosd.engine.hooklink import Block, BlockFlag, HookLink, HookState
+from phosd.engine.hooklink import Block, BlockFlag, HookLink
 from phosd.engine.image.manifest import CHUNK, ChunkRef
 from phosd.engine.image.writer import ImageWriter, Pack
 from phosd.engine.mover import Mover
 from phosd.engine.progress import Progress
 from phosd.engine.undo import Undo
+from phosd.engine.watch import Watch
 
 _KCMP, _KCMP_FILE = 312, 0  # x86-64
 _SHARED = BlockFlag.EXPORTED | BlockFlag.IMPORTED
@@ -54,7 +58,9 @@ class Held:
 class Holdings:
     """The blocks of a unit, adopted by the movers of their GPUs.
 
-    ``gpus_of`` maps a pid to the node's ordinals of the devices that the process sees.
+    ``gpus_of`` maps a pid to the node's ordinals of the devices that the process sees. What is held
+    between jobs is watched (:meth:`watch`), so that memory which the program frees is free. Safe to
+    use from several threads.
     """
 
     def __init__(self, movers: Movers, gpus_of: dict[int, list[int]]) -> None:
@@ -64,6 +70,12 @@ class Holdings:
         self._used: dict[int, Mover] = {}
         self._adopted: set[int] = set()
         self._packs: dict[int, list[Pack]] = {}
+        self._pinned: set[int] = set()
+        self._watches: dict[int, Watch] = {}
+        self._put_off: list[Held] | None = None
+        self._lock = threading.RLock()
+        self.touched: dict[tuple[int, int], Sequence[int]] = {}
+        """By (pid, block id): in which order the chunks were written after the last stop."""
 
     def take(self, links: Sequence[HookLink]) -> None:
         """Export what is not held yet, and let go of what a process has freed meanwhile.
@@ -72,31 +84,112 @@ class Holdings:
         gives them one.
         """
         for link in links:
-            blocks = link.list_blocks()
-            alive = {(link.pid, block.id) for block in blocks}
-            self._let_go([k for k in self._held if k[0] == link.pid and k not in alive])
-            wanted = [
+            with self._lock:
+                self._take(link)
+
+    def take_all(self, links: Sequence[HookLink]) -> None:
+        """Hold every block. The gates must be closed.
+
+        Blocks that came back by an unpark and that nobody keeps become the process's own first.
+        """
+        for link in links:
+            held = {block_id for pid, block_id in self._held if pid == link.pid}
+            strays = [
                 block.id
-                for block in blocks
-                if block.flags & BlockFlag.HAS_DESCRIPTOR and (link.pid, block.id) not in self._held
+                for block in link.list_blocks()
+                if not block.flags & BlockFlag.HAS_DESCRIPTOR and block.id not in held
             ]
-            if wanted:
-                self._adopt(self._export(link, wanted[0] - 1))
+            if strays:
+                link.rehome(strays)
+        self.take(links)
+
+    def watch(self, link: HookLink, board: Board) -> None:
+        """Let go of what the process frees from now on, as ``board`` tells, which is ours now."""
+        self.unwatch([link.pid])
+        freed = partial(self._freed, link.pid, link.runtime_dir)
+        self._watches[link.pid] = Watch(link.pid, board, freed, partial(self._gone, link.pid))
+
+    def watch_all(self, links: Sequence[HookLink]) -> None:
+        """Watch each process by a board of its own. The gates are closed and nothing is parked."""
+        for link in links:
+            board = Board.create([], [])
+            try:
+                link.arm(board.fd, [])
+                board.watch()
+                link.disarm()
+            except BaseException:
+                board.close()
+                raise
+            self.watch(link, board)
+
+    def unwatch(self, pids: Iterable[int] | None = None) -> None:
+        """Watch these processes no more; all of them by default."""
+        for pid in list(self._watches if pids is None else pids):
+            if watch := self._watches.pop(pid, None):
+                watch.end()
+
+    @property
+    def watched(self) -> bool:
+        """Whether it is known of every process what it frees, so that its memory may be kept."""
+        return all(pid in self._watches and self._watches[pid].alive for pid in self._gpus_of)
+
+    def revive(self) -> None:
+        """Have memory adopted again whose mover has died meanwhile."""
+        with self._lock:
+            for gpu, mover in list(self._used.items()):
+                if not mover.alive:
+                    del self._used[gpu]
+                    self._adopted -= {held.key for held in self._held.values() if held.gpu == gpu}
+            self._adopt(held for held in self._held.values() if held.key not in self._adopted)
+
+    @contextlib.contextmanager
+    def drops_put_off(self) -> Iterator[None]:
+        """Inside, the movers keep what the program frees: they are not done with it.
+
+        Those of it that they drop by themselves :meth:`dropped` has to be told.
+        """
+        with self._lock:
+            self._put_off = []
+        try:
+            yield
+        finally:
+            with self._lock:
+                late, self._put_off = self._put_off, None
+                self._drop(late)
+
+    def dropped(self, keys: Iterable[int]) -> None:
+        """A mover has dropped blocks that their programs freed: nothing else may hold them."""
+        gone = set(keys)
+        with self._lock:
+            self._let_go([place for place, held in self._held.items() if held.key in gone])
+            self._put_off = [held for held in self._put_off or () if held.key not in gone]
 
     def of(self, pid: int) -> list[Held]:
         """The blocks of one process, in order of id."""
-        return [h for (owner, _), h in sorted(self._held.items()) if owner == pid]
+        return [held for held in self.all() if held.pid == pid]
 
     def all(self) -> list[Held]:
         """Every block, in order of process and id."""
-        return [held for _, held in sorted(self._held.items())]
+        with self._lock:
+            return [held for _, held in sorted(self._held.items())]
 
-    def distinct(self) -> list[Held]:
-        """One holder of each piece of memory, in order of process and id."""
-        first: dict[int, Held] = {}
-        for held in self.all():
-            first.setdefault(held.key, held)
-        return list(first.values())
+    def shared(self) -> list[Held]:
+        """The blocks that the programs exported or imported: somebody else may write them."""
+        return [held for held in self.all() if held.block.flags & _SHARED]
+
+    def order(self, blocks: Iterable[Held]) -> dict[int, Sequence[int]]:
+        """What is known of the order in which the chunks are written, by key."""
+        places = {held.key: (held.pid, held.block.id) for held in blocks}
+        return {key: self.touched[at] for key, at in places.items() if at in self.touched}
+
+    def mover(self, gpu: int) -> Mover:
+        """The mover that holds this unit's memory on a GPU."""
+        with self._lock:
+            return self._used.setdefault(gpu, self._movers.mover(gpu))
+
+    def packs(self, gpu: int) -> list[Pack]:
+        """The packs that are ready for a GPU's chunks; each may be used once."""
+        return self._packs.pop(gpu, [])
 
     def prepare_packs(self, links: Sequence[HookLink], writer: ImageWriter) -> None:
         """Have packs ready for all that the processes hold, while they still run."""
@@ -105,24 +198,25 @@ class Holdings:
             for block in link.list_blocks():
                 chunks[self._gpu_of(link.pid, block)] += -(-block.size // CHUNK)
         for gpu, count in chunks.items():
-            mover = self._used.setdefault(gpu, self._movers.mover(gpu))
             self._packs[gpu] = writer.packs(count)
-            mover.pin(self._packs[gpu])
+            self._pinned.add(gpu)
+            self.mover(gpu).pin(self._packs[gpu])
 
     def unpin(self) -> None:
         """Let go of the packs, when the program runs again."""
         with Undo() as each:
-            for gpu in self._packs:
-                each.add(_if_alive, self._used[gpu], self._used[gpu].unpin)
+            for gpu in self._pinned:
+                each.add(if_alive, self._used[gpu], self._used[gpu].unpin)
             self._packs.clear()
+            self._pinned.clear()
 
     def movers(self) -> list[Mover]:
         """The movers that hold something."""
         return [self._used[gpu] for gpu in sorted({held.gpu for held in self.all()})]
 
-    def digest(self) -> dict[int, list[bytes]]:
-        """The digest of every chunk, by key; all GPUs at once. The gates must be closed."""
-        by_gpu = self._keys_by_gpu(self.distinct())
+    def digest(self, blocks: Iterable[Held] | None = None) -> dict[int, list[bytes]]:
+        """The digest of every chunk of some blocks, by default of all, by key; all GPUs at once."""
+        by_gpu = _keys_by_gpu(distinct(self.all() if blocks is None else blocks))
         if not by_gpu:
             return {}
         with ThreadPoolExecutor(len(by_gpu)) as pool:
@@ -132,14 +226,15 @@ class Holdings:
     def save(
         self, digests: dict[int, list[bytes]], writer: ImageWriter, progress: Progress
     ) -> dict[int, tuple[ChunkRef, ...]]:
-        """Copy every block into the image; where its chunks are, by key.
+        """Copy the blocks of ``digests`` into the image; where their chunks are, by key.
 
         Raises :class:`MisSpeculation` when saved bytes are not those that were hashed.
         """
         chunks: dict[int, tuple[ChunkRef, ...]] = {}
-        for gpu, keys in self._keys_by_gpu(self.distinct()).items():
+        blocks = distinct(held for held in self.all() if held.key in digests)
+        for gpu, keys in _keys_by_gpu(blocks).items():
             wanted = {key: digests[key] for key in keys}
-            saved = self._used[gpu].save(wanted, writer, progress, self._packs.get(gpu, ()))
+            saved = self._used[gpu].save(wanted, writer, progress, self.packs(gpu))
             if saved.changed:
                 raise MisSpeculation(
                     f"{len(saved.changed)} chunks on GPU {gpu} changed while the gate was closed",
@@ -150,9 +245,38 @@ class Holdings:
 
     def close(self) -> None:
         """Let go of everything."""
-        with Undo() as undo:
+        self.unwatch()
+        with Undo() as undo, self._lock:
             undo.add(self._let_go, list(self._held))
             self.unpin()
+
+    def _take(self, link: HookLink) -> None:
+        blocks = link.list_blocks()
+        self._keep_only(link.pid, blocks)
+        wanted = [
+            block.id
+            for block in blocks
+            if block.flags & BlockFlag.HAS_DESCRIPTOR and (link.pid, block.id) not in self._held
+        ]
+        if wanted:
+            self._adopt(self._export(link, wanted[0] - 1))
+
+    def _keep_only(self, pid: int, blocks: Iterable[Block]) -> None:
+        alive = {(pid, block.id) for block in blocks}
+        self._let_go([k for k in self._held if k[0] == pid and k not in alive])
+
+    def _freed(self, pid: int, runtime_dir: Path, ids: Sequence[int] | None) -> None:
+        """The process has freed blocks; without ids, nobody knows which."""
+        if ids is None:
+            with HookLink(pid, runtime_dir) as link, self._lock:
+                self._keep_only(pid, link.list_blocks())
+            return
+        with self._lock:
+            self._let_go([(pid, i) for i in ids if (pid, i) in self._held])
+
+    def _gone(self, pid: int) -> None:
+        with self._lock:
+            self._let_go([k for k in self._held if k[0] == pid])
 
     def _export(self, link: HookLink, after: int) -> list[Held]:
         fresh = []
@@ -200,8 +324,7 @@ class Holdings:
             if held.key not in self._adopted:
                 by_gpu.setdefault(held.gpu, {}).setdefault(held.key, held)
         for gpu, blocks in by_gpu.items():
-            mover = self._used.setdefault(gpu, self._movers.mover(gpu))
-            mover.adopt([(h.key, h.block.size, h.descriptor) for h in blocks.values()])
+            self.mover(gpu).adopt([(h.key, h.block.size, h.descriptor) for h in blocks.values()])
             self._adopted |= blocks.keys()
 
     def _let_go(self, which: Iterable[tuple[int, int]]) -> None:
@@ -209,26 +332,41 @@ class Holdings:
         still = {h.key for h in self._held.values()}
         for held in gone:
             os.close(held.descriptor)
-        orphans = {h.key: h for h in gone if h.key in self._adopted - still}
+        orphans = distinct(h for h in gone if h.key in self._adopted - still)
+        self._adopted -= {held.key for held in orphans}
+        if self._put_off is None:
+            self._drop(orphans)
+        else:
+            self._put_off += orphans
+
+    def _drop(self, orphans: Iterable[Held]) -> None:
         with Undo() as each:
-            for gpu, keys in self._keys_by_gpu(orphans.values()).items():
-                self._adopted -= set(keys)
+            for gpu, keys in _keys_by_gpu(orphans).items():
                 each.add(let_go, self._used[gpu], keys)
 
-    @staticmethod
-    def _keys_by_gpu(blocks: Iterable[Held]) -> dict[int, list[int]]:
-        keys: dict[int, list[int]] = {}
-        for held in blocks:
-            keys.setdefault(held.gpu, []).append(held.key)
-        return keys
+
+def distinct(blocks: Iterable[Held]) -> list[Held]:
+    """One holder of each piece of memory, the first."""
+    first: dict[int, Held] = {}
+    for held in blocks:
+        first.setdefault(held.key, held)
+    return list(first.values())
+
+
+def _keys_by_gpu(blocks: Iterable[Held]) -> dict[int, list[int]]:
+    keys: dict[int, list[int]] = {}
+    for held in blocks:
+        keys.setdefault(held.gpu, []).append(held.key)
+    return keys
 
 
 def let_go(mover: Mover, keys: Sequence[int]) -> None:
     """Have the mover drop blocks. A dead one holds nothing any more."""
-    _if_alive(mover, lambda: mover.drop(keys))
+    if_alive(mover, lambda: mover.drop(keys))
 
 
-def _if_alive(mover: Mover, action: Callable[[], None]) -> None:
+def if_alive(mover: Mover, action: Callable[[], None]) -> None:
+    """Do something to a mover. A dead one has nothing to be undone any more."""
     if not mover.alive:
         return
     try:
@@ -236,38 +374,6 @@ def _if_alive(mover: Mover, action: Callable[[], None]) -> None:
     except PhosError:
         if mover.alive:
             raise
-
-
-@contextlib.contextmanager
-def room_kept(movers: Iterable[Mover], progress: Progress) -> Iterator[Callable[[], None]]:
-    """Keeps for a checkpointed process the device memory that it will need again (hazard 19).
-
-    A neighbour that takes it meanwhile would make the driver's restore fail for good. Call the
-    function when the process has let go of its memory; at the end the memory is free for it.
-    """
-    before: list[tuple[Mover, int]] = []
-
-    def give_up(mover: Mover, error: PhosError) -> None:
-        progress.note(f"room for the program is not kept on GPU {mover.gpu}: {error}")
-
-    for mover in movers:
-        try:
-            before.append((mover, mover.free_memory()[0]))
-        except PhosError as error:  # it is dead; all that it had to save is saved
-            give_up(mover, error)
-    with Undo() as undo:
-
-        def keep() -> None:
-            for mover, free in before:
-                try:
-                    gained = mover.free_memory()[0] - free
-                    if gained > 0:
-                        undo.add(_if_alive, mover, mover.unreserve)
-                        mover.reserve(gained)
-                except PhosError as error:
-                    give_up(mover, error)
-
-        yield keep
 
 
 def new_key() -> int:
@@ -287,42 +393,3 @@ def same_file(first: int, second: int) -> bool:
             hint="the kernel needs CONFIG_KCMP" if code == errno.ENOSYS else "run phosd as root",
         )
     return answer == 0
-
-
-@contextlib.contextmanager
-def parked(links: Sequence[HookLink], holdings: Holdings) -> Iterator[None]:
-    """Inside, the processes hold none of their memory and their hooks are detached.
-
-    After it every process has its memory at the same addresses again. The hooks must be awake by
-    then, that is, the processes running.
-    """
-    with Undo() as undo:
-        for link in links:
-            undo.add(_give_back, link, holdings.of(link.pid))
-            point(Point.HOOK_PARK)
-            link.park()
-        with detached(links):
-            yield
-
-
-@contextlib.contextmanager
-def detached(links: Sequence[HookLink]) -> Iterator[None]:
-    """Inside, the hooks hold no socket, so that CRIU meets none; after it they are connected."""
-    with Undo() as undo:
-        for link in links:
-            undo.add(_connected, link)
-            point(Point.HOOK_DETACH)
-            link.detach()
-        yield
-
-
-def _connected(link: HookLink) -> None:
-    """Also where only the answer to a request was lost, so that nobody knows if it was done."""
-    if not link.connected:
-        link.reattach()
-
-
-def _give_back(link: HookLink, held: Sequence[Held]) -> None:
-    _connected(link)
-    if link.hello().state is HookState.PARKED:
-        link.unpark((h.block.id, h.descriptor) for h in held)

@@ -15,10 +15,13 @@ from typing import Self
 from phosd.engine import process
 from phosd.engine.criu import Criu
 from phosd.engine.errors import Busy, Internal
+from phosd.engine.holdings import Holdings
 from phosd.engine.image.store import Store
 from phosd.engine.mover import Mover
 from phosd.engine.process import GpuProcess
 from phosd.engine.rlimit import allow_many_descriptors
+from phosd.engine.undo import Undo
+from phosd.engine.unit import Identity, Unit
 
 _MEMORY = Path("/dev/shm")
 
@@ -32,6 +35,8 @@ class NodeConfig:
     staging_limit: int | None = None
     ring_bytes: int | None = None
     criu: Path | None = None
+    shadow_limit: int | None = None
+    """Device memory a GPU for what a program overwrites while it is saved."""
 
 
 class Node:
@@ -46,6 +51,7 @@ class Node:
         hooks.chmod(0o1777)  # every user's programs put their sockets there
         self._movers: dict[int, Mover] = {}
         self._claimed: set[int] = set()
+        self._kept: dict[Identity, Holdings] = {}
         self._lock = threading.Lock()
         self._criu: Criu | None = None
 
@@ -61,7 +67,12 @@ class Node:
         self.close()
 
     def close(self) -> None:
-        """End the data movers."""
+        """Let go of all memory and end the data movers."""
+        with self._lock:
+            kept = list(self._kept.values())
+            self._kept.clear()
+        for holdings in kept:
+            holdings.close()
         with self._lock:
             for mover in self._movers.values():
                 mover.close()
@@ -108,6 +119,43 @@ class Node:
         finally:
             with self._lock:
                 self._claimed -= wanted
+
+    @contextlib.contextmanager
+    def held(self, unit: Unit) -> Iterator[Holdings]:
+        """What the engine holds of the unit's memory. Afterwards it is kept for the next job, if it
+        is known what the processes free.
+        """
+        identity = unit.identity
+        holdings = self._take_kept(unit) or Holdings(self, {m.pid: m.gpus for m in unit.members})
+        with Undo() as undo:
+            undo.add(self._keep, identity, holdings)
+            holdings.revive()
+            yield holdings
+
+    def let_go(self, unit: Unit) -> None:
+        """Keep nothing of these processes."""
+        if holdings := self._take_kept(unit):
+            holdings.close()
+
+    def _keep(self, identity: Identity, holdings: Holdings) -> None:
+        if not holdings.watched:
+            holdings.close()
+            return
+        with self._lock:
+            self._kept[identity] = holdings
+
+    def _take_kept(self, unit: Unit) -> Holdings | None:
+        """What is kept of just these processes. What is kept of some of them and of others is let
+        go of: it belonged to a unit that is no more.
+        """
+        pids = set(unit.gpu_pids)
+        with self._lock:
+            same = self._kept.pop(unit.identity, None)
+            stale = [key for key in self._kept if pids & {pid for pid, _ in key}]
+            others = [self._kept.pop(key) for key in stale]
+        for holdings in others:
+            holdings.close()
+        return same
 
     @contextlib.contextmanager
     def staging(self, byte_count: int) -> Iterator[Path | None]:

@@ -36,6 +36,8 @@ class Progress:
     suspects: list[KernelMark] = field(default_factory=list)
     """Kernels one of which has written where nobody expected."""
     wrong_guesses: int = 0
+    details: dict[str, float | None] = field(default_factory=dict)
+    """Figures of a mode's own, by name, with their unit in the name."""
     _cancel: threading.Event = field(default_factory=threading.Event)
 
     def phase(self, name: str, *, stopped: bool = False, bytes_total: int = 0) -> None:

@@ -1,10 +1,12 @@
 """Undoing what was done, when the reason may be an error that must not be lost."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import ParamSpec, Self
+from typing import ParamSpec, Self, TypeVar
 
 _P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class Undo:
@@ -22,6 +24,12 @@ class Undo:
         if that can be done and still fail.
         """
         self._steps.append(lambda: step(*args, **kwargs))
+
+    def enter(self, context: AbstractContextManager[_T]) -> _T:
+        """Enter a context that ends where the other steps are undone."""
+        entered = context.__enter__()
+        self.add(context.__exit__, None, None, None)
+        return entered
 
     def forget(self) -> None:
         """All is well: nothing shall be undone."""

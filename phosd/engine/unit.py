@@ -22,6 +22,10 @@ _PATIENCE = 3.0
 _SHARED = BlockFlag.EXPORTED | BlockFlag.IMPORTED
 
 
+Identity = frozenset[tuple[int, int]]
+"""Which GPU processes a unit has: pid and start time (``/proc/pid/stat``) of each."""
+
+
 @dataclass(frozen=True)
 class Member:
     """One GPU process of a unit. ``gpus`` are the node's ordinals of the devices that it sees."""
@@ -55,6 +59,12 @@ class Unit:
     def pids(self) -> list[int]:
         """Every process."""
         return [p.pid for tree in self.trees for p in tree]
+
+    @property
+    def identity(self) -> Identity:
+        """The GPU processes, told apart from later ones with the same pids."""
+        gpu = set(self.gpu_pids)
+        return frozenset((p.pid, p.start_time) for tree in self.trees for p in tree if p.pid in gpu)
 
     @property
     def essential(self) -> list[TreeProcess]:

@@ -9,8 +9,9 @@ import pytest
 
 from phosd.engine import holdings as module
 from phosd.engine.errors import Internal, PhosError, Timeout, Unsupported
-from phosd.engine.holdings import Holdings, Movers, detached, parked, same_file
+from phosd.engine.holdings import Holdings, Movers, distinct, same_file
 from phosd.engine.hooklink import Block, BlockFlag, Hello, HookLink, HookState
+from phosd.engine.parking import detached, parked
 from tests.engine.fake_hook import open_files
 
 HAS, OUT, IN = BlockFlag.HAS_DESCRIPTOR, BlockFlag.EXPORTED, BlockFlag.IMPORTED
@@ -172,7 +173,7 @@ def test_memory_of_two_processes_is_one_piece(bench: Bench) -> None:
     keys = {(h.pid, h.block.id): h.key for h in bench.holdings.all()}
     assert keys[1, 1] == keys[2, 1] and len(set(keys.values())) == 3
     assert len(bench.movers[0].keys) == 3
-    assert len(bench.holdings.distinct()) == 3
+    assert len(distinct(bench.holdings.all())) == 3
     assert bench.holdings.digest().keys() == set(keys.values())
     first.remove(1)  # the second still has it
     bench.take(first, second)

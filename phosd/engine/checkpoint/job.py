@@ -1,57 +1,87 @@
-"""Checkpoint: save a process tree, GPU and CPU, and let it go on. protocols.md in code.
+"""What every checkpoint has in common: whom to save, in which mode, and what is published."""
 
-A phase marked ``stopped`` is time in which the program stands still. Whatever fails, the program
-runs afterwards: every step that stops something is a context whose end undoes it.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 
-from phosd.engine import criu, driver
+from phosd.engine import criu
+from phosd.engine.checkpoint.attempt import Attempt
+from phosd.engine.checkpoint.by_driver import by_driver
+from phosd.engine.checkpoint.choice import Choice, choose
+from phosd.engine.checkpoint.concurrent import concurrent
 from phosd.engine.checkpoint.options import CheckpointOptions
+from phosd.engine.checkpoint.recopy import recopy
+from phosd.engine.checkpoint.stop import stop
 from phosd.engine.cpuparts import CpuParts
 from phosd.engine.criu import DumpOptions
-from phosd.engine.errors import Busy, NoSuchProcess, PhosError, Unsupported
+from phosd.engine.errors import InvalidOption, MisSpeculation, NoSuchProcess, PhosError
 from phosd.engine.faults import Point, point
-from phosd.engine.gate import closed_gates
-from phosd.engine.gpus import used_by
-from phosd.engine.holdings import Held, Holdings, detached, parked, room_kept
 from phosd.engine.host import describe_gpus, this_host
-from phosd.engine.image.manifest import Block, ChunkRef, Manifest, Process
-from phosd.engine.image.writer import ImageWriter
-from phosd.engine.mover import Mover
+from phosd.engine.image.manifest import Block, Manifest, Process
 from phosd.engine.node import Node
-from phosd.engine.process import is_gpu_process
 from phosd.engine.progress import Progress
 from phosd.engine.rights import require_may_save
 from phosd.engine.space import check_space
 from phosd.engine.tree import ProcessTree
-from phosd.engine.undo import Undo
 from phosd.engine.unit import Unit, gather
+
+_MODES: dict[str, Callable[[Attempt], tuple[Block, ...]]] = {
+    "concurrent": concurrent,
+    "recopy": recopy,
+    "stop": stop,
+    "driver": by_driver,
+}
+_LADDER = ("concurrent", "recopy", "stop")
+"""After a wrong guess the same job goes on in the next of these."""
 
 
 def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progress) -> Manifest:
-    """Save the tree of ``pid`` (and of processes that share device memory with it) as an image."""
+    """Save the tree of ``pid`` (and of processes that share device memory with it) as an image.
+
+    A phase marked ``stopped`` is time in which the program stands still. Whatever fails, the
+    program runs afterwards: every step that stops something is a context whose end undoes it.
+    """
     options.require_possible()
     progress.phase("prepare")
     with ExitStack() as job:
         job.enter_context(node.claim([pid]))
         unit = job.enter_context(gather(pid, node.config.runtime_dir, _dumpable(options)))
         job.enter_context(node.claim(set(unit.pids) - {pid}))
-        mode = _choose_mode(unit, options.mode, progress)
-        needs = check_space(node, unit, mode)
+        choice = choose(node, unit, options)
+        if choice.why:
+            progress.note(f"mode {choice.mode}: {choice.why}")
+        parent = job.enter_context(_parent(node, unit, options.parent))
         job.callback(node.store.drop_spares)
-        node.store.preallocate(needs.gpu)
-        writer = job.enter_context(node.store.begin(unit.trees[0].root.uid))
-        staging = job.enter_context(node.staging(needs.cpu))
-        cpu = CpuParts(node.criu, writer, staging, DumpOptions(tcp=options.tcp))
         job.enter_context(_death_explained(unit))
-        if mode == "stop":
-            blocks = _stop(node, unit, cpu, writer, options, progress)
-        else:
-            blocks = ()
-            _driver(node, unit, cpu, options, progress)
+        while True:
+            try:
+                return _make_image(node, unit, choice, parent, options, progress)
+            except MisSpeculation as wrong:
+                if not options.fallback or choice.mode == _LADDER[-1]:
+                    raise
+                choice = _after_wrong_guess(choice, wrong)
+                progress.note(f"mode {choice.mode}: {choice.why}")
+                progress.phase("prepare")
+
+
+def _make_image(
+    node: Node,
+    unit: Unit,
+    choice: Choice,
+    parent: Manifest | None,
+    options: CheckpointOptions,
+    progress: Progress,
+) -> Manifest:
+    needs = check_space(node, unit, choice.mode)
+    node.store.preallocate(needs.gpu)
+    with (
+        node.store.begin(unit.trees[0].root.uid) as writer,
+        node.staging(needs.cpu) as staging,
+    ):
+        if parent is not None:
+            writer.inherit(parent)
+        cpu = CpuParts(node.criu, writer, staging, DumpOptions(tcp=options.tcp))
+        blocks = _MODES[choice.mode](Attempt(node, unit, writer, cpu, options, progress))
         progress.phase("persist")
         point(Point.CHECKPOINT_PERSIST)
         trees = cpu.persist()
@@ -60,14 +90,17 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         manifest = Manifest(
             id=writer.id,
             created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            mode=mode,
-            owner=unit.trees[0].root.uid,
+            mode=choice.mode,
+            why=choice.why,
+            owner=writer.owner,
             host=this_host(node.criu),
             gpus=describe_gpus({gpu for member in unit.members for gpu in member.gpus}),
             trees=trees,
-            processes=_processes(unit, cpu, parked=mode == "stop"),
+            processes=_processes(unit, cpu, parked=choice.mode != "driver"),
             blocks=blocks,
             stop_seconds=progress.stop_seconds,
+            wrong_guesses=progress.wrong_guesses,
+            parent=parent.id if parent is not None else None,
         )
         writer.publish(manifest)
         progress.finish()
@@ -82,121 +115,25 @@ def _dumpable(options: CheckpointOptions) -> Callable[[ProcessTree], object]:
     return check
 
 
-def _choose_mode(unit: Unit, wanted: str, progress: Progress) -> str:
-    why_not = unit.why_not_parked()
-    if wanted in ("concurrent", "recopy"):
-        raise Unsupported(f"mode {wanted} is not built yet", hint="use mode=stop")
-    if wanted == "stop" and why_not:
-        raise Unsupported(f"mode stop is not possible: {why_not}", hint="use mode=driver")
-    mode = wanted
-    if wanted == "auto":
-        mode = "driver" if why_not else "stop"
-        progress.note(f"mode {mode}: {why_not or 'the hook can park the device memory'}")
-    if mode == "driver" and (why_not := unit.why_not_by_driver()):
-        raise Unsupported(f"mode driver is not possible: {why_not}", hint="use mode=stop")
-    return mode
+def _after_wrong_guess(choice: Choice, wrong: MisSpeculation) -> Choice:
+    following = _LADDER[_LADDER.index(choice.mode) + 1]
+    return Choice(following, f"mode {choice.mode} guessed wrong ({wrong.what})")
 
 
-def _stop(
-    node: Node,
-    unit: Unit,
-    cpu: CpuParts,
-    writer: ImageWriter,
-    options: CheckpointOptions,
-    progress: Progress,
-) -> tuple[Block, ...]:
-    """Mode ``stop``: the data are copied while the gate is closed, then parked."""
-    holdings = Holdings(node, {m.pid: m.gpus for m in unit.members})
-    with Undo() as undo:
-        undo.add(holdings.close)
-        holdings.take(unit.links)
-        holdings.prepare_packs(unit.links, writer)
-        progress.check()
-        progress.phase("quiesce", stopped=True)
-        point(Point.CHECKPOINT_QUIESCE)
-        with closed_gates(unit.links, progress, options.deadline):
-            for link in unit.links:
-                if link.has_imports():
-                    link.rehome()  # nobody holds descriptors of what was unparked earlier
-            holdings.take(unit.links)
-            progress.phase("digest", stopped=True)
-            point(Point.CHECKPOINT_DIGEST)
-            digests = holdings.digest()
-            total = sum(held.block.size for held in holdings.distinct())
-            progress.phase("drain", stopped=True, bytes_total=total)
-            point(Point.CHECKPOINT_DRAIN)
-            chunks = holdings.save(digests, writer, progress)
-            progress.phase("park", stopped=True)
-            point(Point.CHECKPOINT_PARK)
-            with parked(unit.links, holdings):
-                _save_processes(unit, cpu, holdings.movers(), progress)
-        progress.finish()
-        return _blocks(cpu, holdings, chunks)
-
-
-def _driver(
-    node: Node, unit: Unit, cpu: CpuParts, options: CheckpointOptions, progress: Progress
-) -> None:
-    """Mode ``driver``: the driver and CRIU save everything, memory included."""
-    gpus = {gpu for pid in unit.gpu_pids for gpu in used_by(pid)}
-    movers = [node.mover(gpu) for gpu in sorted(gpus)]
-    parked_before = [link for link in unit.links if link.has_imports()]
-    if parked_before:  # the driver does not bring imported memory back (hazard 7)
-        progress.phase("quiesce", stopped=True)
-        with closed_gates(parked_before, progress, options.deadline):
-            for link in parked_before:
-                link.rehome()
-    progress.phase("detach")
-    with detached(unit.links):
-        _save_processes(unit, cpu, movers, progress)
-    progress.finish()
-
-
-def _save_processes(unit: Unit, cpu: CpuParts, movers: Sequence[Mover], progress: Progress) -> None:
-    """The driver's part and CRIU's, and back again; ``movers`` keep the room on their GPUs."""
-    progress.phase("control", stopped=True)
-    point(Point.CHECKPOINT_CONTROL)
-    with driver.checkpointed(unit.gpu_pids, room_kept(movers, progress)):
-        progress.phase("cpu", stopped=True)
-        point(Point.CHECKPOINT_CPU)
-        cpu.dump(unit.trees, progress)
-        progress.phase("unpark", stopped=True)
-        point(Point.CHECKPOINT_UNPARK)
-    _require_no_newcomers(unit, cpu)
-
-
-def _require_no_newcomers(unit: Unit, cpu: CpuParts) -> None:
-    """A process that began to use the GPU after the others were stopped was saved without it."""
-    for found in (p for tree in cpu.trees for p in tree.living):
-        if found.pid not in unit.gpu_pids and is_gpu_process(found.pid):
-            raise Busy(
-                f"process {found.pid} began to use the GPU during the checkpoint",
-                hint="try again when the program has started all its processes",
+@contextmanager
+def _parent(node: Node, unit: Unit, image_id: str | None) -> Iterator[Manifest | None]:
+    """The parent image, which cannot be deleted inside."""
+    if image_id is None:
+        yield None
+        return
+    with node.store.open(image_id) as image:
+        owner = unit.trees[0].root.uid
+        if image.manifest.owner != owner:
+            raise InvalidOption(
+                f"image {image_id} belongs to user {image.manifest.owner}, the program to {owner}",
+                hint="content is shared within one user only: give an image of the same owner",
             )
-
-
-def _blocks(
-    cpu: CpuParts, holdings: Holdings, chunks: dict[int, tuple[ChunkRef, ...]]
-) -> tuple[Block, ...]:
-    """The manifest's blocks. Memory that several blocks share is stored with the first."""
-    index = {p.pid: i for i, p in enumerate(p for tree in cpu.trees for p in tree)}
-    first: dict[int, Held] = {}
-    blocks = []
-    for held in holdings.all():
-        owner = first.setdefault(held.key, held)
-        alone = owner is held
-        blocks.append(
-            Block(
-                process=index[held.pid],
-                id=held.block.id,
-                va=held.block.va,
-                size=held.block.size,
-                gpu=held.gpu,
-                chunks=chunks[held.key] if alone else (),
-                alias=None if alone else (index[owner.pid], owner.block.id),
-            )
-        )
-    return tuple(blocks)
+        yield image.manifest
 
 
 def _processes(unit: Unit, cpu: CpuParts, *, parked: bool) -> tuple[Process, ...]:

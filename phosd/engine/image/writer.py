@@ -60,6 +60,13 @@ class ImageWriter:
         self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
+    def inherit(self, parent: Manifest) -> None:
+        """Chunks that ``parent`` has are not stored again.
+
+        The caller keeps the parent open, and with it its packs, until this image is published.
+        """
+        self.stored.update((ref.digest, ref) for block in parent.blocks for ref in block.chunks)
+
     def packs(self, chunk_count: int) -> list[Pack]:
         """New empty packs with room for ``chunk_count`` chunks, for one mover to fill side by side.
 

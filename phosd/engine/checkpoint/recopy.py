@@ -1,0 +1,37 @@
+"""Mode ``recopy``: copied before the stop, again and again, and what is left inside it.
+
+It guesses nothing: what is saved is proven by its digest to be what the stop found.
+"""
+
+from phosd.engine.checkpoint.attempt import Attempt
+from phosd.engine.faults import Point, point
+from phosd.engine.gate import closed_gates
+from phosd.engine.image.manifest import Block
+from phosd.engine.parking import parked
+from phosd.engine.precopy import Precopy
+
+
+def recopy(attempt: Attempt) -> tuple[Block, ...]:
+    """The unit's device memory as it was at the stop."""
+    unit, progress = attempt.unit, attempt.progress
+    with attempt.node.held(unit) as holdings:
+        try:
+            holdings.prepare_packs(unit.links, attempt.writer)
+            with Precopy(holdings, unit.links, attempt.writer) as copies:
+                copies.while_running(progress)
+                progress.phase("quiesce", stopped=True)
+                point(Point.CHECKPOINT_QUIESCE)
+                with closed_gates(unit.links, progress, attempt.options.deadline):
+                    holdings.take_all(unit.links)
+                    blocks = holdings.all()
+                    progress.phase("park", stopped=True)
+                    point(Point.CHECKPOINT_PARK)
+                    with parked(unit.links, holdings):
+                        copies.begin_rest()
+                        attempt.save_processes(holdings.movers())
+                        chunks = copies.finish_rest()
+                    holdings.watch_all(unit.links)
+                progress.finish()
+        finally:
+            holdings.unpin()
+    return attempt.blocks(blocks, chunks)

@@ -1,0 +1,39 @@
+"""Mode ``stop``: the data are copied while the gate is closed, then parked."""
+
+from phosd.engine.checkpoint.attempt import Attempt
+from phosd.engine.faults import Point, point
+from phosd.engine.gate import closed_gates
+from phosd.engine.holdings import distinct
+from phosd.engine.image.manifest import Block
+from phosd.engine.parking import parked
+
+
+def stop(attempt: Attempt) -> tuple[Block, ...]:
+    """The unit's device memory, saved inside the stop."""
+    unit, progress = attempt.unit, attempt.progress
+    with attempt.node.held(unit) as holdings:
+        try:
+            holdings.prepare_packs(unit.links, attempt.writer)
+            holdings.take(unit.links)
+            progress.check()
+            progress.phase("quiesce", stopped=True)
+            point(Point.CHECKPOINT_QUIESCE)
+            with closed_gates(unit.links, progress, attempt.options.deadline):
+                holdings.take_all(unit.links)
+                progress.phase("digest", stopped=True)
+                point(Point.CHECKPOINT_DIGEST)
+                blocks = holdings.all()
+                digests = holdings.digest()
+                total = sum(held.block.size for held in distinct(blocks))
+                progress.phase("drain", stopped=True, bytes_total=total)
+                point(Point.CHECKPOINT_DRAIN)
+                chunks = holdings.save(digests, attempt.writer, progress)
+                progress.phase("park", stopped=True)
+                point(Point.CHECKPOINT_PARK)
+                with parked(unit.links, holdings):
+                    attempt.save_processes(holdings.movers())
+                holdings.watch_all(unit.links)
+            progress.finish()
+        finally:
+            holdings.unpin()
+    return attempt.blocks(blocks, chunks)

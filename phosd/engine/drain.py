@@ -1,0 +1,290 @@
+"""Copying behind the program's back: shadow memory, boards, and the movers at work on them.
+
+A board (``board.py``) tells hook and mover which chunks still are as they were at the stop. The
+movers begin while the data are parked; the hooks join in (:meth:`Drain.arm`) before the gate opens.
+"""
+
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from phosd.engine.board import Board, KernelRow
+from phosd.engine.errors import MisSpeculation, NoSuchProcess, OutOfMemory
+from phosd.engine.holdings import Held, Holdings, if_alive, new_key
+from phosd.engine.hooklink import HookLink
+from phosd.engine.image.manifest import CHUNK, ChunkRef
+from phosd.engine.image.writer import ImageWriter
+from phosd.engine.kernels import KernelMark
+from phosd.engine.mover import DrainBoard, Drained
+from phosd.engine.progress import Progress
+from phosd.engine.undo import Undo
+
+_SLABS = 32
+"""Pieces that a device's shadow memory is made of, so that some can be given back early."""
+_LEFT_FREE = 1 << 30
+"""Bytes of device memory that shadows leave to the program and its neighbours, at least."""
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class _Slab:
+    """Shadow memory that the mover of ``gpu`` made for a process's ``device``."""
+
+    device: int
+    gpu: int
+    key: int
+    slots: int
+    descriptor: int
+
+
+@dataclass
+class _Member:
+    """One process: its hook, its slabs, its blocks that nobody else can write, and its board."""
+
+    link: HookLink
+    slabs: list[_Slab] = field(default_factory=list)
+    blocks: list[Held] = field(default_factory=list)
+    board: Board | None = None
+    armed: bool = False
+
+
+class Drain:
+    """One concurrent copy of a unit's memory into an image. Leaving its context ends it.
+
+    The steps are called in the order in which they stand here. With ``audit`` it is also counted
+    how many shadows were not needed.
+    """
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        links: Sequence[HookLink],
+        writer: ImageWriter,
+        suspects: Sequence[KernelMark] = (),
+        *,
+        audit: bool = False,
+    ) -> None:
+        self._holdings = holdings
+        self._members = [_Member(link) for link in links]
+        self._writer = writer
+        self._kernels = [KernelRow(mark.name, mark.module, suspect=True) for mark in suspects]
+        self._audit = audit
+        self._shared: dict[int, tuple[ChunkRef, ...]] = {}
+        self._account = Progress()
+        self._undo = Undo()
+        self._pool = ThreadPoolExecutor(thread_name_prefix="drain")
+        self._begun: Future[None] | None = None
+        self._drains: list[Future[Drained]] = []
+        self._started = 0.0
+        self._complete = False
+
+    def make_room(self, limit: int | None) -> None:
+        """Have shadow memory made, at most ``limit`` bytes a GPU (None: as much as is sensible)."""
+        for member in self._members:
+            sizes: Counter[tuple[int, int]] = Counter()
+            for held in self._holdings.of(member.link.pid):
+                sizes[held.block.device, held.gpu] += held.block.size
+            for (device, gpu), size in sorted(sizes.items()):
+                self._add_slabs(member, device, gpu, size if limit is None else min(size, limit))
+
+    def save_shared(self, progress: Progress) -> None:
+        """Save inside the stop what other processes may write, too (hazard 6). Gates are closed."""
+        if shared := self._holdings.shared():
+            digests = self._holdings.digest(shared)
+            self._shared = self._holdings.save(digests, self._writer, progress)
+
+    def begin(self) -> None:
+        """Hash and begin to copy, on other threads. All memory is parked, or the gates closed."""
+        for member in self._members:
+            held = self._holdings.of(member.link.pid)
+            member.blocks = [block for block in held if block.key not in self._shared]
+        self._undo.enter(self._holdings.drops_put_off())
+        self._undo.add(self._stop)
+        self._account.phase("drain")
+        self._started = time.monotonic()
+        self._begun = self._pool.submit(self._begin)
+
+    def arm(self) -> None:
+        """Have the hooks save what the program is about to overwrite. The gates are closed."""
+        assert self._begun is not None
+        self._begun.result()
+        for member in self._members:
+            assert member.board is not None
+            member.link.arm(member.board.fd, [slab.descriptor for slab in member.slabs])
+            member.armed = True
+            self._holdings.watch(member.link, member.board)
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes of all chunks, those that need no copying included."""
+        return sum(held.block.size for member in self._members for held in member.blocks)
+
+    def finish(self, progress: Progress) -> dict[int, tuple[ChunkRef, ...]]:
+        """Wait until everything is saved; where the chunks are, by key.
+
+        Raises :class:`MisSpeculation` when a saved byte is not the byte of the stop, and tells
+        ``progress`` which kernels may have written it.
+        """
+        drained = self._follow(progress)
+        self._complete = not any(part.aborted_for_memory for part in drained)
+        self._tell(progress, drained)
+        if any(part.aborted_for_memory for part in drained):
+            raise OutOfMemory(
+                "the program needed the device memory that the checkpoint still held",
+                hint="it goes on; try again, or use mode=recopy or mode=stop",
+            )
+        if changed := sum(len(part.changed) for part in drained):
+            suspects = self._launched()
+            progress.found_suspects(suspects)
+            raise MisSpeculation(
+                f"{changed} chunks were written by the program where nobody expected it",
+                hint=f"one of {len(suspects)} kernels writes more than its arguments tell; "
+                "use mode=recopy or mode=stop",
+            )
+        chunks = dict(self._shared)
+        for part in drained:
+            chunks |= part.chunks
+        return chunks
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._undo.__exit__(kind, error, traceback)
+
+    def _add_slabs(self, member: _Member, device: int, gpu: int, wanted: int) -> None:
+        mover = self._holdings.mover(gpu)
+        free, _ = mover.free_memory()
+        slots = max(0, min(wanted, free - _LEFT_FREE, free * 3 // 4)) // CHUNK
+        each = -(-slots // _SLABS)
+        sizes = [min(each, slots - at) for at in range(0, slots, each or 1)]
+        keys = [new_key() for _ in sizes]
+        try:
+            made = mover.create(
+                [(key, size * CHUNK) for key, size in zip(keys, sizes, strict=True)]
+            )
+        except OutOfMemory:
+            return  # a neighbour was quicker; chunks are then saved one by one, while writers wait
+        self._undo.add(if_alive, mover, lambda: mover.drop(keys))
+        for key, size, descriptor in zip(keys, sizes, made, strict=True):
+            self._undo.add(os.close, descriptor)
+            member.slabs.append(_Slab(device, gpu, key, size, descriptor))
+
+    def _begin(self) -> None:
+        blocks = [held for member in self._members for held in member.blocks]
+        digests = self._holdings.digest(blocks)
+        for member in self._members:
+            member.board = Board.create(
+                [(held.block.id, -(-held.block.size // CHUNK)) for held in member.blocks],
+                [(slab.device, slab.slots) for slab in member.slabs],
+                self._kernels,
+            )
+        for gpu in sorted({held.gpu for held in blocks}):
+            here = [held for held in blocks if held.gpu == gpu]
+            self._drains.append(
+                self._pool.submit(
+                    self._holdings.mover(gpu).drain,
+                    [board for member in self._members if (board := _part(member, gpu))],
+                    {held.key: digests[held.key] for held in here},
+                    self._holdings.order(here),
+                    self._writer,
+                    self._account,
+                    self._holdings.packs(gpu),
+                    audit=self._audit,
+                    let_go=self._holdings.dropped,
+                )
+            )
+
+    def _follow(self, progress: Progress) -> list[Drained]:
+        """Wait for the movers, passing on how far they are and whether they shall stop."""
+        reported = 0
+        while not all(drain.done() for drain in self._drains):
+            futures.wait(self._drains, _POLL_SECONDS)
+            done = self._account.phases[-1].bytes_done
+            progress.advance(done - reported)
+            reported = done
+            progress.check()
+        return [drain.result() for drain in self._drains]
+
+    def _tell(self, progress: Progress, drained: Sequence[Drained]) -> None:
+        """What the copying took, and what it cost the program."""
+        boards = [member.board.statistics() for member in self._members if member.board]
+        needless = [part.needless_shadows for part in drained]
+        progress.details |= {
+            "drain_seconds": time.monotonic() - self._started,
+            "drain_bytes": sum(part.byte_count for part in drained),
+            "shadowed_chunks": sum(board.shadowed_chunks for board in boards),
+            "needless_shadows": sum(n or 0 for n in needless) if self._audit else None,
+            "submissions": sum(board.submissions for board in boards),
+            "looked_seconds": sum(board.looked_ns for board in boards) / 1e9,
+            "waits": sum(board.waits for board in boards),
+            "waited_seconds": sum(board.waited_ns for board in boards) / 1e9,
+            "wrong_chunks": sum(len(part.changed) for part in drained),
+        }
+        for member in self._members:
+            assert member.board is not None
+            for held in member.blocks:
+                touched = member.board.touched(held.block.id)
+                self._holdings.touched[held.pid, held.block.id] = touched
+
+    def _stop(self) -> None:
+        """Nobody copies, shadows or waits any more; the hooks go on telling what is freed."""
+        if not self._complete:
+            self._account.cancel()
+        self._pool.shutdown()
+        with Undo() as each:
+            for member in self._members:
+                each.add(self._disarm, member)
+
+    def _disarm(self, member: _Member) -> None:
+        if member.board is None:
+            return
+        if not member.armed:
+            member.board.close()
+            return
+        try:
+            if self._complete:
+                member.board.watch()
+                member.link.disarm()
+                return
+            member.link.forget()
+        except NoSuchProcess:
+            pass  # it has ended, or the connection is lost: the hook has disarmed itself
+        self._holdings.unwatch([member.link.pid])
+
+    def _launched(self) -> list[KernelMark]:
+        """The kernels that ran since the stop."""
+        return [
+            KernelMark(kernel.name, kernel.module)
+            for member in self._members
+            for kernel in member.link.kernels()
+        ]
+
+
+def _part(member: _Member, gpu: int) -> DrainBoard | None:
+    """What a member's board has on one GPU; None for nothing."""
+    assert member.board is not None
+    blocks = [held for held in member.blocks if held.gpu == gpu]
+    if not blocks:
+        return None
+    slabs = [slab for slab in member.slabs if slab.gpu == gpu]
+    before = itertools.takewhile(lambda slab: slab.gpu != gpu, member.slabs)
+    return DrainBoard(
+        fd=member.board.fd,
+        device=blocks[0].block.device,
+        blocks={held.key: member.board.first_chunk(held.block.id) for held in blocks},
+        slabs=[slab.key for slab in slabs],
+        first_slot=sum(slab.slots for slab in before),
+    )

@@ -1,0 +1,128 @@
+"""Copying before the stop, in passes: each copies what is not saved as it is now.
+
+What the program writes while it is copied is found by the next pass, since every copy is hashed.
+The last pass runs inside the stop, when nothing changes any more.
+"""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+from phosd.engine.errors import MisSpeculation
+from phosd.engine.holdings import Holdings
+from phosd.engine.hooklink import HookLink
+from phosd.engine.image.manifest import CHUNK, ChunkRef
+from phosd.engine.image.writer import ImageWriter
+from phosd.engine.mover import Copies
+from phosd.engine.progress import Progress
+
+_PASSES = 6
+_SHRINKING = 0.7
+"""A pass that leaves more than this share of what the one before left is the last."""
+_LITTLE = 64 * CHUNK
+"""Bytes that are not worth another pass."""
+
+Digests = dict[int, list[bytes]]
+
+
+class Precopy:
+    """One copy in passes of a unit's memory into an image."""
+
+    def __init__(self, holdings: Holdings, links: Sequence[HookLink], writer: ImageWriter) -> None:
+        self._holdings = holdings
+        self._links = links
+        self._writer = writer
+        self._copies: dict[int, Copies] = {}
+        self._pool = ThreadPoolExecutor(thread_name_prefix="precopy")
+        self._rest: Future[dict[int, tuple[ChunkRef, ...]]] | None = None
+        self._within = Progress()
+
+    def while_running(self, progress: Progress) -> None:
+        """Copy until little is left, or as much as the pass before left."""
+        before = None
+        for number in range(1, _PASSES + 1):
+            self._holdings.take(self._links)
+            with self._holdings.drops_put_off():
+                missing = self._missing(self._holdings.digest())
+                left = sum(map(len, missing.values())) * CHUNK
+                if left <= _LITTLE or (before is not None and left > before * _SHRINKING):
+                    break
+                before = left
+                progress.phase("precopy", bytes_total=left)
+                self._copy(missing, progress)
+            progress.details["passes"] = number
+        progress.details["bytes_left"] = left
+
+    def begin_rest(self) -> None:
+        """Copy what is left, on another thread. All memory is parked."""
+        self._rest = self._pool.submit(self._finish)
+
+    def finish_rest(self) -> dict[int, tuple[ChunkRef, ...]]:
+        """Wait for it; where the chunks are, by key."""
+        assert self._rest is not None
+        return self._rest.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._within.cancel()
+        self._pool.shutdown()
+
+    def _finish(self) -> dict[int, tuple[ChunkRef, ...]]:
+        digests = self._holdings.digest()
+        for _ in range(_PASSES):
+            missing = self._missing(digests)
+            if not missing:
+                return self._refs(digests)
+            # A copy takes the place of an earlier one, which an equal chunk may have counted on.
+            self._copy(missing, self._within)
+        raise MisSpeculation(
+            f"{sum(map(len, missing.values()))} chunks changed while the gate was closed",
+            hint="something outside the program writes its memory (a peer, a NIC)",
+        )
+
+    def _missing(self, digests: Digests) -> dict[int, list[tuple[int, int]]]:
+        """The chunks, as (key, index), whose bytes of now are not saved yet, by GPU."""
+        saved = self._saved()
+        missing: dict[int, list[tuple[int, int]]] = {}
+        for held in self._holdings.all():
+            for index, digest in enumerate(digests.get(held.key, ())):
+                if digest.hex() not in saved:
+                    saved[digest.hex()] = None
+                    missing.setdefault(held.gpu, []).append((held.key, index))
+        return missing
+
+    def _copy(self, chunks: dict[int, list[tuple[int, int]]], progress: Progress) -> None:
+        def one(gpu: int) -> None:
+            copies = self._copies.get(gpu)
+            if copies is None:
+                copies = self._copies[gpu] = Copies(self._writer, self._holdings.packs(gpu))
+            self._holdings.mover(gpu).copy(chunks[gpu], copies, progress)
+
+        with ThreadPoolExecutor(len(chunks)) as pool:
+            list(pool.map(one, chunks))
+
+    def _refs(self, digests: Digests) -> dict[int, tuple[ChunkRef, ...]]:
+        saved = self._saved()
+
+        def find(parts: Iterable[bytes]) -> Iterable[ChunkRef]:
+            for digest in parts:
+                ref = saved[digest.hex()]
+                assert ref is not None
+                yield ref
+
+        return {key: tuple(find(parts)) for key, parts in digests.items()}
+
+    def _saved(self) -> dict[str, ChunkRef | None]:
+        """What the image has, by digest in hex."""
+        saved: dict[str, ChunkRef | None] = dict(self._writer.stored)
+        for copies in self._copies.values():
+            saved.update((ref.digest, ref) for ref in copies.refs.values())
+        return saved
