@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "memory_users.h"
+
 namespace phos::softgpu {
 
 // Device pointers are host pointers in this window of the process: memory is mapped at its address.
@@ -17,6 +19,9 @@ class AddressSpace {
 
     // One byte a page: bit d says that device d may read, bit d + 4 that it may write.
     std::atomic<uint8_t>* pages = nullptr;
+
+    // Who asks and then touches does both within one use of memory.
+    MemoryUsers users;
 
     bool allows(uint64_t address, uint64_t bytes, unsigned device, bool write) const {
         const uint64_t offset = address - kBase;

@@ -312,3 +312,55 @@ ck(d.cuMemAlloc(16))
 """,
         tmp_path,
     )
+
+
+MANAGED = """
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .global .align 4 .u32 plain = 5;
+.visible .global .attribute(.managed) .align 8 .u64 counter = 7;
+.visible .global .attribute(.managed) .align 4 .b8 text[6];
+.visible .entry count(.param .u64 unused) {
+    .reg .u64 %n;
+    ld.global.u64 %n, [counter];
+    add.u64 %n, %n, 1;
+    st.global.u64 [counter], %n;
+    ret;
+}
+"""
+
+
+def test_managed_variables_are_reached_by_the_host(tmp_path: Path) -> None:
+    program.run(
+        f"""
+use()
+code_text = {MANAGED.encode() + bytes(1)!r}
+module = ck(d.cuModuleLoadData(code_text))
+count = ck(d.cuModuleGetFunction(module, b"count"))
+attribute = d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED
+at, size = ck(d.cuModuleGetGlobal(module, b"counter"))
+assert size == 8 and ck(d.cuPointerGetAttribute(attribute, at))
+assert ck(d.cuModuleGetGlobal(module, b"text"))[1] == 6
+assert not ck(d.cuPointerGetAttribute(attribute, ck(d.cuModuleGetGlobal(module, b"plain"))[0]))
+counter = ctypes.c_uint64.from_address(int(at))
+assert counter.value == 7
+counter.value = 40
+for _ in range(2):
+    ck(d.cuLaunchKernel(count, 1, 1, 1, 1, 1, 1, 0, 0, ((0,), (ctypes.c_uint64,)), 0))
+ck(d.cuCtxSynchronize())
+assert counter.value == 42
+ck(d.cuModuleUnload(module))
+assert code(d.cuPointerGetAttribute(attribute, at)) == "ERROR_INVALID_VALUE"
+module = ck(d.cuModuleLoadData(code_text))
+ck(d.cuDevicePrimaryCtxReset(0))
+library = ck(d.cuLibraryLoadData(code_text, None, None, 0, None, None, 0))
+use()
+at = ck(d.cuLibraryGetGlobal(library, b"counter"))[0]
+assert ctypes.c_uint64.from_address(int(at)).value == 7
+other = ck(d.cuCtxCreate(None, 0, 0))
+assert code(d.cuLibraryGetGlobal(library, b"counter")) == "ERROR_NOT_SUPPORTED"
+ck(d.cuLibraryUnload(library))
+""",
+        tmp_path,
+    )

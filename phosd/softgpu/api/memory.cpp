@@ -11,6 +11,19 @@ using namespace phos::softgpu;
 
 namespace phos::softgpu {
 
+uint64_t allocate_host(size_t size, HostRange::Kind kind, unsigned flags,
+                       const ContextPtr& context) {
+    constexpr size_t page = 4096;
+    require(size > 0);
+    size = (size + page - 1) / page * page;
+    void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    require(at != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
+    const auto address = reinterpret_cast<uint64_t>(at);
+    runtime().host.add({address, size, kind, flags, 0, context});
+    runtime().space().add_host(address, size, true);
+    return address;
+}
+
 void release_host(const HostRange& range) {
     runtime().space().remove_host(range.address, range.size);
     if (range.kind != HostRange::Kind::registered)
@@ -20,20 +33,6 @@ void release_host(const HostRange& range) {
 }  // namespace phos::softgpu
 
 namespace {
-
-constexpr size_t kPage = 4096;
-
-uint64_t allocate_host(size_t size, HostRange::Kind kind, unsigned flags) {
-    require(size > 0);
-    const ContextPtr context = current();
-    size = (size + kPage - 1) / kPage * kPage;
-    void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    require(at != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
-    const auto address = reinterpret_cast<uint64_t>(at);
-    runtime().host.add({address, size, kind, flags, 0, context});
-    runtime().space().add_host(address, size, true);
-    return address;
-}
 
 void free_device(CUdeviceptr address) {
     if (address == 0) return forbid_during_capture();
@@ -124,14 +123,15 @@ API(cuMemGetAddressRange_v2, (CUdeviceptr * base, size_t* size, CUdeviceptr addr
 
 API(cuMemAllocHost_v2, (void** memory, size_t size), (memory, size)) {
     require(memory != nullptr);
-    *memory = reinterpret_cast<void*>(allocate_host(size, HostRange::Kind::pinned, 0));
+    *memory = reinterpret_cast<void*>(allocate_host(size, HostRange::Kind::pinned, 0, current()));
 }
 
 API(cuMemHostAlloc, (void** memory, size_t size, unsigned flags), (memory, size, flags)) {
     constexpr unsigned known =
         CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
     require(memory != nullptr && (flags & ~known) == 0);
-    *memory = reinterpret_cast<void*>(allocate_host(size, HostRange::Kind::pinned, flags));
+    *memory =
+        reinterpret_cast<void*>(allocate_host(size, HostRange::Kind::pinned, flags, current()));
 }
 
 API(cuMemFreeHost, (void* memory), (memory)) {
@@ -180,5 +180,5 @@ API(cuMemAllocManaged, (CUdeviceptr * address, size_t size, unsigned flags),
     (address, size, flags)) {
     require(address != nullptr);
     require(flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST);
-    *address = allocate_host(size, HostRange::Kind::managed, flags);
+    *address = allocate_host(size, HostRange::Kind::managed, flags, current());
 }

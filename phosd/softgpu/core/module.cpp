@@ -31,7 +31,10 @@ Module::Module(ContextPtr context_, const std::string& ptx, std::string& log)
     try {
         code_ = load(
             ptx,
-            [&](size_t size, size_t alignment) {
+            [&](size_t size, size_t alignment, bool managed) {
+                if (managed)
+                    return managed_ = allocate_host(size, HostRange::Kind::managed,
+                                                    CU_MEM_ATTACH_GLOBAL, context);
                 variables_.push_back(heap.allocate(size, context.get(), alignment));
                 return variables_.back();
             },
@@ -50,6 +53,10 @@ Module::~Module() {
 
 void Module::free_variables() {
     for (const uint64_t address : variables_) runtime().device(context->device).heap.free(address);
+    // The end of the context may have come first.
+    if (managed_ && runtime().host.find(managed_).address == managed_)
+        release_host(
+            runtime().host.remove(managed_, {HostRange::Kind::managed}, CUDA_ERROR_INVALID_VALUE));
 }
 
 std::shared_ptr<Function> Module::function(const std::string& name) const {
@@ -67,7 +74,8 @@ const ptx::Variable* Module::variable(const std::string& name) const {
 Library::Library(std::string ptx, std::string& log) : ptx_(std::move(ptx)) {
     outline_ = load(
         ptx_,
-        [&](size_t size, size_t alignment) {
+        [&](size_t size, size_t alignment, bool managed) {
+            has_managed_ |= managed;
             scratch_.push_back(std::make_unique<std::byte[]>(size + alignment));
             const auto at = reinterpret_cast<uint64_t>(scratch_.back().get());
             return (at + alignment - 1) / alignment * alignment;
@@ -87,6 +95,11 @@ ModulePtr Library::module(const ContextPtr& context) {
     std::lock_guard lock(mutex_);
     ModulePtr& module = modules_[context.get()];
     if (!module) {
+        if (has_managed_ && modules_.size() > 1) {
+            modules_.erase(context.get());
+            explain("a library with a __managed__ variable is used in a second context");
+            fail(CUDA_ERROR_NOT_SUPPORTED);
+        }
         std::string log;
         module = std::make_shared<Module>(context, ptx_, log);
         module->library = this;

@@ -59,6 +59,7 @@ class Module : public std::enable_shared_from_this<Module> {
     std::unique_ptr<ptx::Module> code_;
     std::vector<std::shared_ptr<Function>> functions_;
     std::vector<uint64_t> variables_;  // device memory
+    uint64_t managed_ = 0;             // memory of the variables that the host reaches as well
 };
 using ModulePtr = std::shared_ptr<Module>;
 
@@ -88,6 +89,7 @@ class Library : public std::enable_shared_from_this<Library> {
     const std::string ptx_;
     // The code without a device, to know what is in it; its variables lie in plain memory.
     std::vector<std::unique_ptr<std::byte[]>> scratch_;
+    bool has_managed_ = false;
     std::unique_ptr<ptx::Module> outline_;
     std::vector<std::shared_ptr<LibraryKernel>> kernels_;
     std::mutex mutex_;

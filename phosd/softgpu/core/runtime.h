@@ -74,6 +74,9 @@ struct HostRange {
     ContextPtr context;
 };
 
+// Memory of the host that the devices reach; whole pages.
+uint64_t allocate_host(size_t size, HostRange::Kind kind, unsigned flags,
+                       const ContextPtr& context);
 // Ends what made the range known to the devices, and frees it when it is the driver's.
 void release_host(const HostRange& range);
 

@@ -133,6 +133,7 @@ void Space::unmap(uint64_t address, size_t size) {
         set_pages(it->second, 0);
         gone.push_back(it->second.memory);
     }
+    users.wait();
     map_nothing(address, size, MAP_FIXED);
     mappings_.erase(first, last);
 }
@@ -150,8 +151,13 @@ void Space::set_access(uint64_t address, size_t size, unsigned device, bool read
     const auto write_bit = static_cast<uint8_t>(read_bit << kMaxDevices);
     for (auto it = first; it != last; ++it) {
         Mapping& mapping = it->second;
-        mapping.access = static_cast<uint8_t>((mapping.access & ~(read_bit | write_bit)) |
+        const uint8_t before = mapping.access;
+        mapping.access = static_cast<uint8_t>((before & ~(read_bit | write_bit)) |
                                               (read ? read_bit : 0) | (write ? write_bit : 0));
+        if (before & ~mapping.access) {
+            set_pages(mapping, before & mapping.access);
+            users.wait();
+        }
         protect(mapping);
         set_pages(mapping, mapping.access);
     }
@@ -257,6 +263,7 @@ void Space::add_host(uint64_t address, size_t size, bool writable) {
 
 void Space::remove_host(uint64_t address, size_t size) {
     set_host(address, size, 0);
+    users.wait();
 }
 
 bool Space::allows_host(uint64_t address, uint64_t bytes, bool write) const {

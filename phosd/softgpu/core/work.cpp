@@ -50,6 +50,7 @@ bool reachable(const End& end, uint64_t address, size_t bytes, bool write) {
 CUresult Copy::run(Context&) const {
     TraceEntry trace(TraceEntry::Kind::copy);
     const Pace pace(width_ * rows_ * slices_);
+    MemoryUsers::Use use(runtime().space().users);
     const uint64_t source =
         snapshot_.empty() ? from_.address : reinterpret_cast<uint64_t>(snapshot_.data());
     for (size_t slice = 0; slice < slices_; ++slice)
@@ -61,6 +62,7 @@ CUresult Copy::run(Context&) const {
             std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), width_);
             if (to_.device) trace.wrote(to, width_);
             if (from_.device) trace.read(from, width_);
+            use.pause();
         }
     return CUDA_SUCCESS;
 }
@@ -68,6 +70,7 @@ CUresult Copy::run(Context&) const {
 CUresult Fill::run(Context&) const {
     TraceEntry trace(TraceEntry::Kind::fill);
     const Pace pace(width_ * element_ * rows_);
+    MemoryUsers::Use use(runtime().space().users);
     for (size_t row = 0; row < rows_; ++row) {
         const uint64_t to = address_ + row * pitch_;
         if (!reachable({to, true}, to, width_ * element_, true)) return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -82,6 +85,7 @@ CUresult Fill::run(Context&) const {
                 std::fill_n(reinterpret_cast<uint32_t*>(to), width_, value_);
         }
         trace.wrote(to, width_ * element_);
+        use.pause();
     }
     return CUDA_SUCCESS;
 }
@@ -125,9 +129,12 @@ CUresult ValueWait::run(Context& context) const {
     };
     auto pause = std::chrono::microseconds(1);
     while (context.broken() == CUDA_SUCCESS) {
-        if (!runtime().space().reachable(address_, bytes_, false))
-            return CUDA_ERROR_ILLEGAL_ADDRESS;
-        if (satisfied()) break;
+        {
+            const MemoryUsers::Use use(runtime().space().users);
+            if (!runtime().space().reachable(address_, bytes_, false))
+                return CUDA_ERROR_ILLEGAL_ADDRESS;
+            if (satisfied()) break;
+        }
         std::this_thread::sleep_for(pause);
         pause = std::min(pause * 2, std::chrono::microseconds(500));
     }
@@ -135,6 +142,7 @@ CUresult ValueWait::run(Context& context) const {
 }
 
 CUresult ValueWrite::run(Context&) const {
+    const MemoryUsers::Use use(runtime().space().users);
     if (!runtime().space().reachable(address_, bytes_, true)) return CUDA_ERROR_ILLEGAL_ADDRESS;
     TraceEntry trace(TraceEntry::Kind::write);
     trace.wrote(address_, bytes_);

@@ -30,6 +30,7 @@ struct Variable {
     size_t align = 1;
     size_t size = 0;  // bytes; 0 for an array without bounds (extern shared memory)
     bool external = false;
+    bool managed = false;  // in memory that the host reaches as well
     std::vector<std::byte> initial;
     std::vector<Relocation> relocations;
     unsigned line = 0;

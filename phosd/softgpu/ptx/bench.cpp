@@ -62,7 +62,7 @@ DONE: st.global.u32 [%rd4], %r7; ret; })";
 double measure(const char* ptx, Dim3 grid, Dim3 block, test::Memory& memory) {
     Failure failure;
     const auto module =
-        Module::load(std::string(kHead) + ptx, [](size_t, size_t) { return 0; }, failure);
+        Module::load(std::string(kHead) + ptx, [](size_t, size_t, bool) { return 0; }, failure);
     if (!module) {
         std::fprintf(stderr, "%s\n", failure.text.c_str());
         std::exit(1);

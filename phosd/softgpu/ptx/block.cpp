@@ -85,11 +85,12 @@ void BlockRunner::start(uint64_t number) {
     }
 }
 
-bool BlockRunner::run() {
+bool BlockRunner::run(softgpu::MemoryUsers::Use& use) {
     bool progress = false;
     for (Warp& warp : warps_) {
         budget_ = kTurn;
         run_warp(warp);
+        use.pause();
         progress |= budget_ < kTurn;
     }
     if (alive_ == 0) return true;

@@ -12,7 +12,7 @@ class BlockRunner {
     BlockRunner(const Launch& launch, const Program& program, uint32_t grid);
     void start(uint64_t number);  // the block's place in the grid
     // Runs for a while. True when the block has finished; throws Fault.
-    bool run();
+    bool run(softgpu::MemoryUsers::Use& use);
     // Thread instructions since the last call.
     uint64_t take_instructions();
 

@@ -66,6 +66,7 @@ class Grid {
     // may be spinning for it.
     void work() {
         const FloatingPointMode mode;
+        softgpu::MemoryUsers::Use use(launch_.memory->users);
         Runners resident, idle;
         try {
             const size_t most = launch_.cooperative ? blocks_ : kMostResident;
@@ -74,7 +75,7 @@ class Grid {
             while (!failure_) {
                 admit(resident, idle, wanted);
                 if (resident.empty()) break;
-                if (advance(resident, idle)) {
+                if (advance(resident, idle, use)) {
                     rounds = 0;
                     continue;
                 }
@@ -108,10 +109,10 @@ class Grid {
     }
 
     // One turn for each block; whether one of them finished.
-    bool advance(Runners& resident, Runners& idle) {
+    bool advance(Runners& resident, Runners& idle, softgpu::MemoryUsers::Use& use) {
         bool finished = false;
         for (auto& block : resident) {
-            if (!block->run()) continue;
+            if (!block->run(use)) continue;
             finished = true;
             count(*block);
             idle.push_back(std::move(block));

@@ -52,9 +52,10 @@ struct Kernel {
 
 class Module {
   public:
-    // `allocate(size, alignment)` returns device memory for the variables, 0 when there is none. It
-    // is called at most once; what it gave is the caller's to free, also after a failed load.
-    using Allocate = std::function<uint64_t(size_t size, size_t alignment)>;
+    // `allocate(size, alignment, managed)` returns memory for the variables, 0 when there is none;
+    // `managed`: that the host reaches as well. It is called at most once for each kind; what it
+    // gave is the caller's to free, also after a failed load.
+    using Allocate = std::function<uint64_t(size_t size, size_t alignment, bool managed)>;
     static std::unique_ptr<Module> load(std::string_view ptx, const Allocate& allocate,
                                         Failure& failure);
     virtual ~Module() = default;

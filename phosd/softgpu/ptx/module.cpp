@@ -25,13 +25,19 @@ class LoadedModule final : public Module {
     }
 
   private:
-    // All variables share one allocation.
     std::vector<uint64_t> place(const ast::Module& module, const Allocate& allocate) {
         std::vector<uint64_t> addresses(module.variables.size());
+        for (const bool managed : {false, true}) place(module, allocate, managed, addresses);
+        return addresses;
+    }
+
+    // All variables of a kind share one allocation.
+    void place(const ast::Module& module, const Allocate& allocate, bool managed,
+               std::vector<uint64_t>& addresses) {
         size_t bytes = 0, alignment = 16;
         for (size_t i = 0; i < addresses.size(); ++i) {
             const ast::Variable& variable = module.variables[i];
-            if (variable.space == Space::shared) continue;
+            if (variable.space == Space::shared || variable.managed != managed) continue;
             if (variable.external)
                 unsupported(variable.line, "the external variable " + std::string(variable.name));
             bytes = (bytes + variable.align - 1) / variable.align * variable.align;
@@ -39,21 +45,19 @@ class LoadedModule final : public Module {
             bytes += variable.size;
             alignment = std::max(alignment, variable.align);
         }
-        if (bytes == 0) return addresses;
-        const uint64_t base = allocate(bytes, alignment);
+        if (bytes == 0) return;
+        const uint64_t base = allocate(bytes, alignment, managed);
         if (base == 0)
-            throw LoadError{
-                CUDA_ERROR_OUT_OF_MEMORY,
-                "no device memory for a module's variables (" + std::to_string(bytes) + " bytes)"};
+            throw LoadError{CUDA_ERROR_OUT_OF_MEMORY, "no memory for a module's variables (" +
+                                                          std::to_string(bytes) + " bytes)"};
         std::memset(reinterpret_cast<void*>(base), 0, bytes);
         for (size_t i = 0; i < addresses.size(); ++i) {
             const ast::Variable& variable = module.variables[i];
-            if (variable.space == Space::shared) continue;
+            if (variable.space == Space::shared || variable.managed != managed) continue;
             addresses[i] += base;
             variables_.push_back({std::string(variable.name), addresses[i], variable.size,
                                   variable.space == Space::constant});
         }
-        return addresses;
     }
 
     static void initialise(const ast::Module& module, const std::vector<uint64_t>& addresses) {

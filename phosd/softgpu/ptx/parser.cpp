@@ -164,10 +164,14 @@ ast::Variable Parser::variable(Space space) {
             while (at_directive()) {
                 if (lexer_.take().text == "align") integer();
             }
-        } else if (name == "managed") {
-            unsupported(where, "a .managed variable");
         } else if (name == "attribute") {
-            unsupported(where, "a variable's .attribute");
+            expect("(");
+            const std::string attribute(at_directive() ? lexer_.take().text : "");
+            if (attribute != "managed")
+                unsupported(where, "a variable's .attribute(." + attribute + ")");
+            if (space != Space::global) invalid(where, "a .managed variable that is not .global");
+            result.managed = true;
+            expect(")");
         } else {
             unsupported(where, "the directive ." + std::string(name) + " in a declaration");
         }

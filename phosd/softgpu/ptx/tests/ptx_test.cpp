@@ -33,7 +33,8 @@ Failure load(const std::string& text, test::Memory& memory,
              std::unique_ptr<Module>* out = nullptr) {
     Failure failure;
     auto module = Module::load(
-        text, [&](size_t size, size_t align) { return memory.allocate(size, align); }, failure);
+        text, [&](size_t size, size_t align, bool) { return memory.allocate(size, align); },
+        failure);
     expect(static_cast<bool>(module) != static_cast<bool>(failure),
            "a load gives a module or a failure");
     if (out) *out = std::move(module);
