@@ -145,8 +145,9 @@ int hook_await_taken(Header* board, double seconds) {
     return wait_until(board, seconds, taken);
 }
 
-void hook_press(Header* board, uint32_t device, uint32_t level) {
+void hook_press(Header* board, uint32_t device, uint32_t level, int abort) {
     board->pressure[device].wanted.store(level);
+    if (abort) board->phase.store(aborted);
     post(board);
 }
 

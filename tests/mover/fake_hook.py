@@ -78,9 +78,9 @@ class FakeHook:
         """Wait until the memory of all that was freed is let go of."""
         return bool(_library().hook_await_taken(self._board, seconds))
 
-    def press(self, level: int, device: int = 0) -> None:
-        """Ask for memory."""
-        _library().hook_press(self._board, device, level)
+    def press(self, level: int, device: int = 0, *, abort: bool = False) -> None:
+        """Ask for memory, perhaps calling the job off."""
+        _library().hook_press(self._board, device, level, abort)
 
     def await_relief(self, seconds: float = 20, device: int = 0) -> bool:
         """Wait until what was asked for is given."""
@@ -131,7 +131,7 @@ def _library() -> ctypes.CDLL:
         ("await_saved", yes, (board, chunk, seconds)),
         ("free", None, (board, wide)),
         ("await_taken", yes, (board, seconds)),
-        ("press", None, (board, chunk, chunk)),
+        ("press", None, (board, chunk, chunk, yes)),
         ("await_relief", yes, (board, chunk, seconds)),
         ("release_slab", None, (board, chunk)),
         ("phase", chunk, (board,)),

@@ -13,7 +13,7 @@ from phosd.engine.board import Board, ChunkState, Phase
 from phosd.engine.errors import Internal
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.image.store import Store
-from phosd.engine.mover import DrainBoard, requests
+from phosd.engine.mover import DrainBoard, Drained, requests
 from phosd.engine.progress import Progress
 from phosd.engine.verify import verify
 from tests.image.samples import everything
@@ -63,6 +63,7 @@ def test_what_is_free_is_given_back_when_it_is_asked_for(store: Store) -> None:
         assert len(drained.chunks[10]) == 3
         with pytest.raises(Internal, match="holds no block 10"):
             program.mover.digest([10])
+        program.mover.drop([10])
         assert program.mover.digest([12])[12] == program.digests[12]
         verify(store, publish(writer, drained).id, Progress())
 
@@ -84,19 +85,46 @@ def test_freed_blocks_are_saved_first_when_that_is_not_enough(store: Store) -> N
 
 
 def test_a_program_that_needs_everything_gets_it(store: Store) -> None:
+    """What it has freed, saved or not, and all slabs; the hook has called the job off, too."""
     with prepared(store, rate=SLOW) as program:
         with store.begin(0) as writer, beside(lambda: program.drain(writer)) as running:
             assert program.hook.await_saved(program.chunk(0, 0))
-            program.hook.press(3)
+            program.hook.free(4)
+            assert program.word(3, 1) == ChunkState.PENDING
+            program.hook.press(3, abort=True)
+            assert program.hook.await_relief()
+            assert sorted(program.dropped) == [13, 10 + SLAB]
             drained = running.result()
         assert drained.aborted_for_memory
         assert (drained.chunks, drained.changed) == ({}, [])
-        assert program.hook.phase == Phase.ARMED
-        assert not program.hook.await_relief(0.1)
-        program.board.abort()  # the engine does that when it has let go of everything
-        assert program.hook.await_relief(0)
         assert everything(store.state) == set()
         program.mover.drop([10, 11, 12, 13, 10 + SLAB])
+        with pytest.raises(Internal, match="holds no block 12"):
+            program.mover.digest([12])
+
+
+def test_memory_that_cannot_be_let_go_of_ends_the_drain(store: Store) -> None:
+    """The error is the caller's own; the mover goes on to work."""
+
+    def fail(_: object) -> None:
+        raise ValueError("cannot be closed")
+
+    with prepared(store, rate=SLOW) as program:
+
+        def drain() -> Drained:
+            with store.begin(0) as writer:
+                boards = [program.drained]
+                return program.mover.drain(boards, program.digests, {}, writer, let_go=fail)
+
+        with beside(drain) as running:
+            assert program.hook.await_saved(program.chunk(0, 0))
+            program.hook.free(4)
+            program.hook.press(2)
+            with pytest.raises(ValueError, match="cannot be closed"):
+                running.result()
+        assert not program.hook.await_relief(0)
+        assert program.mover.digest([12])[12] == program.digests[12]
+        assert program.hook.phase == Phase.ABORTED
 
 
 def test_more_is_freed_than_the_ring_holds(store: Store) -> None:

@@ -50,6 +50,7 @@ class Mover:
         self._process = process
         self._line = line
         self._aside = aside
+        self._dropped: set[int] = set()
 
     @classmethod
     def start(cls, gpu: int, ring_bytes: int | None, key: DigestKey) -> Self:
@@ -118,8 +119,8 @@ class Mover:
         return descriptors
 
     def drop(self, keys: Iterable[int]) -> None:
-        """Unmap and release blocks."""
-        self._aside.ask(wire.Drop(list(keys)), wire.Done)
+        """Unmap and release blocks. Those that a drain has dropped are passed over."""
+        self._aside.ask(wire.Drop([key for key in keys if key not in self._dropped]), wire.Done)
 
     def digest(self, keys: Iterable[int]) -> dict[int, list[bytes]]:
         """The digest of every chunk (2 MiB; the last may be shorter) of some blocks.
@@ -173,16 +174,22 @@ class Mover:
         ``digests`` are those of the stop, by key, and ``packs`` as for :meth:`save`. What
         :func:`redundant` names is not copied. ``order`` may give a block's chunks the numbers of an
         earlier job's ``Board.touched``: low ones are saved first, 0 is unknown. ``let_go`` is
-        called on this thread with the keys of blocks that the mover has dropped because their
-        program freed them and needs the memory: it must close every other descriptor of them.
+        called on this thread with the keys of blocks and slabs that the mover has dropped because
+        their program needs the memory: it must close every other descriptor of them, and then the
+        program is told that the memory is free.
 
         May begin before the gates open. On failure the boards' phase becomes ``aborted``, unless
         the mover died. Raises as :meth:`save` does.
         """
         request, packs = drain_request(boards, digests, order, writer, packs, audit=audit)
 
+        def dropped(keys: Sequence[int]) -> None:
+            self._dropped.update(keys)
+            if let_go is not None:
+                let_go(keys)
+
         descriptors = [board.fd for board in boards] + [pack.fd for pack in packs]
-        answer, _ = self._line.ask(request, wire.Drained, descriptors, progress, let_go)
+        answer, _ = self._line.ask(request, wire.Drained, descriptors, progress, dropped)
         found = (ref for _, refs in answer.blocks for ref in refs if ref is not None)
         writer.stored.update((ref.digest, ref) for ref in found)
         chunks = {

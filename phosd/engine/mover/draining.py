@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from phosd.engine.cuda import call
 from phosd.engine.digest import SIZE
-from phosd.engine.errors import Cancelled
+from phosd.engine.errors import Timeout
 from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.mover.copyout import Chunk, CopyOut, Item, Lanes, fill
 from phosd.engine.mover.gpu import Gpu
@@ -146,10 +146,14 @@ class _Loop:
         while not self._drained.changed:
             self._out.check()
             look = self._plan.look()
-            if look.aborted:
-                raise Cancelled("the job was given up on the board of a program")
             if look.wanted >= _GIVE_UP:
+                self._give_up(let_go, settled)
                 return False
+            if look.aborted:
+                raise Timeout(
+                    "a program no longer waits for its memory to be saved",
+                    hint="the disk may be too slow for mode=concurrent; use mode=stop",
+                )
             if look.wanted and settled():
                 self._relieve(look.wanted, let_go)
             if not look.left and self._ring.free == len(self._ring.slots):
@@ -180,12 +184,23 @@ class _Loop:
             self._plan.freed_first()
         complete, keys = self._plan.droppable()
         if keys:
-            call("cuStreamSynchronize", self._out.staging)  # a slab may still be read from
-            self._gpu.drop_kept(keys)
-            self._drained.dropped += keys
-            let_go(keys)
+            self._drop(keys, let_go)
         elif complete or level == 1:
             self._plan.answer()
+
+    def _give_up(self, let_go: LetGo, settled: Callable[[], bool]) -> None:
+        """Give back all that the program has freed, saved or not, and every slab."""
+        self._drop(self._plan.droppable(everything=True)[1], let_go)
+        while not settled():
+            self._out.check()
+            self._plan.wait(_PAUSE_SECONDS)
+        self._plan.answer()
+
+    def _drop(self, keys: list[int], let_go: LetGo) -> None:
+        call("cuStreamSynchronize", self._out.staging)  # they may still be read from
+        self._gpu.drop_kept(keys)
+        self._drained.dropped += keys
+        let_go(keys)
 
 
 @contextmanager

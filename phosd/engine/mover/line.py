@@ -91,8 +91,7 @@ class Line:
                 if isinstance(message, kind):
                     return message, descriptors
                 if isinstance(message, wire.Dropped) and dropped is not None:
-                    dropped(message.keys)
-                    self._send(wire.Settled())
+                    self._pass_on(message.keys, dropped)
                 if progress is not None and isinstance(message, wire.Moved) and not given_up:
                     progress.advance(message.byte_count)
             if time.monotonic() > deadline:
@@ -109,6 +108,14 @@ class Line:
                 except Cancelled as error:
                     given_up = error
                     self._send(wire.Cancel())
+
+    def _pass_on(self, keys: Sequence[int], dropped: Dropped) -> None:
+        try:
+            dropped(keys)
+        except BaseException:
+            self._send(wire.Cancel())
+            raise
+        self._send(wire.Settled())
 
     def _death(self) -> PhosError:
         """The error for a mover that is gone, with how it ended if that is known."""

@@ -271,16 +271,16 @@ void Plan::abort() {
     for (Board& each : boards_) each.view->set_phase(board::aborted);
 }
 
-bool Plan::droppable(uint32_t* blocks, uint32_t* block_count, uint32_t* slabs,
+bool Plan::droppable(bool all, uint32_t* blocks, uint32_t* block_count, uint32_t* slabs,
                      uint32_t* slab_count) {
     *block_count = *slab_count = 0;
-    bool all = true;
+    bool complete = true;
     for (uint32_t i = 0; i < boards_.size(); ++i) note_freed(i);
     for (uint32_t b = 0; b < block_count_; ++b) {
         Block& block = blocks_[b];
         if (!block.freed || block.dropped) continue;
-        if (block.unsaved.load(std::memory_order_acquire) != 0) {
-            all = false;
+        if (!all && block.unsaved.load(std::memory_order_acquire) != 0) {
+            complete = false;
             continue;
         }
         block.dropped = true;
@@ -288,13 +288,14 @@ bool Plan::droppable(uint32_t* blocks, uint32_t* block_count, uint32_t* slabs,
     }
     for (uint32_t s = 0; s < slabs_.size(); ++s) {
         Slab& slab = slabs_[s];
-        if (slab.dropped || slab.row == nullptr) continue;
-        if (slab.row->released.load(std::memory_order_acquire) == 0) continue;
+        const bool released =
+            slab.row != nullptr && slab.row->released.load(std::memory_order_acquire) != 0;
+        if (slab.dropped || !(all || released)) continue;
         slab.dropped = true;
         slots_ -= slab.in.slots;
         slabs[(*slab_count)++] = s;
     }
-    return all;
+    return complete;
 }
 
 void Plan::answer() {

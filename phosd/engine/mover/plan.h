@@ -62,9 +62,11 @@ class Plan {
     void wait(double seconds);
     void abort();
 
-    // Pressure. Blocks that were freed and are saved, and slabs that were released; each once.
-    // `blocks` and `slabs` have room for all. False: freed blocks are left that are not saved.
-    bool droppable(uint32_t* blocks, uint32_t* block_count, uint32_t* slabs, uint32_t* slab_count);
+    // Pressure. Blocks that were freed and are saved, and slabs that were released; with `all`,
+    // those that are not, too: nobody may be copying them. Each is named once; `blocks` and `slabs`
+    // have room for all. False: freed blocks are left that are not saved.
+    bool droppable(bool all, uint32_t* blocks, uint32_t* block_count, uint32_t* slabs,
+                   uint32_t* slab_count);
     void freed_first() { freed_first_ = true; }
     void answer();  // the levels that `look` saw
 

@@ -121,16 +121,19 @@ class Plan:
         """From now on save the blocks that the programs have freed before all others."""
         _library().phos_plan_freed_first(self._order)
 
-    def droppable(self) -> tuple[bool, list[int]]:
+    def droppable(self, *, everything: bool = False) -> tuple[bool, list[int]]:
         """Keys of freed blocks that are saved, and of released slabs: each once.
 
-        Also whether these are all: no freed block is left that is not saved.
+        Also whether these are all: no freed block is left that is not saved. ``everything`` gives
+        those that are not, too, and all slabs.
         """
         blocks = (ctypes.c_uint32 * len(self._keys))()
         slabs = (ctypes.c_uint32 * len(self._slabs))()
         counts = (ctypes.c_uint32 * 2)()
         to = [ctypes.byref(counts, 4 * i) for i in range(2)]
-        complete = _library().phos_plan_droppable(self._order, blocks, to[0], slabs, to[1])
+        complete = _library().phos_plan_droppable(
+            self._order, everything, blocks, to[0], slabs, to[1]
+        )
         keys = [self._keys[b] for b in blocks[: counts[0]]]
         return bool(complete), keys + [self._slabs[s] for s in slabs[: counts[1]]]
 
@@ -185,7 +188,7 @@ def _library() -> ctypes.CDLL:
         ("wait", None, (pointer, ctypes.c_double)),
         ("abort", None, (pointer,)),
         ("freed_first", None, (pointer,)),
-        ("droppable", ctypes.c_int, (pointer,) * 5),
+        ("droppable", ctypes.c_int, (pointer, ctypes.c_int, *(pointer,) * 4)),
         ("answer", None, (pointer,)),
         ("saving", None, (pointer, pointer)),
     ):

@@ -85,9 +85,9 @@ PHOS_EXPORT void phos_plan_freed_first(Order* order) {
     order->plan.freed_first();
 }
 
-PHOS_EXPORT int phos_plan_droppable(Order* order, uint32_t* blocks, uint32_t* block_count,
+PHOS_EXPORT int phos_plan_droppable(Order* order, int all, uint32_t* blocks, uint32_t* block_count,
                                     uint32_t* slabs, uint32_t* slab_count) {
-    return order->plan.droppable(blocks, block_count, slabs, slab_count);
+    return order->plan.droppable(all != 0, blocks, block_count, slabs, slab_count);
 }
 
 PHOS_EXPORT void phos_plan_answer(Order* order) {

@@ -48,7 +48,7 @@ class Drained:
 
     ``changed`` lists (key, chunk index) found with other bytes than at the stop: somebody wrote
     unexpectedly. The drain ends at the first ones it meets, and ``chunks`` is then empty, as it is
-    with ``aborted_for_memory``: the program needs all of its memory, so let go of everything.
+    with ``aborted_for_memory``: the program needed the memory that was kept from it.
 
     ``from_slots`` chunks were copied from shadow slots, ``byte_count`` bytes altogether.
     ``seconds_to_saved`` is the median time that a chunk was claimed before it was marked saved,
