@@ -1,5 +1,6 @@
 """``phos history``: what phosd did."""
 
+import json
 from typing import Any
 
 import click
@@ -32,7 +33,7 @@ def history(settings: Settings, limit: int) -> None:
     """
     (found,) = call(settings, "ListHistory", "a{sv}", variants({"limit": limit}))
     settings.rows(
-        found,
+        [row | {"details": json.loads(row.get("details") or "{}")} for row in found],
         {
             "JOB": lambda row: str(row["id"]),
             "STARTED": lambda row: time_text(int(row["started"] * 1e6)),

@@ -120,6 +120,7 @@ def describe(job: Properties) -> dict[str, Any]:
         "drained_bytes": job["DrainedBytes"],
         "drain_rate": job["DrainRate"],
         "scheduled": job["Scheduled"],
+        "details": job["Details"],
         "notes": job.get("Notes", []),
         "phases": [dict(zip(phase_names, phase, strict=True)) for phase in job["Phases"]],
         "result": job["Result"],

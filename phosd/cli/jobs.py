@@ -84,6 +84,8 @@ def _show(settings: Settings, row: dict[str, Any]) -> None:
     for name, text in lines.items():
         if text:
             settings.out.print(f"{name:<14}{text}", markup=False)
+    for name, value in row["details"].items():
+        settings.out.print(f"{'figure':<14}{name.replace('_', ' ')} {value:g}")
     for note in row["notes"]:
         settings.out.print(f"{'note':<14}{note}", markup=False)
     settings.rows(

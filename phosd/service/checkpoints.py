@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from phosd.engine.errors import ImageCorrupt, InvalidOption, NoSuchImage, NoSuchProcess, PhosError
+from phosd.engine.image.store import packs_of
 from phosd.engine.progress import Progress
 from phosd.service.history import History
-from phosd.service.identity import Identity, ancestors, executable, identify
+from phosd.service.identity import Identity, ancestors, holds, identify, program
 from phosd.service.jobs import Job, JobTable, Outcome, Task
 from phosd.service.operations import CheckpointRequest, Engine
-from phosd.service.schedule import Program, Schedule, surplus
+from phosd.service.schedule import Schedule, surplus
 
 _SHORTEST = 1.0
 """Seconds from one checkpoint of a schedule to the next, at least."""
@@ -41,6 +44,8 @@ class Checkpoints:
         who reads the job. Raises :class:`Busy` unless the request queues.
         """
 
+        known = program(target)
+
         def work(progress: Progress) -> Outcome:
             if identify(target.pid) != target:
                 raise NoSuchProcess(
@@ -48,12 +53,14 @@ class Checkpoints:
                 )
             for note in notes:
                 progress.note(note)
-            program = Program(target.uid, executable(target.pid))
-            suspects = self._history.suspects_of(program)
+            chosen = request
+            if request.parent == "auto":
+                chosen = msgspec.structs.replace(request, parent=self._latest_of(target))
+            suspects = self._history.suspects_of(known)
             try:
-                manifest = self._engine.checkpoint(target.pid, request, owner, suspects, progress)
+                manifest = self._engine.checkpoint(target.pid, chosen, owner, suspects, progress)
             finally:
-                self._history.suspects(program, progress.suspects)
+                self._history.suspects(known, progress.suspects)
             self._history.image(manifest, made_for=schedule)
             if schedule is not None:
                 self._remove_surplus(schedule, progress)
@@ -69,6 +76,7 @@ class Checkpoints:
             token=request.token,
             queue=request.queue,
             scheduled=schedule is not None,
+            executable=known.executable,
         )
         return self._jobs.submit(task, lambda job: self._before_stop(job, target))
 
@@ -79,6 +87,31 @@ class Checkpoints:
             if held in above or target.pid in ancestors(held):
                 self._jobs.require_free((_claim(held),))
         self._write_down(job, target)
+
+    def _latest_of(self, target: Identity) -> str:
+        """The image that is the next one's parent; empty when there is none.
+
+        It may not need a pack that an image needs which was found damaged: the next one would
+        inherit the damage.
+        """
+        verified = self._history.verified()
+        images = self._engine.images()
+        doubtful = {
+            pack
+            for image in images
+            if not verified.get(image.id, (0.0, True))[1]
+            for pack in packs_of(image)
+        }
+        return max(
+            (
+                image.id
+                for image in images
+                if image.blocks
+                and holds(image, target.pid, target.start_time)
+                and not packs_of(image) & doubtful
+            ),
+            default="",
+        )
 
     def _remove_surplus(self, schedule: Schedule, progress: Progress) -> None:
         """Delete the images that the schedule keeps no longer. No job may use the process now, so

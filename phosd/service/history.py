@@ -5,6 +5,7 @@ own. A write that fails (a full disk) is logged and never stops a job.
 """
 
 import contextlib
+import json
 import logging
 import queue
 import sqlite3
@@ -21,16 +22,17 @@ from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.kernels import KernelMark
 from phosd.engine.process import GpuProcess
+from phosd.service.identity import Program
 from phosd.service.jobs import Job
 from phosd.service.journal import Entry
-from phosd.service.schedule import Program, Schedule
+from phosd.service.schedule import Schedule
 from phosd.service.tables import migrations
 
 Row = dict[str, Any]
 
 _BUSY_MILLISECONDS = 10_000
 _MAX_SUSPECTS = 4096
-"""Kernels of one program that its next checkpoint is warned of."""
+"""Kernels of one program that are remembered, those found last."""
 _log = logging.getLogger(__name__)
 
 
@@ -110,6 +112,8 @@ class History:
             "drained_bytes": job.drained.bytes,
             "drain_rate": job.drained.rate,
             "scheduled": int(task.scheduled),
+            "executable": task.executable,
+            "details": json.dumps(job.progress.details),
         }
         # Phases are timed by the monotonic clock; the history speaks of the time of day.
         offset = job.started - (job.progress.phases[0].start if job.progress.phases else 0.0)
@@ -175,7 +179,7 @@ class History:
 
     def images_made_for(self, schedule: Schedule) -> dict[str, bool | None]:
         """The images of a schedule, newest first, and whether they were found whole, if ever."""
-        rows = self.query(
+        rows = self._recall(
             "select id, verified_ok from images where made_for = ? and deleted is null "
             "order by id desc",
             [schedule.key],
@@ -185,10 +189,11 @@ class History:
 
     def last_made_for(self, schedule: Schedule) -> float:
         """When the latest image of a schedule was made; 0 when there is none."""
-        (row,) = self.query(
-            "select max(created) as created from images where made_for = ?", [schedule.key]
+        rows = self._recall(
+            "select created from images where made_for = ? order by id desc limit 1",
+            [schedule.key],
         )
-        return datetime.fromisoformat(row["created"]).timestamp() if row["created"] else 0.0
+        return datetime.fromisoformat(rows[0]["created"]).timestamp() if rows else 0.0
 
     def schedule(self, schedule: Schedule) -> None:
         """A schedule begins, changes or ends."""
@@ -215,15 +220,9 @@ class History:
     def suspects(self, program: Program, kernels: Iterable[KernelMark]) -> None:
         """One of these kernels of a program has written where nobody expected."""
         now = time.time()
+        owner = _storable({"uid": program.uid, "executable": program.executable})
         keys = [
-            _storable(
-                {
-                    "uid": program.uid,
-                    "executable": program.executable,
-                    "module": f"{kernel.module:016x}",
-                    "name": kernel.name,
-                }
-            )
+            owner | _storable({"module": f"{kernel.module:016x}", "name": kernel.name})
             for kernel in kernels
         ]
 
@@ -237,15 +236,21 @@ class History:
                         "guessed_wrong = guessed_wrong + 1, last_seen = :now",
                         key | {"now": now},
                     )
+                db.execute(
+                    "delete from kernels where uid = :uid and executable = :executable and rowid "
+                    "not in (select rowid from kernels where uid = :uid and "
+                    "executable = :executable order by last_seen desc limit :most)",
+                    owner | {"most": _MAX_SUSPECTS},
+                )
 
         self._work.put(run)
 
     def suspects_of(self, program: Program) -> tuple[KernelMark, ...]:
         """The suspects of a program, those found last first."""
-        rows = self.query(
+        rows = self._recall(
             "select module, name from kernels where uid = ? and executable = ? "
-            "and state = 'suspect' order by last_seen desc limit ?",
-            [program.uid, clean(program.executable), _MAX_SUSPECTS],
+            "and state = 'suspect' order by last_seen desc",
+            [program.uid, clean(program.executable)],
         )
         return tuple(KernelMark(row["name"], int(row["module"], 16)) for row in rows)
 
@@ -291,7 +296,7 @@ class History:
         self._work.put(lambda db: db["events"].insert(_storable(row)))
 
     def prune(self, before: float) -> None:
-        """Forget jobs, events and samples older than a time."""
+        """Forget jobs, events, samples and suspects older than a time."""
 
         def run(db: Any) -> None:
             with db.atomic():
@@ -301,6 +306,7 @@ class History:
                 db.execute("delete from events where time < ?", [before])
                 db.execute("delete from gpu_samples where time < ?", [before])
                 db.execute("delete from processes where last_seen < ?", [before])
+                db.execute("delete from kernels where last_seen < ?", [before])
 
         self._work.put(run)
 
@@ -331,7 +337,7 @@ class History:
 
     def verified(self) -> dict[str, tuple[float, bool]]:
         """When each image was verified last, and whether it was whole."""
-        rows = self.query("select id, verified, verified_ok from images where verified not null")
+        rows = self._recall("select id, verified, verified_ok from images where verified not null")
         return {row["id"]: (row["verified"], bool(row["verified_ok"])) for row in rows}
 
     def query(self, sql: str, params: Any = ()) -> list[Row]:
@@ -341,6 +347,14 @@ class History:
             return list(database.query(sql, params))
         finally:
             database.conn.close()
+
+    def _recall(self, sql: str, params: Any = ()) -> list[Row]:
+        """Rows that a job can do without, when the file cannot be read."""
+        try:
+            return self.query(sql, params)
+        except sqlite3.Error:
+            _log.exception("the history %s could not be read", self._path)
+            return []
 
     def flush(self) -> None:
         """Wait until everything recorded before is in the file."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from phosd.engine import procfs
 from phosd.engine.errors import NoSuchProcess
+from phosd.engine.image.manifest import Manifest
 from phosd.engine.tree import require_process
 
 
@@ -38,12 +39,27 @@ def identify(pid: int) -> Identity:
     return Identity(pid, found.start_time, uids.pop() if len(uids) == 1 else 0)
 
 
-def executable(pid: int) -> str:
-    """The file that a process runs, and with it the name of its program; empty when it is gone."""
+@dataclass(frozen=True)
+class Program:
+    """What a user's processes of one executable have in common: their kernels."""
+
+    uid: int
+    executable: str
+
+
+def program(process: Identity) -> Program:
+    """What a process runs; the name is empty when it is gone or may not be asked."""
     try:
-        return str((procfs.PROC / str(pid) / "exe").readlink())
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+        name = str((procfs.PROC / str(process.pid) / "exe").readlink())
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        name = ""
+    return Program(process.uid, name)
+
+
+def holds(manifest: Manifest, pid: int, start_time: int) -> bool:
+    """Whether an image is of this process, as it runs now or a while ago, and of this boot."""
+    found = any((p.pid, p.start_time) == (pid, start_time) for p in manifest.processes)
+    return found and manifest.host.boot_id == procfs.boot_id()
 
 
 def ancestors(pid: int) -> set[int]:

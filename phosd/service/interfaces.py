@@ -19,6 +19,8 @@ from phosd.engine.progress import PhaseRecord
 from phosd.service.jobs import Job, JobState
 from phosd.service.objects import Interface, Method, Property
 
+_MOST_SUSPECTS = 100
+"""Kernels that a job names, so that no program can fill the bus with its own."""
 UNKNOWN = -1.0
 """D-Bus has no null: a utilisation, temperature or power that the GPU does not tell."""
 
@@ -107,6 +109,7 @@ def job_interface(cancel: Callable[..., Awaitable[list[Any]]]) -> Interface:
             Property("DrainedBytes", "t", lambda job: job.drained.bytes),
             Property("DrainRate", "d", lambda job: job.drained.rate),
             Property("Scheduled", "b", lambda job: job.task.scheduled),
+            Property("Details", "a{sd}", _details),
             Property("Notes", "as", lambda job: list(job.progress.notes), private=True),
             Property(
                 "Phases", "a(sbdtt)", lambda job: [describe_phase(p) for p in job.progress.phases]
@@ -119,8 +122,12 @@ def job_interface(cancel: Callable[..., Awaitable[list[Any]]]) -> Interface:
     )
 
 
+def _details(job: Job) -> dict[str, float]:
+    return {name: float(x) for name, x in job.progress.details.items() if x is not None}
+
+
 def _suspects(job: Job) -> list[str]:
-    return [kernel.name for kernel in job.progress.suspects]
+    return [kernel.name for kernel in job.progress.suspects[:_MOST_SUSPECTS]]
 
 
 def _program_stopped(job: Job) -> bool:

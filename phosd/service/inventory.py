@@ -14,6 +14,7 @@ from phosd.engine.process import GpuProcess
 from phosd.engine.procfs import boot_id
 from phosd.service.config import Config
 from phosd.service.history import History
+from phosd.service.identity import holds
 from phosd.service.interfaces import (
     GPU,
     IMAGE,
@@ -184,11 +185,7 @@ class Inventory:
         mine = (
             manifest.id
             for manifest in (view.manifest for view in self.images.values())
-            if manifest.host.boot_id == self._boot
-            and any(
-                (p.pid, p.start_time) == (process.pid, process.start_time)
-                for p in manifest.processes
-            )
+            if holds(manifest, process.pid, process.start_time)
         )
         schedule = self._periodic.of(process.pid, process.start_time)
         every, keep = (schedule.every, schedule.keep) if schedule else (0.0, 0)

@@ -85,6 +85,7 @@ class Task:
     token: str = ""
     queue: bool = False
     scheduled: bool = False
+    executable: str = ""
 
 
 @dataclass
@@ -106,7 +107,12 @@ class Job:
 
     @property
     def drained(self) -> Drained:
-        """What the phases named ``drain`` have done, of every attempt."""
+        """As the engine has measured it, or else what the phases named ``drain`` have done so far,
+        of every attempt.
+        """
+        details = self.progress.details
+        if (size := details.get("drain_bytes")) is not None:
+            return Drained(int(size), details.get("drain_seconds") or 0.0)
         now = time.monotonic()
         phases = [phase for phase in self.progress.phases if phase.name == "drain"]
         return Drained(

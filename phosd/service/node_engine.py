@@ -28,6 +28,7 @@ class NodeEngine:
                 staging_limit=config.staging_limit,
                 ring_bytes=config.ring_bytes,
                 criu=config.criu,
+                shadow_limit=config.shadow_limit,
             )
         )
         self._node.store.sweep()

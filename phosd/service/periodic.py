@@ -101,14 +101,14 @@ class Periodic:
     def consider(self, processes: Iterable[GpuProcess]) -> None:
         """Begin what the configuration's rules want for processes that have no schedule yet.
 
-        A process below one that has a schedule is saved with that one.
+        A process below one that has, or had, a schedule is a part of that one.
         """
         for process in sorted(processes, key=lambda p: p.start_time):
             rule = next((rule for rule in self.rules if rule.fits(process)), None)
             if rule is None or (process.pid, process.start_time) in self._schedules:
                 continue
             above = ancestors(process.pid)
-            if any(s.every and s.target.pid in above for s in self._schedules.values()):
+            if any(s.target.pid in above for s in self._schedules.values()):
                 continue
             try:
                 target = identify(process.pid)
@@ -140,9 +140,16 @@ class Periodic:
         self._tell(schedule, f"ended: {why}")
 
     def _run(self, schedule: Schedule, job: Job | None) -> None:
+        def done(clock: asyncio.Task[None]) -> None:
+            if not clock.cancelled() and clock.exception() is not None:
+                _log.error("no clock for process %d", key[0], exc_info=clock.exception())
+                self._tell(schedule, "its clock failed; phosd's log has the details")
+
         key = _key(schedule.target)
         self._stop(key)
-        self._clocks[key] = asyncio.get_running_loop().create_task(self._keep_time(schedule, job))
+        clock = asyncio.get_running_loop().create_task(self._keep_time(schedule, job))
+        clock.add_done_callback(done)
+        self._clocks[key] = clock
 
     def _stop(self, key: _Key) -> None:
         clock = self._clocks.pop(key, None)
@@ -174,7 +181,7 @@ class Periodic:
             if not _lives(schedule.target):
                 self.forget_gone()
                 return
-            notes = (f"{left_out} before this one left out",) if left_out else ()
+            notes = (f"{left_out} periodic checkpoints before it left out",) if left_out else ()
             try:
                 job = self._checkpoints.start(
                     schedule.target, schedule.each, schedule.owner, schedule, notes

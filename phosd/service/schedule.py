@@ -14,14 +14,6 @@ KEEP = 5
 
 
 @dataclass(frozen=True)
-class Program:
-    """What a user's processes of one executable have in common: their kernels."""
-
-    uid: int
-    executable: str
-
-
-@dataclass(frozen=True)
 class Schedule:
     """The periodic checkpoints of one process of this boot, asked for by ``owner``.
 

@@ -132,11 +132,13 @@ def m002_guesses_and_schedules(db: Any) -> None:
         pk=("boot_id", "pid", "start_time"),
     )
     for column, kind in (
+        ("executable", str),
         ("why", str),
         ("wrong_guesses", int),
         ("drained_bytes", int),
         ("drain_rate", float),
         ("scheduled", int),
+        ("details", str),
     ):
         db["jobs"].add_column(column, kind)
     db["images"].add_column("made_for", str)

@@ -10,14 +10,13 @@ import pytest
 
 from phosd.cli.checkpoint import interval
 from phosd.engine.errors import Unsupported
-from phosd.engine.image.manifest import Block, ChunkRef
 from phosd.engine.kernels import KernelMark
 from phosd.engine.progress import Progress
 from phosd.service.identity import identify
 from phosd.service.operations import CheckpointRequest
 from tests.cli.test_client import PHOS, lines, phos
 from tests.harness import running, wait_until
-from tests.service.fake_engine import manifest, this_process
+from tests.service.fake_engine import block, manifest, this_process
 from tests.service.running import Service
 
 ME = str(os.getpid())
@@ -112,6 +111,7 @@ def test_a_job_is_told_with_its_phases_and_guesses(service: Service) -> None:
         progress.advance(3 << 20)
         progress.found_suspects([KernelMark("chase", 1)])
         progress.note("mode recopy: a guess was wrong")
+        progress.details |= {"waited_seconds": 0.25, "needless_shadows": None}
 
     service.engine.act = act
     service.engine.go.set()
@@ -124,12 +124,13 @@ def test_a_job_is_told_with_its_phases_and_guesses(service: Service) -> None:
     assert told["suspects"] == "chase"
     assert told["drained"].startswith("3.0 MiB at ")
     assert told["wrong"] == "guesses 1"
+    assert told["figure"] == "waited seconds 0.25"
     assert told["note"] == "mode recopy: a guess was wrong"
     assert told["quiesce"].split()[-1] == "stopped"
     assert "stopped" not in told["prepare"]
     (row,) = lines(phos(service, "jobs", "1", "--json").stdout)
     assert (row["wrong_guesses"], row["suspects"]) == (1, ["chase"])
-    assert row["drained_bytes"] == 3 << 20
+    assert (row["drained_bytes"], row["details"]) == (3 << 20, {"waited_seconds": 0.25})
     assert row["why"] == "there is room for shadows"
     (listed,) = lines(phos(service, "jobs", "--json").stdout)
     assert listed == row
@@ -142,15 +143,12 @@ def test_a_job_is_told_with_its_phases_and_guesses(service: Service) -> None:
 
 
 def test_images_tell_what_they_share(service: Service) -> None:
-    first = ChunkRef("a", 1, 0, 2 << 20)
-    second = ChunkRef("b", 2, 0, 1 << 20)
-    for image, chunks in (("i1", (first,)), ("i2", (first, second))):
-        block = Block(process=0, id=1, va=0, size=4 << 20, gpu=0, chunks=chunks)
-        service.engine.stored[image] = manifest(image, blocks=(block,), why="it fits")
+    service.engine.stored["i1"] = manifest("i1", blocks=(block(1),), why="it fits")
+    service.engine.stored["i2"] = manifest("i2", blocks=(block(1, 2),))
     rows = lines(phos(service, "images", "--json").stdout)
     assert [(row["stored_bytes"], row["shared_bytes"]) for row in rows] == [
         (2 << 20, 0),
-        (3 << 20, 2 << 20),
+        (4 << 20, 2 << 20),
     ]
     assert rows[0]["why"] == "it fits"
     phos(service, "rm", "i1")

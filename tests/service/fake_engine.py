@@ -7,13 +7,30 @@ from dataclasses import dataclass, field
 
 from phosd.engine.errors import NoSuchImage
 from phosd.engine.gpus import GpuInfo
-from phosd.engine.image.manifest import Block, Gpu, Host, Manifest, Process, Tree
+from phosd.engine.image.manifest import (
+    CHUNK,
+    Block,
+    ChunkRef,
+    Gpu,
+    Host,
+    Manifest,
+    Process,
+    Tree,
+)
 from phosd.engine.kernels import KernelMark
 from phosd.engine.process import GpuProcess
+from phosd.engine.procfs import boot_id
 from phosd.engine.progress import Progress
+from phosd.service.identity import identify
 from phosd.service.operations import CheckpointRequest, RestoreRequest
 
 GPU = GpuInfo(0, "GPU-1234-ab", "A test's GPU", 1 << 30, 1 << 20, 0.5, 40.0, 100.0)
+
+
+def block(*packs: int) -> Block:
+    """Memory with a chunk in each of these packs."""
+    chunks = tuple(ChunkRef("a", pack, 0, CHUNK) for pack in packs)
+    return Block(process=0, id=1, va=0, size=len(packs) * CHUNK, gpu=0, chunks=chunks)
 
 
 def manifest(
@@ -24,12 +41,14 @@ def manifest(
     mode: str = "stop",
     why: str = "",
     blocks: tuple[Block, ...] = (),
+    start_time: int = 1,
+    boot: str = "boot",
 ) -> Manifest:
     """A small image of one process."""
     process = Process(
         pid=pid,
         tree=0,
-        start_time=1,
+        start_time=start_time,
         executable="/bin/train",
         command=("train", "--secret"),
         uid=owner,
@@ -45,7 +64,7 @@ def manifest(
         created="2026-01-02T03:04:05+00:00",
         mode=mode,
         owner=owner,
-        host=Host("boot", "6.18", "4.2", 13000, ()),
+        host=Host(boot, "6.18", "4.2", 13000, ()),
         gpus=(Gpu(0, GPU.uuid, "chip", 1 << 30),),
         trees=(Tree(root=pid, folder="criu", files=()),),
         processes=(process,),
@@ -100,7 +119,14 @@ class FakeEngine:
         while not self.go.wait(0.01):
             progress.check()
         progress.phase("publish")
-        image = manifest(f"image-{self.made}", pid=pid, why=self.why)
+        image = manifest(
+            f"image-{self.made}",
+            pid=pid,
+            why=self.why,
+            blocks=(block(self.made),),
+            start_time=identify(pid).start_time,
+            boot=boot_id(),
+        )
         self.made += 1
         self.stored[image.id] = image
         return image

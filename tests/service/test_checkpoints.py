@@ -4,18 +4,20 @@ import asyncio
 import os
 import pwd
 import subprocess
+import threading
 
 import pytest
 
 from phosd.bus import Connection, Signal
-from phosd.engine.errors import MisSpeculation
+from phosd.engine.errors import ImageCorrupt, MisSpeculation
 from phosd.engine.kernels import KernelMark
+from phosd.engine.procfs import boot_id
 from phosd.engine.progress import Progress
 from phosd.service.identity import identify
 from phosd.service.operations import CheckpointRequest
 from tests.bus import busctl
 from tests.harness import wait_until
-from tests.service.fake_engine import manifest, this_process
+from tests.service.fake_engine import block, manifest, this_process
 from tests.service.running import Service
 from tests.service.test_jobs import state_of, wait_for
 
@@ -67,6 +69,47 @@ def test_options_that_make_no_sense_are_refused(service: Service, options: str, 
         begin(service, options)
     assert error in str(caught.value)
     assert not service.engine.requests
+
+
+@pytest.mark.parametrize(
+    ("damaged", "expected"),
+    [
+        ([], "d-latest"),
+        (["b-older"], "d-latest"),
+        (["d-latest"], "b-older"),
+        (["c-shares"], ""),
+        (["b-older", "d-latest"], ""),
+    ],
+)
+def test_the_parent_is_the_latest_image_of_the_process_that_can_be_trusted(
+    service: Service, damaged: list[str], expected: str
+) -> None:
+    def image(name: str, *packs: int, start_time: int = STARTED, boot: str = "") -> None:
+        service.engine.stored[name] = manifest(
+            name,
+            pid=ME,
+            blocks=(block(*packs),) if packs else (),
+            start_time=start_time,
+            boot=boot or boot_id(),
+        )
+
+    image("b-older", 1)
+    image("c-shares", 1, 2)
+    image("d-latest", 2)
+    image("e-by-driver")
+    image("f-of-its-predecessor", 9, start_time=STARTED - 1)
+    image("g-of-another-boot", 9, boot="another")
+
+    def fail(progress: Progress) -> None:
+        raise ImageCorrupt("chunk 7 differs")
+
+    service.engine.act = fail
+    for name in damaged:
+        wait_for(service, service.start("VerifyImage", "sa{sv}", name, 0), "failed")
+    service.engine.act = lambda progress: None
+    service.engine.go.set()
+    wait_for(service, begin(service, "parent s auto"), "done")
+    assert service.engine.requests == [CheckpointRequest(parent=expected)]
 
 
 def test_a_parent_must_be_ones_own(service: Service) -> None:
@@ -181,10 +224,14 @@ def test_a_job_is_cancelled_in_every_phase(service: Service, phase: str) -> None
 
 
 def test_what_is_drained_while_the_program_runs_is_told(service: Service) -> None:
+    measured = threading.Event()
+
     def drain(progress: Progress) -> None:
         for count in (300, 500):  # the second attempt after a wrong guess
             progress.phase("drain", bytes_total=1000)
             progress.advance(count)
+        measured.wait(30)
+        progress.details |= {"drain_bytes": 700, "drain_seconds": 0.5, "needless_shadows": None}
 
     service.engine.act = drain
     job = begin(service)
@@ -192,8 +239,13 @@ def test_what_is_drained_while_the_program_runs_is_told(service: Service) -> Non
     assert service.get(job, "Job1", "ProgramStopped") == "false"
     wait_until(lambda: service.get(job, "Job1", "DrainedBytes") == "800", "the bytes")
     assert float(service.get(job, "Job1", "DrainRate")) > 0
+    measured.set()
     service.engine.go.set()
     wait_for(service, job, "done")
+    assert service.get(job, "Job1", "DrainRate") == "1400"
+    details = {"drain_bytes", "drain_seconds"}
+    told = service.get(job, "Job1", "Details").split('"')
+    assert (told[0].strip(), set(told[1::2])) == ("2", details)
     wait_until(
-        lambda: '"drained_bytes" x 800' in service.call("ListHistory", "a{sv}", 0), "the row"
+        lambda: '"drained_bytes" x 700' in service.call("ListHistory", "a{sv}", 0), "the row"
     )

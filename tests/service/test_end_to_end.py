@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ def phosd(bus: str, folder: Path, **variables: str) -> Iterator[subprocess.Popen
     """The daemon, until the end of the context."""
     command = [sys.executable, "-m", "phosd.service.main", "--session"]
     command += [f"--state-dir={folder / 'state'}", f"--runtime-dir={folder / 'run'}"]
+    command += [f"--config={folder / 'phosd.toml'}"]
     environment = os.environ | {"DBUS_SESSION_BUS_ADDRESS": bus} | variables
     log = folder / "phosd.log"
     with log.open("ab") as file:
@@ -158,6 +160,39 @@ def test_a_schedule_outlives_the_daemon_and_ends_with_the_program(bus: str, tmp_
         again = parse(output.read_bytes()[position:])
         common = again.keys() & expected.keys()
         assert {step: again[step] for step in common} == {s: expected[s] for s in common}
+
+
+def test_a_rule_of_the_configuration_begins_a_schedule_when_it_is_read_again(
+    bus: str, tmp_path: Path
+) -> None:
+    config, log = tmp_path / "phosd.toml", tmp_path / "phosd.log"
+
+    def read_again(daemon: subprocess.Popen[str], text: str, answer: str) -> None:
+        config.write_text(text)
+        daemon.send_signal(signal.SIGHUP)
+        wait_until(lambda: answer in log.read_text(), answer)
+
+    with phosd(bus, tmp_path) as daemon:
+        target = start("single", tmp_path, runtime=tmp_path / "run")
+        try:
+            target.wait_for_steps(2)
+
+            def intervals() -> list[object]:
+                found = phos(bus, tmp_path, "ps")
+                return [p["checkpoint_interval"] for p in found if p["pid"] == target.pid]
+
+            wait_until(lambda: intervals() == [None], "the program on the bus")
+            rule = '[[periodic]]\ncommand = "*single.py*"\nevery = 3600\n'
+            read_again(daemon, rule + "speed = 1\n", "the configuration stays as it was")
+            assert f"{config}:4: periodic.speed: is not a setting" in log.read_text()
+            read_again(daemon, 'criu = "/other"\n' + rule, "criu takes effect when phosd starts")
+            wait_until(lambda: intervals() == [3600], "the schedule")
+            phos(bus, tmp_path, "checkpoint", str(target.pid), "--every", "off")
+            read_again(daemon, rule, f"{config} was read again")
+            time.sleep(1)
+            assert intervals() == [None], "what was ended by hand stays ended"
+        finally:
+            target.kill()
 
 
 def test_a_process_without_a_gpu_is_refused(bus: str, tmp_path: Path) -> None:

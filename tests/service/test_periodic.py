@@ -105,9 +105,12 @@ def test_a_schedule_keeps_the_last_images_that_it_made_and_touches_no_other(
             assert [job.task.scheduled for job in here.jobs[:3]] == [False, True, True]
             made = [job.outcome.result for job in here.jobs]
             assert set(here.engine.stored) == {"by-hand", made[0], *made[-2:]}
-            assert here.engine.requests[1:] == [
-                CheckpointRequest(mode="stop", parent="auto") for _ in made[1:]
-            ]
+            assert (
+                here.engine.requests[1:]
+                == [  # each shares what it can with the one before
+                    CheckpointRequest(mode="stop", parent=before) for before in made[:-1]
+                ]
+            )
             here.history.flush()
             rows = here.history.query("select id from images where deleted is not null")
             assert {row["id"] for row in rows} == set(made[1:-2])
@@ -142,7 +145,9 @@ def test_what_is_due_while_the_one_before_runs_is_left_out_and_told(tmp_path: Pa
             count = int(told.split()[0])
             assert count >= 2
             assert told == f"{count} left out, because job {first.number} still ran"
-            assert here.jobs[1].progress.notes == [f"{count} before this one left out"]
+            assert here.jobs[1].progress.notes == [
+                f"{count} periodic checkpoints before it left out"
+            ]
             assert here.jobs[2].progress.notes == []
 
     asyncio.run(run())
@@ -161,7 +166,9 @@ def test_another_job_on_the_process_makes_one_wait_for_the_next_time(tmp_path: P
             await here.table.wait(here.jobs[-1])
             told = here.events()
             assert len(told) >= 2
-            assert here.jobs[-1].progress.notes == [f"{len(told)} before this one left out"]
+            assert here.jobs[-1].progress.notes == [
+                f"{len(told)} periodic checkpoints before it left out"
+            ]
             text = f"one left out: job {asked.number} (checkpoint {ME.pid}) holds"
             assert all(event.startswith(text) for event in told)
 
@@ -263,7 +270,7 @@ def test_the_next_phosd_goes_on_where_the_last_one_stopped(tmp_path: Path) -> No
             here.history.flush()
             assert [row["pid"] for row in here.history.schedules()] == [ME.pid]
             await until(lambda: here.engine.made, "the next one")
-            expected = CheckpointRequest(mode="stop", tcp="close", parent="auto")
+            expected = CheckpointRequest(mode="stop", tcp="close")
             assert here.engine.requests == [expected]
             here.periodic.end(ME, 0)
             here.history.flush()
@@ -367,3 +374,22 @@ def test_an_image_that_cannot_be_deleted_now_is_told_and_goes_later(tmp_path: Pa
             assert set(here.engine.stored) == {"image-2"}
 
     asyncio.run(run())
+
+
+def test_a_history_that_cannot_be_read_stops_no_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with node(tmp_path) as here:
+            here.history.flush()
+            for table in ("kernels", "images"):
+                here.history._database.execute(f"drop table {table}")
+            here.history._database.conn.commit()
+            here.every(OFTEN, keep=1)
+            await until(lambda: len(here.jobs) > 2, "the checkpoints")
+            await here.table.wait(here.jobs[2])
+            assert [job.state for job in here.jobs[:3]] == [JobState.DONE] * 3
+            assert len(here.engine.stored) >= 3, "nothing is deleted that is not known"
+
+    asyncio.run(run())
+    assert "could not be read" in caplog.text

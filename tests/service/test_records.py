@@ -16,9 +16,9 @@ from phosd.engine.errors import Internal
 from phosd.engine.kernels import KernelMark
 from phosd.engine.procfs import boot_id
 from phosd.service.history import History
+from phosd.service.identity import Program
 from phosd.service.jobs import Job, JobState, Outcome, Task
 from phosd.service.journal import Entry, Journal
-from phosd.service.schedule import Program
 from phosd.service.tables import migrations
 from tests.harness import wait_until
 from tests.service.fake_engine import GPU, manifest, this_process
@@ -152,6 +152,13 @@ def test_suspects_are_those_of_a_users_program(tmp_path: Path) -> None:
         "select name, state, guessed_wrong from kernels where uid = 5 and name='chase'"
     )
     assert rows == [{"name": "chase", "state": "suspect", "guessed_wrong": 2}]
+    many = [KernelMark(f"kernel{n}", n) for n in range(5000)]
+    history.suspects(theirs, many[:3000])
+    history.suspects(theirs, many[3000:])
+    history.flush()
+    assert len(history.suspects_of(theirs)) == 4096
+    assert set(many[3000:]) < set(history.suspects_of(theirs))
+    assert set(history.suspects_of(mine)) == {chase, other}
     (seen,) = history.query("select first_seen, last_seen from kernels where name = 'chase'")
     assert seen["first_seen"] < seen["last_seen"]
     history.close()
