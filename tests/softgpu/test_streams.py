@@ -70,7 +70,8 @@ def test_the_copy_rate_is_that_of_the_process(tmp_path: Path) -> None:
     """Its streams share it, whatever kind of copy they do; those of other processes do not."""
     code = """
 use(); p = ck(d.cuMemAlloc(8 << 20)); host = ck(d.cuMemAllocHost(1 << 20))
-h = ck(d.cuMemCreate(2 << 20, properties(), 0)); va = int(map_memory(h, 2 << 20))
+shared = ck(d.cuMemExportToShareableHandle(ck(d.cuMemCreate(2 << 20, properties(), 0)), FD, 0))
+va = int(map_memory(ck(d.cuMemImportFromShareableHandle(int(shared), FD)), 2 << 20))
 a, b = ck(d.cuStreamCreate(1)), ck(d.cuStreamCreate(1)); ck(d.cuCtxSynchronize())
 start = time.monotonic()
 ck(d.cuMemcpyDtoDAsync(p, va, 1 << 20, a)); ck(d.cuMemcpyDtoHAsync(host, va, 1 << 20, b))
