@@ -116,17 +116,16 @@ void Client::open_gate() {
     CHECK(ask(wire::Type::open_gate).status == wire::Status::ok);
 }
 
-namespace {
 uint64_t count_of(const Client::Answer& answer) {
     if (answer.status != wire::Status::ok)
         std::fprintf(stderr, "%.*s\n", static_cast<int>(answer.payload.size()),
                      reinterpret_cast<const char*>(answer.payload.data()));
     CHECK(answer.status == wire::Status::ok);
+    CHECK(answer.payload.size() == sizeof(uint64_t));
     uint64_t count = 0;
     std::memcpy(&count, answer.payload.data(), sizeof count);
     return count;
 }
-}  // namespace
 
 uint64_t Client::park() {
     return count_of(ask(wire::Type::park));

@@ -54,4 +54,7 @@ class Client {
     int socket;
 };
 
+// The number in an answer that must be a good one; prints what another says.
+uint64_t count_of(const Client::Answer& answer);
+
 }  // namespace phos::test

@@ -15,16 +15,6 @@ namespace {
 constexpr size_t kMegabyte = 1 << 20;
 constexpr unsigned kBuffers = 8;
 
-uint64_t count_in(const Client::Answer& answer) {
-    if (answer.status != wire::Status::ok)
-        std::fprintf(stderr, "%.*s\n", static_cast<int>(answer.payload.size()),
-                     reinterpret_cast<const char*>(answer.payload.data()));
-    CHECK(answer.status == wire::Status::ok && answer.payload.size() == sizeof(uint64_t));
-    uint64_t count = 0;
-    std::memcpy(&count, answer.payload.data(), sizeof count);
-    return count;
-}
-
 void close_gate(Client& client) {
     while (!client.close_gate(kDeadline)) {
     }
@@ -97,14 +87,19 @@ class Program {
 };
 
 void make_buffers() {
-    shared.clear();
+    CUcontext other = nullptr;
+    CUcontext popped = nullptr;
+    OK(cuDevicePrimaryCtxRetain(&other, 1));
     for (unsigned i = 0; i < kBuffers; ++i) {
         Buffer buffer{0, i % 3 == 2 ? 6000 : (1 + i) * kMegabyte + i * 4096};
+        OK(cuCtxPushCurrent_v2(i % 4 == 3 ? other : context));
         OK(cuMemAlloc_v2(&buffer.at, buffer.size));
         OK(cuMemsetD8_v2(buffer.at, static_cast<unsigned char>(i + 1), buffer.size));
+        OK(cuCtxSynchronize());
+        OK(cuCtxPopCurrent_v2(&popped));
         shared.push_back(buffer);
     }
-    OK(cuCtxSynchronize());
+    OK(cuCtxEnablePeerAccess(other, 0));
 }
 
 void free_buffers() {
@@ -123,14 +118,14 @@ void all_is_saved_right(Client& client) {
             program.more(3);
             close_gate(client);
             FakeMover mover(client, {slots, slots / 2});
-            const uint64_t pending = count_in(mover.arm(client));
+            const uint64_t pending = count_of(mover.arm(client));
             CHECK(pending == mover.board().chunk_count());
             mover.start({200, slots % 2 ? 300u : 0u});
             client.open_gate();
             program.more(10);
             CHECK(mover.wait_saved());
             mover.stop();
-            const uint64_t of_slots = count_in(client.ask(wire::Type::disarm));
+            const uint64_t of_slots = count_of(client.ask(wire::Type::disarm));
             CHECK(of_slots == mover.saved_from_slots());
             CHECK(of_slots <= pending && (slots || !of_slots));
             CHECK(mover.wrong() == 0);

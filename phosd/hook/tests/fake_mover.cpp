@@ -151,7 +151,7 @@ unsigned FakeMover::wrong() {
 
 void FakeMover::run(Pace pace) {
     while (!over_ && board_->header().phase != board::aborted) {
-        if (pace.answers_pressure) answer_pressure();
+        answer_pressure(pace);
         const uint32_t posted = board_->header().posted;
         if (!step(pace)) board_->wait_posted(posted, 0.0005);
     }
@@ -198,11 +198,11 @@ bool FakeMover::save(uint32_t chunk, const Pace& pace) {
     return true;
 }
 
-void FakeMover::answer_pressure() {
+void FakeMover::answer_pressure(const Pace& pace) {
     for (board::Pressure& pressure : board_->header().pressure) {
         const uint32_t wanted = pressure.wanted;
         if (wanted <= pressure.given) continue;
-        let_go_of_freed();
+        if (!pace.answers_without_doing) let_go_of_freed();
         pressure.given = wanted;
         board_->progressed();
     }

@@ -23,7 +23,7 @@ struct Pace {
     unsigned copying_us = 0;  // while it is `copying`
     bool only_urgent = false;
     bool takes_shadowed = true;
-    bool answers_pressure = true;
+    bool answers_without_doing = false;  // to pressure
 };
 
 class FakeMover {
@@ -67,7 +67,7 @@ class FakeMover {
     void run(Pace pace);
     bool step(const Pace& pace);
     bool save(uint32_t chunk, const Pace& pace);
-    void answer_pressure();
+    void answer_pressure(const Pace& pace);
 
     std::map<uint64_t, Memory> blocks_;  // by id
     std::vector<Memory> slabs_;

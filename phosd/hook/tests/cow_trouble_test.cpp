@@ -1,0 +1,431 @@
+// What may go wrong while chunks are being saved: boards that are none, a job that ends too early,
+// memory that goes or runs out, captures, contexts that end.
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <chrono>
+#include <functional>
+
+#include "fake_mover.h"
+#include "workload.h"
+
+using namespace phos;
+using namespace phos::test;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kChunk = board::kChunk;
+
+double seconds_since(Clock::time_point began) {
+    return std::chrono::duration<double>(Clock::now() - began).count();
+}
+
+void close_gate(Client& client) {
+    while (!client.close_gate(kDeadline)) {
+    }
+}
+
+CUdeviceptr filled(size_t chunks, unsigned value) {
+    CUdeviceptr at = 0;
+    OK(cuMemAlloc_v2(&at, chunks * kChunk));
+    OK(cuMemsetD32_v2(at, value, chunks * kChunk / 4));
+    OK(cuCtxSynchronize());
+    return at;
+}
+
+unsigned value_at(CUdeviceptr at) {
+    unsigned value = 0;
+    OK(cuMemcpyDtoH_v2(&value, at, 4));
+    return value;
+}
+
+bool is_running(Client& client) {
+    return client.hello().state == static_cast<uint32_t>(wire::State::running);
+}
+
+// A board whose header, or a table of which, was changed.
+void garbage_is_refused(Client& first) {
+    const CUdeviceptr memory = filled(2, 1);
+    using Change = std::function<void(board::View&, int)>;
+    const auto header = [](auto change) {
+        return Change([change](board::View& view, int) { change(view.header()); });
+    };
+    const Change changes[] = {
+        header([](board::Header& h) { h.magic ^= 1; }),
+        header([](board::Header& h) { h.version = 2; }),
+        header([](board::Header& h) { h.size += 64; }),
+        header([](board::Header& h) { h.phase = board::aborted; }),
+        header([](board::Header& h) { h.chunk_count = 1u << 31; }),
+        header([](board::Header& h) { h.chunk_count -= 1; }),
+        header([](board::Header& h) { h.block_count = ~0u; }),
+        header([](board::Header& h) { h.kernel_count = 1u << 30; }),
+        header([](board::Header& h) { h.slot_count += 1; }),
+        header([](board::Header& h) { h.slab_count += 1; }),
+        header([](board::Header& h) { h.chunks_at = 64; }),
+        header([](board::Header& h) { h.chunks_at += 4; }),
+        header([](board::Header& h) { h.touched_at = ~0ull - 8; }),
+        header([](board::Header& h) { h.blocks_at = h.size - 8; }),
+        header([](board::Header& h) { h.slabs_at = 1ull << 40; }),
+        header([](board::Header& h) { h.kernels_at = h.size + 8; }),
+        [](board::View& v, int) { const_cast<board::BlockRow&>(v.block(0)).id = 1u << 30; },
+        [](board::View& v, int) { const_cast<board::BlockRow&>(v.block(0)).id = 0; },
+        [](board::View& v, int) { const_cast<board::BlockRow&>(v.block(0)).first_chunk = ~0u; },
+        [](board::View& v, int) { const_cast<board::BlockRow&>(v.block(0)).chunk_count += 1; },
+        [](board::View& v, int) { v.slab(0).device = -1; },
+        [](board::View& v, int) { v.slab(0).device = 99; },
+        [](board::View& v, int) { v.slab(0).device = 1; },  // the memory is of another
+        [](board::View& v, int) { v.slab(0).slots = 0; },
+        [](board::View& v, int) { v.slab(0).slots = 1u << 30; },
+        [](board::View& v, int) { v.header().slot_count = v.slab(0).slots = 4096; },
+    };
+    for (const Change& change : changes) {
+        Client client(getpid());  // one that is refused ends
+        close_gate(client);
+        FakeMover mover(client, {4});
+        change(mover.board(), mover.descriptor);
+        const wire::Status status = mover.arm(client).status;
+        if (status == wire::Status::ok)
+            std::fprintf(stderr, "change %ld was taken\n", static_cast<long>(&change - changes));
+        CHECK(status == wire::Status::bad_message || status == wire::Status::driver);
+        CHECK(is_running(first) || status == wire::Status::driver);
+    }
+    Client client(getpid());
+    close_gate(client);
+    const wire::Arm none{0, 0};
+    // No memfd, one that can shrink, one that is too short.
+    const int plain = open("/dev/null", O_RDWR | O_CLOEXEC);
+    const int loose = memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    const int brief = memfd_create("brief", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    CHECK(ftruncate(loose, 1 << 16) == 0 && ftruncate(brief, 16) == 0);
+    CHECK(fcntl(brief, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+    for (const int descriptor : {plain, loose, brief}) {
+        Client other(getpid());
+        CHECK(other.ask(wire::Type::arm, &none, sizeof none, {descriptor}).status ==
+              wire::Status::wrong_state);  // the gate is another client's
+        const auto answer = client.ask(wire::Type::arm, &none, sizeof none, {descriptor});
+        CHECK(answer.status == wire::Status::bad_message);
+        client.~Client();
+        new (&client) Client(getpid());
+        close_gate(client);
+        close(descriptor);
+    }
+    client.open_gate();
+    CHECK(client.ask(wire::Type::arm, &none, sizeof none, {0}).status ==
+          wire::Status::wrong_state);  // the gate is open
+    CHECK(value_at(memory) == 1);
+    OK(cuMemFree_v2(memory));
+}
+
+// A thread that overwrites memory for which there is no slot, and so waits.
+class Writer {
+  public:
+    explicit Writer(CUdeviceptr at)
+        : thread_([this, at] {
+              OK(cuCtxSetCurrent(context));
+              OK(cuMemsetD32_v2(at, 77, 16));
+              done = true;
+          }) {}
+    ~Writer() { thread_.join(); }
+    std::atomic<bool> done{false};
+
+  private:
+    std::thread thread_;
+};
+
+void wait_for(const std::function<bool()>& condition) {
+    for (int i = 0; !condition(); ++i) {
+        CHECK(i < 10000);
+        usleep(1000);
+    }
+}
+
+// Whatever ends the job lets the waiting thread go on at once.
+void the_end_of_a_job_lets_go() {
+    const CUdeviceptr memory = filled(2, 5);
+    enum { aborted, disarmed, forgotten, lost };
+    for (const int end : {aborted, disarmed, forgotten, lost}) {
+        auto client = std::make_unique<Client>(getpid());
+        close_gate(*client);
+        FakeMover mover(*client, {0});
+        CHECK(count_of(mover.arm(*client)) == mover.board().chunk_count());
+        client->open_gate();
+        Writer writer(memory + kChunk);
+        wait_for([&] { return mover.board().header().posted > 0; });
+        usleep(50000);
+        CHECK(!writer.done);
+        const auto began = Clock::now();
+        if (end == aborted) mover.board().set_phase(board::aborted);
+        if (end == disarmed) count_of(client->ask(wire::Type::disarm));
+        if (end == forgotten) CHECK(client->ask(wire::Type::forget).status == wire::Status::ok);
+        if (end == lost) client.reset();
+        wait_for([&] { return writer.done.load(); });
+        CHECK(seconds_since(began) < 1);
+        if (end == lost) CHECK(mover.board().header().phase == board::aborted);
+        CHECK(mover.board().header().waits == 1 || end == forgotten || end == lost);
+        Client after(getpid());
+        CHECK(after.ask(wire::Type::forget).status == wire::Status::ok);
+    }
+    CHECK(value_at(memory + kChunk) == 77);
+    OK(cuMemFree_v2(memory));
+}
+
+// A gate that must close on a thread which waits for a mover gives up in time; and while a board is
+// armed nothing can be parked, nor another board be armed.
+void the_gate_gives_up_on_a_waiting_thread(Client& client) {
+    const CUdeviceptr memory = filled(1, 5);
+    close_gate(client);
+    FakeMover mover(client, {0});
+    count_of(mover.arm(client));
+    CHECK(client.ask(wire::Type::park).status == wire::Status::wrong_state);
+    CHECK(mover.arm(client).status == wire::Status::wrong_state);
+    client.open_gate();
+    Writer writer(memory);
+    wait_for([&] { return mover.board().header().posted > 0; });
+    const auto began = Clock::now();
+    CHECK(!client.close_gate(100));
+    CHECK(seconds_since(began) < 1);
+    mover.start({});
+    wait_for([&] { return writer.done.load(); });
+    CHECK(mover.wait_saved());
+    mover.stop();
+    CHECK(mover.wrong() == 0);
+    CHECK(client.ask(wire::Type::forget).status == wire::Status::ok);
+    OK(cuMemFree_v2(memory));
+}
+
+// Freed memory is told, and its chunks are saved as they were; what was mapped there before is no
+// block of the board any more.
+void freed_blocks_are_told_and_saved(Client& client) {
+    const CUdeviceptr kept = filled(2, 1);
+    const CUdeviceptr gone = filled(3, 2);
+    close_gate(client);
+    FakeMover mover(client, {8});
+    count_of(mover.arm(client));
+    client.open_gate();
+    OK(cuMemsetD32_v2(gone + kChunk, 9, 4));  // one chunk of it is shadowed before
+    OK(cuMemFree_v2(gone));
+    const CUdeviceptr anew = filled(3, 4);  // perhaps at the same address
+    OK(cuMemsetD32_v2(kept, 8, 4));
+    const auto& header = mover.board().header();
+    CHECK(header.freed_posted == 1);
+    OK(cuMemFree_v2(anew));
+    CHECK(header.freed_posted == 1);  // nobody else has it
+    mover.start({});
+    CHECK(mover.wait_saved());
+    mover.stop();
+    CHECK(mover.wrong() == 0);
+    CHECK(count_of(client.ask(wire::Type::disarm)) == 2);
+    OK(cuMemFree_v2(kept));
+    CHECK(header.freed_posted == 2);
+    CHECK(client.ask(wire::Type::forget).status == wire::Status::ok);
+}
+
+size_t free_memory() {
+    size_t free = 0;
+    size_t total = 0;
+    OK(cuMemGetInfo_v2(&free, &total));
+    return free;
+}
+
+// The program frees and allocates nearly all of the device: slots and what was freed give way, and
+// only if that is not enough, the job.
+void a_full_device_is_the_jobs_trouble(Client& client) {
+    const size_t all = free_memory() / kChunk;
+    const size_t half = all / 2 - 4;
+    for (const bool give_up : {false, true}) {
+        const CUdeviceptr first = filled(half, 1);
+        const CUdeviceptr second = filled(half - 8, 2);
+        close_gate(client);
+        FakeMover mover(client, {12});
+        count_of(mover.arm(client));
+        Pace pace;
+        pace.only_urgent = true;
+        pace.answers_without_doing = give_up;
+        mover.start(pace);
+        client.open_gate();
+        OK(cuMemFree_v2(first));
+        CUdeviceptr anew = 0;
+        const auto began = Clock::now();
+        if (give_up) {
+            // Only the slabs are let go of. That is enough for what is too large otherwise.
+            CHECK(cuMemAlloc_v2(&anew, 2 * all * kChunk) == CUDA_ERROR_OUT_OF_MEMORY);
+            CHECK(mover.board().header().phase == board::armed);  // nothing would have helped
+            CHECK(seconds_since(began) < 0.5);
+            CHECK(cuMemAlloc_v2(&anew, half * kChunk) == CUDA_ERROR_OUT_OF_MEMORY);
+            CHECK(mover.board().header().phase == board::aborted);
+        } else {
+            OK(cuMemAlloc_v2(&anew, half * kChunk));
+            CHECK(mover.board().header().phase == board::armed);
+            OK(cuMemFree_v2(anew));
+        }
+        CHECK(seconds_since(began) < 10);
+        for (const board::Pressure& pressure : mover.board().header().pressure)
+            CHECK(pressure.wanted == 0 && pressure.given == 0);
+        mover.stop();
+        CHECK(client.ask(wire::Type::forget).status == wire::Status::ok);
+        OK(cuMemFree_v2(second));
+    }
+}
+
+// Afterwards an allocation waits for the engine to let go of what was freed; not for one that is
+// not there any more.
+void a_watched_board_is_waited_for(Client& client) {
+    const size_t all = free_memory() / kChunk;
+    for (const bool alive : {true, false}) {
+        const CUdeviceptr memory = filled(all - 16, 1);
+        close_gate(client);
+        FakeMover mover(client, {});
+        mover.board().set_phase(board::watched);
+        count_of(mover.arm(client));
+        client.open_gate();
+        std::thread engine([&] {
+            while (alive && !mover.board().header().freed_posted) usleep(1000);
+            usleep(100000);
+            if (alive) mover.let_go_of_freed();
+        });
+        OK(cuMemsetD32_v2(memory, 7, 1));
+        CHECK(mover.board().header().submissions == 0);  // nothing is armed
+        OK(cuMemFree_v2(memory));
+        CUdeviceptr anew = 0;
+        const auto began = Clock::now();
+        const CUresult result = cuMemAlloc_v2(&anew, (all - 16) * kChunk);
+        engine.join();
+        CHECK(result == (alive ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY));
+        CHECK(seconds_since(began) < 5);
+        if (alive) {
+            OK(cuMemFree_v2(anew));
+            CHECK(client.ask(wire::Type::forget).status == wire::Status::ok);
+        } else {  // nobody waits again
+            const auto again = Clock::now();
+            CHECK(cuMemAlloc_v2(&anew, (all - 16) * kChunk) == CUDA_ERROR_OUT_OF_MEMORY);
+            CHECK(seconds_since(again) < 0.5);
+        }
+    }
+}
+
+// Work that goes into a capture runs later: nothing is shadowed for it, and shadowing for others
+// does not end it.
+void captures_are_left_alone(Client& client) {
+    const CUdeviceptr memory = filled(2, 3);
+    CUstream stream = nullptr;
+    CUstream captured = nullptr;
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cuStreamCreate(&captured, CU_STREAM_NON_BLOCKING));
+    close_gate(client);
+    FakeMover mover(client, {8});
+    count_of(mover.arm(client));
+    client.open_gate();
+    const auto& header = mover.board().header();
+    OK(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    OK(cuMemsetD32Async(memory, 4, 16, captured));
+    CHECK(header.touches == 0);
+    OK(cuMemsetD32Async(memory + kChunk, 5, 16, stream));
+    CHECK(header.touches == 1);
+    CUgraph graph = nullptr;
+    CUgraphExec executable = nullptr;
+    OK(cuStreamEndCapture(captured, &graph));
+    OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+    OK(cuGraphLaunch(executable, captured));
+    CHECK(header.touches == 2);
+    OK(cuStreamSynchronize(captured));
+    mover.start({});
+    CHECK(mover.wait_saved());
+    mover.stop();
+    CHECK(mover.wrong() == 0 && mover.saved_from_slots() == 2);
+    CHECK(value_at(memory) == 4);
+    CHECK(client.ask(wire::Type::forget).status == wire::Status::ok);
+    OK(cuGraphExecDestroy(executable));
+    OK(cuGraphDestroy(graph));
+    OK(cuMemFree_v2(memory));
+}
+
+// The hook's stream ends with a context; another one is made.
+void contexts_end_while_armed(Client& client) {
+    const CUdeviceptr memory = filled(2, 3);
+    CUcontext other = nullptr;
+    CUdeviceptr its_own = 0;
+    OK(cuCtxCreate_v2(&other, 0, 0));
+    OK(cuMemAlloc_v2(&its_own, kChunk));
+    OK(cuMemsetD32_v2(its_own, 6, kChunk / 4));
+    OK(cuCtxSynchronize());
+    close_gate(client);
+    FakeMover mover(client, {8});
+    count_of(mover.arm(client));
+    client.open_gate();
+    OK(cuMemsetD32_v2(memory, 4, 16));
+    OK(cuMemsetD32_v2(its_own, 4, 16));
+    OK(cuCtxDestroy_v2(other));
+    OK(cuMemsetD32_v2(memory + kChunk, 4, 16));
+    mover.start({});
+    CHECK(mover.wait_saved());
+    mover.stop();
+    CHECK(mover.wrong() == 0 && mover.saved_from_slots() == 3);
+    CHECK(mover.board().header().freed_posted == 1);
+    CHECK(client.ask(wire::Type::forget).status == wire::Status::ok);
+    OK(cuMemFree_v2(memory));
+}
+
+// A block at two addresses, mapped anew, closed to its device, and gone, while it is on the board.
+void mappings_change_while_armed(Client& client) {
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    const CUmemAccessDesc access{properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    const CUmemAccessDesc none{properties.location, CU_MEM_ACCESS_FLAGS_PROT_NONE};
+    constexpr size_t kSize = 4 * kChunk;
+    CUmemGenericAllocationHandle handle = 0;
+    CUdeviceptr places = 0;
+    OK(cuMemCreate(&handle, kSize, &properties, 0));
+    OK(cuMemAddressReserve(&places, 3 * kSize, 0, 0, 0));
+    for (const size_t at : {size_t{0}, kSize}) {
+        OK(cuMemMap(places + at, kSize, 0, handle, 0));
+        OK(cuMemSetAccess(places + at, kSize, &access, 1));
+    }
+    OK(cuMemsetD32_v2(places, 3, kSize / 4));
+    OK(cuCtxSynchronize());
+    close_gate(client);
+    FakeMover mover(client, {8});
+    count_of(mover.arm(client));
+    client.open_gate();
+    OK(cuMemsetD32_v2(places + kSize, 4, 16));
+    OK(cuMemUnmap(places, kSize));
+    OK(cuMemsetD32_v2(places + kSize + kChunk, 4, 16));
+    OK(cuMemMap(places + 2 * kSize, kSize, 0, handle, 0));
+    OK(cuMemSetAccess(places + 2 * kSize, kSize, &access, 1));
+    OK(cuMemSetAccess(places + kSize, kSize, &none, 1));
+    OK(cuMemsetD32_v2(places + 2 * kSize + 2 * kChunk, 4, 16));
+    OK(cuMemUnmap(places + kSize, 2 * kSize));
+    CHECK(mover.board().header().freed_posted == 0);
+    OK(cuMemRelease(handle));
+    CHECK(mover.board().header().freed_posted == 1);
+    mover.start({});
+    CHECK(mover.wait_saved());
+    mover.stop();
+    CHECK(mover.wrong() == 0 && mover.saved_from_slots() == 3);
+    CHECK(client.ask(wire::Type::forget).status == wire::Status::ok);
+    OK(cuMemAddressFree(places, 3 * kSize));
+}
+
+}  // namespace
+
+int main() {
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);
+    start_workload();
+    Client client(getpid());
+    garbage_is_refused(client);
+    std::puts("garbage");
+    the_end_of_a_job_lets_go();
+    std::puts("ends");
+    the_gate_gives_up_on_a_waiting_thread(client);
+    freed_blocks_are_told_and_saved(client);
+    std::puts("frees");
+    captures_are_left_alone(client);
+    contexts_end_while_armed(client);
+    mappings_change_while_armed(client);
+    std::puts("mappings");
+    a_full_device_is_the_jobs_trouble(client);
+    a_watched_board_is_waited_for(client);
+    std::puts("ok");
+}
