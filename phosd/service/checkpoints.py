@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from phosd.engine.errors import ImageCorrupt, InvalidOption, NoSuchImage, NoSuchProcess, PhosError
+from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.store import packs_of
 from phosd.engine.progress import Progress
 from phosd.service.history import History
-from phosd.service.identity import Identity, ancestors, holds, identify, program
+from phosd.service.identity import Identity, Program, ancestors, holds, identify, program
 from phosd.service.jobs import Job, JobTable, Outcome, Task
 from phosd.service.operations import CheckpointRequest, Engine
 from phosd.service.schedule import Schedule, surplus
@@ -53,12 +54,8 @@ class Checkpoints:
                 )
             for note in notes:
                 progress.note(note)
-            chosen = request
-            if request.parent == "auto":
-                chosen = msgspec.structs.replace(request, parent=self._latest_of(target))
-            suspects = self._history.suspects_of(known)
             try:
-                manifest = self._engine.checkpoint(target.pid, chosen, owner, suspects, progress)
+                manifest = self._save(target, request, owner, known, progress)
             finally:
                 self._history.suspects(known, progress.suspects)
             self._history.image(manifest, made_for=schedule)
@@ -79,6 +76,26 @@ class Checkpoints:
             executable=known.executable,
         )
         return self._jobs.submit(task, lambda job: self._before_stop(job, target))
+
+    def _save(
+        self,
+        target: Identity,
+        request: CheckpointRequest,
+        owner: int,
+        known: Program,
+        progress: Progress,
+    ) -> Manifest:
+        """Have the engine do it; a parent that phosd chose and that is of no use is left out."""
+        suspects = self._history.suspects_of(known)
+        if request.parent == "auto":
+            request = msgspec.structs.replace(request, parent=self._latest_of(target))
+            if request.parent:
+                try:
+                    return self._engine.checkpoint(target.pid, request, owner, suspects, progress)
+                except (ImageCorrupt, NoSuchImage) as error:
+                    progress.note(f"made without a parent: {error}")
+            request = msgspec.structs.replace(request, parent="")
+        return self._engine.checkpoint(target.pid, request, owner, suspects, progress)
 
     def _before_stop(self, job: Job, target: Identity) -> None:
         """A process above or below one that a job holds is part of the same tree."""

@@ -112,6 +112,26 @@ def test_the_parent_is_the_latest_image_of_the_process_that_can_be_trusted(
     assert service.engine.requests == [CheckpointRequest(parent=expected)]
 
 
+def test_a_parent_that_is_of_no_use_is_done_without(service: Service) -> None:
+    service.engine.go.set()
+    wait_for(service, begin(service), "done")
+
+    def miss_a_pack(progress: Progress) -> None:
+        if service.engine.requests[-1].parent:  # type: ignore[attr-defined]
+            raise ImageCorrupt("pack 3 of image image-0 is missing", hint="delete it")
+
+    service.engine.act = miss_a_pack
+    job = begin(service, "parent s auto")
+    wait_for(service, job, "done")
+    note = "made without a parent: pack 3 of image image-0 is missing; delete it"
+    assert service.get(job, "Job1", "Notes") == f'1 "{note}"'
+    parents = [request.parent for request in service.engine.requests]  # type: ignore[attr-defined]
+    assert parents == ["", "image-0", ""]
+    job = begin(service, "parent s image-0")  # asked for, it must be
+    wait_for(service, job, "failed")
+    assert service.get(job, "Job1", "Error") == '"ImageCorrupt"'
+
+
 def test_a_parent_must_be_ones_own(service: Service) -> None:
     service.engine.stored["roots"] = manifest("roots")
     with subprocess.Popen(["sleep", "60"], user=STRANGER) as mine:
