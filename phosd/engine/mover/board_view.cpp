@@ -153,8 +153,7 @@ bool View::freed(std::vector<uint64_t>& ids) {
     freed_seen_ = posted;
     if (posted - from > kFreedRing) return false;
     for (uint64_t n = from; n != posted; ++n)
-        ids.push_back(at.freed[n % kFreedRing].load(std::memory_order_relaxed));
-    std::atomic_thread_fence(std::memory_order_acquire);
+        ids.push_back(at.freed[n % kFreedRing].load(std::memory_order_acquire));
     // One more may be in the writing: its id replaces the oldest before it is counted.
     return at.freed_posted.load(std::memory_order_relaxed) - from < kFreedRing || ids.empty();
 }
