@@ -113,8 +113,9 @@ struct Program {
         free.pop_back();
         used.push_back(chunk << 16 | slot);
         slab.at(slot) = memory.at(chunk);
-        word.store(State::shadowed | slot << kSlotShift, std::memory_order_release);
-        return true;
+        seen = State::shadowing | slot << kSlotShift;
+        word.compare_exchange_strong(seen, State::shadowed | slot << kSlotShift);
+        return true;  // also when the mover has said meanwhile that nobody needs the chunk
     }
 
     // Writers write chunks of their own, so that only the board orders them and the mover.
