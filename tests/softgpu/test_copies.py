@@ -137,13 +137,27 @@ for bits, kind, value in numbers:
     )
 
 
-def test_a_stream_writes_and_waits_for_values(tmp_path: Path) -> None:
-    """Single and in batches, of both widths, by each condition."""
-    program.run(
-        """
+OPERATIONS = """
+EQ = 1; kinds = d.CUstreamBatchMemOpType
+def operation(kind, address, value):
+    o = d.CUstreamBatchMemOpParams(); wide = kind.endswith("64")
+    o.operation = getattr(kinds, "CU_STREAM_MEM_OP_" + kind)
+    field = o.waitValue if kind.startswith("WAIT") else o.writeValue
+    field.address = d.CUdeviceptr(address); field.flags = EQ if kind.startswith("WAIT") else 0
+    if wide: field.value64 = d.cuuint64_t(value)
+    else: field.value = d.cuuint32_t(value)
+    return o
 use(); s, t = ck(d.cuStreamCreate(1)), ck(d.cuStreamCreate(1)); p = ck(d.cuMemAlloc(64))
 ck(d.cuMemsetD8(p, 0, 64)); ck(d.cuCtxSynchronize())
 at = lambda i: int(p) + 8 * i
+"""
+
+
+def test_a_stream_writes_and_waits_for_values(tmp_path: Path) -> None:
+    """Single and in batches, of both widths, by each condition."""
+    program.run(
+        OPERATIONS
+        + """
 GEQ, EQ, AND, NOR = range(4)
 def waits(wait, address, value, condition, released_by, write):
     ck(wait(s, address, value, condition))
@@ -159,15 +173,6 @@ ck(w64(t, at(1), 2**64 - 1, 0)); ck(d.cuStreamSynchronize(t))
 waits(d.cuStreamWaitValue64, at(1), 1, NOR, 2, w64)
 assert code(w64(t, at(1) + 4, 1, 0)) == "ERROR_INVALID_VALUE"
 
-kinds = d.CUstreamBatchMemOpType
-def operation(kind, address, value):
-    o = d.CUstreamBatchMemOpParams(); wide = kind.endswith("64")
-    o.operation = getattr(kinds, "CU_STREAM_MEM_OP_" + kind)
-    field = o.waitValue if kind.startswith("WAIT") else o.writeValue
-    field.address = d.CUdeviceptr(address); field.flags = EQ if kind.startswith("WAIT") else 0
-    if wide: field.value64 = d.cuuint64_t(value)
-    else: field.value = d.cuuint32_t(value)
-    return o
 batch = [operation("WAIT_VALUE_32", at(2), 1), operation("WRITE_VALUE_64", at(3), 1 << 50),
          operation("WRITE_VALUE_32", at(4), 9)]
 ck(d.cuStreamBatchMemOp(s, 3, batch, 0)); time.sleep(0.02)
@@ -175,6 +180,41 @@ assert code(d.cuStreamQuery(s)) == "ERROR_NOT_READY"
 ck(d.cuStreamBatchMemOp(t, 1, [operation("WRITE_VALUE_32", at(2), 1)], 0))
 ck(d.cuStreamSynchronize(s))
 assert list(fetch(at(3), 3)) == [0, 1 << 18, 9]
+""",
+        tmp_path,
+    )
+
+
+def test_operations_on_values_are_nodes_of_graphs(tmp_path: Path) -> None:
+    """Captured, a batch is one node; and it can be made, asked for and changed by hand."""
+    program.run(
+        OPERATIONS
+        + """
+ck(d.cuStreamBeginCapture(s, d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
+batch = [operation("WRITE_VALUE_32", at(0), 3), operation("WRITE_VALUE_64", at(1), 1 << 40)]
+ck(d.cuStreamBatchMemOp(s, 2, batch, 0)); ck(d.cuStreamWriteValue32(s, at(2), 5, 0))
+graph = ck(d.cuStreamEndCapture(s)); nodes, count = ck(d.cuGraphGetNodes(graph, 8))
+assert count == 2
+def asked(node):     # the bindings do not give the list back
+    what = (ctypes.c_uint64 * 4)()
+    get = ctypes.CDLL("libcuda.so.1").cuGraphBatchMemOpNodeGetParams
+    assert get(ctypes.c_void_p(int(node)), what) == 0
+    words = (ctypes.c_uint64 * (6 * what[1])).from_address(what[2])
+    return [tuple(words[i:i + 3]) for i in range(0, len(words), 6)]
+first, second = sorted((asked(node) for node in nodes[:2]), key=len, reverse=True)
+assert first == [(2, at(0), 3), (5, at(1), 1 << 40)] and second == [(2, at(2), 5)]
+what = d.CUDA_BATCH_MEM_OP_NODE_PARAMS(); what.ctx = ck(d.cuCtxGetCurrent())
+what.count, what.paramArray = 1, [operation("WRITE_VALUE_32", at(3), 7)]
+made = ck(d.cuGraphAddBatchMemOpNode(graph, None, 0, what))
+executable = ck(d.cuGraphInstantiate(graph, 0))
+ck(d.cuGraphLaunch(executable, s)); ck(d.cuStreamSynchronize(s))
+assert list(fetch(at(0), 8)) == [3, 0, 0, 1 << 8, 5, 0, 7, 0]
+what.paramArray = [operation("WRITE_VALUE_32", at(3), 8)]
+ck(d.cuGraphExecBatchMemOpNodeSetParams(executable, made, what))
+ck(d.cuGraphLaunch(executable, s)); ck(d.cuStreamSynchronize(s)); assert fetch(at(3), 1)[0] == 8
+assert asked(made) == [(2, at(3), 7)]                    # the graph itself is as it was
+what.paramArray = [operation("WRITE_VALUE_64", at(3) + 4, 8)]
+assert code(d.cuGraphBatchMemOpNodeSetParams(made, what)) == "ERROR_INVALID_VALUE"
 """,
         tmp_path,
     )

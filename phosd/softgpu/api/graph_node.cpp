@@ -111,9 +111,18 @@ Node described(const CUgraphNodeParams& what) {
             return event_node(what.type, what.eventWait.event);
         case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
             return event_node(what.type, what.eventRecord.event);
+        case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+            return node_with(what.type, value_operations(what.memOp.paramArray, what.memOp.count,
+                                                         what.memOp.flags));
         default:
             fail(CUDA_ERROR_NOT_SUPPORTED);
     }
+}
+
+WorkPtr batch_of(const CUDA_BATCH_MEM_OP_NODE_PARAMS* what) {
+    require(what != nullptr);
+    if (what->ctx) runtime().contexts.get(what->ctx, CUDA_ERROR_INVALID_CONTEXT);
+    return value_operations(what->paramArray, what->count, what->flags);
 }
 
 void change(CUgraphExec exec, CUgraphNode handle, CUgraphNodeType type, WorkPtr work) {
@@ -291,6 +300,32 @@ API(cuGraphExecHostNodeSetParams,
     require(what != nullptr && what->fn != nullptr);
     change(exec, node, CU_GRAPH_NODE_TYPE_HOST,
            std::make_shared<HostCall>(what->fn, what->userData));
+}
+
+API(cuGraphAddBatchMemOpNode,
+    (CUgraphNode * node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
+     const CUDA_BATCH_MEM_OP_NODE_PARAMS* what),
+    (node, graph, dependencies, count, what)) {
+    add(node, graph, dependencies, count,
+        node_with(CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, batch_of(what)));
+}
+API(cuGraphBatchMemOpNodeGetParams, (CUgraphNode node, CUDA_BATCH_MEM_OP_NODE_PARAMS* what),
+    (node, what)) {
+    require(what != nullptr);
+    const auto& operations =
+        work_of<ValueOperations>(node, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP).operations();
+    *what = {};  // the context is not kept: none is needed
+    what->count = static_cast<unsigned>(operations.size());
+    what->paramArray = const_cast<CUstreamBatchMemOpParams*>(operations.data());
+}
+API(cuGraphBatchMemOpNodeSetParams, (CUgraphNode node, const CUDA_BATCH_MEM_OP_NODE_PARAMS* what),
+    (node, what)) {
+    node_of(node, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP)->work = batch_of(what);
+}
+API(cuGraphExecBatchMemOpNodeSetParams,
+    (CUgraphExec exec, CUgraphNode node, const CUDA_BATCH_MEM_OP_NODE_PARAMS* what),
+    (exec, node, what)) {
+    change(exec, node, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, batch_of(what));
 }
 
 API(cuGraphAddMemAllocNode,

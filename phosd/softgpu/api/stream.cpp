@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "api/api.h"
+#include "api/works.h"
 #include "core/submit.h"
 #include "core/work.h"
 
@@ -29,19 +30,50 @@ void check_address(CUdeviceptr address, unsigned bytes) {
                                    : runtime().host.find(address).size > 0);
 }
 
-WorkPtr value_wait(CUdeviceptr address, uint64_t value, unsigned bytes, unsigned flags) {
-    require((flags & ~(3u | CU_STREAM_WAIT_VALUE_FLUSH)) == 0);
-    check_address(address, bytes);
-    return std::make_shared<ValueWait>(address, value, bytes, flags);
+void check(const CUstreamBatchMemOpParams& operation) {
+    const auto& wait = operation.waitValue;
+    const auto& write = operation.writeValue;
+    const bool wide = operation.operation == CU_STREAM_MEM_OP_WAIT_VALUE_64 ||
+                      operation.operation == CU_STREAM_MEM_OP_WRITE_VALUE_64;
+    switch (operation.operation) {
+        case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+        case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+            require((wait.flags & ~(3u | CU_STREAM_WAIT_VALUE_FLUSH)) == 0);
+            return check_address(wait.address, wide ? 8 : 4);
+        case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+        case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+            require((write.flags & ~unsigned{CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER}) == 0);
+            return check_address(write.address, wide ? 8 : 4);
+        case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES:
+        case CU_STREAM_MEM_OP_BARRIER:
+            return;
+        default:
+            fail(CUDA_ERROR_INVALID_VALUE);
+    }
 }
 
-WorkPtr value_write(CUdeviceptr address, uint64_t value, unsigned bytes, unsigned flags) {
-    require((flags & ~unsigned{CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER}) == 0);
-    check_address(address, bytes);
-    return std::make_shared<ValueWrite>(address, value, bytes);
+void submit_value(CUstream stream, CUstreamBatchMemOpType type, CUdeviceptr address, uint64_t value,
+                  unsigned flags) {
+    CUstreamBatchMemOpParams operation{};
+    // Waits and writes have their fields at the same places, and a narrow value is the low half.
+    operation.waitValue = {type, address, {}, flags, 0};
+    operation.waitValue.value64 = value;
+    submit(stream_of(stream), value_operations(&operation, 1, 0));
 }
 
 }  // namespace
+
+namespace phos::softgpu {
+
+std::shared_ptr<const ValueOperations> value_operations(const CUstreamBatchMemOpParams* operations,
+                                                        unsigned count, unsigned flags) {
+    require(operations != nullptr && count > 0 && count <= 256 && flags == 0);
+    std::for_each(operations, operations + count, check);
+    return std::make_shared<ValueOperations>(
+        std::vector<CUstreamBatchMemOpParams>(operations, operations + count));
+}
+
+}  // namespace phos::softgpu
 
 API(cuStreamCreate, (CUstream * handle, unsigned flags), (handle, flags)) {
     create(handle, flags, 0);
@@ -124,56 +156,25 @@ STREAM_API(cuStreamAttachMemAsync,
 STREAM_API(cuStreamWaitValue32_v2,
            (CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags),
            (stream, address, value, flags)) {
-    submit(stream_of(stream), value_wait(address, value, 4, flags));
+    submit_value(stream, CU_STREAM_MEM_OP_WAIT_VALUE_32, address, value, flags);
 }
 STREAM_API(cuStreamWaitValue64_v2,
            (CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags),
            (stream, address, value, flags)) {
-    submit(stream_of(stream), value_wait(address, value, 8, flags));
+    submit_value(stream, CU_STREAM_MEM_OP_WAIT_VALUE_64, address, value, flags);
 }
 STREAM_API(cuStreamWriteValue32_v2,
            (CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags),
            (stream, address, value, flags)) {
-    submit(stream_of(stream), value_write(address, value, 4, flags));
+    submit_value(stream, CU_STREAM_MEM_OP_WRITE_VALUE_32, address, value, flags);
 }
 STREAM_API(cuStreamWriteValue64_v2,
            (CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags),
            (stream, address, value, flags)) {
-    submit(stream_of(stream), value_write(address, value, 8, flags));
+    submit_value(stream, CU_STREAM_MEM_OP_WRITE_VALUE_64, address, value, flags);
 }
-
 STREAM_API(cuStreamBatchMemOp_v2,
            (CUstream stream, unsigned count, CUstreamBatchMemOpParams* operations, unsigned flags),
            (stream, count, operations, flags)) {
-    require(operations != nullptr && count > 0 && count <= 256 && flags == 0);
-    const StreamPtr of = stream_of(stream);
-    std::vector<WorkPtr> works;  // all are checked before the first is submitted
-    for (unsigned i = 0; i < count; ++i) {
-        const CUstreamBatchMemOpParams& op = operations[i];
-        switch (op.operation) {
-            case CU_STREAM_MEM_OP_WAIT_VALUE_32:
-                works.push_back(
-                    value_wait(op.waitValue.address, op.waitValue.value, 4, op.waitValue.flags));
-                break;
-            case CU_STREAM_MEM_OP_WAIT_VALUE_64:
-                works.push_back(
-                    value_wait(op.waitValue.address, op.waitValue.value64, 8, op.waitValue.flags));
-                break;
-            case CU_STREAM_MEM_OP_WRITE_VALUE_32:
-                works.push_back(value_write(op.writeValue.address, op.writeValue.value, 4,
-                                            op.writeValue.flags));
-                break;
-            case CU_STREAM_MEM_OP_WRITE_VALUE_64:
-                works.push_back(value_write(op.writeValue.address, op.writeValue.value64, 8,
-                                            op.writeValue.flags));
-                break;
-            case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES:
-            case CU_STREAM_MEM_OP_BARRIER:
-                works.push_back(std::make_shared<Nothing>());  // a stream's work is in order
-                break;
-            default:
-                fail(CUDA_ERROR_INVALID_VALUE);
-        }
-    }
-    for (WorkPtr& work : works) submit(of, std::move(work));
+    submit(stream_of(stream), value_operations(operations, count, flags));
 }

@@ -13,4 +13,7 @@ std::shared_ptr<const Fill> fill_of(const CUDA_MEMSET_NODE_PARAMS& what);
 // CUDA_KERNEL_NODE_PARAMS_v2 and _v3 are alike.
 std::shared_ptr<const KernelLaunch> launch_of(const CUDA_KERNEL_NODE_PARAMS_v2& what);
 
+std::shared_ptr<const ValueOperations> value_operations(const CUstreamBatchMemOpParams* operations,
+                                                        unsigned count, unsigned flags);
+
 }  // namespace phos::softgpu

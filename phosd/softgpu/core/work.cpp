@@ -107,33 +107,37 @@ CUresult RecordEvent::run(Context&) const {
     return CUDA_SUCCESS;
 }
 
-CUresult ValueWait::run(Context& context) const {
-    const auto satisfied = [&] {
-        const uint64_t seen = bytes_ == 4
-                                  ? reinterpret_cast<std::atomic<uint32_t>*>(address_)->load(
-                                        std::memory_order_acquire)
-                                  : reinterpret_cast<std::atomic<uint64_t>*>(address_)->load(
-                                        std::memory_order_acquire);
-        const uint64_t mask = bytes_ == 4 ? 0xffffffffu : ~0ull;
-        switch (flags_ & 3) {
-            case CU_STREAM_WAIT_VALUE_EQ:
-                return seen == value_;
-            case CU_STREAM_WAIT_VALUE_AND:
-                return (seen & value_) != 0;
-            case CU_STREAM_WAIT_VALUE_NOR:
-                return (~(seen | value_) & mask) != 0;
-            default:  // GEQ, cyclic: the difference is not negative
-                return bytes_ == 4 ? static_cast<int32_t>(seen - value_) >= 0
-                                   : static_cast<int64_t>(seen - value_) >= 0;
-        }
-    };
+namespace {
+
+uint64_t load(uint64_t address, unsigned bytes) {
+    return bytes == 4 ? reinterpret_cast<std::atomic<uint32_t>*>(address)->load()
+                      : reinterpret_cast<std::atomic<uint64_t>*>(address)->load();
+}
+
+bool satisfied(uint64_t seen, uint64_t value, unsigned bytes, unsigned flags) {
+    const uint64_t mask = bytes == 4 ? 0xffffffffu : ~0ull;
+    switch (flags & 3) {
+        case CU_STREAM_WAIT_VALUE_EQ:
+            return seen == value;
+        case CU_STREAM_WAIT_VALUE_AND:
+            return (seen & value) != 0;
+        case CU_STREAM_WAIT_VALUE_NOR:
+            return (~(seen | value) & mask) != 0;
+        default:  // GEQ, cyclic: the difference is not negative
+            return bytes == 4 ? static_cast<int32_t>(seen - value) >= 0
+                              : static_cast<int64_t>(seen - value) >= 0;
+    }
+}
+
+CUresult wait_for_value(const Context& context, uint64_t address, uint64_t value, unsigned bytes,
+                        unsigned flags) {
     auto pause = std::chrono::microseconds(1);
     while (context.broken() == CUDA_SUCCESS) {
         {
             const MemoryUsers::Use use(runtime().space().users);
-            if (!runtime().space().reachable(address_, bytes_, false))
+            if (!runtime().space().reachable(address, bytes, false))
                 return CUDA_ERROR_ILLEGAL_ADDRESS;
-            if (satisfied()) break;
+            if (satisfied(load(address, bytes), value, bytes, flags)) break;
         }
         std::this_thread::sleep_for(pause);
         pause = std::min(pause * 2, std::chrono::microseconds(500));
@@ -141,18 +145,42 @@ CUresult ValueWait::run(Context& context) const {
     return CUDA_SUCCESS;
 }
 
-CUresult ValueWrite::run(Context&) const {
-    const MemoryUsers::Use use(runtime().space().users);
-    if (!runtime().space().reachable(address_, bytes_, true)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+CUresult write_value(uint64_t address, uint64_t value, unsigned bytes) {
     TraceEntry trace(TraceEntry::Kind::write);
-    trace.wrote(address_, bytes_);
-    if (bytes_ == 4)
-        reinterpret_cast<std::atomic<uint32_t>*>(address_)->store(static_cast<uint32_t>(value_),
-                                                                  std::memory_order_release);
+    const MemoryUsers::Use use(runtime().space().users);
+    if (!runtime().space().reachable(address, bytes, true)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    trace.wrote(address, bytes);
+    if (bytes == 4)
+        reinterpret_cast<std::atomic<uint32_t>*>(address)->store(static_cast<uint32_t>(value));
     else
-        reinterpret_cast<std::atomic<uint64_t>*>(address_)->store(value_,
-                                                                  std::memory_order_release);
+        reinterpret_cast<std::atomic<uint64_t>*>(address)->store(value);
     return CUDA_SUCCESS;
+}
+
+CUresult run_operation(const Context& context, const CUstreamBatchMemOpParams& operation) {
+    const auto& wait = operation.waitValue;
+    const auto& write = operation.writeValue;
+    switch (operation.operation) {
+        case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+            return wait_for_value(context, wait.address, wait.value, 4, wait.flags);
+        case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+            return wait_for_value(context, wait.address, wait.value64, 8, wait.flags);
+        case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+            return write_value(write.address, write.value, 4);
+        case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+            return write_value(write.address, write.value64, 8);
+        default:  // flushes and barriers: a stream's work is in order
+            return CUDA_SUCCESS;
+    }
+}
+
+}  // namespace
+
+CUresult ValueOperations::run(Context& context) const {
+    CUresult result = CUDA_SUCCESS;
+    for (const CUstreamBatchMemOpParams& operation : operations_)
+        if (result == CUDA_SUCCESS) result = run_operation(context, operation);
+    return result;
 }
 
 }  // namespace phos::softgpu

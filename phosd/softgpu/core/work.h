@@ -108,29 +108,17 @@ class RecordEvent final : public Work {
     std::shared_ptr<Event::Record> record_;
 };
 
-// cuStreamWaitValue and cuStreamWriteValue.
-class ValueWait final : public Work {
+// cuStreamWaitValue, cuStreamWriteValue, and batches of them, which run in their order.
+class ValueOperations final : public Work {
   public:
-    ValueWait(uint64_t address, uint64_t value, unsigned bytes, unsigned flags)
-        : address_(address), value_(value), bytes_(bytes), flags_(flags) {}
+    explicit ValueOperations(std::vector<CUstreamBatchMemOpParams> operations)
+        : operations_(std::move(operations)) {}
     CUresult run(Context& context) const override;
     CUgraphNodeType node_type() const override { return CU_GRAPH_NODE_TYPE_BATCH_MEM_OP; }
+    const std::vector<CUstreamBatchMemOpParams>& operations() const { return operations_; }
 
   private:
-    uint64_t address_, value_;
-    unsigned bytes_, flags_;
-};
-
-class ValueWrite final : public Work {
-  public:
-    ValueWrite(uint64_t address, uint64_t value, unsigned bytes)
-        : address_(address), value_(value), bytes_(bytes) {}
-    CUresult run(Context& context) const override;
-    CUgraphNodeType node_type() const override { return CU_GRAPH_NODE_TYPE_BATCH_MEM_OP; }
-
-  private:
-    uint64_t address_, value_;
-    unsigned bytes_;
+    std::vector<CUstreamBatchMemOpParams> operations_;
 };
 
 }  // namespace phos::softgpu
