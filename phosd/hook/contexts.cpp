@@ -11,6 +11,7 @@
 #include "cow.h"
 #include "gate.h"
 #include "heap.h"
+#include "kernels.h"
 #include "log.h"
 #include "own.h"
 
@@ -108,6 +109,7 @@ CUresult destroy_context(CUcontext context, CUresult (*destroy)(CUcontext)) {
     const gate::Pass pass;
     forget(context);
     const CUresult result = destroy(context);
+    kernels::forget_functions();
     if (result == CUDA_SUCCESS)
         heap::free_all_of(context);
     else if (context)
@@ -125,6 +127,7 @@ CUresult end_primary(CUdevice device, CUresult (*end)(CUdevice)) {
     }
     if (primary) forget(primary);
     const CUresult result = end(device);
+    kernels::forget_functions();
     unsigned flags = 0;
     int active = 1;
     const bool gone = driver.cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS &&

@@ -124,7 +124,10 @@ Kernel* intern(const Identity& identity) {
 
 Kernel* look_up(CUfunction function) {
     const uint64_t generation = handles.load(std::memory_order_acquire);
-    const Identity identity = identify(function);  // no lock across calls to the driver
+    const Identity identity = [&] {  // no lock across calls to the driver
+        const Unforbidden unforbidden;
+        return identify(function);
+    }();
     const std::lock_guard lock(mutex);
     Kernel* kernel = intern(identity);
     std::atomic<Entry*>& bucket = bucket_of(function);

@@ -1,5 +1,7 @@
 #include "writes.h"
 
+#include <cstring>
+
 #include "contexts.h"
 
 namespace phos::writes {
@@ -63,7 +65,9 @@ cow::Range destination_of(const CUDA_MEMSET_NODE_PARAMS& fill) {
 bool destination_of(const CUstreamBatchMemOpParams& operation, cow::Range* written) {
     *written = kNothing;
     const uint64_t address = operation.writeValue.address;
-    switch (operation.operation) {
+    uint32_t kind = 0;  // a newer one may be no value of the enumeration
+    std::memcpy(&kind, &operation.operation, sizeof kind);
+    switch (kind) {
         case CU_STREAM_MEM_OP_WRITE_VALUE_32:
             *written = {address, address + sizeof(cuuint32_t)};
             return true;

@@ -3,6 +3,7 @@
 #include "../writes.h"
 
 #include <cstdio>
+#include <cstring>
 #include <initializer_list>
 #include <vector>
 
@@ -175,7 +176,8 @@ void batches() {
     CHECK((predict<OperationBatch>(kStream, 4u, first, 0u) ==
            Ranges{{kBlock + 4, kBlock + 8}, {kBlock + 16, kBlock + 24}}));
     CHECK(!everything);
-    operations[3].operation = static_cast<CUstreamBatchMemOpType>(99);
+    const uint32_t newer = 99;
+    std::memcpy(&operations[3].operation, &newer, sizeof newer);
     predict<OperationBatch>(kStream, 4u, first, 0u);
     CHECK(everything);
 }
