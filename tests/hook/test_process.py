@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from uuid import UUID
 
+import pytest
+
 from phosd.engine import process
 from phosd.engine.native import hook_library
 from tests.harness import environment, running
@@ -137,23 +139,41 @@ def test_memory_shared_by_legacy_ipc(tmp_path: Path) -> None:
         owner.stdin.write("\n")
 
 
-def test_managed_memory_works_and_is_named(tmp_path: Path) -> None:
-    (tmp_path / "hook").mkdir()
-    code = (
-        "import sys\nfrom cuda.bindings import driver\ndriver.cuInit(0)\n"
-        "c = driver.cuDevicePrimaryCtxRetain(0)[1]\ndriver.cuCtxSetCurrent(c)\n"
-        "print(int(driver.cuMemAllocManaged(4096, 1)[0]), flush=True)\nsys.stdin.readline()"
-    )
-    with running(
-        [sys.executable, "-c", code],
-        env=environment(hooked=True, runtime=tmp_path),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as program:
-        assert program.stdin is not None and program.stdout is not None
-        assert program.stdout.readline() == "0\n"
-        with linked(program.pid, tmp_path) as link:
-            hello = link.hello()
+MODULE = """
+MODULE = b\"\"\"
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .global .align 8 .u64 plain;
+.visible .global .attribute(.managed) .align 8 .u64 counter;
+.visible .entry nothing() { ret; }
+\\0\"\"\"
+primary(0)
+module = ok(driver.cuModuleLoadData(MODULE))
+library = ok(driver.cuLibraryLoadData(MODULE, None, None, 0, None, None, 0))
+ok(driver.cuModuleGetGlobal(module, b"plain"))
+ok(driver.cuLibraryGetGlobal(library, b"plain"))
+say("plain")
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "driver.cuMemAllocManaged(4096, 1)",
+        "driver.cuModuleGetGlobal(module, b'counter')",
+        "driver.cuLibraryGetGlobal(library, b'counter')",
+    ],
+)
+def test_managed_memory_works_and_is_named(tmp_path: Path, use: str) -> None:
+    code = f"{MODULE}ok({use})\nsay('managed')\nsys.stdin.readline()\n"
+    with live(code, tmp_path) as program:
+        assert program.hears() == "plain"
+        assert program.link.hello().parkable
+        program.tell()
+        assert program.hears() == "managed"
+        hello = program.link.hello()
         assert hello.uses_unsupported and not hello.parkable
         assert "managed memory" in hello.reason
-        program.stdin.write("\n")
+        program.tell()
