@@ -174,11 +174,11 @@ class CopyOut:
         staging slot.
         """
         stream = next(self._streams)
-        moves = [(run, *self._destination(slot, run)) for run in _joined(items)]
         try:
             self.check()
             point(Point.MOVER_COPY_OUT)
             self._stage(slot, items, stream, staged)
+            moves = [(run, *self._destination(slot, run)) for run in _joined(items)]
             self._gpu.launch_digest(stream, slot.table, len(items), slot.results)
             for run, address, _, _ in moves:
                 source = slot.staging + run.slot_offset
@@ -201,13 +201,13 @@ class CopyOut:
         for address, offset, length, rows in runs(places):
             target = ("device", slot.staging + offset, RECORD)
             copy_rows(target, ("device", address, CHUNK), length, rows, copies)
-        for n, item in enumerate(items):
-            bytes_at = slot.staging + HEADER + item.slot_offset
-            _ENTRY.pack_into(slot.entries, n * _ENTRY.size, bytes_at, item.chunk.length)
         if staged is not None:
             call("cuLaunchHostFunc", copies, *staged)
             call("cuEventRecord", slot.staged, copies)
             call("cuStreamWaitEvent", stream, slot.staged, 0)
+        for n, item in enumerate(items):
+            bytes_at = slot.staging + HEADER + item.slot_offset
+            _ENTRY.pack_into(slot.entries, n * _ENTRY.size, bytes_at, item.chunk.length)
 
     def _finish(
         self, work: tuple[Slot, Sequence[Item], list[tuple[_Run, memoryview, bool]]]

@@ -174,8 +174,8 @@ class _Loop:
             self._ring.give(slot)
             return False
         items = fill(lane, chunks)
-        self._drained.place(items, shadows)
         self._out.put(slot, items, self._plan.staged(slot.index))
+        self._drained.place(items, shadows)
         return True
 
     def _relieve(self, level: int, let_go: LetGo) -> None:
