@@ -88,12 +88,13 @@ def test_a_thread_waits_for_the_first_chunk_alone(tmp_path: Path) -> None:
             (block_id, count) = rows(program.link)[-1]
             urgent = [word >> 3 & 1 for word in board.states(block_id)]
             assert urgent == [1] + [0] * (count - 1)
+            time.sleep(0.1)
             board.watch()
             assert program.hears() == "written"
             assert program.link.disarm() == 0
             said = board.statistics()
             assert (said.submissions, said.waits, said.touches) == (1, 1, 1)
-            assert said.waited_ns > said.looked_ns > 0
+            assert said.waited_ns > 50_000_000 > said.looked_ns > 0
             assert list(board.touched(block_id)) == [1] + [0] * (count - 1)
             assert maps_a_board(program.process.pid)
             program.link.forget()
