@@ -1,8 +1,10 @@
 """Copy-out: chunks of device memory into packs, every byte hashed again on its way.
 
 A chunk is copied to a staging slot in device memory, hashed there, and those very bytes go through
-the pinned ring into the pack. Two streams take turns, so that hashing one slot overlaps copying
-another; the writing is done by as many threads as keep a fast disk or a tmpfs busy.
+the pinned ring into the pack. One stream stages and hashes, as far ahead as there are slots: beside
+a program that computes all the time it gets the device every few milliseconds only. Another stream
+uses the bus, which needs no turn. The writing is done by as many threads as keep a fast disk or a
+tmpfs busy.
 """
 
 import os
@@ -11,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import cycle
 from typing import Any, NamedTuple, Self
 
 from phosd.engine.cuda import call
@@ -68,6 +69,10 @@ class _Run(NamedTuple):
     size: int
 
 
+_Work = tuple[Slot, Sequence[Item], list[tuple[_Run, memoryview, bool]]]
+"""A batch on its way: for each run the host memory where it goes, and whether that is the pack."""
+
+
 @dataclass
 class _Lane:
     """A pack being filled; ``pack`` is its place in the request."""
@@ -119,9 +124,8 @@ class CopyOut:
     """The pipeline of one request: :meth:`put` starts batches; leaving waits until all are written.
 
     The device writes into packs that are pinned; the others get their bytes through the ring.
-    ``descriptors`` are the packs', open for writing. ``staging`` asks for a stream that only copies
-    to staging slots, so that no chunk waits for the bus. Raises :class:`OutOfSpace` when the disk
-    is full, :class:`Cancelled`.
+    ``descriptors`` are the packs', open for writing. Raises :class:`OutOfSpace` when the disk is
+    full, :class:`Cancelled`.
     """
 
     def __init__(
@@ -134,8 +138,6 @@ class CopyOut:
         cancelled: Callable[[], bool],
         report: Report,
         copied: Copied,
-        *,
-        staging: bool = False,
     ) -> None:
         self._gpu = gpu
         self._ring = ring
@@ -146,17 +148,14 @@ class CopyOut:
         self._report = report
         self._copied = copied
         self._stack = ExitStack()
-        self._wants_staging = staging
-        self.staging: Any = None
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._direct = [reopen_direct(fd, os.O_WRONLY) for fd in self._buffered]
             stack.callback(close_all, self._direct)
-            made = stack.enter_context(streams(3 if self._wants_staging else 2))
-            self._streams = cycle(made[:2])
-            self.staging = made[2] if self._wants_staging else None
+            self._stager, self._bus = stack.enter_context(streams(2))
             self._crew = stack.enter_context(Crew(self._gpu, _WRITERS, self._cancelled))
+            self._watcher = stack.enter_context(Crew(self._gpu, 1, self._cancelled))
             self._stack = stack.pop_all()
         return self
 
@@ -166,52 +165,65 @@ class CopyOut:
     def check(self) -> None:
         """Raise :class:`Cancelled` when the caller has given up or a batch has failed."""
         self._crew.check()
+        self._watcher.check()
 
-    def put(self, slot: Slot, items: Sequence[Item], staged: tuple[Any, int] | None = None) -> None:
+    def wait_staged(self) -> None:
+        """Wait until all chunks of all batches are in their staging slots."""
+        call("cuStreamSynchronize", self._stager)
+
+    def put(
+        self, slot: Slot, items: Sequence[Item], staged: Callable[[], None] | None = None
+    ) -> None:
         """Start to copy chunks through a slot, which is given back when they are written.
 
-        ``staged``: a host function and its argument, called as soon as the chunks are in the
-        staging slot.
+        ``staged`` is called on another thread as soon as the chunks are in the staging slot.
         """
-        stream = next(self._streams)
         try:
             self.check()
             point(Point.MOVER_COPY_OUT)
-            self._stage(slot, items, stream, staged)
+            self._stage(slot, items)
             moves = [(run, *self._destination(slot, run)) for run in _joined(items)]
-            self._gpu.launch_digest(stream, slot.table, len(items), slot.results)
+            call("cuStreamWaitEvent", self._bus, slot.staged, 0)
             for run, address, _, _ in moves:
                 source = slot.staging + run.slot_offset
-                call("cuMemcpyDtoHAsync", address, source, run.size, stream)
-            call("cuEventRecord", slot.event, stream)
+                call("cuMemcpyDtoHAsync", address, source, run.size, self._bus)
+            call("cuStreamWaitEvent", self._bus, slot.hashed, 0)
+            call("cuEventRecord", slot.event, self._bus)
         except BaseException:
-            for used in filter(None, (stream, self.staging)):
+            for used in (self._stager, self._bus):
                 call("cuStreamSynchronize", used)
             self._ring.give(slot)
             raise
-        views = [(run, view, in_pack) for run, _, view, in_pack in moves]
-        self._crew.submit(self._finish, (slot, items, views))
+        work = (slot, items, [(run, view, in_pack) for run, _, view, in_pack in moves])
+        if staged is None:
+            self._crew.submit(self._finish, work)
+        else:
+            self._watcher.submit(self._await_staged, (work, staged))
 
-    def _stage(
-        self, slot: Slot, items: Sequence[Item], stream: Any, staged: tuple[Any, int] | None
-    ) -> None:
-        """Device memory -> staging slot; the digest kernel's table."""
-        copies = stream if staged is None else self.staging
+    def _stage(self, slot: Slot, items: Sequence[Item]) -> None:
+        """Device memory -> staging slot -> digests."""
         places = ((i.chunk.address, HEADER + i.slot_offset, i.chunk.length) for i in items)
         for address, offset, length, rows in runs(places):
             target = ("device", slot.staging + offset, RECORD)
-            copy_rows(target, ("device", address, CHUNK), length, rows, copies)
-        if staged is not None:
-            call("cuLaunchHostFunc", copies, *staged)
-            call("cuEventRecord", slot.staged, copies)
-            call("cuStreamWaitEvent", stream, slot.staged, 0)
+            copy_rows(target, ("device", address, CHUNK), length, rows, self._stager)
+        call("cuEventRecord", slot.staged, self._stager)
         for n, item in enumerate(items):
             bytes_at = slot.staging + HEADER + item.slot_offset
             _ENTRY.pack_into(slot.entries, n * _ENTRY.size, bytes_at, item.chunk.length)
+        self._gpu.launch_digest(self._stager, slot.table, len(items), slot.results)
+        call("cuEventRecord", slot.hashed, self._stager)
 
-    def _finish(
-        self, work: tuple[Slot, Sequence[Item], list[tuple[_Run, memoryview, bool]]]
-    ) -> None:
+    def _await_staged(self, work: tuple[_Work, Callable[[], None]]) -> None:
+        batch, staged = work
+        try:
+            call("cuEventSynchronize", batch[0].staged, about="a copy of device memory")
+            staged()
+        except BaseException:
+            self._ring.give(batch[0])
+            raise
+        self._crew.submit(self._finish, batch)
+
+    def _finish(self, work: _Work) -> None:
         slot, items, moves = work
         try:
             call("cuEventSynchronize", slot.event, about="a copy out of device memory")

@@ -5,11 +5,10 @@ import functools
 import struct
 from array import array
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from phosd.engine import board
 from phosd.engine.board import View
-from phosd.engine.cuda import driver
 from phosd.engine.errors import Internal
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.mover.copyout import Chunk
@@ -59,8 +58,6 @@ class Plan:
         except BaseException:
             self.close()
             raise
-        tag = _library().phos_plan_tag
-        self._tags = [int(tag(self._order, batch)) for batch in range(batches)]
 
     def _make(self, gpu: Gpu, request: Drain, batches: int) -> int:
         blocks, slabs = [], []
@@ -105,9 +102,9 @@ class Plan:
         shadows = [chunk for chunk, claim in zip(chunks, claims, strict=True) if claim[-1]]
         return chunks, shadows
 
-    def staged(self, batch: int) -> tuple[Any, int]:
-        """The host function, and its argument, that marks a batch's chunks saved."""
-        return driver().CUhostFn(_staged_address()), self._tags[batch]
+    def staged(self, batch: int) -> None:
+        """The bytes of a batch are safe: mark its chunks saved, from any thread."""
+        _library().phos_plan_staged(self._order, batch)
 
     def wait(self, seconds: float) -> None:
         """Wait for something to be posted, at most so long."""
@@ -148,7 +145,7 @@ class Plan:
         return found[0] / 1e9, found[1] / 1e9
 
     def close(self) -> None:
-        """Let go of the boards. No stream may still have to call a host function."""
+        """Let go of the boards. No batch may be on its way any more."""
         if self._order:
             _library().phos_plan_close(self._order)
             self._order = 0
@@ -170,11 +167,6 @@ def _check(drained: DrainedBlock, block: Block) -> None:
 
 
 @functools.cache
-def _staged_address() -> int:
-    return ctypes.cast(_library().phos_plan_staged, ctypes.c_void_p).value or 0
-
-
-@functools.cache
 def _library() -> ctypes.CDLL:
     found = board.library()
     pointer, number, text = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_char_p
@@ -184,7 +176,7 @@ def _library() -> ctypes.CDLL:
         ("close", None, (pointer,)),
         ("look", None, (pointer, pointer)),
         ("claim", number, (pointer, number, number, pointer)),
-        ("tag", pointer, (pointer, number)),
+        ("staged", None, (pointer, number)),
         ("wait", None, (pointer, ctypes.c_double)),
         ("abort", None, (pointer,)),
         ("freed_first", None, (pointer,)),

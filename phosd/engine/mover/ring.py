@@ -6,7 +6,6 @@ layout in device memory: what is hashed there is what is copied out.
 
 import ctypes
 import queue
-from typing import Any
 
 from phosd.engine.cuda import call, driver
 from phosd.engine.digest import SIZE
@@ -23,6 +22,7 @@ class Slot:
     """A piece of the ring. ``host`` and ``staging`` are addresses, ``view`` is the host memory.
 
     ``table`` is the pinned address of the digest kernel's table, and of its results after it.
+    Events: the chunks are ``staged``, ``hashed``; everything is done (``event``).
     """
 
     def __init__(self, index: int, host: int, staging: int, size: int, table: int) -> None:
@@ -37,9 +37,8 @@ class Slot:
         results = (ctypes.c_char * (_MAX_RECORDS * SIZE)).from_address(self.results)
         self.digests = memoryview(results).cast("B")
         flags = driver().CUevent_flags
-        quiet = flags.CU_EVENT_DISABLE_TIMING
-        self.event: Any = call("cuEventCreate", flags.CU_EVENT_BLOCKING_SYNC | quiet)
-        self.staged: Any = call("cuEventCreate", quiet)
+        kind = flags.CU_EVENT_BLOCKING_SYNC | flags.CU_EVENT_DISABLE_TIMING
+        self.staged, self.hashed, self.event = (call("cuEventCreate", kind) for _ in range(3))
 
 
 class Ring:
