@@ -186,8 +186,12 @@ void the_gate_gives_up_on_a_waiting_thread(Client& client) {
     const auto began = Clock::now();
     CHECK(!client.close_gate(100));
     CHECK(seconds_since(began) < 1);
-    mover.start({});
+    Pace pace;
+    pace.only_urgent = true;
+    mover.start(pace);
     wait_for([&] { return writer.done.load(); });
+    mover.stop();
+    mover.start({});
     CHECK(mover.wait_saved());
     mover.stop();
     CHECK(mover.wrong() == 0);
@@ -390,12 +394,14 @@ void mappings_change_while_armed(Client& client) {
     count_of(mover.arm(client));
     client.open_gate();
     OK(cuMemsetD32_v2(places + kSize, 4, 16));
-    OK(cuMemUnmap(places, kSize));
+    OK(cuMemUnmap(places, kSize));  // which may be where the shadow is being copied from
     OK(cuMemsetD32_v2(places + kSize + kChunk, 4, 16));
     OK(cuMemMap(places + 2 * kSize, kSize, 0, handle, 0));
     OK(cuMemSetAccess(places + 2 * kSize, kSize, &access, 1));
+    OK(cuCtxSynchronize());
     OK(cuMemSetAccess(places + kSize, kSize, &none, 1));
     OK(cuMemsetD32_v2(places + 2 * kSize + 2 * kChunk, 4, 16));
+    OK(cuCtxSynchronize());
     OK(cuMemUnmap(places + kSize, 2 * kSize));
     CHECK(mover.board().header().freed_posted == 0);
     OK(cuMemRelease(handle));

@@ -126,6 +126,7 @@ Client::Answer FakeMover::arm(Client& client) {
 }
 
 void FakeMover::start(Pace pace) {
+    over_ = false;
     thread_ = std::thread([this, pace] { run(pace); });
 }
 
