@@ -207,6 +207,13 @@ def test_what_programs_write_was_predicted(
     check(found, kernels=10)
 
 
+def test_what_graphs_write_was_predicted(tmp_path: Path) -> None:
+    program = Path(__file__).parent / "programs/graph_writes.py"
+    _, found, _ = record([str(program), "6"], tmp_path, extra={"PHOS_TEST_PACE": "0"})
+    check(found, kernels=12)
+    assert [s for s in found if len(s.kernels) >= 3], "no graph was launched as a whole"
+
+
 def test_what_the_corpus_writes_was_predicted(tmp_path: Path) -> None:
     """Kernels of every kind."""
     output, found, _ = record(
