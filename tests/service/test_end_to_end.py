@@ -63,7 +63,7 @@ def test_save_kill_and_restore_over_the_bus(bus: str, tmp_path: Path) -> None:
             assert [(p["hook"], p["state"]) for p in found] == [("hooked", "running")]
 
             saved = phos(bus, tmp_path, "checkpoint", str(pid))[-1]
-            assert (saved["state"], saved["mode"]) == ("done", "stop")
+            assert (saved["state"], saved["mode"]) == ("done", "concurrent")
             image = str(saved["result"])
             (listed,) = phos(bus, tmp_path, "images")
             assert (listed["id"], listed["pid"]) == (image, pid)
