@@ -12,7 +12,7 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 
 
@@ -99,10 +99,11 @@ def command(
     groups: Sequence[int],
     capabilities: bool = False,
     dies_with_parent: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> list[str]:
     """The command line that runs ``words`` as this user.
 
-    ``capabilities`` keeps those that CRIU needs.
+    ``capabilities`` keeps those that CRIU needs; ``environment`` is added to what ``words`` gets.
     """
     orders = {
         "uid": uid,
@@ -110,6 +111,7 @@ def command(
         "groups": list(groups),
         "capabilities": capabilities,
         "dies_with_parent": dies_with_parent,
+        "environment": dict(environment or {}),
     }
     return [sys.executable, "-I", "-S", __file__, json.dumps(orders), *words]
 
@@ -121,7 +123,7 @@ def main() -> None:
         become(orders["uid"], orders["gid"], orders["groups"], kept)
     if orders["dies_with_parent"]:
         die_with_parent()
-    os.execv(words[0], words)
+    os.execve(words[0], words, {**os.environ, **orders["environment"]})
 
 
 if __name__ == "__main__":

@@ -2,35 +2,73 @@
 
 import shutil
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from phosd.engine import criu
-from phosd.engine.criu import Criu, DumpOptions, TreeDump
+from phosd.engine.criu import Criu, DumpOptions, PageStore, TreeDump
 from phosd.engine.image import files
 from phosd.engine.image.manifest import Tree
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.progress import Progress
 from phosd.engine.tree import ProcessTree
+from phosd.engine.undo import Undo
 
 
 class CpuParts:
-    """One dump a tree. ``staging`` is a folder in memory, or None to write to the disk at once."""
+    """One dump a tree. ``staging`` is a folder in memory, or None to write to the disk at once;
+    ``pages`` as many bytes of it as the trees' memory may take.
+
+    :meth:`prepare` may be called while the program runs, :meth:`dump` when it stands still.
+    """
 
     def __init__(
-        self, program: Criu, writer: ImageWriter, staging: Path | None, options: DumpOptions
+        self,
+        program: Criu,
+        writer: ImageWriter,
+        staging: Path | None,
+        options: DumpOptions,
+        pages: int = 0,
     ) -> None:
         self._program = program
         self._writer = writer
         self._base = staging or writer.folder
         self._options = options
+        self._page_bytes = pages if staging is not None else 0
+        self._pages: list[PageStore | None] = []
+        self._prepared: list[criu.Dump] = []
         self._dumps: list[TreeDump] = []
+        self._undo = Undo()
 
-    def dump(self, trees: list[ProcessTree], progress: Progress) -> None:
-        """Freeze each tree, write its state, let it go on."""
+    def prepare(self, trees: list[ProcessTree]) -> None:
+        """Have CRIU ready for each tree, and memory for its pages."""
         for index, tree in enumerate(trees):
             folder = self._base / f"criu-{index}"
             folder.mkdir(mode=0o700)
-            dumped = criu.dump_tree(self._program, tree, folder, self._options, progress)
-            self._dumps.append(dumped)
+            pages = None
+            if self._page_bytes:
+                pages = PageStore.if_there_is_room(self._base, self._page_bytes // len(trees))
+            if pages is not None:
+                self._undo.enter(pages)
+            self._pages.append(pages)
+            dump = criu.Dump(self._program, tree, folder, self._options, pages)
+            self._prepared.append(self._undo.enter(dump))
+
+    def dump(self, progress: Progress) -> None:
+        """Freeze each tree, write its state, let it go on."""
+        for prepared in self._prepared:
+            self._dumps.append(prepared.finish(progress))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._undo.__exit__(kind, error, traceback)
 
     @property
     def trees(self) -> list[ProcessTree]:
@@ -40,11 +78,13 @@ class CpuParts:
     def persist(self) -> tuple[Tree, ...]:
         """Bring everything to the disk; the manifest's entries."""
         records = []
-        for dump in self._dumps:
+        for dump, pages in zip(self._dumps, self._pages, strict=True):
             name = dump.folder.name
             if self._base != self._writer.folder:
                 with files.space_errors(f"the files of image {self._writer.id}"):
                     _copy_tree(dump.folder, self._writer.folder / name)
+                    if pages is not None:
+                        pages.complete(dump.folder, self._writer.folder / name)
                 shutil.rmtree(dump.folder)
             digests = self._writer.seal(name)
             records.append(Tree(dump.tree.root.pid, name, digests, dump.details))

@@ -81,6 +81,7 @@ class Drain:
         self._undo = Undo()
         self._pool = ThreadPoolExecutor(thread_name_prefix="drain")
         self._begun: Future[None] | None = None
+        self._digests: dict[int, list[bytes]] = {}
         self._drains: list[Future[Drained]] = []
         self._started = 0.0
         self._complete = False
@@ -101,7 +102,11 @@ class Drain:
             self._shared = self._holdings.save(digests, self._writer, progress)
 
     def begin(self) -> None:
-        """Hash and begin to copy, on other threads. All memory is parked, or the gates closed."""
+        """Hash, on other threads. All memory is parked.
+
+        Where shadows cannot hold everything, copying begins, too: a program that has to wait for
+        its chunks loses more than the driver and CRIU, which are slower beside it.
+        """
         for member in self._members:
             held = self._holdings.of(member.link.pid)
             member.blocks = [block for block in held if block.key not in self._shared]
@@ -109,12 +114,14 @@ class Drain:
         self._undo.add(self._stop)
         self._account.phase("drain")
         self._started = time.monotonic()
-        self._begun = self._pool.submit(self._begin)
+        self._begun = self._pool.submit(self._prepare)
 
     def arm(self) -> None:
         """Have the hooks save what the program is about to overwrite. The gates are closed."""
         assert self._begun is not None
         self._begun.result()
+        if not self._drains:
+            self._copy()
         for member in self._members:
             assert member.board is not None
             member.link.arm(member.board.fd, [slab.descriptor for slab in member.slabs])
@@ -182,22 +189,28 @@ class Drain:
             self._undo.add(os.close, descriptor)
             member.slabs.append(_Slab(device, gpu, key, size, descriptor))
 
-    def _begin(self) -> None:
+    def _prepare(self) -> None:
         blocks = [held for member in self._members for held in member.blocks]
-        digests = self._holdings.digest(blocks)
+        self._digests = self._holdings.digest(blocks)
         for member in self._members:
             member.board = Board.create(
-                [(held.block.id, -(-held.block.size // CHUNK)) for held in member.blocks],
+                [(held.block.id, _chunks(held)) for held in member.blocks],
                 [(slab.device, slab.slots) for slab in member.slabs],
                 self._kernels,
             )
+        slots = sum(slab.slots for member in self._members for slab in member.slabs)
+        if slots < sum(map(_chunks, blocks)):
+            self._copy()
+
+    def _copy(self) -> None:
+        blocks = [held for member in self._members for held in member.blocks]
         for gpu in sorted({held.gpu for held in blocks}):
             here = [held for held in blocks if held.gpu == gpu]
             self._drains.append(
                 self._pool.submit(
                     self._holdings.mover(gpu).drain,
                     [board for member in self._members if (board := _part(member, gpu))],
-                    {held.key: digests[held.key] for held in here},
+                    {held.key: self._digests[held.key] for held in here},
                     self._holdings.order(here),
                     self._writer,
                     self._account,
@@ -271,6 +284,10 @@ class Drain:
             for member in self._members
             for kernel in member.link.kernels()
         ]
+
+
+def _chunks(held: Held) -> int:
+    return -(-held.block.size // CHUNK)
 
 
 def _part(member: _Member, gpu: int) -> DrainBoard | None:

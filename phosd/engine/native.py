@@ -39,6 +39,11 @@ def board_library() -> Path:
     return _find("libphos_board.so")
 
 
+def pages_library() -> Path:
+    """What ``criu dump`` loads to copy pages with many threads."""
+    return _find("libphos_pages.so")
+
+
 def python_environment() -> dict[str, str]:
     """An environment in which another Python finds this very package and what it depends on."""
     folders = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]

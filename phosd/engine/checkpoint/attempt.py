@@ -37,7 +37,7 @@ class Attempt:
         with driver.checkpointed(self.unit.gpu_pids, room_kept(movers, self.progress)):
             self.progress.phase("cpu", stopped=True)
             point(Point.CHECKPOINT_CPU)
-            self.cpu.dump(self.unit.trees, self.progress)
+            self.cpu.dump(self.progress)
             self.progress.phase("unpark", stopped=True)
             point(Point.CHECKPOINT_UNPARK)
         self._require_no_newcomers()

@@ -19,6 +19,7 @@ def by_driver(attempt: Attempt) -> tuple[Block, ...]:
         with closed_gates(parked_before, progress, attempt.options.deadline):
             for link in parked_before:
                 link.rehome()
+    attempt.cpu.prepare(unit.trees)
     progress.phase("detach")
     with detached(unit.links):
         attempt.save_processes(movers)

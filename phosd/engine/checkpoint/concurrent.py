@@ -25,6 +25,7 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
             holdings.take(unit.links)
             with Drain(holdings, unit.links, attempt.writer, attempt.options.suspects) as drain:
                 drain.make_room(attempt.node.config.shadow_limit)
+                attempt.cpu.prepare(unit.trees)
                 progress.check()
                 progress.phase("quiesce", stopped=True)
                 point(Point.CHECKPOINT_QUIESCE)

@@ -77,10 +77,10 @@ def _make_image(
     with (
         node.store.begin(unit.trees[0].root.uid) as writer,
         node.staging(needs.cpu) as staging,
+        CpuParts(node.criu, writer, staging, DumpOptions(tcp=options.tcp), pages=needs.cpu) as cpu,
     ):
         if parent is not None:
             writer.inherit(parent)
-        cpu = CpuParts(node.criu, writer, staging, DumpOptions(tcp=options.tcp))
         blocks = _MODES[choice.mode](Attempt(node, unit, writer, cpu, options, progress))
         progress.phase("persist")
         point(Point.CHECKPOINT_PERSIST)

@@ -19,6 +19,7 @@ def recopy(attempt: Attempt) -> tuple[Block, ...]:
             holdings.prepare_packs(unit.links, attempt.writer)
             with Precopy(holdings, unit.links, attempt.writer) as copies:
                 copies.while_running(progress)
+                attempt.cpu.prepare(unit.trees)
                 progress.phase("quiesce", stopped=True)
                 point(Point.CHECKPOINT_QUIESCE)
                 with closed_gates(unit.links, progress, attempt.options.deadline):

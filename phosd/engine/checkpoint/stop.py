@@ -15,6 +15,7 @@ def stop(attempt: Attempt) -> tuple[Block, ...]:
         try:
             holdings.prepare_packs(unit.links, attempt.writer)
             holdings.take(unit.links)
+            attempt.cpu.prepare(unit.trees)
             progress.check()
             progress.phase("quiesce", stopped=True)
             point(Point.CHECKPOINT_QUIESCE)

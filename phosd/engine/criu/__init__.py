@@ -1,7 +1,8 @@
 """CRIU: the CPU side of a process tree, dumped and restored."""
 
 from phosd.engine.criu.binary import Criu, Owner
-from phosd.engine.criu.dump import DumpOptions, TreeDump, check, dump_tree
+from phosd.engine.criu.dump import Dump, DumpOptions, TreeDump, check, dump_tree
+from phosd.engine.criu.pages import PageStore
 from phosd.engine.criu.probe import Verdict, probe, require_working
 from phosd.engine.criu.restore import (
     Restored,
@@ -15,8 +16,10 @@ from phosd.engine.owner_files import Policy
 
 __all__ = [
     "Criu",
+    "Dump",
     "DumpOptions",
     "Owner",
+    "PageStore",
     "Policy",
     "RestoreOptions",
     "Restored",

@@ -2,21 +2,26 @@
 
 import os
 import re
+import select
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
 from phosd.engine import as_owner
-from phosd.engine.errors import Internal, Timeout
+from phosd.engine.criu.meetings import STARTED, Meetings
+from phosd.engine.errors import Cancelled, Internal, Timeout
 from phosd.engine.progress import Progress
 
 MINIMUM = (4, 2)
 """Older ones cannot dump a process with a TCP or UDP socket on Linux 6.16 or newer."""
+
+_LOOK_MILLISECONDS = 50
+"""How often to look whether a job was cancelled; CRIU itself is heard at once."""
 
 INSTALL_HINT = (
     "run `make setup` in the checkout, or install CRIU 4.2 or newer and name it with "
@@ -97,27 +102,50 @@ class Criu:
         descriptors: Sequence[int] = (),
         deadline: float,
         progress: Progress | None = None,
-        while_waiting: Callable[[], None] | None = None,
         dies_with_us: bool = False,
         wrap: Callable[[list[str]], list[str]] = list,
     ) -> None:
-        """Run ``criu action`` as ``owner``; ``images`` and ``work`` may lie in private folders.
+        """:meth:`start` it and wait for its end."""
+        with self.start(
+            action,
+            words,
+            owner=owner,
+            images=images,
+            work=work,
+            descriptors=descriptors,
+            dies_with_us=dies_with_us,
+            wrap=wrap,
+        ) as running:
+            running.wait(deadline, progress)
+
+    def start(
+        self,
+        action: str,
+        words: Sequence[str],
+        *,
+        owner: Owner,
+        images: Path,
+        work: Path,
+        descriptors: Sequence[int] = (),
+        dies_with_us: bool = False,
+        environment: Mapping[str, str] | None = None,
+        wrap: Callable[[list[str]], list[str]] = list,
+    ) -> "Running":
+        """Start ``criu action`` as ``owner``; ``images`` and ``work`` may lie in private folders.
 
         CRIU gets both folders as descriptors, so a user who owns them meanwhile still cannot reach
-        them by a path. ``descriptors`` are inherited. ``wrap`` may put a command around CRIU's.
-        ``while_waiting`` is called every few milliseconds.
-        Killing CRIU, which a cancelled ``progress`` or the ``deadline`` (seconds) does, does not
-        hurt a process that it dumps. Raises :class:`Internal` with CRIU's own last error lines.
+        them by a path. ``descriptors`` are inherited; ``environment`` is added to what it gets.
+        ``wrap`` may put a command around CRIU's.
         """
         self.require_reachable(owner)
         folders = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in (images, work)]
-        log = f"{action}.log"
+        log = work / f"{action}.log"
         try:
-            (work / log).unlink(missing_ok=True)
+            log.unlink(missing_ok=True)
             # CRIU's CUDA plugin would get in the way of the driver checkpoint that we do.
             (work / "no-plugins").mkdir(mode=0o755, exist_ok=True)
             places = [f"/proc/self/fd/{folder}" for folder in folders]
-            line = [str(self.path), action, "--no-default-config", "-v2", "-o", log]
+            line = [str(self.path), action, "--no-default-config", "-v2", "-o", log.name]
             line += ["-D", places[0], "-W", places[1], "-L", places[1] + "/no-plugins"]
             if not owner.is_root:
                 line.append("--unprivileged")
@@ -128,6 +156,7 @@ class Criu:
                 groups=owner.groups,
                 capabilities=True,
                 dies_with_parent=dies_with_us,
+                environment=environment,
             )
             started = subprocess.Popen(
                 wrap(command),
@@ -147,25 +176,94 @@ class Criu:
         finally:
             for folder in folders:
                 os.close(folder)
-        with started:
-            try:
-                _wait(started, action, deadline, progress, while_waiting)
-            except BaseException:
-                started.kill()
-                raise
-            if started.returncode != 0:
-                assert started.stderr is not None
-                raise self._failure(action, started.returncode, work / log, started.stderr.read())
+        return Running(started, action, log)
 
-    def _failure(self, action: str, code: int, log: Path, said: str) -> Internal:
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        errors = [re.sub(r"^\(\d+\.\d+\)\s*", "", line) for line in lines if "Error" in line]
+
+class Running:
+    """A CRIU at work. Leaving its context before its end kills it."""
+
+    def __init__(self, process: "subprocess.Popen[str]", action: str, log: Path) -> None:
+        self._process = process
+        self._action = action
+        self._log = log
+        self._began = time.monotonic()
+        self._ended = os.pidfd_open(process.pid)
+
+    def wait(self, deadline: float, progress: Progress | None = None) -> None:
+        """Wait for its end, ``deadline`` seconds at most.
+
+        Raises :class:`Internal` with CRIU's own last error lines, and what a cancelled ``progress``
+        raises.
+        """
+        while self._look(deadline, ()):
+            if progress is not None:
+                progress.check()
+        self._require_success()
+
+    def wait_until_started(self, deadline: float, meetings: Meetings) -> None:
+        """Wait until it has come to the first of the ``meetings``."""
+        while STARTED not in meetings.reached and self._look(deadline, [meetings]):
+            meetings.attend()
+        if STARTED not in meetings.reached:
+            self._require_success()
+
+    def wait_and_meet(self, deadline: float, progress: Progress | None, meetings: Meetings) -> None:
+        """As :meth:`wait`, keeping ``meetings``. When the job is cancelled, CRIU is not killed but
+        made to give up.
+        """
+        cancelled: Cancelled | None = None
+        while self._look(deadline, [meetings]):
+            meetings.attend()
+            try:
+                if progress is not None and cancelled is None:
+                    progress.check()
+            except Cancelled as error:
+                cancelled = error
+                meetings.refuse()
+        if cancelled is not None:
+            raise cancelled
+        self._require_success()
+
+    def _look(self, deadline: float, readable: Sequence[Meetings]) -> bool:
+        """Wait a little, or until something happens. Whether it still runs."""
+        if self._process.poll() is not None:
+            return False
+        if time.monotonic() - self._began > deadline:
+            raise Timeout(
+                f"criu {self._action} did not finish within {deadline:g} s",
+                hint="the program goes on; try again when the machine is less busy",
+            )
+        poller = select.poll()
+        poller.register(self._ended, select.POLLIN)
+        for one in readable:
+            poller.register(one, select.POLLIN)
+        poller.poll(_LOOK_MILLISECONDS)
+        return True
+
+    def _require_success(self) -> None:
+        if self._process.returncode != 0:
+            assert self._process.stderr is not None
+            raise self._failure(self._process.returncode, self._process.stderr.read())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._ended)
+        if self._process.poll() is None:
+            self._process.kill()
+        with self._process:
+            pass
+
+    def _failure(self, code: int, said: str) -> Internal:
+        text = self._log.read_text(errors="replace") if self._log.exists() else ""
+        errors = [re.sub(r"^\(\d+\.\d+\)\s*", "", x) for x in text.splitlines() if "Error" in x]
         # Root without CAP_SYS_RESOURCE meets this one always, and it is harmless.
         errors = [line for line in errors if "RLIMIT_NOFILE for self" not in line]
         shown = errors[-6:] or said.strip().splitlines()[-3:] or ["it said nothing"]
         hint = next((hint for text, hint in _HINTS if any(text in line for line in shown)), "")
         return Internal(
-            f"criu {action} failed (it returned {code}): " + " | ".join(shown),
+            f"criu {self._action} failed (it returned {code}): " + " | ".join(shown),
             hint=hint or "`phos doctor` checks CRIU on this machine",
         )
 
@@ -206,28 +304,3 @@ def _may_execute(path: Path, owner: Owner) -> bool:
     if status.st_gid in (owner.gid, *owner.groups):
         return bool(status.st_mode & 0o010)
     return bool(status.st_mode & 0o001)
-
-
-def _wait(
-    started: subprocess.Popen[str],
-    action: str,
-    deadline: float,
-    progress: Progress | None,
-    while_waiting: Callable[[], None] | None,
-) -> None:
-    end = time.monotonic() + deadline
-    while True:
-        try:
-            started.wait(timeout=0.005)
-        except subprocess.TimeoutExpired:
-            if while_waiting is not None:
-                while_waiting()
-            if progress is not None:
-                progress.check()
-            if time.monotonic() > end:
-                raise Timeout(
-                    f"criu {action} did not finish within {deadline:g} s",
-                    hint="the program goes on; try again when the machine is less busy",
-                ) from None
-            continue
-        return

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from phosd.engine import files, limits, procfs, stdio
 from phosd.engine.criu.binary import Criu, Owner
 from phosd.engine.criu.coreimage import parent_death_signal
-from phosd.engine.criu.frozen import WhileFrozen
+from phosd.engine.criu.meetings import FROZEN, Meetings
+from phosd.engine.criu.pages import PageStore
 from phosd.engine.errors import Busy, Internal, InvalidOption, NoSuchProcess
 from phosd.engine.image.cpu import CpuDetails, MappedFile, MemoryFile, OpenFile
 from phosd.engine.image.files import file_digest
@@ -24,6 +27,7 @@ GHOST_LIMIT = "2G"
 """Largest unlinked file that goes into an image (data loaders unlink their shared memory)."""
 
 _LOOKS = 5
+_START_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -97,56 +101,106 @@ def dump_tree(
     The tree goes on afterwards, whatever happens. Raises :class:`Unsupported` for what cannot be
     dumped, :class:`Internal` when CRIU fails, and what ``progress`` raises when cancelled.
     """
-    plan = check(tree, options.tcp)
-    owner = dumping_user(tree)
-    noted = _Noted(tree)
+    with Dump(criu, tree, folder, options) as dump:
+        return dump.finish(progress)
 
-    def note() -> None:
-        noted.tree = scan(tree.root.pid)
+
+class Dump:
+    """The dump of one tree, in two steps: entering the context starts CRIU, which then waits and
+    has not touched the tree; :meth:`finish` freezes and dumps it.
+
+    What takes time before is done by then, since the tree may have to stand still for a dump.
+    ``pages`` is where memory goes while it does; without it CRIU writes all to ``folder``.
+    """
+
+    def __init__(
+        self,
+        criu: Criu,
+        tree: ProcessTree,
+        folder: Path,
+        options: DumpOptions,
+        pages: PageStore | None = None,
+    ) -> None:
+        self._criu = criu
+        self._tree = tree
+        self._folder = folder
+        self._options = options
+        self._pages = pages
+        self._noted = _Noted(tree)
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._plan = check(self._tree, self._options.tcp)
+            owner = dumping_user(self._tree)
+            work = stack.enter_context(working_folder(self._folder, owner))
+            self._meetings = stack.enter_context(Meetings(work, owner.uid, self._note))
+            stack.enter_context(_lent(self._folder, owner))
+            self._running = stack.enter_context(
+                self._criu.start(
+                    "dump",
+                    [*_words(self._tree, self._options), *self._plan.words, *Meetings.WORDS],
+                    owner=owner,
+                    images=self._folder,
+                    work=work,
+                    descriptors=[self._pages.descriptor] if self._pages else [],
+                    environment=self._pages.environment if self._pages else None,
+                )
+            )
+            self._running.wait_until_started(_START_SECONDS, self._meetings)
+            self._stack = stack.pop_all()
+        return self
+
+    def finish(self, progress: Progress | None = None) -> TreeDump:
+        """Let CRIU go on. Raises as :func:`dump_tree` does."""
+        if progress is not None:
+            progress.check()
+        try:
+            self._meetings.let_go_on()
+            self._running.wait_and_meet(self._options.deadline, progress, self._meetings)
+        except Internal:
+            if self._meetings.error is not None:
+                raise self._meetings.error from None
+            raise
+        if FROZEN not in self._meetings.reached:
+            raise Internal("criu dump never said that the tree is frozen", "report this")
+        self._stack.close()
+        noted = self._noted
+        root = noted.tree.root
+        details = CpuDetails(
+            uid=root.uid,
+            gid=root.gid,
+            groups=root.groups,
+            privileged=noted.tree.privileged,
+            tcp=self._options.tcp,
+            shell_job=self._plan.shell_job,
+            tied_to_parent=parent_death_signal(self._folder / f"core-{root.pid}.img"),
+            endpoints=self._plan.endpoints,
+            open_files=noted.open_files,
+            memory_files=noted.memory_files,
+            mapped_files=noted.mapped_files,
+        )
+        return TreeDump(noted.tree, self._folder, details)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+    def _note(self) -> None:
+        """While the tree is frozen: what CRIU does not save, and that its pages are copied."""
+        noted = self._noted
+        noted.tree = scan(self._tree.root.pid)
         descriptors, mappings = _look(noted.tree)
-        limits.require_dumpable(noted.tree, descriptors, mappings, options.tcp, frozen=True)
+        limits.require_dumpable(noted.tree, descriptors, mappings, self._options.tcp, frozen=True)
         noted.open_files = files.open_files(descriptors)
         noted.mapped_files = files.mapped_files(mappings)
-        noted.memory_files = files.save_memory_files(mappings, folder)
-
-    with (
-        working_folder(folder, owner) as work,
-        WhileFrozen(work, owner.uid, note) as frozen,
-        _lent(folder, owner),
-    ):
-        try:
-            criu.run(
-                "dump",
-                [*_words(tree, options), *plan.words, *frozen.WORDS],
-                owner=owner,
-                images=folder,
-                work=work,
-                deadline=options.deadline,
-                progress=progress,
-                while_waiting=frozen.poll,
-                dies_with_us=True,
-            )
-        except Internal:
-            if frozen.error is not None:
-                raise frozen.error from None
-            raise
-        if not frozen.called:
-            raise Internal("criu dump never said that the tree is frozen", "report this")
-    root = noted.tree.root
-    details = CpuDetails(
-        uid=root.uid,
-        gid=root.gid,
-        groups=root.groups,
-        privileged=noted.tree.privileged,
-        tcp=options.tcp,
-        shell_job=plan.shell_job,
-        tied_to_parent=parent_death_signal(folder / f"core-{root.pid}.img"),
-        endpoints=plan.endpoints,
-        open_files=noted.open_files,
-        memory_files=noted.memory_files,
-        mapped_files=noted.mapped_files,
-    )
-    return TreeDump(noted.tree, folder, details)
+        noted.memory_files = files.save_memory_files(mappings, self._folder)
+        if self._pages is not None:
+            self._pages.wait()
 
 
 def dumping_user(tree: ProcessTree) -> Owner:
