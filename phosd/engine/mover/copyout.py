@@ -2,9 +2,9 @@
 
 A chunk is copied to a staging slot in device memory, hashed there, and those very bytes go through
 the pinned ring into the pack. One stream stages and hashes, as far ahead as there are slots: beside
-a program that computes all the time it gets the device every few milliseconds only. Another stream
-uses the bus, which needs no turn. The writing is done by as many threads as keep a fast disk or a
-tmpfs busy.
+a program that computes all the time it gets the device every few milliseconds only. Two streams
+take turns on the bus, which is free meanwhile. The writing is done by as many threads as keep a
+fast disk or a tmpfs busy.
 """
 
 import os
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, NamedTuple, Self
 
 from phosd.engine.cuda import call
@@ -153,7 +154,8 @@ class CopyOut:
         with ExitStack() as stack:
             self._direct = [reopen_direct(fd, os.O_WRONLY) for fd in self._buffered]
             stack.callback(close_all, self._direct)
-            self._stager, self._bus = stack.enter_context(streams(2))
+            self._stager, *buses = stack.enter_context(streams(3))
+            self._buses = cycle(buses)
             self._crew = stack.enter_context(Crew(self._gpu, _WRITERS, self._cancelled))
             self._watcher = stack.enter_context(Crew(self._gpu, 1, self._cancelled))
             self._stack = stack.pop_all()
@@ -178,19 +180,20 @@ class CopyOut:
 
         ``staged`` is called on another thread as soon as the chunks are in the staging slot.
         """
+        bus = next(self._buses)
         try:
             self.check()
             point(Point.MOVER_COPY_OUT)
             self._stage(slot, items)
             moves = [(run, *self._destination(slot, run)) for run in _joined(items)]
-            call("cuStreamWaitEvent", self._bus, slot.staged, 0)
+            call("cuStreamWaitEvent", bus, slot.staged, 0)
             for run, address, _, _ in moves:
                 source = slot.staging + run.slot_offset
-                call("cuMemcpyDtoHAsync", address, source, run.size, self._bus)
-            call("cuStreamWaitEvent", self._bus, slot.hashed, 0)
-            call("cuEventRecord", slot.event, self._bus)
+                call("cuMemcpyDtoHAsync", address, source, run.size, bus)
+            call("cuStreamWaitEvent", bus, slot.hashed, 0)
+            call("cuEventRecord", slot.event, bus)
         except BaseException:
-            for used in (self._stager, self._bus):
+            for used in (self._stager, bus):
                 call("cuStreamSynchronize", used)
             self._ring.give(slot)
             raise

@@ -24,10 +24,11 @@ from phosd.engine.mover.wire import Drain, Drained
 
 _RESERVED = 2
 """Slots of the ring kept for chunks that threads wait for, if the ring is large enough."""
-_STAGING = 6
+_STAGING = 12
 """Batches on their way to staging slots: the program waits for what is claimed and not there.
 
-Beside a busy program they get there all at once every 2.5 ms (H200), while the bus moves five."""
+Beside a busy program they get there together, when it is the mover's turn: after 1.7 ms (H200),
+in which the bus moves five. With half as many a drain was a tenth slower."""
 _PAUSE_SECONDS = 0.0005
 _GIVE_UP = 3
 """The level of pressure at which the program needs all the memory."""
