@@ -22,6 +22,7 @@ from tests.mover.owner import Owner
 
 SLOW = "20M"
 """Bytes a second, so that a chunk takes a tenth of a second to be staged, and to be copied out."""
+SLOWER = "7M"
 
 
 RING = 8 * RECORD
@@ -62,8 +63,15 @@ class Program:
 
     def shadow(self, block: int, index: int, slot: int) -> None:
         """Copy a chunk into a slot, as the hook does before it is written."""
+        with self.shadowing(block, index, slot):
+            pass
+
+    @contextlib.contextmanager
+    def shadowing(self, block: int, index: int, slot: int) -> Iterator[None]:
+        """Inside, the hook has not said yet that the copy was made: no drain ends so long."""
         assert self.hook.begin_shadow(self.chunk(block, index), slot)
         self.owner.copy((block, index * CHUNK), (len(SIZES), slot * CHUNK), CHUNK)
+        yield
         assert self.hook.end_shadow(self.chunk(block, index))
 
     def overwrite(self, block: int, index: int) -> None:

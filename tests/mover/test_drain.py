@@ -20,6 +20,7 @@ from tests.mover.draining import (
     DISTINCT,
     SIZES,
     SLOW,
+    SLOWER,
     Program,
     armed,
     beside,
@@ -110,7 +111,7 @@ def test_freed_blocks_come_last(program: Program, store: Store) -> None:
 
 
 def test_an_urgent_chunk_overtakes_the_others(store: Store) -> None:
-    with prepared(store, rate=SLOW) as program, store.begin(0) as writer:
+    with prepared(store, rate=SLOWER) as program, store.begin(0) as writer:
         with beside(lambda: program.drain(writer)) as running:
             assert program.hook.await_saved(program.chunk(0, 0))
             last = BY_ADDRESS[-1]
@@ -144,12 +145,15 @@ def test_a_cancelled_drain_lets_everybody_go_on(store: Store) -> None:
         progress = Progress()
         progress.phase("drain")
         progress.observer = lambda p: p.cancel() if p.phases[-1].bytes_done else None
-        with store.begin(0) as writer, beside(lambda: program.drain(writer, progress)) as running:
-            with pytest.raises(Cancelled):
-                running.result()
-            assert program.hook.phase == Phase.ABORTED
-            assert program.hook.await_saved(program.chunk(3, 1), 0)
-            assert program.word(3, 1) == ChunkState.PENDING
+        with (
+            program.shadowing(3, 1, slot=0),
+            store.begin(0) as writer,
+            pytest.raises(Cancelled),
+        ):
+            program.drain(writer, progress)
+        assert program.hook.phase == Phase.ABORTED
+        assert program.word(3, 1) & 7 == ChunkState.SHADOWED
+        assert program.hook.await_saved(program.chunk(3, 1), 0)
         assert everything(store.state) == set()
         assert program.mover.digest([10])[10] == program.digests[10]
 
@@ -253,14 +257,15 @@ def test_other_requests_are_answered_meanwhile(store: Store) -> None:
     with prepared(store, rate=SLOW) as program, store.begin(0) as writer:
         free, _ = program.mover.free_memory()
         with beside(lambda: program.drain(writer)) as running:
-            assert program.hook.await_saved(program.chunk(0, 0))
-            program.mover.reserve(CHUNK)
-            for fd in program.mover.create([(500, CHUNK)]):
-                os.close(fd)
-            assert program.mover.free_memory()[0] == free - 2 * CHUNK
-            program.mover.drop([500])
-            with pytest.raises(Internal, match="block 12 is being copied"):
-                program.mover.drop([12])
-            assert not running.done()
+            with program.shadowing(3, 1, slot=0):
+                assert program.hook.await_saved(program.chunk(0, 0))
+                program.mover.reserve(CHUNK)
+                for fd in program.mover.create([(500, CHUNK)]):
+                    os.close(fd)
+                assert program.mover.free_memory()[0] == free - 2 * CHUNK
+                program.mover.drop([500])
+                with pytest.raises(Internal, match="block 12 is being copied"):
+                    program.mover.drop([12])
+                assert not running.done()
             assert running.result().changed == []
         program.mover.drop([12])

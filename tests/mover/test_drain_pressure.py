@@ -22,6 +22,7 @@ from tests.mover.draining import (
     SLAB,
     SLOTS,
     SLOW,
+    SLOWER,
     Program,
     beside,
     in_order,
@@ -46,18 +47,19 @@ def test_what_is_free_is_given_back_when_it_is_asked_for(store: Store) -> None:
     with prepared(store, rate=SLOW) as program, store.begin(0) as writer:
         free, _ = program.mover.free_memory()
         with beside(lambda: program.drain(writer)) as running:
-            assert program.hook.await_saved(program.chunk(0, 2))
-            program.hook.free(1)
-            program.hook.free(3)
-            program.hook.release_slab(0)
-            assert program.dropped == []
-            program.hook.press(1)
-            assert program.hook.await_relief()
-            assert sorted(program.dropped) == [10, 10 + SLAB]
-            assert not running.done()
-            # The program, which the test plays, still has all of it mapped.
-            assert program.mover.free_memory()[0] == free
-            program.hook.press(0)
+            with program.shadowing(2, 5, slot=0):
+                assert program.hook.await_saved(program.chunk(0, 2))
+                program.hook.free(1)
+                program.hook.free(3)
+                program.hook.release_slab(0)
+                assert program.dropped == []
+                program.hook.press(1)
+                assert program.hook.await_relief()
+                assert sorted(program.dropped) == [10, 10 + SLAB]
+                assert not running.done()
+                # The program, which the test plays, still has all of it mapped.
+                assert program.mover.free_memory()[0] == free
+                program.hook.press(0)
             drained = running.result()
         assert sorted(drained.dropped) == [10, 10 + SLAB]
         assert len(drained.chunks[10]) == 3
@@ -69,7 +71,7 @@ def test_what_is_free_is_given_back_when_it_is_asked_for(store: Store) -> None:
 
 
 def test_freed_blocks_are_saved_first_when_that_is_not_enough(store: Store) -> None:
-    with prepared(store, rate=SLOW) as program, store.begin(0) as writer:
+    with prepared(store, rate=SLOWER) as program, store.begin(0) as writer:
         with beside(lambda: program.drain(writer)) as running:
             assert program.hook.await_saved(program.chunk(0, 0))
             program.shadow(3, 1, slot=0)
@@ -87,10 +89,13 @@ def test_freed_blocks_are_saved_first_when_that_is_not_enough(store: Store) -> N
 def test_a_program_that_needs_everything_gets_it(store: Store) -> None:
     """What it has freed, saved or not, and all slabs; the hook has called the job off, too."""
     with prepared(store, rate=SLOW) as program:
-        with store.begin(0) as writer, beside(lambda: program.drain(writer)) as running:
+        with (
+            store.begin(0) as writer,
+            beside(lambda: program.drain(writer)) as running,
+            program.shadowing(3, 1, slot=0),
+        ):
             assert program.hook.await_saved(program.chunk(0, 0))
             program.hook.free(4)
-            assert program.word(3, 1) == ChunkState.PENDING
             program.hook.press(3, abort=True)
             assert program.hook.await_relief()
             assert sorted(program.dropped) == [13, 10 + SLAB]
@@ -116,7 +121,7 @@ def test_memory_that_cannot_be_let_go_of_ends_the_drain(store: Store) -> None:
                 boards = [program.drained]
                 return program.mover.drain(boards, program.digests, {}, writer, let_go=fail)
 
-        with beside(drain) as running:
+        with program.shadowing(2, 5, slot=0), beside(drain) as running:
             assert program.hook.await_saved(program.chunk(0, 0))
             program.hook.free(4)
             program.hook.press(2)
@@ -130,12 +135,13 @@ def test_memory_that_cannot_be_let_go_of_ends_the_drain(store: Store) -> None:
 def test_more_is_freed_than_the_ring_holds(store: Store) -> None:
     with prepared(store, rate=SLOW) as program, store.begin(0) as writer:
         with beside(lambda: program.drain(writer)) as running:
-            assert program.hook.await_saved(program.chunk(0, 0))
-            for _ in range(1025):
-                program.hook.free(2)
-            program.hook.press(1)
-            assert program.hook.await_relief()
-            assert program.dropped == []
+            with program.shadowing(3, 1, slot=0):
+                assert program.hook.await_saved(program.chunk(1, 0))
+                for _ in range(1025):
+                    program.hook.free(2)
+                program.hook.press(1)
+                assert program.hook.await_relief()
+                assert program.dropped == []
             drained = running.result()
         verify(store, publish(writer, drained).id, Progress())
 
@@ -168,6 +174,9 @@ def overwriting(program: Program, slots: list[int], chance: random.Random, end: 
 def test_a_program_that_writes_all_the_time(store: Store, slots: int) -> None:
     with prepared(store, rate=SLOW) as program, store.begin(0) as writer:
         chance = random.Random(slots)
+        if slots:
+            program.shadow(3, 1, slot=0)
+            program.shadows[program.chunk(3, 1)] = 0
         with beside(lambda: program.drain(writer)) as running:
             waits = 0
             while not running.done():
