@@ -3,6 +3,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <set>
@@ -33,6 +34,7 @@ using CaptureKey = std::pair<CUstream, long>;
 std::mutex mutex;  // a capture begins, and a context is asked, only under it
 std::map<CUcontext, Context> known;
 std::set<CaptureKey> capturing;
+std::atomic<uint32_t> captures_now{0};           // how many those are, to be had without the lock
 std::map<std::pair<int, int>, int> peer_access;  // (accessing device, owning device) -> contexts
 
 CaptureKey capture_key(CUstream stream, bool per_thread) {
@@ -66,12 +68,18 @@ void forget(CUcontext context) {
     cow::context_ending(context);
 }
 
+void end_of(const CaptureKey& capture) {
+    capturing.erase(capture);
+    captures_now = static_cast<uint32_t>(capturing.size());
+}
+
 template <class Begin>
 CUresult begin_capture(CUstream stream, bool per_thread, Begin begin) {
     const gate::Pass pass;
     const std::lock_guard lock(mutex);
     const CUresult result = begin();
     if (result == CUDA_SUCCESS) capturing.insert(capture_key(stream, per_thread));
+    captures_now = static_cast<uint32_t>(capturing.size());
     return result;
 }
 
@@ -85,14 +93,14 @@ CUresult end_capture(CUstream stream, CUgraph* graph, bool per_thread) {
     if (ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)
         return result;  // still capturing, e.g. ended by the wrong thread
     const std::lock_guard lock(mutex);
-    capturing.erase(capture_key(stream, per_thread));
+    end_of(capture_key(stream, per_thread));
     return result;
 }
 
 CUresult destroy_stream(CUstream stream, CUresult (*destroy)(CUstream)) {
     const CUresult result = destroy(stream);
     const std::lock_guard lock(mutex);
-    if (result == CUDA_SUCCESS) capturing.erase(capture_key(stream, false));
+    if (result == CUDA_SUCCESS) end_of(capture_key(stream, false));
     return result;
 }
 
@@ -220,8 +228,7 @@ bool is_idle(CUcontext context) {
 }
 
 uint32_t captures() {
-    const std::lock_guard lock(mutex);
-    return static_cast<uint32_t>(capturing.size());
+    return captures_now.load(std::memory_order_acquire);
 }
 
 CUresult unforbidden() {

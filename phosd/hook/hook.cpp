@@ -16,6 +16,13 @@
 #include "log.h"
 #include "own.h"
 
+// The hook's threads, and the program's, may be at work in the hook while exit() runs destructors:
+// so what the hook holds has none that run. The library's objects are registered here and not with
+// libc.
+extern "C" __attribute__((visibility("hidden"))) int __cxa_atexit(void (*)(void*), void*, void*) {
+    return 0;
+}
+
 namespace phos {
 
 std::atomic<bool> is_active{false};

@@ -32,6 +32,7 @@ struct Table {
         mutable std::atomic<uint32_t> undone{0};  // all entries before it are done
     };
     std::vector<Entry> entries;  // by address
+    std::vector<uint64_t> ends;  // of the entries, close together for the search
     std::deque<Extent> extents;
 
     // The first entry that ends above the address; `entries.size()` when there is none.

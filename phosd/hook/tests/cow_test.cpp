@@ -14,43 +14,51 @@ namespace {
 
 constexpr size_t kMegabyte = 1 << 20;
 constexpr unsigned kBuffers = 8;
+constexpr unsigned kWriters = 4;
 
 void close_gate(Client& client) {
     while (!client.close_gate(kDeadline)) {
     }
 }
 
-// Memory that all threads of the program write to, of either device; some in parts of a slab.
+// Memory that all threads of the program write to, of either device, each by an address of its own:
+// the same chunk is reached by several mappings, and the thread sanitizer sees no race in that.
 struct Buffer {
-    CUdeviceptr at;
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr at[kWriters];
     size_t size;
 };
 std::vector<Buffer> shared;
+CUdeviceptr small[kWriters];  // of cuMemAlloc, in one slab
+constexpr size_t kSmall = 6000;
 
 // What threads of the program do to memory that others write as well.
-void write_somewhere(std::mt19937& random, CUstream stream) {
-    const Buffer& to = shared[random() % shared.size()];
-    const Buffer& from = shared[random() % shared.size()];
-    const size_t start = random() % (to.size / 4) * 4;
-    const size_t most = std::min(to.size - start, from.size);
-    const size_t size = (random() % std::min<size_t>(most, 3 * kMegabyte) + 4) / 4 * 4;
+void write_somewhere(std::mt19937& random, unsigned writer, CUstream stream) {
+    const Buffer& buffer = shared[random() % shared.size()];
+    const bool large = random() % 4 != 0;
+    const CUdeviceptr base = large ? buffer.at[writer] : small[writer];
+    const size_t start = random() % (large ? buffer.size / 4 : 1000) * 4;
+    const size_t most = (large ? buffer.size : kSmall) - start;
+    const size_t size = std::min<size_t>(most, random() % 65536 * 4 + 4);
+    const CUdeviceptr to = base + start;
     switch (random() % 6) {
         case 0:
-            OK(cuMemsetD32Async(to.at + start, random(), std::min(size, most) / 4, stream));
+            OK(cuMemsetD32Async(to, random(), size / 4, stream));
             break;
         case 1:
-            OK(cuMemcpyDtoDAsync_v2(to.at + start, from.at, std::min(size, most) / 4 * 4, stream));
+            OK(cuMemcpyDtoDAsync_v2(to, shared[0].at[writer], std::min(size, shared[0].size),
+                                    stream));
             break;
         case 2:
-            OK(cuMemsetD32_v2(to.at + start, random(), std::min(size, most) / 4));
+            OK(cuMemsetD32_v2(to, random(), size / 4));
             break;
         case 3: {
             const std::vector<unsigned> host(1024, static_cast<unsigned>(random()));
-            OK(cuMemcpyHtoD_v2(to.at + start, host.data(), std::min(most, host.size() * 4)));
+            OK(cuMemcpyHtoD_v2(to, host.data(), std::min(most, host.size() * 4)));
             break;
         }
         default:
-            launch(set_value, stream, to.at + start, static_cast<unsigned>(random()));
+            launch(set_value, stream, to, static_cast<unsigned>(random()));
     }
 }
 
@@ -58,13 +66,13 @@ void write_somewhere(std::mt19937& random, CUstream stream) {
 // and checks what it reads back.
 class Program {
   public:
-    explicit Program(unsigned writers) {
-        for (unsigned i = 0; i < writers; ++i) {
+    Program() {
+        for (unsigned i = 0; i < kWriters; ++i) {
             CUstream stream = nullptr;
             if (i) OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
             workers_.push_back(
-                std::make_unique<Worker>([stream, random = std::mt19937(i)](unsigned) mutable {
-                    write_somewhere(random, stream);
+                std::make_unique<Worker>([i, stream, random = std::mt19937(i)](unsigned) mutable {
+                    write_somewhere(random, i, stream);
                     if (random() % 8 == 0) OK(cuStreamSynchronize(stream));
                 }));
         }
@@ -87,23 +95,36 @@ class Program {
 };
 
 void make_buffers() {
+    const CUmemAccessDesc access[] = {
+        {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
+        {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
     CUcontext other = nullptr;
-    CUcontext popped = nullptr;
     OK(cuDevicePrimaryCtxRetain(&other, 1));
     for (unsigned i = 0; i < kBuffers; ++i) {
-        Buffer buffer{0, i % 3 == 2 ? 6000 : (1 + i) * kMegabyte + i * 4096};
-        OK(cuCtxPushCurrent_v2(i % 4 == 3 ? other : context));
-        OK(cuMemAlloc_v2(&buffer.at, buffer.size));
-        OK(cuMemsetD8_v2(buffer.at, static_cast<unsigned char>(i + 1), buffer.size));
-        OK(cuCtxSynchronize());
-        OK(cuCtxPopCurrent_v2(&popped));
+        CUmemAllocationProp properties{};
+        properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, i % 4 == 3};
+        Buffer buffer{};
+        buffer.size = (1 + i / 2) * board::kChunk;
+        OK(cuMemCreate(&buffer.handle, buffer.size, &properties, 0));
+        for (CUdeviceptr& at : buffer.at) {
+            OK(cuMemAddressReserve(&at, buffer.size, 0, 0, 0));
+            OK(cuMemMap(at, buffer.size, 0, buffer.handle, 0));
+            OK(cuMemSetAccess(at, buffer.size, access, 2));
+        }
+        OK(cuMemsetD8_v2(buffer.at[0], static_cast<unsigned char>(i + 1), buffer.size));
         shared.push_back(buffer);
     }
-    OK(cuCtxEnablePeerAccess(other, 0));
+    for (CUdeviceptr& at : small) OK(cuMemAlloc_v2(&at, kSmall));
+    OK(cuCtxSynchronize());
 }
 
 void free_buffers() {
-    for (const Buffer& buffer : shared) OK(cuMemFree_v2(buffer.at));
+    for (const Buffer& buffer : shared) {
+        for (const CUdeviceptr at : buffer.at) OK(cuMemUnmap(at, buffer.size));
+        OK(cuMemRelease(buffer.handle));
+    }
+    for (const CUdeviceptr at : small) OK(cuMemFree_v2(at));
     shared.clear();
 }
 
@@ -113,7 +134,7 @@ void all_is_saved_right(Client& client) {
     unsigned shadowed = 0;
     uint64_t waits = 0;
     {
-        Program program(4);
+        Program program;
         for (const unsigned slots : {64u, 0u, 1u, 3u, 12u, 64u}) {
             program.more(3);
             close_gate(client);
