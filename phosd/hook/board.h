@@ -33,7 +33,8 @@ constexpr uint32_t kSlotShift = 8;  // the shadow slot, counted over all slabs
 enum Phase : uint32_t {
     armed = 0,    // writers of pending chunks must shadow them
     watched = 1,  // nothing is pending any more; the engine wants to know what is freed
-    aborted = 2,  // the job is over: no chunk matters, all memory has been let go of
+    aborted = 2,  // the job is over, whoever says so: no chunk matters, nobody waits. When a mover
+                  // or the engine says it, all memory has been let go of
 };
 
 struct alignas(64) Pressure {
@@ -65,8 +66,9 @@ struct Header {
     alignas(64) std::atomic<uint32_t> posted;
     alignas(64) std::atomic<uint32_t> progressed;
 
-    // Blocks freed by the program, by id: freed[n % kFreedRing] is written before `freed_posted`
-    // becomes n + 1. A ring that is full loses ids: whoever reads it then lists the blocks anew.
+    // Blocks freed by the program, of those that there were at `arm`, by id: freed[n % kFreedRing]
+    // is written before `freed_posted` becomes n + 1. A ring that is full loses ids: whoever reads
+    // it then lists the blocks anew.
     alignas(64) std::atomic<uint64_t> freed_posted;
     std::atomic<uint64_t> freed_taken;  // of these the memory has been let go
     std::atomic<uint64_t> freed[kFreedRing];

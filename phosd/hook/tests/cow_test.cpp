@@ -41,7 +41,10 @@ void write_somewhere(std::mt19937& random, unsigned writer, CUstream stream) {
     const size_t most = (large ? buffer.size : kSmall) - start;
     const size_t size = std::min<size_t>(most, random() % 65536 * 4 + 4);
     const CUdeviceptr to = base + start;
-    switch (random() % 6) {
+    const unsigned kind = random() % 6;
+    const bool of_default_stream = kind == 2 || kind == 3;
+    if (of_default_stream) OK(cuStreamSynchronize(stream));
+    switch (kind) {
         case 0:
             OK(cuMemsetD32Async(to, random(), size / 4, stream));
             break;
@@ -60,6 +63,7 @@ void write_somewhere(std::mt19937& random, unsigned writer, CUstream stream) {
         default:
             launch(set_value, stream, to, static_cast<unsigned>(random()));
     }
+    if (of_default_stream) OK(cuStreamSynchronize(nullptr));
 }
 
 // The program's threads: writers of shared memory, and one that allocates, writes and frees its own
