@@ -16,11 +16,6 @@ constexpr size_t kMegabyte = 1 << 20;
 constexpr unsigned kBuffers = 8;
 constexpr unsigned kWriters = 4;
 
-void close_gate(Client& client) {
-    while (!client.close_gate(kDeadline)) {
-    }
-}
-
 // Memory that all threads of the program write to, of either device, each by an address of its own:
 // the same chunk is reached by several mappings, and the thread sanitizer sees no race in that.
 struct Buffer {

@@ -43,6 +43,25 @@ void* driver_function(const char* name) {
     return found;
 }
 
+void close_gate(Client& client) {
+    while (!client.close_gate(4000)) {
+    }
+}
+
+CUdeviceptr filled(size_t chunks, unsigned value) {
+    CUdeviceptr at = 0;
+    OK(cuMemAlloc_v2(&at, chunks * kChunk));
+    OK(cuMemsetD32_v2(at, value, chunks * kChunk / 4));
+    OK(cuCtxSynchronize());
+    return at;
+}
+
+unsigned value_at(CUdeviceptr at) {
+    unsigned value = 0;
+    OK(cuMemcpyDtoH_v2(&value, at, 4));
+    return value;
+}
+
 FakeMover::Memory FakeMover::map(CUmemGenericAllocationHandle handle, size_t size, int device) {
     Memory memory;
     memory.handle = handle;

@@ -18,6 +18,12 @@ namespace phos::test {
 void* driver_function(const char* name);
 #define DIRECT(name) (reinterpret_cast<decltype(&name)>(phos::test::driver_function(#name)))
 
+// Closes the gate however long it takes.
+void close_gate(Client& client);
+// Memory of so many chunks, full of a value, and the first value of some memory.
+CUdeviceptr filled(size_t chunks, unsigned value);
+unsigned value_at(CUdeviceptr at);
+
 struct Pace {
     unsigned before_us = 0;   // before each chunk
     unsigned copying_us = 0;  // while it is `copying`
