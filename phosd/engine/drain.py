@@ -33,9 +33,12 @@ _LEFT_FREE = 1 << 30
 _POLL_SECONDS = 0.02
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Slab:
-    """Shadow memory that the mover of ``gpu`` made for a process's ``device``."""
+    """Shadow memory that the mover of ``gpu`` made for a process's ``device``.
+
+    ``descriptor`` is -1 when it has been closed.
+    """
 
     device: int
     gpu: int
@@ -113,7 +116,6 @@ class Drain:
         self._undo.enter(self._holdings.drops_put_off())
         self._undo.add(self._stop)
         self._account.phase("drain")
-        self._started = time.monotonic()
         self._begun = self._pool.submit(self._prepare)
 
     def arm(self) -> None:
@@ -126,6 +128,8 @@ class Drain:
             assert member.board is not None
             member.link.arm(member.board.fd, [slab.descriptor for slab in member.slabs])
             member.armed = True
+            # From now on hook and mover hold the slabs; when both let go, the memory must be free.
+            self._close_slabs(member)
             self._holdings.watch(member.link, member.board)
 
     @property
@@ -185,9 +189,16 @@ class Drain:
         except OutOfMemory:
             return  # a neighbour was quicker; chunks are then saved one by one, while writers wait
         self._undo.add(if_alive, mover, lambda: mover.drop(keys))
+        self._undo.add(self._close_slabs, member)
         for key, size, descriptor in zip(keys, sizes, made, strict=True):
-            self._undo.add(os.close, descriptor)
             member.slabs.append(_Slab(device, gpu, key, size, descriptor))
+
+    @staticmethod
+    def _close_slabs(member: _Member) -> None:
+        for slab in member.slabs:
+            if slab.descriptor >= 0:
+                os.close(slab.descriptor)
+                slab.descriptor = -1
 
     def _prepare(self) -> None:
         blocks = [held for member in self._members for held in member.blocks]
@@ -203,6 +214,7 @@ class Drain:
             self._copy()
 
     def _copy(self) -> None:
+        self._started = time.monotonic()
         blocks = [held for member in self._members for held in member.blocks]
         for gpu in sorted({held.gpu for held in blocks}):
             here = [held for held in blocks if held.gpu == gpu]

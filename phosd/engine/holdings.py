@@ -156,13 +156,16 @@ class Holdings:
             with self._lock:
                 late, self._put_off = self._put_off, None
                 self._drop(late)
+                for watch in self._watches.values():
+                    watch.settle()
 
     def dropped(self, keys: Iterable[int]) -> None:
         """A mover has dropped blocks that their programs freed: nothing else may hold them."""
         gone = set(keys)
         with self._lock:
             self._let_go([place for place, held in self._held.items() if held.key in gone])
-            self._put_off = [held for held in self._put_off or () if held.key not in gone]
+            if self._put_off is not None:
+                self._put_off = [held for held in self._put_off if held.key not in gone]
 
     def of(self, pid: int) -> list[Held]:
         """The blocks of one process, in order of id."""
@@ -265,14 +268,17 @@ class Holdings:
         alive = {(pid, block.id) for block in blocks}
         self._let_go([k for k in self._held if k[0] == pid and k not in alive])
 
-    def _freed(self, pid: int, runtime_dir: Path, ids: Sequence[int] | None) -> None:
-        """The process has freed blocks; without ids, nobody knows which."""
+    def _freed(self, pid: int, runtime_dir: Path, ids: Sequence[int] | None) -> bool:
+        """The process has freed blocks; without ids, nobody knows which. Whether nobody holds them
+        any more.
+        """
         if ids is None:
             with HookLink(pid, runtime_dir) as link, self._lock:
                 self._keep_only(pid, link.list_blocks())
-            return
+                return self._put_off is None
         with self._lock:
             self._let_go([(pid, i) for i in ids if (pid, i) in self._held])
+            return self._put_off is None
 
     def _gone(self, pid: int) -> None:
         with self._lock:

@@ -53,7 +53,7 @@ def _estimate(unit: Unit, mode: str) -> Needs:
     resident = sum(_private_bytes(p.pid) for tree in unit.trees for p in tree.living)
     contexts = context * len(unit.members)
     blocks = sum(b.size for link in unit.links for b in link.list_blocks())
-    if mode == "stop":
+    if mode != "driver":
         return Needs(host=contexts, cpu=resident + contexts, gpu=blocks)
     device = sum(max(sum(used_by(pid).values()), context) for pid in unit.gpu_pids)
     device = max(device, blocks + contexts)

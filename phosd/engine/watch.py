@@ -17,15 +17,16 @@ _LOOK_SECONDS = 0.1
 class Watch:
     """Reads the board of one process from a thread of its own, until :meth:`end`.
 
-    ``freed`` is called with the ids of freed blocks, or None when some may have been missed;
-    ``gone`` when the process has ended. The board is the watch's to close.
+    ``freed`` is called with the ids of freed blocks, or None when some may have been missed, and
+    says whether their memory is free by then; if it is later, :meth:`settle` must be called.
+    ``gone`` is called when the process has ended. The board is the watch's to close.
     """
 
     def __init__(
         self,
         pid: int,
         board: Board,
-        freed: Callable[[list[int] | None], None],
+        freed: Callable[[list[int] | None], bool],
         gone: Callable[[], None],
     ) -> None:
         self.board = board
@@ -42,6 +43,10 @@ class Watch:
     def alive(self) -> bool:
         """Whether it still watches a living process."""
         return self._thread.is_alive() and not self._over.is_set()
+
+    def settle(self) -> None:
+        """All memory that the process has been known to free is free."""
+        self.board.taken()
 
     def end(self) -> None:
         """Watch no more. May be called from the callbacks."""
@@ -65,6 +70,5 @@ class Watch:
 
     def _take(self) -> None:
         freed = self.board.freed()
-        if freed != []:
-            self._freed(freed)
+        if freed != [] and self._freed(freed):
             self.board.taken()

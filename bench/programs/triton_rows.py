@@ -1,0 +1,47 @@
+"""Iterates a softmax of Triton's over a large matrix; knows nothing of phosd.
+
+Prints one line an iteration: number, a sum as a hexadecimal float, seconds.
+
+    python triton_rows.py [--rows N]
+"""
+
+import argparse
+import time
+
+import torch
+import triton
+import triton.language as tl
+
+COLUMNS = 4096
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def mix(source, target, size: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One row: a softmax of it, added to a part of what it was."""
+    row = tl.program_id(0)
+    at = row * size + tl.arange(0, size)
+    values = tl.load(source + at)
+    exponents = tl.exp(values - tl.max(values, axis=0))
+    tl.store(target + at, values * 0.5 + exponents / tl.sum(exponents, axis=0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1 << 19)
+    arguments = parser.parse_args()
+    torch.manual_seed(1)
+    source = torch.randn(arguments.rows, COLUMNS, device="cuda")
+    target = torch.empty_like(source)
+    number = 0
+    while True:
+        start = time.perf_counter()
+        for _ in range(10):
+            mix[(arguments.rows,)](source, target, COLUMNS)
+            source, target = target, source
+        value = source[:: arguments.rows // 64].double().sum().item()
+        print(number, value.hex(), f"{time.perf_counter() - start:.6f}", flush=True)
+        number += 1
+
+
+if __name__ == "__main__":
+    main()

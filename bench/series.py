@@ -1,0 +1,197 @@
+"""Checkpoint a running program again and again, and see what it costs the program.
+
+    python -m bench.series [--mode concurrent|recopy|stop|driver] [--count N] [--kill]
+        [--state DIR] [--incremental] -- PROGRAM [ARGUMENTS]
+
+PROGRAM is one of ``bench/programs``; it runs under the hook (but for mode ``driver``) and prints
+one line an iteration with its seconds. ``--kill`` also kills it after the last checkpoint, restores
+it and compares what it prints. Prints one JSON object.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.checkpoint import Training, gone, hugepages, wait_until
+from phosd.engine.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.errors import PhosError
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.native import hook_library
+from phosd.engine.node import Node, NodeConfig
+from phosd.engine.progress import Progress
+from phosd.engine.restore import RestoreOptions, restore
+
+PROGRAMS = Path(__file__).parent / "programs"
+_SETTLE = 10
+"""Iterations before the first checkpoint."""
+
+
+def start(folder: Path, runtime: Path, arguments: argparse.Namespace) -> Training:
+    """Start the program in a session of its own."""
+    environment = os.environ | {"PHOS_RUNTIME_DIR": str(runtime)}
+    if arguments.mode != "driver":
+        environment["LD_PRELOAD"] = str(hook_library())
+    program, *words = arguments.program
+    log = folder / "output"
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, str(PROGRAMS / f"{program}.py"), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=environment,
+            start_new_session=True,
+        )
+    return Training(process, log)
+
+
+def one(node: Node, training: Training, options: CheckpointOptions, between: int) -> dict[str, Any]:
+    """One checkpoint: its phases, and how much longer the iterations around it took than the
+    ``between`` that follow them.
+    """
+    progress = Progress()
+    first = training.lines()
+    began = time.perf_counter()
+    try:
+        manifest = checkpoint(node, training.process.pid, options, progress)
+    except PhosError as error:
+        return {"error": str(error), "phases_s": phases(progress), "notes": progress.notes}
+    seconds = time.perf_counter() - began
+    training.wait_for(2)
+    during = training.seconds(first)
+    quiet = training.lines()
+    training.wait_for(between)
+    usual = statistics.median(training.seconds(quiet))
+    drained = next((p for p in progress.phases if p.name == "drain"), None)
+    extra = sum(seconds - usual for seconds in during)
+    return {
+        "image": manifest.id,
+        "mode": manifest.mode,
+        "seconds": seconds,
+        "stop_s": progress.stop_seconds,
+        "phases_s": phases(progress),
+        "usual_iteration_s": usual,
+        "iterations_around": len(during),
+        "stolen_s": extra - progress.stop_seconds,
+        "drain_phase_s": (drained.end or 0) - drained.start if drained else None,
+        "wrong_guesses": progress.wrong_guesses,
+        "suspects": len(progress.suspects),
+        "details": progress.details,
+        "notes": progress.notes,
+        "new_bytes": new_bytes(manifest, node),
+    }
+
+
+def phases(progress: Progress) -> dict[str, float]:
+    """Seconds by phase; those that came twice are added up."""
+    took: dict[str, float] = {}
+    for phase in progress.phases:
+        took[phase.name] = took.get(phase.name, 0.0) + (phase.end or phase.start) - phase.start
+    return {name: round(seconds, 4) for name, seconds in took.items()}
+
+
+def new_bytes(manifest: Manifest, node: Node) -> int:
+    """Bytes of chunks that the parent does not have."""
+    known: set[str] = set()
+    if manifest.parent is not None:
+        parent = node.store.get(manifest.parent)
+        known = {ref.digest for block in parent.blocks for ref in block.chunks}
+    new = {r.digest: r.length for b in manifest.blocks for r in b.chunks if r.digest not in known}
+    return sum(new.values())
+
+
+def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
+    """A series of checkpoints of one program."""
+    config = NodeConfig(Path(arguments.state) / "phos-series", folder / "run")
+    with Node(config) as node:
+        node.mover(0)
+        training = start(folder, config.runtime_dir, arguments)
+        pid = training.process.pid
+        training.wait_for(_SETTLE)
+        at = training.lines()
+        training.wait_for(_SETTLE)
+        usual = statistics.median(training.seconds(at))
+        results: list[dict[str, Any]] = []
+        last: str | None = None
+        began = time.perf_counter()
+        for _ in range(arguments.count):
+            parent = last if arguments.incremental else None
+            options = CheckpointOptions(mode=arguments.mode, parent=parent)
+            result = one(node, training, options, arguments.between)
+            results.append(result)
+            if "image" in result:
+                if last is not None:
+                    node.store.delete(last)
+                last = result["image"]
+        wall = time.perf_counter() - began
+        manifest = node.store.get(last) if last else None
+        stops = [result["stop_s"] for result in results if "stop_s" in result]
+        answer: dict[str, object] = {
+            "series": " ".join(arguments.program),
+            "mode": arguments.mode,
+            "incremental": arguments.incremental,
+            "state": arguments.state,
+            "device_bytes": manifest.device_bytes if manifest else None,
+            "blocks": len(manifest.blocks) if manifest else None,
+            "free_bytes": node.mover(0).free_memory()[0],
+            "usual_iteration_s": usual,
+            "stop_median_s": statistics.median(stops) if stops else None,
+            "stop_max_s": max(stops, default=None),
+            "wall_s": wall,
+            "checkpoints": results,
+            "transparent_hugepages": hugepages(),
+        }
+        if arguments.kill and last is not None:
+            answer |= kill_and_restore(node, training, last, arguments.compare)
+        os.killpg(pid, signal.SIGKILL)
+        if last is not None:
+            node.store.delete(last)
+        return answer
+
+
+def kill_and_restore(node: Node, training: Training, image: str, count: int) -> dict[str, object]:
+    """End the program, restore the image and compare what it prints from then on."""
+    pid = training.process.pid
+    training.wait_for(count)
+    original = training.losses()
+    os.killpg(pid, signal.SIGKILL)
+    training.process.wait()
+    wait_until(lambda: gone((pid,)), "the pid to be free", training.log)
+    at = training.lines()
+    result = restore(node, image, RestoreOptions(), Progress())
+    training.wait_for(count)
+    continued = training.losses(at)
+    common = original.keys() & continued.keys()
+    return {
+        "restore_s": result.seconds,
+        "values_compared": len(common),
+        "values_equal": all(original[n] == continued[n] for n in common),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    modes = ["concurrent", "recopy", "stop", "driver", "auto"]
+    parser.add_argument("--mode", choices=modes, default="concurrent")
+    parser.add_argument("--count", type=int, default=5, help="checkpoints")
+    parser.add_argument("--between", type=int, default=5, help="iterations between them")
+    parser.add_argument("--incremental", action="store_true", help="each the parent of the next")
+    parser.add_argument("--state", default="/dev/shm", help="where the images go")
+    parser.add_argument("--kill", action="store_true", help="kill, restore and compare at the end")
+    parser.add_argument("--compare", type=int, default=20, help="iterations to compare")
+    parser.add_argument("program", nargs="+")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="phos-bench-") as folder:
+        print(json.dumps(case(arguments, Path(folder))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
