@@ -50,10 +50,11 @@ bool extent_of(uint64_t address, Range* extent);
 void before_write(const Range* ranges, size_t count, const Where& where);
 void before_writing_everything(const Where& where);
 
-// What the rest of the hook tells. The first three need blocks::mutex. Before mappings go: waits
+// What the rest of the hook tells. The first four need blocks::mutex. Before mappings go: waits
 // until nothing is being copied from there. (Also before they can be read no more.)
 void unmapping(uint64_t address, uint64_t size);
-void remapped();  // after any other change of mappings or accesses
+void remapped();                     // after any other change of mappings or accesses
+void handed_out(uint64_t block_id);  // a client has it now, also one made after the board
 void freed(uint64_t block_id, int device, uint64_t size);
 void context_ending(CUcontext context);  // before; it is not among contexts::any_on() any more
 void abandon();                          // in a child after fork

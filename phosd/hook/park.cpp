@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "blocks.h"
+#include "cow.h"
 #include "descriptors.h"
 #include "log.h"
 
@@ -73,6 +74,7 @@ Listing list(uint64_t after, bool with_descriptors) {
             }
             listing.descriptors.push_back(descriptors::keep(descriptor));
             block.handed_out = true;
+            cow::handed_out(block.id);
         }
         listing.blocks.push_back(row);
     }

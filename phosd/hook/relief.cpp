@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <utility>
 
 #include "contexts.h"
 #include "hook.h"
@@ -60,7 +61,8 @@ bool Relief::step() {
         if (!tries_) return false;
         --tries_;
     } else if (!could_help()) {
-        return false;
+        // What was let go of since the attempt is nobody's any more, and was not there for it.
+        return !std::exchange(looked_, true);
     }
     lock_.unlock();
     bool again = true;

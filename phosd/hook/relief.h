@@ -31,8 +31,9 @@ class Relief {
     std::unique_lock<std::mutex>& lock_;
     const int device_;
     const uint64_t size_;
-    uint32_t level_ = 0;  // of board::Pressure
-    unsigned tries_ = 0;  // left after the last level
+    bool looked_ = false;  // for what could help, in vain
+    uint32_t level_ = 0;   // of board::Pressure
+    unsigned tries_ = 0;   // left after the last level
 };
 
 // Calls `make` until it succeeds, or fails for another reason than that memory has run out, or

@@ -48,7 +48,7 @@ struct Session {
     std::vector<const Table*> retired;  // guarded by blocks::mutex
     std::atomic<bool> stale{false};     // mappings have changed since the table was made
 
-    uint64_t newest = 0;  // block that there was when the board came
+    uint64_t newest = 0;  // block that there was when the board came, or that was handed out since
     std::atomic<uint64_t> freed_bytes[board::kMaxDevices] = {};  // of blocks up to that one
 
     // The thread that marks what has been copied.

@@ -120,6 +120,11 @@ void remapped() {
     if (session) session->stale.store(true, std::memory_order_release);
 }
 
+void handed_out(uint64_t block_id) {
+    const Reader session;
+    if (session) session->newest = std::max(session->newest, block_id);
+}
+
 void freed(uint64_t block_id, int device, uint64_t size) {
     const Reader session;
     if (!session || block_id > session->newest) return;  // nobody else has it
