@@ -35,11 +35,14 @@ def mapped(pid: int) -> list[tuple[int, int]]:
 def device_memory(pid: int) -> Memory:
     """All that the process has in device memory. Something must keep it from being written."""
     memory = {}
+    before = mapped(pid)
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as file:
-        for begin, end in mapped(pid):
+        for begin, end in before:
             file.seek(begin)
             memory[begin] = file.read(end - begin)
-            assert len(memory[begin]) == end - begin
+    changed = set(mapped(pid)) ^ set(before)
+    assert not changed, f"memory is mapped or unmapped, though nothing should run: {changed}"
+    assert all(len(memory[begin]) == end - begin for begin, end in before)
     return memory
 
 

@@ -2,9 +2,11 @@
 in each phase, and whether the image is that of the stop.
 """
 
+import contextlib
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.image.manifest import Manifest
@@ -15,33 +17,68 @@ from tests.concurrent.instant import Memory, device_memory, differences, mapped
 from tests.harness import Target, children
 
 _RATE = "PHOS_SOFTGPU_COPY_RATE"
+_LONGEST_REST = 3.0
 
 
 class Watch:
     """Follows one checkpoint of ``target``; give :attr:`progress` to it.
 
-    ``then`` maps the name of a phase to what is to be done, once, when it begins.
+    The movers that run may copy before CRIU has its turn and after it, but not meanwhile (for
+    :data:`_LONGEST_REST` seconds): how long it takes does not decide how much is left to be copied
+    while the program runs.
+
+    ``then`` maps the name of a phase to what is to be done, once, when it begins; for ``drain``
+    it is the one in which the program runs.
     """
 
-    def __init__(self, target: Target, **then: Callable[[], object]) -> None:
+    def __init__(self, node: Node, target: Target, **then: Callable[[], object]) -> None:
         self.progress = Progress(observer=self._observe)
         self.memories: dict[int, Memory] = {}
         """The device memory of each process at the last stop."""
+        self._node = node
         self._target = target
         self._then = then
         self._marks: list[tuple[str, int]] = []
+        self._resting: list[int] = []
+        self._alarm = threading.Timer(0, lambda: None)
 
     def _observe(self, progress: Progress) -> None:
         phases = progress.phases
         while len(self._marks) < len(phases):
             number = len(self._marks)
-            name = phases[number].name
+            name, stopped = phases[number].name, phases[number].stopped
             self._marks.append((name, self._target.position()))
             # The phase after "quiesce" begins when all gates have closed; nothing is parked yet.
-            if number > 0 and phases[number - 1].name == "quiesce" and phases[number].stopped:
+            if number > 0 and phases[number - 1].name == "quiesce" and stopped:
                 pids = (self._target.pid, *children(self._target.pid))
                 self.memories = {pid: device_memory(pid) for pid in pids}
-            self._then.pop(name, lambda: None)()
+            if name == "cpu":
+                self._rest_movers()
+            elif number > 0 and phases[number - 1].name == "cpu":
+                self._wake_movers()
+            if not (name == "drain" and stopped):
+                self._then.pop(name, lambda: None)()
+
+    def checkpoint(self, options: CheckpointOptions) -> Manifest:
+        """Do it; the image is not looked at."""
+        try:
+            return checkpoint(self._node, self._target.pid, options, self.progress)
+        finally:
+            self._wake_movers()
+
+    def _rest_movers(self) -> None:
+        self._resting = [m.pid for m in self._node._movers.values() if m.alive]
+        for pid in self._resting:
+            os.kill(pid, signal.SIGSTOP)
+        self._alarm = threading.Timer(_LONGEST_REST, self._wake_movers)
+        self._alarm.start()
+
+    def _wake_movers(self) -> None:
+        self._alarm.cancel()
+        resting, self._resting = self._resting, []
+        for pid in resting:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def steps_in(self, phase: str) -> int:
         """How many steps the program made while the (last) phase of this name lasted."""
@@ -64,15 +101,15 @@ def watched(
     node: Node, target: Target, options: CheckpointOptions, **then: Callable[[], object]
 ) -> tuple[Manifest, Watch]:
     """A checkpoint whose image was compared, chunk by chunk, with the memory of the stop."""
-    watch = Watch(target, **then)
-    manifest = checkpoint(node, target.pid, options, watch.progress)
+    watch = Watch(node, target, **then)
+    manifest = watch.checkpoint(options)
     assert manifest.blocks or manifest.mode == "driver", "nothing was saved"
     assert differences(node.store, manifest.id, watch.memories) == []
     verify(node.store, manifest.id, Progress())
     return manifest, watch
 
 
-@contextmanager
+@contextlib.contextmanager
 def slow_movers(node: Node, target: Target, seconds: float, gpus: int = 1) -> Iterator[None]:
     """Inside, copying all device memory of the target out takes about so long: the movers, and
     nobody else, are given a copy rate. Every byte is copied twice, once within the device.

@@ -34,9 +34,15 @@ class Graph:
         del kept
         self._runnable = ok(driver.cuGraphInstantiate(self._graph, 0))
 
-    def launch(self) -> None:
-        """Run it on the default stream."""
-        ok(driver.cuGraphLaunch(self._runnable, 0))
+    def launch(self, stream: Any = 0) -> None:
+        """Run it once."""
+        ok(driver.cuGraphLaunch(self._runnable, stream))
+
+    def close(self) -> None:
+        """Destroy it. Nothing of it may run any more."""
+        ok(driver.cuGraphExecDestroy(self._runnable))
+        ok(driver.cuGraphDestroy(self._graph))
+        ok(driver.cuMemFree(self._source))
 
     def aim(self, block: int, step: int, seed: int, *, only_pattern: bool = False) -> None:
         """Change the block that it writes; with ``only_pattern`` not what runs, but the graph from

@@ -2,7 +2,8 @@
 
 import ctypes
 import random
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from ctypes import c_uint32 as u32
 from ctypes import c_uint64 as u64
 from pathlib import Path
@@ -77,6 +78,30 @@ class Kernels:
         extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(held), 2, ctypes.addressof(size), 0)
         call = (self.function(name), blocks_for(threads), 1, 1, THREADS, 1, 1, 0, 0)
         ok(driver.cuLaunchKernel(*call, 0, ctypes.addressof(extra)))
+
+
+class Other:
+    """A second thread with the device, which does one thing at a time when it is told to."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._work: Callable[[], None] = lambda: None
+        self._barrier = threading.Barrier(2)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        self._kernels.make_current()
+        while True:
+            self._barrier.wait()
+            self._work()
+            self._barrier.wait()
+
+    def together(self, theirs: Callable[[], None], ours: Callable[[], None]) -> None:
+        """Do two things at the same time."""
+        self._work = theirs
+        self._barrier.wait()
+        ours()
+        self._barrier.wait()
 
 
 def blocks_for(threads: int) -> int:

@@ -24,7 +24,9 @@ def mapped_side_by_side(count: int) -> list[int]:
     start = int(ok(driver.cuMemAddressReserve(count * CHUNK, 0, 0, 0)))
     blocks = [start + i * CHUNK for i in range(count)]
     for block in blocks:
-        map_memory(ok(driver.cuMemCreate(CHUNK, properties(), 0)), block)
+        handle = ok(driver.cuMemCreate(CHUNK, properties(), 0))
+        map_memory(handle, block)
+        ok(driver.cuMemRelease(handle))  # the mapping keeps the memory
         write(block, random.Random(block - start).randbytes(CHUNK))
     return blocks
 

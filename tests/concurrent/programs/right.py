@@ -4,7 +4,6 @@ step changes words of every block of a field, in the way that the second argumen
 
 import ctypes
 import sys
-import threading
 from collections.abc import Callable
 from ctypes import c_uint32 as u32
 from ctypes import c_uint64 as u64
@@ -13,7 +12,7 @@ from typing import Any
 from cuda.bindings import driver
 from gpu import Report, ok, read, write
 from graphs import Graph
-from launching import CHUNK, WORD, Cells, Field, Kernels, Two, filled
+from launching import CHUNK, WORD, Cells, Field, Kernels, Other, Two, filled
 from mapping import map_memory, mapped_side_by_side, properties, tensor_map
 
 BLOCKS = 6
@@ -77,6 +76,20 @@ def mapped(kernels: Kernels, field: Field) -> Write:
     return step
 
 
+def side_by_side(kernels: Kernels, field: Field) -> Write:
+    """One address is given, of memory that was mapped piece by piece and is used as a whole."""
+    start = field.blocks[0]
+
+    def step(number: int, seed: int) -> None:
+        for address in field.at(number):
+            reach = u64((address - start) // WORD)
+            kernels.launch(
+                "overrun", u64(start), reach, *field.shape(), u64(seed), threads=field.count
+            )
+
+    return step
+
+
 def twice_mapped(kernels: Kernels, field: Field) -> Write:
     """The memory is mapped at two addresses, and written through the second."""
     second = int(ok(driver.cuMemAddressReserve(BLOCKS * CHUNK, 0, 0, 0)))
@@ -124,30 +137,6 @@ def replaced_graph(kernels: Kernels, field: Field) -> Write:
     return step
 
 
-class Other:
-    """A second thread with the device, which does one thing at a time when it is told to."""
-
-    def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
-        self._work: Callable[[], None] = lambda: None
-        self._barrier = threading.Barrier(2)
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        self._kernels.make_current()
-        while True:
-            self._barrier.wait()
-            self._work()
-            self._barrier.wait()
-
-    def together(self, theirs: Callable[[], None], ours: Callable[[], None]) -> None:
-        """Do two things at the same time."""
-        self._work = theirs
-        self._barrier.wait()
-        ours()
-        self._barrier.wait()
-
-
 def one_chunk(kernels: Kernels, field: Field) -> Write:
     """Two threads write words of the same chunk at the same time, each on a stream of its own."""
     flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
@@ -158,6 +147,11 @@ def one_chunk(kernels: Kernels, field: Field) -> Write:
 def thread_streams(kernels: Kernels, field: Field) -> Write:
     """The same on the default streams of the threads."""
     return two_threads(kernels, field, [driver.CUstream(driver.CU_STREAM_PER_THREAD)] * 2)
+
+
+def default_stream(kernels: Kernels, field: Field) -> Write:
+    """The same on stream 0: one for both, or one for each, as the program asked for."""
+    return two_threads(kernels, field, [driver.CUstream(0)] * 2)
 
 
 def two_threads(kernels: Kernels, field: Field, streams: list[Any]) -> Write:
@@ -220,11 +214,48 @@ def reallocated(kernels: Kernels, field: Field) -> Write:
     return step
 
 
+def turned_over(kernels: Kernels, field: Field) -> Write:
+    """Frees everything and makes it anew, in another size: what it has free, it has in full."""
+    blocks = list(field.blocks)
+    field.blocks = blocks
+    for place, block in enumerate(blocks):
+        ok(driver.cuMemUnmap(block, CHUNK))
+        blocks[place] = filled(CHUNK, place)
+
+    def step(number: int, seed: int) -> None:
+        if number % 4 == 0:
+            content = [read(block, CHUNK) for block in blocks]
+            for block in blocks:
+                ok(driver.cuMemFree(block))
+            large = int(ok(driver.cuMemAlloc(BLOCKS * CHUNK)))
+            write(large, b"".join(content))
+            kernels.launch("touch", u64(large), u32(64), u32(1000), u64(seed), threads=64)
+            content = [read(large + i * CHUNK, CHUNK) for i in range(BLOCKS)]
+            ok(driver.cuMemFree(large))
+            for place in range(BLOCKS):
+                blocks[place] = int(ok(driver.cuMemAlloc(CHUNK)))
+                write(blocks[place], content[place])
+        for address in field.at(number):
+            kernels.launch("touch", u64(address), *field.shape(), u64(seed), threads=field.count)
+
+    return step
+
+
 WAYS = {
     way.__name__: way
     for way in (
-        *(by_value, extra, stale, mapped, twice_mapped, updated_graph, replaced_graph),
-        *(one_chunk, thread_streams, pinned, reallocated),
+        *(
+            by_value,
+            extra,
+            stale,
+            mapped,
+            side_by_side,
+            twice_mapped,
+            updated_graph,
+            replaced_graph,
+        ),
+        *(one_chunk, thread_streams, default_stream, pinned, reallocated),
+        turned_over,
     )
 }
 

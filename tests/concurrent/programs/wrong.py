@@ -12,7 +12,7 @@ from typing import Any
 from cuda.bindings import driver
 from gpu import Report, allocate, ok, write
 from launching import CHUNK, WORD, Field, Kernels, Opaque, Packed, blocks_for, filled, pointers_to
-from mapping import mapped_side_by_side, tensor_map
+from mapping import tensor_map
 
 BLOCKS = 6
 COLD = 10
@@ -89,12 +89,12 @@ def linked(kernels: Kernels, field: Field) -> Write:
 
 
 def neighbour(kernels: Kernels, field: Field) -> Write:
-    """Writes beyond the block that it is given, into those that follow it."""
-    start = field.blocks[0] - CHUNK
+    """Writes beyond the memory that it is given, into what was allocated before or after it."""
+    start = filled(CHUNK, 1)
 
     def step(number: int, seed: int) -> None:
         for address in field.at(number):
-            reach = u64((address - start) // WORD)
+            reach = u64((address - start) // WORD & (1 << 64) - 1)
             kernels.launch(
                 "overrun", u64(start), reach, *field.shape(), u64(seed), threads=field.count
             )
@@ -223,7 +223,7 @@ def main() -> None:
     kernels = Kernels()
     way = WAYS[sys.argv[2]]
     cold = [filled(CHUNK, 100 + i) for i in range(COLD)]
-    field = Field(mapped_side_by_side(BLOCKS + 1)[1:])
+    field = Field([filled(CHUNK, 200 + i) for i in range(BLOCKS)])
     write_step = way(kernels, field)
     for step in report.steps():
         write_step(step, report.seed)

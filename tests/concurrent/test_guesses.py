@@ -1,0 +1,115 @@
+"""Programs made to be guessed wrong: each wrong guess is found, what is published is right, and the
+kernel is named. And programs that look as if they would be guessed wrong, and are not.
+
+``PHOS_TEST_INSTANTS`` is at how many instants each of the former is checkpointed (2).
+"""
+
+import os
+import random
+import time
+
+import pytest
+
+from phosd.engine.checkpoint import CheckpointOptions
+from phosd.engine.errors import MisSpeculation
+from phosd.engine.node import Node
+from tests.concurrent.conftest import Starter, Undisturbed
+from tests.concurrent.watch import Watch, slow_movers, watched
+from tests.core.cycle import AFTER, bring_back, check
+from tests.harness import Target
+
+INSTANTS = int(os.environ.get("PHOS_TEST_INSTANTS", "2"))
+SECONDS = 0.3
+"""How long the copying takes."""
+ITERATIONS = 5
+"""Steps that a program makes meanwhile, at the least."""
+
+GUILTY = {
+    "chase": "chase",
+    "chase_pinned": "chase",
+    "chase_in_graph": "chase",
+    "linked": "follow",
+    "neighbour": "overrun",
+    "masked": "masked",
+    "opaque": "opaque",
+    "packed": "packed",
+    "halves": "halves",
+    "through_global": "through_global",
+    "through_constant": "through_constant",
+    "stored_map": "mapped_elsewhere",
+    "host": "",  # no kernel at all
+}
+"""Ways of ``programs/wrong.py``, and the kernels that write there."""
+
+RIGHT = (
+    *(
+        "by_value",
+        "extra",
+        "stale",
+        "mapped",
+        "side_by_side",
+        "twice_mapped",
+        "updated_graph",
+        "replaced_graph",
+    ),
+    *("one_chunk", "thread_streams", "default_stream", "pinned", "reallocated"),
+)
+"""Ways of ``programs/right.py``."""
+
+
+def continues(node: Node, target: Target, image: str, right: dict[int, str], way: str = "") -> None:
+    """Kill the target and restore the image: it computes on as it did, and as it should."""
+    target.more_steps(AFTER)
+    target.kill()
+    original = target.values()
+    check(bring_back(node, target, image), original, right)
+
+
+@pytest.mark.parametrize("way", GUILTY)
+def test_a_wrong_guess(way: str, node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+    target = start("wrong", way)
+    target.wait_for_steps(5)
+    chance = random.Random(way)
+    with slow_movers(node, target, SECONDS):
+        for _ in range(INSTANTS):
+            time.sleep(chance.uniform(0, 0.02))
+            watch = Watch(node, target)
+            options = CheckpointOptions(mode="concurrent", fallback=False)
+            with pytest.raises(MisSpeculation):
+                watch.checkpoint(options)
+            assert node.store.list() == [], "an image was published"
+            suspects = {mark.name for mark in watch.progress.suspects}
+            assert GUILTY[way] in suspects | {""}
+        manifest, watch = watched(node, target, CheckpointOptions(mode="concurrent"))
+        assert manifest.mode in ("recopy", "stop")
+        assert manifest.wrong_guesses >= 1
+        assert GUILTY[way] in {mark.name for mark in watch.progress.suspects} | {""}
+        if GUILTY[way]:
+            known = tuple(watch.progress.suspects)
+            options = CheckpointOptions(mode="concurrent", fallback=False, suspects=known)
+            manifest, _ = watched(node, target, options)
+            assert (manifest.mode, manifest.wrong_guesses) == ("concurrent", 0)
+    continues(node, target, manifest.id, undisturbed("wrong", way))
+
+
+@pytest.mark.parametrize("way", RIGHT)
+def test_a_right_guess(way: str, node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+    target = start("right", way)
+    target.wait_for_steps(5)
+    with slow_movers(node, target, SECONDS):
+        options = CheckpointOptions(mode="concurrent", fallback=False)
+        manifest, watch = watched(node, target, options)
+    assert manifest.mode == "concurrent"
+    assert watch.steps_in("drain") >= ITERATIONS
+    continues(node, target, manifest.id, undisturbed("right", way))
+
+
+def test_default_streams_of_threads(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+    """Through the functions that a program gets when it asks for such streams."""
+    target = start("right", "default_stream", CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM="1")
+    target.wait_for_steps(5)
+    with slow_movers(node, target, SECONDS):
+        options = CheckpointOptions(mode="concurrent", fallback=False)
+        manifest, watch = watched(node, target, options)
+    assert watch.steps_in("drain") >= ITERATIONS
+    continues(node, target, manifest.id, undisturbed("right", "default_stream"))

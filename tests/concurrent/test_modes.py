@@ -1,0 +1,64 @@
+"""The core test in the modes that copy while the program runs, with movers so slow that it goes far
+meanwhile; and every image is, chunk by chunk, the memory of its stop.
+"""
+
+import pytest
+
+from phosd.engine.checkpoint import CheckpointOptions
+from phosd.engine.node import Node
+from tests.concurrent.conftest import Starter, Undisturbed
+from tests.concurrent.watch import slow_movers, watched
+from tests.core.cycle import AFTER, bring_back, check
+
+PROGRAMS = (
+    *("single", "threads", "features", "churn", "workers", "two_devices", "shared_pair"),
+    *("capture", "doors"),
+)
+SECONDS = 0.4
+"""How long the copying takes."""
+ITERATIONS = 5
+"""Steps that a program makes meanwhile, at the least."""
+
+
+@pytest.mark.parametrize("mode", ["concurrent", "recopy", "stop"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_values_are_equal_after_kill_and_restore(
+    program: str, mode: str, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start(program)
+    target.wait_for_steps(5)
+    with slow_movers(node, target, SECONDS, gpus=2):
+        options = CheckpointOptions(mode=mode, fallback=False)
+        manifest, watch = watched(node, target, options)
+    assert manifest.mode == mode
+    assert manifest.wrong_guesses == 0
+    if mode == "concurrent":
+        assert watch.steps_in("drain") >= ITERATIONS
+    if mode == "recopy":
+        assert watch.steps_before("quiesce") >= ITERATIONS
+    target.more_steps(AFTER)
+    target.kill()
+    original = target.values()
+    restored = bring_back(node, target, manifest.id)
+    assert min(restored) <= max(original) - AFTER + 1, "it did not go back to the checkpoint"
+    check(restored, original, undisturbed(program))
+
+
+def test_one_checkpoint_after_the_other(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """In all modes, of one process; the last image is restored, saved again and restored again."""
+    target = start("single")
+    target.wait_for_steps(5)
+    with slow_movers(node, target, SECONDS):
+        for mode in ("concurrent", "recopy", "concurrent", "stop", "concurrent", "driver"):
+            options = CheckpointOptions(mode=mode, fallback=False)
+            manifest, _ = watched(node, target, options)
+            assert manifest.mode == mode
+            target.more_steps(2)
+        for _ in range(2):
+            manifest, _ = watched(node, target, CheckpointOptions(mode="concurrent"))
+            target.more_steps(AFTER)
+            target.kill()
+            original = target.values()
+            check(bring_back(node, target, manifest.id), original, undisturbed("single"))

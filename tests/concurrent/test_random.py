@@ -1,0 +1,64 @@
+"""Random programs, checkpointed at random instants; docs in ``programs/random_work.py``.
+
+``PHOS_TEST_RANDOM`` is how many programs (200 if it is not set), and ``PHOS_TEST_SEED`` the number
+of the first (0).
+"""
+
+import os
+import random
+import time
+
+import pytest
+
+from phosd.engine.checkpoint import CheckpointOptions
+from phosd.engine.node import Node
+from tests.concurrent.conftest import Starter
+from tests.concurrent.watch import slow_movers, watched
+from tests.core.cycle import AFTER, bring_back, check
+from tests.harness import Target, wait_until
+
+COUNT = int(os.environ.get("PHOS_TEST_RANDOM", "200"))
+FIRST = int(os.environ.get("PHOS_TEST_SEED", "0"))
+BATCH = 20
+"""Programs that one process runs, of which one is killed and restored."""
+SECONDS = 0.2
+"""About how long the copying takes."""
+LATEST = 0.08
+"""Seconds after which the checkpoint of a program begins at the latest."""
+
+
+def begins(target: Target, number: int) -> bool:
+    """Wait until program ``number`` computes; whether it hides what it writes."""
+
+    def line() -> str | None:
+        for text in target.log.read_text().splitlines():
+            if text.split()[:2] == ["program", str(number)]:
+                return text
+        return None
+
+    found = wait_until(line, f"program {number} to begin")
+    target.more_steps(1)
+    return found.endswith("hides")
+
+
+@pytest.mark.parametrize("first", range(FIRST, FIRST + COUNT, BATCH))
+def test_random_programs(first: int, node: Node, start: Starter) -> None:
+    chance = random.Random(first)
+    target = start("random_work", str(first))
+    begins(target, first)
+    numbers = range(first, min(first + BATCH, FIRST + COUNT))
+    killed = chance.choice(numbers)
+    with slow_movers(node, target, SECONDS):
+        for number in numbers:
+            hides = begins(target, number)
+            time.sleep(chance.uniform(0, LATEST))
+            options = CheckpointOptions(mode="concurrent", fallback=hides)
+            manifest, _ = watched(node, target, options)
+            assert hides or (manifest.mode, manifest.wrong_guesses) == ("concurrent", 0)
+            if number == killed:
+                target.more_steps(AFTER)
+                target.kill()
+                original = target.values()
+                check(bring_back(node, target, manifest.id), original, {})
+            node.store.delete(manifest.id)
+            (target.log.parent / f"end-{number}").touch()
