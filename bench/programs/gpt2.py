@@ -3,7 +3,7 @@
 Prints one line an iteration: number, loss as a hexadecimal float, seconds. The data are a seeded
 stream, so that two undisturbed runs with ``--deterministic`` print the same losses.
 
-    python gpt2.py --size small|xl [--batch N] [--deterministic] [--iterations N]
+    python gpt2.py --size small|xl [--batch N] [--deterministic] [--iterations N] [--fill GB]
 """
 
 import argparse
@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--iterations", type=int, default=0, help="0: until killed")
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--fill", type=int, default=0, help="GB more that each iteration writes")
     arguments = parser.parse_args()
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 
@@ -37,6 +38,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     data = torch.Generator(device="cuda").manual_seed(2)
     shape = (arguments.batch, arguments.length)
+    filler = torch.zeros(arguments.fill * 10**9, dtype=torch.uint8, device="cuda")
     iteration = 0
     while not arguments.iterations or iteration < arguments.iterations:
         start = time.perf_counter()
@@ -45,6 +47,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        filler += 1
         value = loss.item()
         print(iteration, value.hex(), f"{time.perf_counter() - start:.6f}", flush=True)
         iteration += 1

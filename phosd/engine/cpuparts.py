@@ -78,6 +78,8 @@ class CpuParts:
     def persist(self) -> tuple[Tree, ...]:
         """Bring everything to the disk; the manifest's entries."""
         records = []
+        for prepared in self._prepared:
+            prepared.settle()
         for dump, pages in zip(self._dumps, self._pages, strict=True):
             name = dump.folder.name
             if self._base != self._writer.folder:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from phosd.engine import as_owner
-from phosd.engine.criu.meetings import STARTED, Meetings
+from phosd.engine.criu.meetings import FROZEN, STARTED, Meetings
 from phosd.engine.errors import Cancelled, Internal, Timeout
 from phosd.engine.progress import Progress
 
@@ -207,13 +207,22 @@ class Running:
         if STARTED not in meetings.reached:
             self._require_success()
 
-    def wait_and_meet(self, deadline: float, progress: Progress | None, meetings: Meetings) -> None:
-        """As :meth:`wait`, keeping ``meetings``. When the job is cancelled, CRIU is not killed but
-        made to give up.
+    def wait_and_meet(
+        self,
+        deadline: float,
+        progress: Progress | None,
+        meetings: Meetings,
+        released: Callable[[], bool],
+    ) -> None:
+        """As :meth:`wait`, keeping ``meetings``; or until CRIU has ``released`` the tree, when it
+        has only to clean up (:meth:`wait` then tells whether it succeeded). When the job is
+        cancelled, CRIU is not killed but made to give up.
         """
         cancelled: Cancelled | None = None
-        while self._look(deadline, [meetings]):
+        while self._look(deadline, [meetings], soon=FROZEN in meetings.reached):
             meetings.attend()
+            if FROZEN in meetings.reached and cancelled is None and released():
+                return
             try:
                 if progress is not None and cancelled is None:
                     progress.check()
@@ -224,7 +233,7 @@ class Running:
             raise cancelled
         self._require_success()
 
-    def _look(self, deadline: float, readable: Sequence[Meetings]) -> bool:
+    def _look(self, deadline: float, readable: Sequence[Meetings], *, soon: bool = False) -> bool:
         """Wait a little, or until something happens. Whether it still runs."""
         if self._process.poll() is not None:
             return False
@@ -237,7 +246,7 @@ class Running:
         poller.register(self._ended, select.POLLIN)
         for one in readable:
             poller.register(one, select.POLLIN)
-        poller.poll(_LOOK_MILLISECONDS)
+        poller.poll(1 if soon else _LOOK_MILLISECONDS)
         return True
 
     def _require_success(self) -> None:

@@ -102,12 +102,15 @@ def dump_tree(
     dumped, :class:`Internal` when CRIU fails, and what ``progress`` raises when cancelled.
     """
     with Dump(criu, tree, folder, options) as dump:
-        return dump.finish(progress)
+        dumped = dump.finish(progress)
+        dump.settle()
+        return dumped
 
 
 class Dump:
-    """The dump of one tree, in two steps: entering the context starts CRIU, which then waits and
-    has not touched the tree; :meth:`finish` freezes and dumps it.
+    """The dump of one tree, in three steps: entering the context starts CRIU, which then waits and
+    has not touched the tree; :meth:`finish` freezes and dumps it; and :meth:`settle`, when the tree
+    runs again, waits until CRIU has ended well. Only then is the dump whole.
 
     What takes time before is done by then, since the tree may have to stand still for a dump.
     ``pages`` is where memory goes while it does; without it CRIU writes all to ``folder``.
@@ -151,20 +154,25 @@ class Dump:
             self._stack = stack.pop_all()
         return self
 
+    def settle(self) -> None:
+        """Wait for CRIU's end; raises :class:`Internal` when it failed after all."""
+        self._running.wait(self._options.deadline)
+        self._stack.close()
+
     def finish(self, progress: Progress | None = None) -> TreeDump:
-        """Let CRIU go on. Raises as :func:`dump_tree` does."""
+        """Let CRIU go on until it has let go of the tree. Raises as :func:`dump_tree` does."""
         if progress is not None:
             progress.check()
         try:
             self._meetings.let_go_on()
-            self._running.wait_and_meet(self._options.deadline, progress, self._meetings)
+            deadline = self._options.deadline
+            self._running.wait_and_meet(deadline, progress, self._meetings, self._released)
         except Internal:
             if self._meetings.error is not None:
                 raise self._meetings.error from None
             raise
         if FROZEN not in self._meetings.reached:
             raise Internal("criu dump never said that the tree is frozen", "report this")
-        self._stack.close()
         noted = self._noted
         root = noted.tree.root
         details = CpuDetails(
@@ -190,6 +198,10 @@ class Dump:
     ) -> None:
         self._stack.__exit__(kind, error, traceback)
 
+    def _released(self) -> bool:
+        """Whether CRIU traces no thread of the tree any more."""
+        return not any(_traced(process.pid) for process in self._noted.tree.living)
+
     def _note(self) -> None:
         """While the tree is frozen: what CRIU does not save, and that its pages are copied."""
         noted = self._noted
@@ -201,6 +213,16 @@ class Dump:
         noted.memory_files = files.save_memory_files(mappings, self._folder)
         if self._pages is not None:
             self._pages.wait()
+
+
+def _traced(pid: int) -> bool:
+    """Whether a thread of the process is traced; what has ended is not."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in procfs.threads(pid):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if procfs.status(thread).tracer:
+                    return True
+    return False
 
 
 def dumping_user(tree: ProcessTree) -> Owner:
