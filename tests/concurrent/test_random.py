@@ -13,7 +13,8 @@ import pytest
 from phosd.engine.checkpoint import CheckpointOptions
 from phosd.engine.node import Node
 from tests.concurrent.conftest import Starter
-from tests.concurrent.watch import slow_movers, watched
+from tests.concurrent.instant import differences
+from tests.concurrent.watch import Watch, slow_movers
 from tests.core.cycle import AFTER, bring_back, check
 from tests.harness import Target, wait_until
 
@@ -21,9 +22,9 @@ COUNT = int(os.environ.get("PHOS_TEST_RANDOM", "200"))
 FIRST = int(os.environ.get("PHOS_TEST_SEED", "0"))
 BATCH = 20
 """Programs that one process runs, of which one is killed and restored."""
-SECONDS = 0.2
+SECONDS = 0.15
 """About how long the copying takes."""
-LATEST = 0.08
+LATEST = 0.05
 """Seconds after which the checkpoint of a program begins at the latest."""
 
 
@@ -53,7 +54,9 @@ def test_random_programs(first: int, node: Node, start: Starter) -> None:
             hides = begins(target, number)
             time.sleep(chance.uniform(0, LATEST))
             options = CheckpointOptions(mode="concurrent", fallback=hides)
-            manifest, _ = watched(node, target, options)
+            watch = Watch(node, target)
+            manifest = watch.checkpoint(options)
+            assert differences(node.store, manifest.id, watch.memories) == []
             assert hides or (manifest.mode, manifest.wrong_guesses) == ("concurrent", 0)
             if number == killed:
                 target.more_steps(AFTER)
