@@ -80,9 +80,10 @@ class Holdings:
     def take(self, links: Sequence[HookLink]) -> None:
         """Export what is not held yet, and let go of what a process has freed meanwhile.
 
-        With a closed gate this is exact. Blocks without a descriptor are left out: ``rehome``
+        The processes are watched from then on. With a closed gate this is exact. Blocks without a descriptor are left out: ``rehome``
         gives them one.
         """
+        self.watch_all([link for link in links if link.pid not in self._watches])
         for link in links:
             with self._lock:
                 self._take(link)
@@ -110,13 +111,12 @@ class Holdings:
         self._watches[link.pid] = Watch(link.pid, board, freed, partial(self._gone, link.pid))
 
     def watch_all(self, links: Sequence[HookLink]) -> None:
-        """Watch each process by a board of its own. The gates are closed and nothing is parked."""
+        """Watch each process by a board of its own. Nothing is parked."""
         for link in links:
             board = Board.create([], [])
+            board.watch()
             try:
                 link.arm(board.fd, [])
-                board.watch()
-                link.disarm()
             except BaseException:
                 board.close()
                 raise

@@ -196,7 +196,8 @@ class HookLink:
 
     def arm(self, board: int, slabs: Sequence[int]) -> int:
         """Begin copy-on-write, with the descriptors of a board and of its slabs, while the gate is
-        closed; how many chunks are pending. Losing this connection ends it.
+        closed; how many chunks are pending. Losing this connection ends it. With a board that is
+        only watched the gate may be open.
         """
         return self._count(Type.ARM, ARM.pack(len(slabs), 0), [board, *slabs])
 

@@ -101,8 +101,7 @@ Reply answer(int client, Message& request) {
             gate_owner = client;
             return requests::rehome_blocks(request);
         case Type::arm:
-            if (!in_state(State::closed, &refusal)) return refusal;
-            gate_owner = client;
+            if (parked) return {Status::wrong_state, "the memory is parked"};
             return requests::arm(client, request);
         case Type::disarm:
             return requests::disarm();

@@ -10,6 +10,7 @@
 #include <ctime>
 
 #include "blocks.h"
+#include "gate.h"
 #include "hook.h"
 #include "kernels.h"
 #include "log.h"
@@ -247,6 +248,8 @@ Outcome arm(int client, const std::vector<int>& descriptors) {
     const uint32_t phase = session->board.header->phase.load(std::memory_order_acquire);
     if (phase != board::armed && phase != board::watched)
         return {Status::bad_message, 0, "the board's job is over already"};
+    if (phase == board::armed && gate::state() != wire::State::closed)
+        return {Status::wrong_state, 0, "copy-on-write begins with a closed gate"};
     if (descriptors.size() - 1 != session->board.slab_count)
         return {Status::bad_message, 0, "the slabs and the descriptors are not of one number"};
     std::vector<SlabPlan> plans;

@@ -71,19 +71,27 @@ def test_memory_is_full(
     continues(node, target, manifest.id, right)
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["watched", "first"])
 @pytest.mark.parametrize("way", ["reallocated", "turned_over"])
 def test_freed_memory_is_there_again(
-    way: str, node: Node, start: Starter, start_plainly: Starter, undisturbed: Undisturbed
+    way: str,
+    known: bool,
+    node: Node,
+    start: Starter,
+    start_plainly: Starter,
+    undisturbed: Undisturbed,
 ) -> None:
-    """A program that frees and allocates never has less than it had: while it is saved, and ever
-    after. It ends with an error when an allocation fails; a job may give up, and is then repeated.
+    """A program that frees and allocates never has less than it had: while it is saved, for the
+    first time or not, and ever after. It ends with an error when an allocation fails; a job may
+    give up, and is then repeated.
     """
     right = undisturbed("right", way)
     target = start("right", way)
     target.wait_for_steps(8)
     options = CheckpointOptions(mode="concurrent", fallback=False)
     with slow_movers(node, target, SECONDS):
-        watched(node, target, options)
+        if known:
+            watched(node, target, options)
         with whole(node, target):
             filler = fill(start_plainly, 0)
         for _ in range(2):

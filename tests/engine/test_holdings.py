@@ -137,7 +137,8 @@ def hooks(*links: Link) -> list[HookLink]:
 
 
 @pytest.fixture
-def bench() -> Bench:
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(Holdings, "watch_all", lambda *_: None)  # there is nobody to tell anything
     return Bench()
 
 
