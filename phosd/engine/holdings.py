@@ -80,8 +80,8 @@ class Holdings:
     def take(self, links: Sequence[HookLink]) -> None:
         """Export what is not held yet, and let go of what a process has freed meanwhile.
 
-        The processes are watched from then on. With a closed gate this is exact. Blocks without a descriptor are left out: ``rehome``
-        gives them one.
+        The processes are watched from then on. With a closed gate this is exact. Blocks without a
+        descriptor are left out: ``rehome`` gives them one.
         """
         self.watch_all([link for link in links if link.pid not in self._watches])
         for link in links:
