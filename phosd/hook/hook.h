@@ -24,6 +24,7 @@ void start();
 // What the process uses that stands in the way. The first reason is kept.
 void mark_not_parkable(const std::string& reason);  // mode `driver` still works
 void mark_unsupported(const std::string& reason);   // no mode can save the process
+void note_if_managed(unsigned long long address, const char* reason);  // then: unsupported
 struct Fitness {
     bool parkable;
     bool unsupported;

@@ -205,9 +205,12 @@ CUresult allocate_or_pass(CUdeviceptr* address, size_t size, CUmemoryPool pool, 
                           CUresult (*pass_on)(CUdeviceptr*, size_t, CUmemoryPool, CUstream)) {
     const gate::Pass pass;
     CUresult result = CUDA_SUCCESS;
-    return allocate(address, size, pool, stream, {per_thread}, &result)
-               ? result
-               : pass_on(address, size, pool, stream);
+    if (allocate(address, size, pool, stream, {per_thread}, &result)) return result;
+    result = pass_on(address, size, pool, stream);
+    if (pool && address &&
+        result == CUDA_SUCCESS)  // the default pool of managed memory has no call
+        note_if_managed(*address, "the program uses managed memory (a pool of it)");
+    return result;
 }
 
 }  // namespace

@@ -14,16 +14,19 @@ CUresult note_use(CUresult result, const char* reason) {
 
 // A __managed__ variable is known by its address alone.
 CUresult note_variable(CUresult result, const CUdeviceptr* address) {
-    int managed = 0;
-    if (result == CUDA_SUCCESS && address &&
-        driver.cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, *address) ==
-            CUDA_SUCCESS &&
-        managed)
-        mark_unsupported(kVariable);
+    if (result == CUDA_SUCCESS && address) note_if_managed(*address, kVariable);
     return result;
 }
 
 }  // namespace
+
+void note_if_managed(unsigned long long address, const char* reason) {
+    int managed = 0;
+    if (driver.cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) ==
+            CUDA_SUCCESS &&
+        managed)
+        mark_unsupported(reason);
+}
 
 CUresult own::cuMemAllocManaged(CUdeviceptr* address, size_t size, unsigned flags) {
     return note_use(driver.cuMemAllocManaged(address, size, flags),

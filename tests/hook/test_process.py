@@ -149,6 +149,11 @@ MODULE = b\"\"\"
 .visible .entry nothing() { ret; }
 \\0\"\"\"
 primary(0)
+def default_managed_pool():
+    anywhere = driver.CUmemLocation()
+    anywhere.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_NONE
+    kind = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_MANAGED
+    return ok(driver.cuMemGetDefaultMemPool(anywhere, kind))
 module = ok(driver.cuModuleLoadData(MODULE))
 library = ok(driver.cuLibraryLoadData(MODULE, None, None, 0, None, None, 0))
 ok(driver.cuModuleGetGlobal(module, b"plain"))
@@ -164,6 +169,7 @@ sys.stdin.readline()
         "driver.cuMemAllocManaged(4096, 1)",
         "driver.cuModuleGetGlobal(module, b'counter')",
         "driver.cuLibraryGetGlobal(library, b'counter')",
+        "driver.cuMemAllocFromPoolAsync(4096, default_managed_pool(), 0)",
     ],
 )
 def test_managed_memory_works_and_is_named(tmp_path: Path, use: str) -> None:
