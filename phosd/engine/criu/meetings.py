@@ -20,8 +20,8 @@ _SCRIPT = """#!/bin/sh
 case "$CRTOOLS_SCRIPT_ACTION" in pre-dump) looks=86400 ;; post-dump) looks=60 ;; *) exit 0 ;; esac
 exec 3<>reached
 echo "$CRTOOLS_SCRIPT_ACTION" >&3
-# Should nobody be left to answer, the tree must not stay frozen.
-while [ -d /proc/{pid} ] && [ "$looks" -gt 0 ]; do
+# Should nobody be left to answer, or to hear it, the tree must not stay frozen.
+while [ -p answer ] && [ -d /proc/{pid} ] && [ -d "/proc/$PPID" ] && [ "$looks" -gt 0 ]; do
   looks=$((looks - 1))
   answer=$(timeout 1 head -n 1 answer)
   [ -z "$answer" ] || break
