@@ -1,6 +1,7 @@
 """This node: its folders, its image store, its data movers, and which processes have a job."""
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -167,7 +168,7 @@ class Node:
             return
         folder = Path(tempfile.mkdtemp(prefix="phosd-", dir=_MEMORY))
         try:
-            yield folder
+            yield folder if _find_pages(folder, byte_count) else None
         finally:
             shutil.rmtree(folder)
 
@@ -180,6 +181,23 @@ class Node:
         free = min(status.f_bavail * status.f_frsize, available_memory() // 2)
         limit = self.config.staging_limit
         return free if limit is None else min(limit, free)
+
+
+def _find_pages(folder: Path, byte_count: int) -> bool:
+    """Touch as much memory as will be needed, and free it again; false when it is not there.
+
+    Also what :class:`PageStore` does not hold costs less in the stop then: the kernel gives out
+    next what was freed last, and a page that a virtual machine's host has to find first costs
+    several times one that was in use before.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, max(byte_count, 1))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+            return False  # somebody else was quicker
+        return True
 
 
 def available_memory() -> int:
