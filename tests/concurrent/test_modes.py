@@ -14,7 +14,7 @@ PROGRAMS = (
     *("single", "threads", "features", "churn", "workers", "two_devices", "shared_pair"),
     *("capture", "doors"),
 )
-SECONDS = 0.4
+SECONDS = 1.2
 """How long the copying takes."""
 ITERATIONS = 5
 """Steps that a program makes meanwhile, at the least."""
