@@ -1,12 +1,14 @@
-"""Tables and a plot from the JSON lines of ``bench.checkpoint``.
+"""Tables and a plot from the JSON lines of ``bench.checkpoint`` or of ``bench.series``.
 
     python -m bench.report docs/benchmarks/h200.jsonl --plot docs/benchmarks/stop.svg
+    cd docs/benchmarks; python -m bench.report h200-concurrent.jsonl --plot concurrent.svg
 
 Prints the tables in Markdown. Each row of a table is one line of the file, in its order.
 """
 
 import argparse
 import json
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,17 +28,97 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="write the stops as an SVG")
     options = parser.parse_args()
     lines = [json.loads(line) for line in options.results.read_text().splitlines()]
-    rows = [line for line in lines if "checkpoint_phases_s" in line]
-    print("The stop, in seconds:\n")
-    print(table(rows, "checkpoint_phases_s", STOP, "stop_s"))
-    print("\nThe restore, in seconds:\n")
-    print(table(rows, "restore_phases_s", RESTORE, "restore_s"))
+    series = [line for line in lines if "checkpoints" in line]
+    if series:
+        print(costs(series))
+        print("\nThe median stop, in seconds:\n")
+        rows = [medians(line) for line in series]
+        print(table(rows, "checkpoint_phases_s", STOP, "stop_s"))
+    else:
+        rows = [line for line in lines if "checkpoint_phases_s" in line]
+        print("The stop, in seconds:\n")
+        print(table(rows, "checkpoint_phases_s", STOP, "stop_s"))
+        print("\nThe restore, in seconds:\n")
+        print(table(rows, "restore_phases_s", RESTORE, "restore_s"))
     if options.plot:
         options.plot.write_text(plot(rows))
 
 
+def medians(line: Row) -> Row:
+    """A series as one row: the median of its stops and of each phase inside them."""
+    done = [one for one in line["checkpoints"] if "stop_s" in one]
+    stopped = [one["phases_s"] | {"drain": one["drain_phase_s"] or 0.0} for one in done]
+    phases = {
+        phase: statistics.median(one[phase] for one in stopped)
+        for phase in STOP
+        if all(phase in one for one in stopped)
+    }
+    stop = statistics.median(one["stop_s"] for one in done)
+    return line | {"checkpoint_phases_s": phases, "stop_s": stop}
+
+
+def costs(series: Sequence[Row]) -> str:
+    """A Markdown table: what the checkpoints of each series cost its program.
+
+    ``lost`` is the mean of stop and stolen time; the drain's rate is of bytes that were saved.
+    """
+    lines = [
+        "| series | device (GB) | count | stop: median, max (s) | stolen: median, max (s)"
+        " | lost (s) | saved (GB) | drain (GB/s) | needless shadows | wrong guesses |",
+        "| --- |" + " ---: |" * 9,
+    ]
+    for line in series:
+        done = [one for one in line["checkpoints"] if "stop_s" in one]
+        stops, stolen = [one["stop_s"] for one in done], _stolen(done)
+        cells = [
+            name(line),
+            f"{line['device_bytes'] / 1e9:.1f}" if line["device_bytes"] else "",
+            f"{len(done)}",
+            f"{statistics.median(stops):.2f}, {max(stops):.2f}",
+            f"{statistics.median(stolen):.2f}, {max(stolen):.2f}",
+            f"{statistics.mean(map(sum, zip(stops, stolen, strict=True))):.2f}",
+            f"{statistics.median(one['new_bytes'] for one in done) / 1e9:.2f}",
+            *_drained(done),
+            f"{sum(one['wrong_guesses'] for one in done)}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _stolen(done: Sequence[Row]) -> list[float]:
+    """Seconds stolen by each checkpoint, with one length of an undisturbed iteration for all: a
+    thousandth of it, times the iterations around a checkpoint, is as much as is measured.
+    """
+    usual = statistics.median(one["usual_iteration_s"] for one in done)
+    return [
+        one["stolen_s"] + one["iterations_around"] * (one["usual_iteration_s"] - usual)
+        for one in done
+    ]
+
+
+def _drained(done: Sequence[Row]) -> tuple[str, str]:
+    """The drain's median rate, and the median of shadows without need and of all shadows."""
+    details = [one["details"] for one in done if "drain_seconds" in one["details"]]
+    if not details:
+        return "", ""
+    rate = statistics.median(one["drain_bytes"] / one["drain_seconds"] for one in details)
+    needless, shadows = (
+        statistics.median(one[key] or 0 for one in details)
+        for key in ("needless_shadows", "shadowed_chunks")
+    )
+    return f"{rate / 1e9:.1f}", f"{needless:.0f} of {shadows:.0f}"
+
+
 def name(row: Row) -> str:
     """What a row is about."""
+    if "series" in row:
+        place = "" if row["state"] == "/dev/shm" else ", ext4"
+        limit = "" if row.get("shadow_limit") is None else ", no shadows"
+        kind = ", incremental" if row["incremental"] else ""
+        program = (
+            row["series"].replace(" --deterministic", "").replace("--size ", "").replace("--", "")
+        )
+        return f"{program}, {row['mode']}{kind}{limit}{place}"
     place = "disk" if row["state"] == "/tmp" else "memory"
     pages = ", huge pages" if row["transparent_hugepages"] == "always" else ""
     through = ", D-Bus" if row["through"] == "D-Bus" else ""

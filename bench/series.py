@@ -1,15 +1,17 @@
 """Checkpoint a running program again and again, and see what it costs the program.
 
     python -m bench.series [--mode concurrent|recopy|stop|driver] [--count N] [--kill]
-        [--state DIR] [--incremental] -- PROGRAM [ARGUMENTS]
+        [--state DIR] [--incremental] [--audit] [--seconds S] [--against N] -- PROGRAM [ARGUMENTS]
 
 PROGRAM is one of ``bench/programs``; it runs under the hook (but for mode ``driver``) and prints
 one line an iteration with its seconds. ``--kill`` also kills it after the last checkpoint, restores
-it and compares what it prints. Prints one JSON object.
+it and compares what it prints. ``--against N`` first runs it without hook and checkpoints, and
+compares the values of the first N iterations. Prints one JSON object.
 """
 
 import argparse
 import json
+import math
 import os
 import signal
 import statistics
@@ -34,13 +36,11 @@ _SETTLE = 10
 """Iterations before the first checkpoint."""
 
 
-def start(folder: Path, runtime: Path, arguments: argparse.Namespace) -> Training:
+def start(log: Path, runtime: Path, program: str, *words: str, hooked: bool) -> Training:
     """Start the program in a session of its own."""
     environment = os.environ | {"PHOS_RUNTIME_DIR": str(runtime)}
-    if arguments.mode != "driver":
+    if hooked:
         environment["LD_PRELOAD"] = str(hook_library())
-    program, *words = arguments.program
-    log = folder / "output"
     with log.open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, str(PROGRAMS / f"{program}.py"), *words],
@@ -53,9 +53,20 @@ def start(folder: Path, runtime: Path, arguments: argparse.Namespace) -> Trainin
     return Training(process, log)
 
 
+def undisturbed(folder: Path, arguments: argparse.Namespace) -> dict[int, str]:
+    """What the program prints in its first ``arguments.against`` iterations when left alone."""
+    if not arguments.against:
+        return {}
+    training = start(folder / "undisturbed", folder, *arguments.program, hooked=False)
+    training.wait_for(arguments.against)
+    os.killpg(training.process.pid, signal.SIGKILL)
+    training.process.wait()
+    return {n: loss for n, loss in training.losses().items() if n < arguments.against}
+
+
 def one(node: Node, training: Training, options: CheckpointOptions, between: int) -> dict[str, Any]:
     """One checkpoint: its phases, and how much longer the iterations around it took than the
-    ``between`` that follow them.
+    ``between`` that follow them. ``drain_phase_s`` is the part of ``drain`` inside the stop.
     """
     progress = Progress()
     first = training.lines()
@@ -110,10 +121,13 @@ def new_bytes(manifest: Manifest, node: Node) -> int:
 
 def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
     """A series of checkpoints of one program."""
-    config = NodeConfig(Path(arguments.state) / "phos-series", folder / "run")
+    state = Path(arguments.state) / "phos-series"
+    config = NodeConfig(state, folder / "run", shadow_limit=arguments.shadow_limit)
+    expected = undisturbed(folder, arguments)
     with Node(config) as node:
         node.mover(0)
-        training = start(folder, config.runtime_dir, arguments)
+        hooked = arguments.mode != "driver"
+        training = start(folder / "output", config.runtime_dir, *arguments.program, hooked=hooked)
         pid = training.process.pid
         training.wait_for(_SETTLE)
         at = training.lines()
@@ -122,9 +136,9 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
         results: list[dict[str, Any]] = []
         last: str | None = None
         began = time.perf_counter()
-        for _ in range(arguments.count):
+        while len(results) < arguments.count and time.perf_counter() - began < arguments.seconds:
             parent = last if arguments.incremental else None
-            options = CheckpointOptions(mode=arguments.mode, parent=parent)
+            options = CheckpointOptions(mode=arguments.mode, parent=parent, audit=arguments.audit)
             result = one(node, training, options, arguments.between)
             results.append(result)
             if "image" in result:
@@ -132,6 +146,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
                     node.store.delete(last)
                 last = result["image"]
         wall = time.perf_counter() - began
+        iterations = training.lines()
         manifest = node.store.get(last) if last else None
         stops = [result["stop_s"] for result in results if "stop_s" in result]
         answer: dict[str, object] = {
@@ -139,6 +154,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
             "mode": arguments.mode,
             "incremental": arguments.incremental,
             "state": arguments.state,
+            "shadow_limit": arguments.shadow_limit,
             "device_bytes": manifest.device_bytes if manifest else None,
             "blocks": len(manifest.blocks) if manifest else None,
             "free_bytes": node.mover(0).free_memory()[0],
@@ -146,9 +162,17 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
             "stop_median_s": statistics.median(stops) if stops else None,
             "stop_max_s": max(stops, default=None),
             "wall_s": wall,
+            "iterations": iterations,
             "checkpoints": results,
             "transparent_hugepages": hugepages(),
         }
+        if expected:
+            training.wait_for(max(0, arguments.against - iterations))
+            losses = training.losses()
+            answer |= {
+                "values_against_undisturbed": len(expected),
+                "equal_to_undisturbed": all(losses[n] == value for n, value in expected.items()),
+            }
         if arguments.kill and last is not None:
             answer |= kill_and_restore(node, training, last, arguments.compare)
         os.killpg(pid, signal.SIGKILL)
@@ -187,6 +211,10 @@ def main() -> None:
     parser.add_argument("--state", default="/dev/shm", help="where the images go")
     parser.add_argument("--kill", action="store_true", help="kill, restore and compare at the end")
     parser.add_argument("--compare", type=int, default=20, help="iterations to compare")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after these")
+    parser.add_argument("--shadow-limit", type=int, help="bytes of shadow memory, at most")
+    parser.add_argument("--audit", action="store_true", help="count what was saved without need")
+    parser.add_argument("--against", type=int, default=0, help="iterations to compare with a twin")
     parser.add_argument("program", nargs="+")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="phos-bench-") as folder:

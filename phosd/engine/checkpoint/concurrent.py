@@ -23,7 +23,13 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
         try:
             holdings.prepare_packs(unit.links, attempt.writer)
             holdings.take(unit.links)
-            with Drain(holdings, unit.links, attempt.writer, attempt.options.suspects) as drain:
+            with Drain(
+                holdings,
+                unit.links,
+                attempt.writer,
+                attempt.options.suspects,
+                audit=attempt.options.audit,
+            ) as drain:
                 drain.make_room(attempt.node.config.shadow_limit)
                 attempt.cpu.prepare(unit.trees)
                 progress.check()

@@ -34,6 +34,8 @@ class CheckpointOptions:
     """An image of the same owner whose chunks need not be saved again."""
     suspects: tuple[KernelMark, ...] = ()
     """Kernels that have written where nobody expected: they are taken to write everything."""
+    audit: bool = False
+    """Whether mode ``concurrent`` also counts the chunks that it saved early without need."""
 
     def require_possible(self) -> None:
         """Raise :class:`InvalidOption` for what no job can do."""
