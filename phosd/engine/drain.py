@@ -146,7 +146,7 @@ class Drain:
         drained = self._follow(progress)
         self._complete = not any(part.aborted_for_memory for part in drained)
         self._tell(progress, drained)
-        if any(part.aborted_for_memory for part in drained):
+        if not self._complete:
             raise OutOfMemory(
                 "the program needed the device memory that the checkpoint still held",
                 hint="it goes on; try again, or use mode=recopy or mode=stop",

@@ -86,7 +86,7 @@ class Holdings:
         self.watch_all([link for link in links if link.pid not in self._watches])
         for link in links:
             with self._lock:
-                self._take(link)
+                self._take(link, link.list_blocks())
 
     def take_all(self, links: Sequence[HookLink]) -> None:
         """Hold every block. The gates must be closed.
@@ -94,15 +94,18 @@ class Holdings:
         Blocks that came back by an unpark and that nobody keeps become the process's own first.
         """
         for link in links:
+            blocks = link.list_blocks()
             held = {block_id for pid, block_id in self._held if pid == link.pid}
             strays = [
                 block.id
-                for block in link.list_blocks()
+                for block in blocks
                 if not block.flags & BlockFlag.HAS_DESCRIPTOR and block.id not in held
             ]
             if strays:
-                link.rehome(strays)
-        self.take(links)
+                link.rehome(strays)  # without the lock: it may need what the watch lets go of
+                blocks = link.list_blocks()
+            with self._lock:
+                self._take(link, blocks)
 
     def watch(self, link: HookLink, board: Board) -> None:
         """Let go of what the process frees from now on, as ``board`` tells, which is ours now."""
@@ -253,8 +256,7 @@ class Holdings:
             undo.add(self._let_go, list(self._held))
             self.unpin()
 
-    def _take(self, link: HookLink) -> None:
-        blocks = link.list_blocks()
+    def _take(self, link: HookLink, blocks: Sequence[Block]) -> None:
         self._keep_only(link.pid, blocks)
         wanted = [
             block.id

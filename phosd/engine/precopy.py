@@ -6,7 +6,6 @@ The last pass runs inside the stop, when nothing changes any more.
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Self
 
 from phosd.engine.errors import MisSpeculation
@@ -66,12 +65,7 @@ class Precopy:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._within.cancel()
         self._pool.shutdown()
 

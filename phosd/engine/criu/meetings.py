@@ -8,7 +8,6 @@ the tree goes on as well.
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 STARTED = "pre-dump"
@@ -60,12 +59,7 @@ class Meetings:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._reached)
         os.close(self._answer)
         for name in ("meet.sh", "reached", "answer"):
