@@ -8,6 +8,8 @@ PY := .venv/bin/python
 LOGS := build/logs
 STEP := packaging/step.sh
 SOURCES = $(shell find phosd tests bench -name "*.cpp" -o -name "*.h" -o -name "*.cu" 2>/dev/null)
+# What threads of a program and of its mover share: the gate, the chunk table, the plan.
+THREADED := phosd/hook/all phosd/engine/mover/all
 TYPED = $(foreach folder,phosd tests bench examples packaging,$(if $(wildcard $(folder)/*.py),$(folder)))
 CMAKE := .venv/bin/cmake
 CONFIGURE := -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DPython3_EXECUTABLE=$(CURDIR)/$(PY)
@@ -52,6 +54,11 @@ build/sanitized/build.ninja: | .venv/.ready
 	    $(CMAKE) -S . -B build/sanitized $(CONFIGURE) \
 	    -DPHOS_SANITIZE=address,undefined -DPHOS_NATIVE_DIR=$(CURDIR)/build/sanitized/native
 
+build/threads/build.ninja: | .venv/.ready
+	@$(STEP) "configure with the thread sanitizer" $(LOGS)/configure-threads.log \
+	    $(CMAKE) -S . -B build/threads $(CONFIGURE) \
+	    -DPHOS_SANITIZE=thread -DPHOS_NATIVE_DIR=$(CURDIR)/build/threads/native
+
 # --- tests
 
 lint: .venv/.ready
@@ -61,13 +68,18 @@ lint: .venv/.ready
 	@$(STEP) "clang-format" $(LOGS)/clang-format.log \
 	    .venv/bin/clang-format --dry-run --Werror $(SOURCES)
 
-native-test: build build/sanitized/build.ninja
+native-test: build build/sanitized/build.ninja build/threads/build.ninja
 	@$(STEP) "native tests" $(LOGS)/ctest.log \
 	    .venv/bin/ctest --test-dir build/native --output-on-failure --no-tests=error
 	@$(STEP) "sanitized build" $(LOGS)/build-sanitized.log \
 	    $(CMAKE) --build build/sanitized --parallel $(JOBS)
 	@$(STEP) "native tests with sanitizers" $(LOGS)/ctest-sanitized.log \
 	    .venv/bin/ctest --test-dir build/sanitized --output-on-failure --no-tests=error
+	@$(STEP) "build with the thread sanitizer" $(LOGS)/build-threads.log \
+	    $(CMAKE) --build build/threads --parallel $(JOBS) --target $(THREADED)
+	@$(STEP) "native tests with the thread sanitizer" $(LOGS)/ctest-threads.log \
+	    .venv/bin/ctest --test-dir build/threads --output-on-failure --no-tests=error \
+	    --tests-regex "^(hook|mover)_"
 
 test: setup lint native-test
 	@$(PY) -m pytest --quiet --numprocesses $(WORKERS)

@@ -12,8 +12,13 @@ namespace phos::softgpu {
 // Device pointers are host pointers in this window of the process: memory is mapped at its address.
 class AddressSpace {
   public:
-    static constexpr uint64_t kBase = 0x7000'0000'0000 - (1ull << 40);
+#ifdef PHOS_THREAD_SANITIZER  // it allows few addresses: there is room below the libraries
+    static constexpr uint64_t kSize = 1ull << 38;
+    static constexpr uint64_t kBase = 0x7e80'0000'0000;
+#else
     static constexpr uint64_t kSize = 1ull << 40;
+    static constexpr uint64_t kBase = 0x7000'0000'0000 - kSize;
+#endif
     static constexpr unsigned kPageShift = 21;  // the granularity of VMM allocations, 2 MiB
     static constexpr unsigned kMaxDevices = 4;
 

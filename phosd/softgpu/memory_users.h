@@ -10,7 +10,34 @@
 #include <thread>
 #include <vector>
 
+#ifdef PHOS_THREAD_SANITIZER  // from its run-time library
+extern "C" void AnnotateIgnoreReadsBegin(const char* file, int line);
+extern "C" void AnnotateIgnoreReadsEnd(const char* file, int line);
+extern "C" void AnnotateIgnoreWritesBegin(const char* file, int line);
+extern "C" void AnnotateIgnoreWritesEnd(const char* file, int line);
+#endif
+
 namespace phos::softgpu {
+
+// What a device does to its memory is not checked for races: those are the faults of the streams
+// of the program that it works for, and to follow every byte takes minutes.
+class Unchecked {
+  public:
+    Unchecked(const Unchecked&) = delete;
+    Unchecked& operator=(const Unchecked&) = delete;
+#ifdef PHOS_THREAD_SANITIZER
+    Unchecked() {
+        AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+        AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+    }
+    ~Unchecked() {
+        AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+        AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+    }
+#else
+    Unchecked() = default;
+#endif
+};
 
 class MemoryUsers {
     struct Slot {
@@ -39,6 +66,7 @@ class MemoryUsers {
         }
         const MemoryUsers& users_;
         Slot& slot_;
+        const Unchecked unchecked_;
     };
 
     // Until every use under way has ended or paused. Not from within a use.

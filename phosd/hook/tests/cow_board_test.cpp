@@ -82,9 +82,9 @@ void garbage_is_refused(Client& first) {
         close_gate(client);
         close(descriptor);
     }
+    FakeMover mover(client, {4});
     client.open_gate();
-    CHECK(client.ask(wire::Type::arm, &none, sizeof none, {0}).status ==
-          wire::Status::wrong_state);  // the gate is open
+    CHECK(mover.arm(client).status == wire::Status::wrong_state);  // the gate is open
     CHECK(value_at(memory) == 1);
     OK(cuMemFree_v2(memory));
 }
