@@ -5,11 +5,21 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from phosd.engine.errors import ImageCorrupt, InvalidOption, NoSuchImage, NoSuchProcess, PhosError
+from phosd.engine.experience import Experience
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.store import packs_of
+from phosd.engine.procfs import boot_id
 from phosd.engine.progress import Progress
 from phosd.service.history import History
-from phosd.service.identity import Identity, Program, ancestors, holds, identify, program
+from phosd.service.identity import (
+    Identity,
+    Program,
+    ancestors,
+    holds,
+    identify,
+    process_key,
+    program,
+)
 from phosd.service.jobs import Job, JobTable, Outcome, Task
 from phosd.service.operations import CheckpointRequest, Engine
 from phosd.service.schedule import Schedule, surplus
@@ -74,6 +84,7 @@ class Checkpoints:
             queue=request.queue,
             scheduled=schedule is not None,
             executable=known.executable,
+            process=_named(target),
         )
         return self._jobs.submit(task, lambda job: self._before_stop(job, target))
 
@@ -86,16 +97,18 @@ class Checkpoints:
         progress: Progress,
     ) -> Manifest:
         """Have the engine do it; a parent that phosd chose and that is of no use is left out."""
-        suspects = self._history.suspects_of(known)
+        experience = Experience(
+            self._history.suspects_of(known), self._history.earlier(_named(target))
+        )
         if request.parent == "auto":
             request = msgspec.structs.replace(request, parent=self._latest_of(target))
             if request.parent:
                 try:
-                    return self._engine.checkpoint(target.pid, request, owner, suspects, progress)
+                    return self._engine.checkpoint(target.pid, request, owner, experience, progress)
                 except (ImageCorrupt, NoSuchImage) as error:
                     progress.note(f"made without a parent: {error}")
             request = msgspec.structs.replace(request, parent="")
-        return self._engine.checkpoint(target.pid, request, owner, suspects, progress)
+        return self._engine.checkpoint(target.pid, request, owner, experience, progress)
 
     def _before_stop(self, job: Job, target: Identity) -> None:
         """A process above or below one that a job holds is part of the same tree."""
@@ -170,6 +183,10 @@ def require_possible(request: CheckpointRequest) -> None:
             "a schedule chooses the parent of each image itself",
             hint="leave `parent` out, or `every`",
         )
+
+
+def _named(target: Identity) -> str:
+    return process_key(boot_id(), target.pid, target.start_time)
 
 
 def _claim(pid: int) -> str:

@@ -18,6 +18,8 @@ from typing import Any
 
 from sqlite_utils import Database
 
+from phosd.engine.errors import OutOfMemory
+from phosd.engine.experience import Earlier
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.kernels import KernelMark
@@ -31,6 +33,10 @@ from phosd.service.tables import migrations
 Row = dict[str, Any]
 
 _BUSY_MILLISECONDS = 10_000
+_REMEMBERED = 8
+"""Checkpoints of a process that the next one's mode is chosen by: what went wrong once is tried
+again when it is no longer among them.
+"""
 _MAX_SUSPECTS = 4096
 """Kernels of one program that are remembered, those found last."""
 _log = logging.getLogger(__name__)
@@ -63,6 +69,17 @@ def _open(path: Path) -> Any:
         database.conn.close()
         raise
     return database
+
+
+def _earlier(row: Row) -> Earlier:
+    details = json.loads(row["details"])
+    return Earlier(
+        mode=row["mode"],
+        guessed_wrong=row["wrong_guesses"] > 0,
+        # Only a drain that had begun tells how long it took.
+        starved=row["error"] == OutOfMemory.__name__ and "drain_seconds" in details,
+        lost=row["stop_seconds"] + (details.get("waited_seconds") or 0.0),
+    )
 
 
 class History:
@@ -113,6 +130,7 @@ class History:
             "drain_rate": job.drained.rate,
             "scheduled": int(task.scheduled),
             "executable": task.executable,
+            "process": task.process,
             "details": json.dumps(job.progress.details),
         }
         # Phases are timed by the monotonic clock; the history speaks of the time of day.
@@ -253,6 +271,15 @@ class History:
             [program.uid, clean(program.executable)],
         )
         return tuple(KernelMark(row["name"], int(row["module"], 16)) for row in rows)
+
+    def earlier(self, process: str) -> tuple[Earlier, ...]:
+        """The last checkpoints of a process that were done or failed, the latest first."""
+        rows = self._recall(
+            "select mode, error, wrong_guesses, stop_seconds, details from jobs where process = ? "
+            "and operation = 'checkpoint' and state in ('done', 'failed') order by id desc limit ?",
+            [process, _REMEMBERED],
+        )
+        return tuple(_earlier(row) for row in rows)
 
     def process(self, process: GpuProcess, boot: str) -> None:
         """A GPU process was seen."""

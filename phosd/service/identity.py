@@ -39,6 +39,11 @@ def identify(pid: int) -> Identity:
     return Identity(pid, found.start_time, uids.pop() if len(uids) == 1 else 0)
 
 
+def process_key(boot_id: str, pid: int, start_time: int) -> str:
+    """Names a process for ever."""
+    return f"{boot_id}/{pid}/{start_time}"
+
+
 @dataclass(frozen=True)
 class Program:
     """What a user's processes of one executable have in common: their kernels."""

@@ -73,7 +73,7 @@ class Task:
     """What a job is to do. ``claims`` are the things that no other job may touch meanwhile.
 
     With ``queue`` it waits for jobs that hold them; otherwise it is refused. ``scheduled`` is one
-    that nobody asked for by itself.
+    that nobody asked for by itself. ``process`` names the process that it is for, for ever.
     """
 
     operation: str
@@ -86,6 +86,7 @@ class Task:
     queue: bool = False
     scheduled: bool = False
     executable: str = ""
+    process: str = ""
 
 
 @dataclass

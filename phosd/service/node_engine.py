@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.experience import Experience
 from phosd.engine.gate import DEADLINE
 from phosd.engine.gpus import GpuInfo, list_gpus
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.kernels import KernelMark
 from phosd.engine.node import Node, NodeConfig
 from phosd.engine.process import GpuProcess
 from phosd.engine.progress import Progress
@@ -38,7 +38,7 @@ class NodeEngine:
         pid: int,
         request: CheckpointRequest,
         caller: int,
-        suspects: tuple[KernelMark, ...],
+        experience: Experience,
         progress: Progress,
     ) -> Manifest:
         options = CheckpointOptions(
@@ -48,7 +48,7 @@ class NodeEngine:
             caller=caller,
             fallback=request.fallback != "none",
             parent=request.parent or None,
-            suspects=suspects,
+            experience=experience,
         )
         return checkpoint(self._node, pid, options, progress)
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 import msgspec
 
 from phosd.engine.errors import InvalidOption
+from phosd.engine.experience import Experience
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.kernels import KernelMark
 from phosd.engine.process import GpuProcess
 from phosd.engine.progress import Progress
 
@@ -25,12 +25,12 @@ class Engine(Protocol):
         pid: int,
         request: "CheckpointRequest",
         caller: int,
-        suspects: tuple[KernelMark, ...],
+        experience: Experience,
         progress: Progress,
     ) -> Manifest:
         """Save the process tree of ``pid`` for user id ``caller``.
 
-        ``suspects`` are the kernels that have made earlier guesses about the program wrong.
+        ``experience`` is what the history knows of earlier checkpoints of the program.
         """
 
     def restore(

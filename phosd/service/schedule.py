@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import msgspec
 
-from phosd.service.identity import Identity
+from phosd.service.identity import Identity, process_key
 from phosd.service.operations import CheckpointRequest
 
 KEEP = 5
@@ -52,7 +52,7 @@ class Schedule:
     @staticmethod
     def key_of(row: Mapping[str, Any]) -> str:
         """The same, of a row of the history."""
-        return f"{row['boot_id']}/{row['pid']}/{row['start_time']}"
+        return process_key(row["boot_id"], row["pid"], row["start_time"])
 
     def row(self) -> dict[str, Any]:
         """As the history keeps it."""

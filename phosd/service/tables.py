@@ -142,3 +142,10 @@ def m002_guesses_and_schedules(db: Any) -> None:
     ):
         db["jobs"].add_column(column, kind)
     db["images"].add_column("made_for", str)
+
+
+@migrations()
+def m003_jobs_of_a_process(db: Any) -> None:
+    """``process`` is the process that a job was for, as boot id, pid and start time."""
+    db["jobs"].add_column("process", str)
+    db["jobs"].create_index(["process"])

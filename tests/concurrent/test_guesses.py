@@ -12,6 +12,7 @@ import pytest
 
 from phosd.engine.checkpoint import CheckpointOptions
 from phosd.engine.errors import MisSpeculation
+from phosd.engine.experience import Experience
 from phosd.engine.node import Node
 from tests.concurrent.conftest import Starter, Undisturbed
 from tests.concurrent.watch import Watch, slow_movers, watched
@@ -85,8 +86,8 @@ def test_a_wrong_guess(way: str, node: Node, start: Starter, undisturbed: Undist
         assert manifest.wrong_guesses >= 1
         assert GUILTY[way] in {mark.name for mark in watch.progress.suspects} | {""}
         if GUILTY[way]:
-            known = tuple(watch.progress.suspects)
-            options = CheckpointOptions(mode="concurrent", fallback=False, suspects=known)
+            known = Experience(tuple(watch.progress.suspects))
+            options = CheckpointOptions(mode="concurrent", fallback=False, experience=known)
             manifest, _ = watched(node, target, options)
             assert (manifest.mode, manifest.wrong_guesses) == ("concurrent", 0)
     continues(node, target, manifest.id, undisturbed("wrong", way))

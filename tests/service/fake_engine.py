@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from phosd.engine.errors import NoSuchImage
+from phosd.engine.experience import Experience
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import (
     CHUNK,
@@ -17,7 +18,6 @@ from phosd.engine.image.manifest import (
     Process,
     Tree,
 )
-from phosd.engine.kernels import KernelMark
 from phosd.engine.process import GpuProcess
 from phosd.engine.procfs import boot_id
 from phosd.engine.progress import Progress
@@ -99,7 +99,7 @@ class FakeEngine:
     running: list[GpuProcess] = field(default_factory=list)
     act: Callable[[Progress], None] = lambda progress: None
     requests: list[object] = field(default_factory=list)
-    suspects: list[tuple[KernelMark, ...]] = field(default_factory=list)
+    experience: list[Experience] = field(default_factory=list)
     made: int = 0
     why: str = ""
 
@@ -108,11 +108,11 @@ class FakeEngine:
         pid: int,
         request: CheckpointRequest,
         caller: int,
-        suspects: tuple[KernelMark, ...],
+        experience: Experience,
         progress: Progress,
     ) -> Manifest:
         self.requests.append(request)
-        self.suspects.append(suspects)
+        self.experience.append(experience)
         progress.phase("prepare")
         progress.phase("quiesce", stopped=True, bytes_total=1000)
         self.act(progress)

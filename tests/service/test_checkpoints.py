@@ -10,6 +10,7 @@ import pytest
 
 from phosd.bus import Connection, Signal
 from phosd.engine.errors import ImageCorrupt, MisSpeculation
+from phosd.engine.experience import NONE
 from phosd.engine.kernels import KernelMark
 from phosd.engine.procfs import boot_id
 from phosd.engine.progress import Progress
@@ -212,14 +213,16 @@ def test_suspects_of_a_program_are_remembered_for_its_next_checkpoint(service: S
     service.engine.go.set()
     service.engine.act = lambda progress: None
     wait_for(service, begin(service), "done")
-    assert service.engine.suspects[0] == ()
-    assert set(service.engine.suspects[1]) == set(KERNELS)
+    assert service.engine.experience[0].suspects == ()
+    assert set(service.engine.experience[1].suspects) == set(KERNELS)
+    (earlier,) = service.engine.experience[1].earlier
+    assert (earlier.guessed_wrong, earlier.starved) == (True, False)
     with subprocess.Popen(["sleep", "60"]) as other:  # another program has other kernels
         try:
             wait_for(service, service.start("Checkpoint", "ua{sv}", other.pid, 0), "done")
         finally:
             other.kill()
-    assert service.engine.suspects[2] == ()
+    assert service.engine.experience[2] == NONE
 
 
 STOPPED = ["quiesce", "digest", "park", "control", "cpu", "unpark"]

@@ -6,13 +6,16 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from sqlite_utils import Database
 
-from phosd.engine.errors import Internal
+from phosd.engine.errors import Cancelled, Internal, OutOfMemory, PhosError
+from phosd.engine.experience import Earlier
 from phosd.engine.kernels import KernelMark
 from phosd.engine.procfs import boot_id
 from phosd.service.history import History
@@ -102,6 +105,7 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
     assert [m.name for m in migrations.applied(database)] == [
         "m001_tables",
         "m002_guesses_and_schedules",
+        "m003_jobs_of_a_process",
     ]
     assert {
         "processes",
@@ -284,3 +288,48 @@ def test_the_real_daemon_settles_what_its_predecessor_left(bus: str, tmp_path: P
     assert history.next_job() == 13
     assert list((runtime / "journal").iterdir()) == []
     history.close()
+
+
+def test_what_earlier_checkpoints_of_a_process_came_to(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db")
+    mine, drained = "boot/7/70", {"waited_seconds": 0.5, "drain_seconds": 3.0}
+    history.job(checkpoint_of(1, "concurrent", mine, drained))
+    history.job(checkpoint_of(2, "stop", mine))
+    history.job(checkpoint_of(3, "stop", "boot/7/71"))  # it had the same pid
+    history.job(checkpoint_of(4, "auto", mine, drained, error=OutOfMemory("full")))
+    history.job(checkpoint_of(5, "auto", mine, error=OutOfMemory("no host memory")))
+    history.job(checkpoint_of(6, "auto", mine, drained, error=Cancelled("cancelled")))
+    history.job(checkpoint_of(7, "recopy", mine, drained, wrong=2))
+    history.flush()
+    assert history.earlier(mine) == (
+        Earlier("recopy", guessed_wrong=True, starved=False, lost=0.5),
+        Earlier("auto", guessed_wrong=False, starved=False, lost=0.0),
+        Earlier("auto", guessed_wrong=False, starved=True, lost=0.5),
+        Earlier("stop", guessed_wrong=False, starved=False, lost=0.0),
+        Earlier("concurrent", guessed_wrong=False, starved=False, lost=0.5),
+    )
+    for number in range(8, 20):
+        history.job(checkpoint_of(number, "stop", mine))
+    history.flush()
+    assert [e.mode for e in history.earlier(mine)] == ["stop"] * 8
+    history.close()
+
+
+def checkpoint_of(
+    number: int,
+    mode: str,
+    process: str,
+    details: Mapping[str, float] = MappingProxyType({}),
+    *,
+    error: PhosError | None = None,
+    wrong: int = 0,
+) -> Job:
+    """A job of that process, as it ended."""
+    task = Task("checkpoint", "7", 0, frozenset(), lambda _: Outcome(), mode, process=process)
+    made = Job(number, task, 1.0, ended=2.0, error=error)
+    made.state = JobState.DONE if error is None else JobState.FAILED
+    if isinstance(error, Cancelled):
+        made.state = JobState.CANCELLED
+    made.progress.details |= details
+    made.progress.wrong_guesses = wrong
+    return made

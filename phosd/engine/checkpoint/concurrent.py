@@ -27,7 +27,7 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
                 holdings,
                 unit.links,
                 attempt.writer,
-                attempt.options.suspects,
+                attempt.options.experience.suspects,
                 audit=attempt.options.audit,
             ) as drain:
                 drain.make_room(attempt.node.config.shadow_limit)

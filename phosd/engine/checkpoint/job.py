@@ -47,7 +47,7 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         job.enter_context(node.claim([pid]))
         unit = job.enter_context(gather(pid, node.config.runtime_dir, _dumpable(options)))
         job.enter_context(node.claim(set(unit.pids) - {pid}))
-        choice = choose(unit, options.mode)
+        choice = choose(unit, options.mode, options.experience.earlier)
         if choice.why:
             progress.note(f"mode {choice.mode}: {choice.why}")
         parent = job.enter_context(_parent(node, unit, options.parent))

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from phosd.engine.errors import InvalidOption
+from phosd.engine.experience import NONE, Experience
 from phosd.engine.gate import DEADLINE
-from phosd.engine.kernels import KernelMark
 from phosd.engine.rights import ROOT
 
 MODES = ("auto", "concurrent", "recopy", "stop", "driver")
@@ -32,8 +32,7 @@ class CheckpointOptions:
     """Whether a wrong guess makes the same job go on in a mode that guesses less."""
     parent: str | None = None
     """An image of the same owner whose chunks need not be saved again."""
-    suspects: tuple[KernelMark, ...] = ()
-    """Kernels that have written where nobody expected: they are taken to write everything."""
+    experience: Experience = NONE
     audit: bool = False
     """Whether mode ``concurrent`` also counts the chunks that it saved early without need."""
 
