@@ -7,9 +7,10 @@ import logging
 import signal
 import sqlite3
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 from phosd import __version__
 from phosd.bus import NAME, CallError, Connection, NoBusError
@@ -17,9 +18,12 @@ from phosd.engine.errors import PhosError
 from phosd.service import config as configuration
 from phosd.service.config import Config, ConfigError
 from phosd.service.history import History
+from phosd.service.jobs import JobState
 from phosd.service.manager import Manager
+from phosd.service.notify import Supervisor
 from phosd.service.operations import Engine
 
+_STATUS_SECONDS = 1.0
 _log = logging.getLogger("phosd")
 _POLICY_HINT = (
     "run phosd as root, and put systemd/org.phos.conf into /etc/dbus-1/system.d (or use --session)"
@@ -90,7 +94,11 @@ async def _run(config: Config, args: argparse.Namespace) -> int:
 
 
 async def serve(config: Config, engine: Engine, where: str, config_file: Path) -> int:
-    """Serve a bus until SIGTERM, SIGINT or its end; the exit status."""
+    """Serve a bus until SIGTERM or SIGINT; the exit status. It is 1 when the bus goes away, so that
+    a service manager starts phosd again.
+    """
+    supervisor = Supervisor()
+    stop = _stop_signals()
     try:
         connection = await Connection.open(where)
     except NoBusError as error:
@@ -108,24 +116,61 @@ async def serve(config: Config, engine: Engine, where: str, config_file: Path) -
             return 1
         try:
             await manager.start()
+            _reload_on_hangup(manager, config_file, supervisor)
             _log.info("phosd %s serves %s on the %s bus", __version__, NAME, where)
-            await _until_told(connection, manager, config_file)
+            supervisor.ready()
+            async with _alongside(supervisor.feed(), _tell_status(manager, supervisor)):
+                told = await _until_told(connection, stop)
         finally:
-            await manager.close()
-    return 0
+            supervisor.stopping()
+            async with _alongside(supervisor.prolong()):
+                await manager.close()
+    return 0 if told else 1
 
 
-async def _until_told(connection: Connection, manager: Manager, config_file: Path) -> None:
+def _stop_signals() -> asyncio.Event:
+    """Set by SIGTERM and SIGINT from now on, also while phosd still starts."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, _reload, manager, config_file)
-    gone = loop.create_task(connection.closed())
-    told = loop.create_task(stop.wait())
-    await asyncio.wait((gone, told), return_when=asyncio.FIRST_COMPLETED)
-    if gone.done():
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _until_told(connection: Connection, stop: asyncio.Event) -> bool:
+    """Wait for a signal (true) or for the end of the bus (false)."""
+    async with _alongside(connection.closed(), stop.wait()) as tasks:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    if not stop.is_set():
         _log.error("the bus is gone")
+    return stop.is_set()
+
+
+@asynccontextmanager
+async def _alongside(*work: Coroutine[Any, Any, object]) -> AsyncIterator[list[asyncio.Task[Any]]]:
+    """Have these coroutines run inside; they are cancelled at the end."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _tell_status(manager: Manager, supervisor: Supervisor) -> None:
+    while True:
+        states = [job.state for job in manager.jobs]
+        running, queued = states.count(JobState.RUNNING), states.count(JobState.QUEUED)
+        supervisor.status(f"Jobs: {running} running, {queued} waiting")
+        await asyncio.sleep(_STATUS_SECONDS)
+
+
+def _reload_on_hangup(manager: Manager, config_file: Path, supervisor: Supervisor) -> None:
+    def reload() -> None:
+        with supervisor.reloading():
+            _reload(manager, config_file)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
 
 
 def _reload(manager: Manager, config_file: Path) -> None:

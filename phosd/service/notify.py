@@ -1,0 +1,90 @@
+"""Telling systemd how the daemon is: the protocol of ``sd_notify(3)``.
+
+Without ``NOTIFY_SOCKET`` nobody wants to know, and everything here does nothing.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+PATIENCE = 60.0
+"""Seconds that a pending stop is prolonged by each time."""
+_SECONDS_TO_SEND = 1.0
+_log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """The service manager at the other end of ``NOTIFY_SOCKET``, if there is one.
+
+    Takes the variables out of the environment: they are for this process and not for what it
+    starts.
+    """
+
+    def __init__(self) -> None:
+        self._address = _address(os.environ.pop("NOTIFY_SOCKET", ""))
+        self._status = ""
+        self._reported = False
+        interval = os.environ.pop("WATCHDOG_USEC", "")
+        meant = os.environ.pop("WATCHDOG_PID", "") in ("", str(os.getpid()))
+        self.watchdog = int(interval) / 1e6 if interval.isdigit() and meant else 0.0
+        """Seconds within which it wants to hear of us; 0 for never."""
+
+    def ready(self) -> None:
+        """Started, or loaded anew."""
+        self._tell("READY=1")
+
+    @contextlib.contextmanager
+    def reloading(self) -> Iterator[None]:
+        """Inside, the configuration is being loaded anew."""
+        self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            yield
+        finally:
+            self.ready()
+
+    def stopping(self) -> None:
+        """The daemon is about to end."""
+        self._tell("STOPPING=1")
+
+    def status(self, text: str) -> None:
+        """What ``systemctl status`` shows; one line."""
+        if text != self._status:
+            self._status = text
+            self._tell("STATUS=" + text.replace("\n", " "))
+
+    async def feed(self) -> None:
+        """Feed the watchdog for ever. Run it on the event loop: if that hangs, we are killed."""
+        while self.watchdog:
+            self._tell("WATCHDOG=1")
+            await asyncio.sleep(self.watchdog / 3)
+
+    async def prolong(self) -> None:
+        """Keep a stop (or a start) from timing out, for as long as this runs on the event loop."""
+        while True:
+            self._tell(f"EXTEND_TIMEOUT_USEC={int(PATIENCE * 1e6)}")
+            await asyncio.sleep(PATIENCE / 3)
+
+    def _tell(self, *lines: str) -> None:
+        if self._address is None:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.settimeout(_SECONDS_TO_SEND)
+                sender.sendto("\n".join(lines).encode(), self._address)
+        except OSError as error:  # it may be busy or gone; that is no reason to end
+            if not self._reported:
+                _log.warning("systemd cannot be told %s: %s", lines[0].partition("=")[0], error)
+            self._reported = True
+        else:
+            self._reported = False
+
+
+def _address(text: str) -> str | None:
+    """The socket's address: a path, or ``@name`` for an abstract one."""
+    if text.startswith("@") and len(text) > 1:
+        return "\0" + text[1:]
+    return text if text.startswith("/") else None
