@@ -15,6 +15,21 @@ _SPARE = 64 << 20
 
 
 @dataclass(frozen=True)
+class KeptFree:
+    """What stays free on a disk: ``size`` bytes, and a ``share`` (0..1) of the whole."""
+
+    size: int = 0
+    share: float = 0.0
+
+    def of(self, total: int) -> int:
+        """In bytes, of a disk with ``total``."""
+        return max(self.size, int(self.share * total))
+
+    def __str__(self) -> str:
+        return f"{self.share:.0%}" if self.share else f"{self.size}"
+
+
+@dataclass(frozen=True)
 class Needs:
     """Estimates, in bytes: ``host`` memory during the stop, CRIU's files, and the GPU's chunks."""
 

@@ -1,18 +1,23 @@
 """``/etc/phos/phosd.toml``. Every mistake in it is reported with file, line and key."""
 
+import ipaddress
 import pwd
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
 from phosd.engine.process import GpuProcess
+from phosd.engine.space import KeptFree
+from phosd.service.limits import JobLimits, UserLimits
 from phosd.service.schedule import KEEP
 
 DEFAULT_FILE = Path("/etc/phos/phosd.toml")
+
+_KEPT_FREE = KeptFree(share=0.01)
 
 _Number = TypeVar("_Number", int, float)
 
@@ -56,8 +61,28 @@ class Config:
     retention_days: int = 90
     """How long jobs and events stay in the history."""
     rescan_seconds: float = 3.0
+    """How often processes, GPUs and images are looked for."""
+    max_jobs: int = JobLimits.jobs
+    """Most jobs that run at the same time; others wait in a queue."""
+    jobs_per_gpu: int = JobLimits.per_gpu
+    """Most jobs that work on one GPU at the same time."""
+    min_free: KeptFree = _KEPT_FREE
+    """What a checkpoint leaves free on the disk of ``state_dir``: a size or, e.g., ``"5%"``. One
+    that would leave less is refused before the program is stopped."""
+    metrics: str = ""
+    """Address and port where Prometheus may ask for metrics, e.g. ``127.0.0.1:9476``; by default
+    nowhere. Needs the Python package prometheus-client."""
+    metrics_public: bool = False
+    """Whether ``metrics`` may be an address that other machines reach. There is no password."""
     periodic: tuple[PeriodicRule, ...] = ()
-    """The first rule that fits a process holds."""
+    """Checkpoints by themselves. The first rule that fits a process holds."""
+    limits: tuple[UserLimits, ...] = ()
+    """What users' images may take, and when they are deleted. The first rule that fits holds."""
+
+    @property
+    def job_limits(self) -> JobLimits:
+        """How many jobs may run at once."""
+        return JobLimits(self.max_jobs, self.jobs_per_gpu)
 
 
 class ConfigError(Exception):
@@ -82,13 +107,19 @@ def load(path: Path) -> Config:
         raise ConfigError([f"{path}: {error}"]) from error
     values: dict[str, Any] = {}
     problems: list[str] = []
-    rules = table.pop("periodic", [])
-    values["periodic"] = tuple(_rules(path, text, rules, problems))
+    for kind in (_PERIODIC, _LIMITS):
+        rules = table.pop(kind.name, [])
+        values[kind.name] = tuple(_rules(path, text, kind, rules, problems))
     for key, value in table.items():
         try:
             values[key] = _convert(key, value)
         except ValueError as error:
             problems.append(f"{path}:{_line_of(text, key)}: {key}: {error}")
+    if not values.get("metrics_public") and not _loopback(values.get("metrics", "")):
+        problems.append(
+            f"{path}:{_line_of(text, 'metrics')}: metrics: {values['metrics']} can be reached by "
+            "other machines; listen on 127.0.0.1, or set metrics_public = true"
+        )
     if problems:
         raise ConfigError(problems)
     return Config(**values)
@@ -116,35 +147,58 @@ def _convert(key: str, value: Any) -> Any:
             return _at_least(1, _number(value, int), "1 day")
         case "rescan_seconds":
             return _at_least(0.5, float(_number(value, (int, float))), "0.5 s")
+        case "max_jobs" | "jobs_per_gpu":
+            return _at_least(1, _number(value, int), "1 job")
+        case "min_free":
+            return _kept_free(value)
+        case "metrics":
+            return _address(value)
+        case "metrics_public":
+            return _truth(value)
     known = ", ".join(f.name for f in fields(Config))
     raise ValueError(f"is not a setting of this version; there are {known}")
 
 
-def _rules(path: Path, text: str, tables: Any, problems: list[str]) -> Iterator[PeriodicRule]:
-    """The rules of ``[[periodic]]`` tables that have no mistakes; the mistakes of the others."""
+@dataclass(frozen=True)
+class _Tables:
+    """A kind of ``[[tables]]``: what is made of each, and what is wrong with a whole one."""
+
+    name: str
+    rule: type[Any]
+    convert: Callable[[str, Any], Any]
+    missing: Callable[[set[str]], Iterator[str]]
+
+
+def _rules(path: Path, text: str, kind: _Tables, tables: Any, problems: list[str]) -> Iterator[Any]:
+    """The rules of the tables that have no mistakes; the mistakes of the others."""
+    name = kind.name
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        problems.append(f"{path}:{_line_of(text, 'periodic')}: periodic: write [[periodic]] tables")
+        problems.append(f"{path}:{_line_of(text, name)}: {name}: write [[{name}]] tables")
         return
     for number, table in enumerate(tables, 1):
-        begin = _line_of(text, "periodic", number)
+        begin = _line_of(text, name, number)
         values = {}
         found = []
         for key, value in table.items():
             try:
-                values[key] = _convert_rule(key, value)
+                values[key] = kind.convert(key, value)
             except ValueError as error:
                 line = begin + _line_of("\n".join(text.splitlines()[begin:]), key)
-                found.append(f"{path}:{line}: periodic.{key}: {error}")
-        if "every" not in table:
-            found.append(f"{path}:{begin}: periodic: `every` is missing (seconds)")
-        if not table.keys() & {"user", "command"}:
-            found.append(f"{path}:{begin}: periodic: say for whom, with `user` or `command`")
+                found.append(f"{path}:{line}: {name}.{key}: {error}")
+        found += [f"{path}:{begin}: {name}: {what}" for what in kind.missing(set(table))]
         problems += found
         if not found:
-            yield PeriodicRule(**values)
+            yield kind.rule(**values)
 
 
-def _convert_rule(key: str, value: Any) -> Any:
+def _missing_of_periodic(keys: set[str]) -> Iterator[str]:
+    if "every" not in keys:
+        yield "`every` is missing (seconds)"
+    if not keys & {"user", "command"}:
+        yield "say for whom, with `user` or `command`"
+
+
+def _convert_periodic(key: str, value: Any) -> Any:
     match key:
         case "every":
             return _at_least(1.0, float(_number(value, (int, float))), "1 s")
@@ -156,8 +210,38 @@ def _convert_rule(key: str, value: Any) -> Any:
             if not isinstance(value, str) or not value:
                 raise ValueError(f"{value!r} is no pattern; write for example 'python *train.py*'")
             return value
-    known = ", ".join(f.name for f in fields(PeriodicRule))
-    raise ValueError(f"is not a setting of a rule; there are {known}")
+    raise _no_setting_of(PeriodicRule)
+
+
+def _missing_of_limits(keys: set[str]) -> Iterator[str]:
+    if not keys - {"user", "keep_last"}:
+        yield "say what the limits are: `quota`, `keep`, `keep_days` or `keep_bytes`"
+
+
+def _convert_limit(key: str, value: Any) -> Any:
+    match key:
+        case "user":
+            return _user(value)
+        case "quota":
+            return _size(value)
+        case "keep_bytes":
+            return _at_least(1 << 20, _size(value), "1 MiB")
+        case "keep":
+            return _at_least(1, _number(value, int), "1 image")
+        case "keep_days":
+            return _at_least(0.01, float(_number(value, (int, float))), "0.01 days")
+        case "keep_last":
+            return _truth(value)
+    raise _no_setting_of(UserLimits)
+
+
+_PERIODIC = _Tables("periodic", PeriodicRule, _convert_periodic, _missing_of_periodic)
+_LIMITS = _Tables("limits", UserLimits, _convert_limit, _missing_of_limits)
+
+
+def _no_setting_of(rule: type[Any]) -> ValueError:
+    known = ", ".join(f.name for f in fields(rule))
+    return ValueError(f"is not a setting of a rule; there are {known}")
 
 
 def _user(value: Any) -> int:
@@ -168,6 +252,42 @@ def _user(value: Any) -> int:
         return pwd.getpwnam(value).pw_uid
     except (KeyError, TypeError):
         raise ValueError(f"there is no user {value!r}") from None
+
+
+def _kept_free(value: Any) -> KeptFree:
+    """A size, or a share of the disk like ``5%``."""
+    if not isinstance(value, str) or not value.endswith("%"):
+        return KeptFree(size=_size(value))
+    try:
+        percent = float(value[:-1])
+    except ValueError:
+        percent = -1.0
+    if not 0 <= percent < 100:
+        raise ValueError(f"{value!r} is not a share of the disk; write for example '5%'")
+    return KeptFree(share=percent / 100)
+
+
+def _address(value: Any) -> str:
+    """``address:port``, the address a number: no name server decides where phosd listens."""
+    host, _, port = str(value).rpartition(":")
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+        if 0 < int(port) < 1 << 16:
+            return str(value)
+    except ValueError:
+        pass
+    raise ValueError(f"{value!r} is not an address and port; write for example '127.0.0.1:9476'")
+
+
+def _loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    return not host or ipaddress.ip_address(host).is_loopback
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value
 
 
 def _size(value: Any) -> int:

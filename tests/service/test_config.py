@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from phosd.engine.space import KeptFree
 from phosd.service.config import Config, ConfigError, PeriodicRule, load, size
+from phosd.service.limits import NO_LIMITS, UserLimits, limits_of
 from tests.service.fake_engine import this_process
 from tests.service.running import phosd
 
@@ -16,6 +18,10 @@ staging_limit = 1073741824
 retention_days = 7
 rescan_seconds = 1.5
 shadow_limit = 0
+max_jobs = 3
+jobs_per_gpu = 1
+min_free = "2.5%"
+metrics = "[::1]:9476"
 
 [[periodic]]
 command = "python *train.py*"
@@ -25,6 +31,17 @@ every = 600
 user = "nobody"
 every = 60.5
 keep = 2
+
+[[limits]]
+user = 1000
+quota = "1 TiB"
+keep = 3
+keep_last = false
+
+[[limits]]
+quota = 0
+keep_days = 7
+keep_bytes = "1G"
 """
 
 
@@ -38,6 +55,14 @@ def test_a_configuration_is_read(tmp_path: Path) -> None:
         retention_days=7,
         rescan_seconds=1.5,
         shadow_limit=0,
+        max_jobs=3,
+        jobs_per_gpu=1,
+        min_free=KeptFree(share=0.025),
+        metrics="[::1]:9476",
+        limits=(
+            UserLimits(user=1000, quota=1 << 40, keep=3, keep_last=False),
+            UserLimits(quota=0, keep_days=7.0, keep_bytes=10**9),
+        ),
         periodic=(
             PeriodicRule(every=600.0, command="python *train.py*"),
             PeriodicRule(every=60.5, keep=2, user=pwd.getpwnam("nobody").pw_uid),
@@ -92,6 +117,74 @@ def test_mistakes_in_rules_are_told_with_their_lines(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"1: periodic: write \[\[periodic\]\] tables"):
             load(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("max_jobs = 0", "0 is less than the least that works, 1 job"),
+        ("jobs_per_gpu = 1.5", "1.5 is not a number"),
+        ('min_free = "101%"', "'101%' is not a share of the disk; write for example '5%'"),
+        ('min_free = "x%"', "'x%' is not a share of the disk; write for example '5%'"),
+        ('min_free = "some"', "'some' is not a size; write bytes or for example '16GiB'"),
+        ("metrics = 9476", "9476 is not an address and port; write for example '127.0.0.1:9476'"),
+        (
+            'metrics = "localhost:9476"',
+            "'localhost:9476' is not an address and port; write for example '127.0.0.1:9476'",
+        ),
+        (
+            'metrics = "127.0.0.1:65536"',
+            "'127.0.0.1:65536' is not an address and port; write for example '127.0.0.1:9476'",
+        ),
+        (
+            'metrics = "0.0.0.0:9476"',
+            "0.0.0.0:9476 can be reached by other machines; listen on 127.0.0.1, "
+            "or set metrics_public = true",
+        ),
+        ("metrics_public = 1", "1 is neither true nor false"),
+    ],
+)
+def test_mistakes_in_limits_of_the_node(tmp_path: Path, line: str, problem: str) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text(f"\n{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert caught.value.problems == [f"{path}:2: {line.split(' ')[0]}: {problem}"]
+
+
+def test_metrics_for_other_machines_have_to_be_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text('metrics = "0.0.0.0:9476"\nmetrics_public = true\n')
+    assert load(path).metrics == "0.0.0.0:9476"
+
+
+def test_mistakes_in_limits_of_users_are_told_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text(
+        '[[limits]]\nuser = "root"\nkeep_last = false\n[[limits]]\nkeep = 0\nquota = "x"\n'
+        "[[limits]]\nkeep_days = 0\nkeep_bytes = 1\nkeep_last = 1\nspeed = 1\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert [problem.removeprefix(f"{path}:") for problem in caught.value.problems] == [
+        "1: limits: say what the limits are: `quota`, `keep`, `keep_days` or `keep_bytes`",
+        "5: limits.keep: 0 is less than the least that works, 1 image",
+        "6: limits.quota: 'x' is not a size; write bytes or for example '16GiB'",
+        "8: limits.keep_days: 0.0 is less than the least that works, 0.01 days",
+        "9: limits.keep_bytes: 1 is less than the least that works, 1 MiB",
+        "10: limits.keep_last: 1 is neither true nor false",
+        "11: limits.speed: is not a setting of a rule; there are user, quota, keep, keep_days, "
+        "keep_bytes, keep_last",
+    ]
+
+
+def test_whose_limits_hold() -> None:
+    mine, everybodys = UserLimits(user=7, keep=1), UserLimits(quota=5)
+    assert limits_of((mine, everybodys), 7) == mine
+    assert limits_of((mine, everybodys), 8) == everybodys
+    assert limits_of((everybodys, mine), 7) == everybodys
+    assert limits_of((mine,), 8) == NO_LIMITS
+    assert (mine.delete, everybodys.delete) == (True, False)
 
 
 @pytest.mark.parametrize(
