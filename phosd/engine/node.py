@@ -83,7 +83,9 @@ class Node:
         """A CRIU that works here. Raises when there is none."""
         with self._lock:
             if self._criu is None:
-                self._criu = Criu.find(self.config.criu)
+                self._criu = Criu.find(
+                    self.config.criu, self.config.runtime_dir / "criu.sock"
+                )
             return self._criu
 
     def mover(self, gpu: int) -> Mover:
@@ -93,7 +95,9 @@ class Node:
             if mover is None or not mover.alive:
                 if mover is not None:
                     mover.close()
-                mover = self._movers[gpu] = Mover.start(gpu, self.config.ring_bytes, self.store.key)
+                mover = self._movers[gpu] = Mover.start(
+                    gpu, self.config.ring_bytes, self.store.key, self.config.runtime_dir
+                )
             return mover
 
     def processes(self) -> list[GpuProcess]:

@@ -10,6 +10,7 @@ import pytest
 from phosd.engine.errors import Internal
 from phosd.engine.mover import wire
 from phosd.engine.mover.gpu import Gpu
+from phosd.engine.mover.parked import Parked
 from phosd.engine.mover.ring import Ring
 from phosd.engine.mover.server import Server
 from phosd.engine.mover.wire import Connection, PeerGone
@@ -41,7 +42,8 @@ class BrokenGpu:
 def test_a_broken_context_ends_the_mover_after_its_answer(works: bool) -> None:
     end, other_end = socket.socketpair()
     ours = Connection(end)
-    server = Server(Connection(other_end), cast(Gpu, BrokenGpu(works)), cast(Ring, None))
+    gpu = cast(Gpu, BrokenGpu(works))
+    server = Server(Connection(other_end), gpu, cast(Ring, None), cast(Parked, None))
 
     def serve() -> None:
         server.run()

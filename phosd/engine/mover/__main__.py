@@ -1,7 +1,7 @@
-"""``python -m phosd.engine.mover``: started by :meth:`phosd.engine.mover.Mover.start`."""
+"""``python -m phosd.engine.mover``: the process of one data mover."""
 
 import sys
 
-from phosd.engine.mover.server import main
+from phosd.engine.mover.life import main
 
 sys.exit(main())

@@ -1,20 +1,27 @@
 """The engine's side of a data mover."""
 
+import shutil
 import socket
 import subprocess
-import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
 import msgspec
 
 from phosd.engine import cuda
 from phosd.engine.digest import DigestKey, split
+from phosd.engine.errors import Internal, PhosError, Timeout
 from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.image.store import Image, ImageWriter
 from phosd.engine.image.writer import Pack
 from phosd.engine.mover import wire
 from phosd.engine.mover.line import Line
+from phosd.engine.mover.parked import Process
+from phosd.engine.mover.place import connect, folder_of, path_of
+from phosd.engine.mover.process import MoverProcess, launch
 from phosd.engine.mover.requests import (
     Copies,
     DrainBoard,
@@ -24,7 +31,6 @@ from phosd.engine.mover.requests import (
     enough,
     target,
 )
-from phosd.engine.native import python_environment
 from phosd.engine.progress import Progress
 
 RING_BYTES = 512 << 20
@@ -32,10 +38,12 @@ RING_BYTES = 512 << 20
 SOFTWARE_RING_BYTES = 32 << 20
 START_SECONDS = 120.0
 """``cuInit`` can take seconds, pinning half a second a GB."""
+_END_SECONDS = 10.0
+_LOOK_SECONDS = 0.01
 
 
 class Mover:
-    """A running data mover. Made by :meth:`start`.
+    """A running data mover. Found or made by :meth:`start`.
 
     Requests that move data take turns; the others are answered meanwhile, so that a stop never
     waits for a copy. Blocks go by ``key``, any number below 2^63 that the engine chooses, unique
@@ -43,58 +51,99 @@ class Mover:
     start another.
     """
 
-    def __init__(
-        self, gpu: int, process: "subprocess.Popen[bytes]", line: Line, aside: Line
-    ) -> None:
+    def __init__(self, gpu: int, process: MoverProcess, line: Line, aside: Line) -> None:
         self.gpu = gpu
         self._process = process
         self._line = line
         self._aside = aside
         self._dropped: set[int] = set()
+        self._own_folder: Path | None = None
 
     @classmethod
-    def start(cls, gpu: int, ring_bytes: int | None, key: DigestKey) -> Self:
-        """Start the mover of GPU ``gpu`` (the node's ordinal) and wait until it is ready.
+    def start(
+        cls, gpu: int, ring_bytes: int | None, key: DigestKey, runtime_dir: Path | None = None
+    ) -> Self:
+        """The mover of GPU ``gpu`` (the node's ordinal) in ``runtime_dir``, ready: one that runs
+        there, or a new one. Without ``runtime_dir`` it is one that nobody else meets.
 
         ``ring_bytes`` of pinned host memory, and of device memory, are kept for transfers; None
-        for the default. ``key`` is that of the store whose digests it shall compute.
+        for the default; one that runs keeps what it has. ``key`` is that of the store whose digests
+        it shall compute.
         """
         if ring_bytes is None:
             ring_bytes = SOFTWARE_RING_BYTES if cuda.is_software() else RING_BYTES
-        pairs = [socket.socketpair() for _ in range(2)]
-        theirs = [end.fileno() for _, end in pairs]
+        if runtime_dir is not None:
+            return cls._start(gpu, ring_bytes, key, runtime_dir)
+        folder = Path(tempfile.mkdtemp(prefix="phos-mover-"))
         try:
-            process = subprocess.Popen(
-                (
-                    *(sys.executable, "-m", "phosd.engine.mover", f"--gpu={gpu}"),
-                    *(f"--ring={ring_bytes}", f"--connection={theirs[0]}", f"--aside={theirs[1]}"),
-                ),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                env=python_environment(),
-                pass_fds=theirs,
-                start_new_session=True,
-            )
-        finally:
-            for _, end in pairs:
-                end.close()
-        lines = [Line(gpu, process, wire.Connection(end)) for end, _ in pairs]
-        mover = cls(gpu, process, *lines)
-        try:
-            assert process.stdin is not None
-            with process.stdin:
-                process.stdin.write(key.packed)
-            for line in lines:
-                line.reply(wire.Done, START_SECONDS)
+            mover = cls._start(gpu, ring_bytes, key, folder)
         except BaseException:
-            mover.close()
+            shutil.rmtree(folder)
+            raise
+        mover._own_folder = folder
+        return mover
+
+    @classmethod
+    def _start(cls, gpu: int, ring_bytes: int, key: DigestKey, runtime_dir: Path) -> Self:
+        folder_of(runtime_dir)
+        deadline = time.monotonic() + START_SECONDS
+        child: subprocess.Popen[bytes] | None = None
+        while True:
+            connection = connect(path_of(runtime_dir, gpu))
+            if connection is not None and (mover := cls._attach(gpu, connection, child, key)):
+                return mover
+            if child is None or child.poll() == 0:  # there was another, which is ending
+                child = launch(gpu, ring_bytes, runtime_dir)
+            elif child.poll() is not None:
+                raise Internal(
+                    f"the data mover of GPU {gpu} ended with status {child.returncode}",
+                    hint="its log says why",
+                )
+            if time.monotonic() > deadline:
+                child.kill()
+                child.wait()
+                raise Timeout(
+                    f"the data mover of GPU {gpu} did not come up in {START_SECONDS:.0f} s",
+                    hint="see its log, and the driver's (dmesg)",
+                )
+            time.sleep(_LOOK_SECONDS)
+
+    @classmethod
+    def _attach(
+        cls,
+        gpu: int,
+        connection: wire.Connection,
+        child: "subprocess.Popen[bytes] | None",
+        key: DigestKey,
+    ) -> Self | None:
+        """Become its engine; None when it was about to end."""
+        try:
+            process = MoverProcess(connection.peer()[0], child)
+        except ProcessLookupError:
+            connection.close()
+            return None
+        end, theirs = socket.socketpair()
+        line, aside = (Line(gpu, process, each) for each in (connection, wire.Connection(end)))
+        mover = cls(gpu, process, line, aside)
+        try:
+            with theirs:
+                line.send(wire.Attach(key.packed), [theirs.fileno()])
+            for each in (line, aside):
+                each.reply(wire.Done, START_SECONDS)
+        except BaseException as error:
+            ending = line.broken and process.ended_well and isinstance(error, Internal)
+            for each in (line, aside):
+                each.close()
+            process.close()
+            if ending:
+                return None
             raise
         return mover
 
     @property
     def alive(self) -> bool:
         """Whether it can be asked for anything."""
-        return not self._line.broken and not self._aside.broken and self._process.poll() is None
+        return not self._line.broken and not self._aside.broken and self._process.running
 
     @property
     def pid(self) -> int:
@@ -242,23 +291,45 @@ class Mover:
         answer, _ = self._aside.ask(wire.FreeMemory(), wire.Memory)
         return answer.free, answer.total
 
-    def reserve(self, byte_count: int) -> None:
-        """Keep device memory from others until :meth:`unreserve`. Raises :class:`OutOfMemory`."""
-        self._aside.ask(wire.Reserve(byte_count), wire.Done)
+    def reserve(self, byte_count: int, processes: Iterable[Process] = ()) -> None:
+        """Keep device memory from others until :meth:`unreserve`, for ``processes``: as long as one
+        of them lives it outlives this engine. Raises :class:`OutOfMemory`.
+        """
+        self._aside.ask(wire.Reserve(byte_count, list(processes)), wire.Done)
 
-    def unreserve(self) -> None:
+    def unreserve(self, processes: Iterable[Process] = ()) -> None:
         """Let go of what :meth:`reserve` kept."""
-        self._aside.ask(wire.Reserve(0), wire.Done)
+        self._aside.ask(wire.Reserve(0, list(processes)), wire.Done)
+
+    def guard(self, blocks: Iterable[tuple[Process, int, int]]) -> None:
+        """Blocks, as (process, block id, key), are about to be parked: they stay with the mover
+        when this engine ends, until :meth:`unguard`, or until the process has ended.
+        """
+        rows = [(*process, block, key) for process, block, key in blocks]
+        self._aside.ask(wire.Guard(rows), wire.Done)
+
+    def unguard(self, processes: Iterable[Process]) -> None:
+        """These processes have their memory again."""
+        self._aside.ask(wire.Unguard(list(processes)), wire.Done)
 
     def close(self) -> None:
-        """End the mover. The memory that only it holds is gone."""
+        """Need the mover no more: it ends, unless something is parked. What nobody else holds of
+        the rest is gone.
+        """
+        stays, told = False, self.alive
+        if told:
+            try:
+                stays = self._aside.ask(wire.Leave(), wire.Farewell)[0].stays
+            except PhosError:
+                told = False  # it is ended like one that no longer answers
         for line in (self._line, self._aside):
             line.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
+        if not stays and not self._process.wait(_END_SECONDS if told else 0):
             self._process.kill()
-            self._process.wait()
+            self._process.wait(_END_SECONDS)
+        self._process.close()
+        if self._own_folder is not None and not stays:
+            shutil.rmtree(self._own_folder)
 
     def __enter__(self) -> Self:
         return self

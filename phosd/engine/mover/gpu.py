@@ -43,16 +43,20 @@ class Gpu:
         self.attach()
         self._module = call("cuModuleLoadData", ptx() + b"\0", about="the digest kernel")
         self._kernel = call("cuModuleGetFunction", self._module, KERNEL.encode())
-        self._key = ctypes.create_string_buffer(key.packed, len(key.packed))
+        self.use(key)
         self._properties = self._allocation_properties(ordinal)
         self._access = self._bindings.CUmemAccessDesc()
         self._access.location = self._properties.location
         self._access.flags = self._bindings.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        self._reserved: Any = None
+        self._reserved: dict[frozenset[tuple[int, int]], Any] = {}
         self._table = 0
         self._table_chunks = 0
         self._kept: frozenset[int] = frozenset()
         self.blocks: dict[int, Block] = {}
+
+    def use(self, key: DigestKey) -> None:
+        """Compute digests with this key from now on."""
+        self._key = ctypes.create_string_buffer(key.packed, len(key.packed))
 
     def attach(self) -> None:
         """Make the context current on the calling thread."""
@@ -185,15 +189,25 @@ class Gpu:
         free, total = call("cuMemGetInfo")
         return int(free), int(total)
 
-    def reserve(self, byte_count: int) -> None:
-        """Keep device memory from others; 0 lets go of it. A new amount replaces the old one."""
-        if self._reserved is not None:
-            call("cuMemRelease", self._reserved)
-            self._reserved = None
+    @property
+    def reserved(self) -> set[tuple[int, int]]:
+        """For whom memory is reserved: (pid, start time)."""
+        return {process for processes in self._reserved for process in processes}
+
+    def reserve(self, byte_count: int, processes: Iterable[tuple[int, int]]) -> None:
+        """Keep device memory for ``processes``; 0 lets go of what is kept for nobody else.
+
+        A new amount for the same ones replaces the old one.
+        """
+        wanted = frozenset(processes)
+        for known, handle in list(self._reserved.items()):
+            if known == wanted or (known and known <= wanted):
+                call("cuMemRelease", handle)
+                del self._reserved[known]
         if byte_count:
             size = -(-byte_count // CHUNK) * CHUNK
             about = f"a reserve of {size} bytes"
-            self._reserved = call("cuMemCreate", size, self._properties, 0, about=about)
+            self._reserved[wanted] = call("cuMemCreate", size, self._properties, 0, about=about)
 
     def _add(self, key: int, size: int, handle: Any, fd: int) -> None:
         """Map ``handle``, which is released when that fails."""

@@ -1,6 +1,5 @@
 """A line to a data mover: one request at a time, until it answers, dies or falls silent."""
 
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +8,7 @@ from typing import TypeVar
 from phosd.engine import errors
 from phosd.engine.errors import Cancelled, Internal, PhosError, Timeout
 from phosd.engine.mover import wire
+from phosd.engine.mover.process import MoverProcess
 from phosd.engine.progress import Progress
 
 SILENCE_SECONDS = 120.0
@@ -26,9 +26,7 @@ class Line:
     :class:`Internal`.
     """
 
-    def __init__(
-        self, gpu: int, process: "subprocess.Popen[bytes]", connection: wire.Connection
-    ) -> None:
+    def __init__(self, gpu: int, process: MoverProcess, connection: wire.Connection) -> None:
         self.broken = False
         self._gpu = gpu
         self._process = process
@@ -57,10 +55,11 @@ class Line:
             if self.broken:
                 raise self._death()
             self._sequence += 1
-            self._send(request, descriptors)
+            self.send(request, descriptors)
             return self.reply(kind, SILENCE_SECONDS, progress, dropped)
 
-    def _send(self, message: wire.Message, descriptors: "list[int] | None" = None) -> None:
+    def send(self, message: wire.Message, descriptors: "list[int] | None" = None) -> None:
+        """Send a message that belongs to the last request."""
         try:
             self._connection.send(self._sequence, message, descriptors)
         except wire.PeerGone:
@@ -107,24 +106,20 @@ class Line:
                     progress.check()
                 except Cancelled as error:
                     given_up = error
-                    self._send(wire.Cancel())
+                    self.send(wire.Cancel())
 
     def _pass_on(self, keys: Sequence[int], dropped: Dropped) -> None:
         try:
             dropped(keys)
         except BaseException:
-            self._send(wire.Cancel())
+            self.send(wire.Cancel())
             raise
-        self._send(wire.Settled())
+        self.send(wire.Settled())
 
     def _death(self) -> PhosError:
         """The error for a mover that is gone, with how it ended if that is known."""
-        try:
-            how = f"ended with status {self._process.wait(1)}"
-        except subprocess.TimeoutExpired:
-            how = "no longer answers"
         return Internal(
-            f"the data mover of GPU {self._gpu} {how}",
+            f"the data mover of GPU {self._gpu} {self._process.end()}",
             hint="its log and the driver's (dmesg) say more; try again",
         )
 

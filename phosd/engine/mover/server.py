@@ -1,14 +1,9 @@
-"""The data mover's process: one GPU, one request at a time."""
+"""Serving one connection of the engine: one request at a time."""
 
-import argparse
 import logging
-import os
 import queue
-import socket
-import sys
 import threading
 
-from phosd.engine.digest import DigestKey
 from phosd.engine.errors import Internal, PhosError
 from phosd.engine.faults import Point, point
 from phosd.engine.mover import wire
@@ -16,11 +11,11 @@ from phosd.engine.mover.copying import copy
 from phosd.engine.mover.draining import drain
 from phosd.engine.mover.gpu import Gpu
 from phosd.engine.mover.loading import load
+from phosd.engine.mover.parked import Parked
 from phosd.engine.mover.ring import Ring
 from phosd.engine.mover.saving import save
 from phosd.engine.mover.transfer import close_all
 from phosd.engine.mover.windows import Windows
-from phosd.engine.rlimit import allow_many_descriptors
 
 _log = logging.getLogger(__name__)
 
@@ -28,10 +23,13 @@ _log = logging.getLogger(__name__)
 class Server:
     """Carries out requests until the engine closes the connection."""
 
-    def __init__(self, connection: wire.Connection, gpu: Gpu, ring: Ring) -> None:
+    def __init__(self, connection: wire.Connection, gpu: Gpu, ring: Ring, parked: Parked) -> None:
+        self.leaving = False
+        """Whether the engine has said that it needs the mover no more."""
         self._connection = connection
         self._gpu = gpu
         self._ring = ring
+        self._parked = parked
         self._windows = Windows(gpu)
         self._requests: queue.SimpleQueue[tuple[int, wire.Message, list[int]] | None]
         self._requests = queue.SimpleQueue()
@@ -42,8 +40,10 @@ class Server:
         self._settled.set()
         self._sending = threading.Lock()
 
-    def run(self) -> None:
-        """Serve until the connection ends, or until the GPU's context is broken for good."""
+    def run(self) -> bool:
+        """Serve until the connection ends, or until the GPU's context is broken for good; whether
+        the context still works.
+        """
         self._gpu.attach()
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
         self._send(wire.Done())
@@ -53,7 +53,9 @@ class Server:
             self._send(answer, outgoing)
             if isinstance(answer, wire.Failed) and not self._gpu.usable():
                 _log.error("the context of the GPU is broken")
-                return
+                return False
+        self._windows.unpin()
+        return True
 
     def _receive(self) -> None:
         try:
@@ -127,7 +129,14 @@ class Server:
             case wire.FreeMemory():
                 return wire.Memory(*gpu.free_memory()), []
             case wire.Reserve():
-                gpu.reserve(request.byte_count)
+                gpu.reserve(request.byte_count, request.processes)
+            case wire.Guard():
+                self._parked.guard(request.blocks)
+            case wire.Unguard() | wire.ListParked():
+                return self._parked.answer(request)
+            case wire.Leave():
+                self.leaving = True
+                return wire.Farewell(not self._parked.empty), []
             case _:
                 raise Internal(f"the data mover does not know {type(request).__name__}")
         return wire.Done(), []
@@ -164,33 +173,3 @@ def _used(request: wire.Message) -> list[int]:
             return slabs + [block.key for board in request.boards for block in board.blocks]
         case _:
             return []
-
-
-def main(arguments: "list[str] | None" = None) -> int:
-    """Entry point of ``python -m phosd.engine.mover``."""
-    parser = argparse.ArgumentParser(prog="phosd.engine.mover", description=__doc__)
-    parser.add_argument("--gpu", type=int, required=True, help="ordinal of the GPU")
-    parser.add_argument("--ring", type=int, required=True, help="pinned memory in bytes")
-    parser.add_argument("--connection", type=int, required=True, help="descriptor of a socket")
-    parser.add_argument("--aside", type=int, required=True, help="and of one that never waits")
-    options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format=f"mover {options.gpu}: %(message)s")
-    allow_many_descriptors()
-    connection, aside = (
-        wire.Connection(socket.socket(fileno=fd)) for fd in (options.connection, options.aside)
-    )
-    try:
-        key = DigestKey.from_packed(os.fdopen(sys.stdin.fileno(), "rb", closefd=False).read())
-        gpu = Gpu(options.gpu, key)
-        ring = Ring(options.ring)
-    except PhosError as error:
-        connection.send(0, wire.Failed(error.code, error.what, error.hint))
-        return 1
-
-    def serve_aside() -> None:
-        Server(aside, gpu, ring).run()
-        connection.shut_down()  # the context is broken, or the engine gone
-
-    threading.Thread(target=serve_aside, name="aside", daemon=True).start()
-    Server(connection, gpu, ring).run()
-    return 0

@@ -53,6 +53,8 @@ class Windows:
         """Let go of all. The packs keep their bytes."""
         windows = list(self._windows.values())
         self._windows.clear()
+        if not windows:
+            return
         with ThreadPoolExecutor(_THREADS, initializer=self._gpu.attach) as pool:
             list(pool.map(_unpin, windows))
 

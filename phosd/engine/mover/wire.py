@@ -1,7 +1,10 @@
-"""The protocol between the engine and a data mover: msgpack over two socket pairs.
+"""The protocol between the engine and a data mover: msgpack over two unix sockets.
 
-One is for requests that move data, the other for those that are answered at once, also while data
-move: :class:`Adopt`, :class:`Create`, :class:`Drop`, :class:`FreeMemory`, :class:`Reserve`.
+A client begins with :class:`Attach`. The engine's brings the end of a socket pair: the connection
+is for requests that move data, the pair for those that are answered at once, also while data move:
+:class:`Adopt`, :class:`Create`, :class:`Drop`, :class:`FreeMemory`, :class:`Reserve`, and all that
+concerns what is parked. The mover answers with :class:`Done` on both when it is ready. A visitor,
+which brings no key, may only ask for what is parked, and let go of it.
 
 A frame is a header (payload bytes, descriptors, sequence number; 32 bits each, little-endian), then
 one byte with up to 200 descriptors attached for each batch of them, then the payload. The engine
@@ -11,6 +14,7 @@ may also send :class:`Dropped`, which the engine answers with :class:`Settled`.
 """
 
 import array
+import contextlib
 import os
 import select
 import socket
@@ -22,6 +26,7 @@ from phosd.engine.errors import Internal, Timeout
 from phosd.engine.image.manifest import ChunkRef
 
 _HEADER = struct.Struct("<III")
+_CREDENTIALS = struct.Struct("3i")
 _BATCH = 200
 """Descriptors a message; the kernel takes 253."""
 _MAX_PAYLOAD = 1 << 30
@@ -31,6 +36,38 @@ _PART_SECONDS = 60.0
 
 class Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Base of all messages."""
+
+
+class Attach(Message, frozen=True):
+    """The first message. ``key`` is that of the store whose digests are wanted; empty: a visitor.
+
+    The engine's carries a descriptor, the mover's end of the second connection.
+    """
+
+    key: bytes
+
+
+class Leave(Message, frozen=True):
+    """The engine needs the mover no more; :class:`Farewell` says what it does then."""
+
+
+class Guard(Message, frozen=True):
+    """Blocks are about to be parked, and must outlive the engine: (pid, start time, block id, key).
+
+    They stay until :class:`Unguard`, until they are dropped, or until their process has ended.
+    """
+
+    blocks: list[tuple[int, int, int, int]]
+
+
+class Unguard(Message, frozen=True):
+    """Nothing of these processes is parked any more: (pid, start time)."""
+
+    processes: list[tuple[int, int]]
+
+
+class ListParked(Message, frozen=True):
+    """Ask for what is guarded; the reply carries one descriptor a block."""
 
 
 class Adopt(Message, frozen=True):
@@ -150,9 +187,13 @@ class FreeMemory(Message, frozen=True):
 
 
 class Reserve(Message, frozen=True):
-    """Keep ``byte_count`` of device memory from others; 0 lets go of it."""
+    """Keep ``byte_count`` of device memory for ``processes`` (pid, start time); 0 lets go of it.
+
+    It outlives the engine as long as one of them lives.
+    """
 
     byte_count: int
+    processes: list[tuple[int, int]]
 
 
 class Cancel(Message, frozen=True):
@@ -227,8 +268,29 @@ class Memory(Message, frozen=True):
     total: int
 
 
+class Parked(Message, frozen=True):
+    """What is guarded: (pid, start time, block id); one descriptor comes with each.
+
+    ``room``: the processes for which room is kept: (pid, start time).
+    """
+
+    blocks: list[tuple[int, int, int]]
+    room: list[tuple[int, int]]
+
+
+class Farewell(Message, frozen=True):
+    """Whether the mover stays, because something of a process is parked, or ends."""
+
+    stays: bool
+
+
 Request = (
-    Adopt
+    Attach
+    | Leave
+    | Guard
+    | Unguard
+    | ListParked
+    | Adopt
     | Create
     | Drop
     | Digest
@@ -243,7 +305,19 @@ Request = (
     | Reserve
     | Cancel
 )
-Reply = Done | Failed | Moved | Digests | Stored | Copied | Dropped | Drained | Memory
+Reply = (
+    Done
+    | Failed
+    | Moved
+    | Digests
+    | Stored
+    | Copied
+    | Dropped
+    | Drained
+    | Memory
+    | Parked
+    | Farewell
+)
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Request | Reply] = msgspec.msgpack.Decoder(Request | Reply)
 
@@ -253,7 +327,7 @@ class PeerGone(Internal):
 
 
 class Connection:
-    """One end of the socket pair. Sending and receiving may happen on different threads."""
+    """One end of a unix socket. Sending and receiving may happen on different threads."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -268,7 +342,14 @@ class Connection:
 
     def shut_down(self) -> None:
         """End the connection, also for a thread of ours that waits for a message."""
-        self._socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # the peer has ended it
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def peer(self) -> tuple[int, int]:
+        """(pid, effective user id) of who made the other end."""
+        raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(raw)
+        return pid, uid
 
     def send(self, sequence: int, message: Message, descriptors: "list[int] | None" = None) -> None:
         """Send a frame. The descriptors stay open here. Raises :class:`PeerGone`."""
