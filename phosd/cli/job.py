@@ -92,7 +92,7 @@ class _Display:
 def _headline(job: Properties) -> str:
     """The phase; of a checkpoint also whether the program computes meanwhile, in colour if not."""
     if job["State"] == "queued":
-        return "queued: another job works on the process"
+        return f"queued at place {job['Position']}: other jobs must end first"
     phase = f"{escape(job['Phase']):<10}"
     if job["ProgramStopped"]:
         return f"[bold yellow]{phase} program stopped[/]"
@@ -107,6 +107,7 @@ def describe(job: Properties) -> dict[str, Any]:
         "operation": job["Operation"],
         "target": job["Target"],
         "state": job["State"],
+        "position": job["Position"] or None,
         "phase": job["Phase"],
         "progress": job["Progress"] if job["ProgressValid"] else None,
         "bytes_done": job["BytesDone"],

@@ -40,7 +40,7 @@ def jobs(settings: Settings, job: int | None, cancel: int | None) -> None:
             "JOB": lambda row: str(row["job"]),
             "OPERATION": lambda row: row["operation"],
             "TARGET": lambda row: row["target"],
-            "STATE": lambda row: row["state"],
+            "STATE": state,
             "PHASE": lambda row: row["phase"],
             "DONE": lambda row: "" if row["progress"] is None else f"{row['progress']:.0%}",
             "MODE": lambda row: row["mode"],
@@ -49,6 +49,12 @@ def jobs(settings: Settings, job: int | None, cancel: int | None) -> None:
             "RESULT": lambda row: row["error"] or row["result"],
         },
     )
+
+
+def state(row: dict[str, Any]) -> str:
+    """``running``; ``queued, place 3`` for one that waits."""
+    place = f", place {row['position']}" if row["position"] else ""
+    return f"{row['state']}{place}"
 
 
 def seconds(value: float | None) -> str:
@@ -70,7 +76,7 @@ def _show(settings: Settings, row: dict[str, Any]) -> None:
     drained = f"{human_bytes(row['drained_bytes'])} at {rate(row['drain_rate'])}"
     lines = {
         "job": f"{row['job']}: {row['operation']} {row['target']}",
-        "state": row["state"] + (", by a schedule" if row["scheduled"] else ""),
+        "state": state(row) + (", by a schedule" if row["scheduled"] else ""),
         "started": row["started"],
         "ended": row["ended"] or "",
         "mode": mode,

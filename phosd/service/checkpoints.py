@@ -29,7 +29,9 @@ _SHORTEST = 1.0
 
 
 class Checkpoints:
-    """Starts checkpoints; ``write_down`` puts a job into the journal. For the event loop."""
+    """Starts checkpoints; ``write_down`` puts a job into the journal, ``gpus_of`` tells which GPUs
+    the tree of a process uses. For the event loop.
+    """
 
     def __init__(
         self,
@@ -37,11 +39,13 @@ class Checkpoints:
         history: History,
         jobs: JobTable,
         write_down: Callable[[Job, Identity], None],
+        gpus_of: Callable[[int], frozenset[int]] = lambda pid: frozenset(),
     ) -> None:
         self._engine = engine
         self._history = history
         self._jobs = jobs
         self._write_down = write_down
+        self._gpus_of = gpus_of
 
     def start(
         self,
@@ -85,6 +89,7 @@ class Checkpoints:
             scheduled=schedule is not None,
             executable=known.executable,
             process=_named(target),
+            gpus=self._gpus_of(target.pid),
         )
         return self._jobs.submit(task, lambda job: self._before_stop(job, target))
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from phosd.engine.process import GpuProcess
 from phosd.engine.space import KeptFree
-from phosd.service.limits import JobLimits, UserLimits
+from phosd.service.limits import MOST_JOBS, JobLimits, UserLimits
 from phosd.service.schedule import KEEP
 
 DEFAULT_FILE = Path("/etc/phos/phosd.toml")
@@ -148,7 +148,7 @@ def _convert(key: str, value: Any) -> Any:
         case "rescan_seconds":
             return _at_least(0.5, float(_number(value, (int, float))), "0.5 s")
         case "max_jobs" | "jobs_per_gpu":
-            return _at_least(1, _number(value, int), "1 job")
+            return _job_count(value)
         case "min_free":
             return _kept_free(value)
         case "metrics":
@@ -252,6 +252,13 @@ def _user(value: Any) -> int:
         return pwd.getpwnam(value).pw_uid
     except (KeyError, TypeError):
         raise ValueError(f"there is no user {value!r}") from None
+
+
+def _job_count(value: Any) -> int:
+    count: int = _at_least(1, _number(value, int), "1 job")
+    if count > MOST_JOBS:
+        raise ValueError(f"{count} is more than the most that works, {MOST_JOBS} jobs")
+    return count
 
 
 def _kept_free(value: Any) -> KeptFree:

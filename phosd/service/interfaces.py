@@ -91,6 +91,7 @@ def job_interface(cancel: Callable[..., Awaitable[list[Any]]]) -> Interface:
             Property("Target", "s", lambda job: job.task.target),
             Property("Owner", "u", lambda job: job.task.owner),
             Property("State", "s", lambda job: str(job.state)),
+            Property("Position", "u", lambda job: job.position),
             Property("Phase", "s", lambda job: current_phase(job).name),
             Property("ProgramStopped", "b", _program_stopped),
             Property("Progress", "d", share_done),

@@ -14,7 +14,7 @@ from phosd.engine.process import GpuProcess
 from phosd.engine.procfs import boot_id
 from phosd.service.config import Config
 from phosd.service.history import History
-from phosd.service.identity import holds
+from phosd.service.identity import ancestors, holds
 from phosd.service.interfaces import (
     GPU,
     IMAGE,
@@ -172,6 +172,13 @@ class Inventory:
     def process(self, pid: int) -> str | None:
         """The path of the GPU process with this pid."""
         return next((path for path, p in self.processes.items() if p.pid == pid), None)
+
+    def gpus_of(self, pid: int) -> frozenset[int]:
+        """The ordinals of the GPUs that a process and those below it use, as far as was seen."""
+        tree = {p.pid: p for p in self.processes.values() if pid in ancestors(p.pid)}
+        by_memory = {gpu for process in tree.values() for gpu in process.gpus}
+        by_driver = {gpu.ordinal for gpu in self.gpus.values() if tree.keys() & set(gpu.pids)}
+        return frozenset(by_memory | by_driver)
 
     def renew(self, pid: int) -> None:
         """Something is different about the process now."""

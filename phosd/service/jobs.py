@@ -1,12 +1,11 @@
 """Jobs: one piece of long work each, run in a thread, watched and cancelled from the event loop."""
 
 import asyncio
-import enum
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from phosd.engine.errors import (
     Busy,
@@ -17,6 +16,10 @@ from phosd.engine.errors import (
     Unsupported,
 )
 from phosd.engine.progress import Progress
+from phosd.service.job import Drained, Job, JobState, Outcome, Task
+from phosd.service.limits import MOST_JOBS, JobLimits, in_turn
+
+__all__ = ["Drained", "Job", "JobState", "JobTable", "Listener", "Outcome", "Task"]
 
 KEPT = 64
 """Finished jobs that stay readable."""
@@ -26,100 +29,6 @@ WAITING = 16
 """Most jobs that one user may have waiting for others to end."""
 
 _log = logging.getLogger(__name__)
-
-
-class JobState(enum.StrEnum):
-    """A job runs, at once or after others, and ends in one of the last three states."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing changes any more."""
-        return self not in (JobState.QUEUED, JobState.RUNNING)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a finished operation tells: an image id or a pid, the mode that was used and why."""
-
-    result: str = ""
-    mode: str = ""
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Drained:
-    """How many bytes of device memory were saved, and how many seconds that took."""
-
-    bytes: int
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Bytes a second; 0 when nothing was saved."""
-        return self.bytes / self.seconds if self.seconds > 0 else 0.0
-
-
-Work = Callable[[Progress], Outcome]
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a job is to do. ``claims`` are the things that no other job may touch meanwhile.
-
-    With ``queue`` it waits for jobs that hold them; otherwise it is refused. ``scheduled`` is one
-    that nobody asked for by itself. ``process`` names the process that it is for, for ever.
-    """
-
-    operation: str
-    target: str
-    owner: int
-    claims: frozenset[str]
-    work: Work
-    mode: str = ""
-    token: str = ""
-    queue: bool = False
-    scheduled: bool = False
-    executable: str = ""
-    process: str = ""
-
-
-@dataclass
-class Job:
-    """One job. ``started`` (of one that waits: when it was asked for) and ``ended`` are seconds
-    since the epoch.
-    """
-
-    number: int
-    task: Task
-    started: float
-    progress: Progress = field(default_factory=Progress)
-    state: JobState = JobState.RUNNING
-    cancelling: bool = False
-    ended: float | None = None
-    outcome: Outcome = Outcome()
-    error: PhosError | None = None
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def drained(self) -> Drained:
-        """As the engine has measured it, or else what the phases named ``drain`` have done so far,
-        of every attempt.
-        """
-        details = self.progress.details
-        if (size := details.get("drain_bytes")) is not None:
-            return Drained(int(size), details.get("drain_seconds") or 0.0)
-        now = time.monotonic()
-        phases = [phase for phase in self.progress.phases if phase.name == "drain"]
-        return Drained(
-            sum(phase.bytes_done for phase in phases),
-            sum((phase.end or now) - phase.start for phase in phases),
-        )
 
 
 @dataclass(frozen=True)
@@ -136,20 +45,28 @@ class Listener:
     forgotten: Callable[[Job], None]
 
 
+class _NoSlot(Busy):
+    """As many jobs run as may; the next one waits, whether it was asked to or not."""
+
+
 class JobTable:
     """Every job that runs or ended lately. To be used on the event loop."""
 
-    def __init__(self, listener: Listener, first_number: int = 1) -> None:
+    def __init__(
+        self, listener: Listener, first_number: int = 1, limits: JobLimits | None = None
+    ) -> None:
         self._listener = listener
+        self._limits = limits or JobLimits()
         self._next = first_number
         self._jobs: dict[int, Job] = {}
         self._claims: dict[str, Job] = {}
         self._tokens: dict[tuple[int, str], Job] = {}
         self._runs: dict[int, asyncio.Task[None]] = {}
         self._waiting: dict[int, Callable[[Job], None]] = {}
+        self._reserved: frozenset[int] = frozenset()
         self._ended = 0
         self._closing = False
-        self._threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="job")
+        self._threads = ThreadPoolExecutor(max_workers=2 * MOST_JOBS, thread_name_prefix="job")
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs.values())
@@ -157,8 +74,9 @@ class JobTable:
     def submit(self, task: Task, prepare: Callable[[Job], None]) -> Job:
         """Start the work; ``prepare`` runs just before and may refuse.
 
-        The same token of the same user gives the job that it gave before. Raises :class:`Busy`
-        when another job holds one of the claims and the task does not queue.
+        The same token of the same user gives the job that it gave before. While as many jobs run
+        as may, the job waits. Raises :class:`Busy` when another job holds one of the claims and the
+        task does not queue.
         """
         if task.token:
             known = self._tokens.get((task.owner, task.token))
@@ -173,10 +91,13 @@ class JobTable:
         if self._closing:
             raise Busy("phosd is ending", hint="ask again when it runs")
         job = Job(self._next, task, time.time())
+        job.progress.observer = _Notifier(
+            asyncio.get_running_loop(), lambda: self._listener.progressed(job)
+        )
         try:
-            self._admit(job, prepare)
-        except Busy:
-            if not task.queue:
+            self._admit(job, prepare, self._reserved)
+        except Busy as busy:
+            if not (task.queue or isinstance(busy, _NoSlot)):
                 raise
             self._require_place(task.owner)
             self._wait(job, prepare)
@@ -184,10 +105,22 @@ class JobTable:
         self._jobs[job.number] = job
         if task.token:
             self._tokens[task.owner, task.token] = job
+        if job.state is JobState.QUEUED:
+            self._reserve()
         self._listener.started(job)
         if job.state is JobState.RUNNING:
             self._begin(job, prepare)
         return job
+
+    def set_limits(self, limits: JobLimits) -> None:
+        """How many jobs may run from now on. Those that run are left alone."""
+        self._limits = limits
+        self._begin_waiting()
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait."""
+        return len(self._waiting)
 
     def require_free(self, claims: Iterable[str]) -> None:
         """Raise :class:`Busy` when a running job holds one of these."""
@@ -219,6 +152,7 @@ class JobTable:
         job.progress.cancel()
         if self._waiting.pop(job.number, None) is not None:
             self._end(job, Cancelled("the job was cancelled before it began"))
+            self._begin_waiting()  # it may have kept a GPU for itself
 
     async def close(self) -> None:
         """Cancel what runs and wait until every program runs again."""
@@ -229,12 +163,26 @@ class JobTable:
         await asyncio.gather(*self._runs.values())
         self._threads.shutdown()
 
-    def _admit(self, job: Job, prepare: Callable[[Job], None]) -> None:
-        """Take the claims. Raises what speaks against it."""
+    def _admit(self, job: Job, prepare: Callable[[Job], None], reserved: frozenset[int]) -> None:
+        """Take the claims. Raises what speaks against it; others wait for the ``reserved`` GPUs."""
         self.require_free(job.task.claims)
+        if not job.task.short:
+            self._require_slot(job.task.gpus, reserved)
         prepare(job)
-        job.state, job.started = JobState.RUNNING, time.time()
+        job.state, job.started, job.position = JobState.RUNNING, time.time(), 0
         self._claims |= dict.fromkeys(job.task.claims, job)
+
+    def _require_slot(self, gpus: frozenset[int], reserved: frozenset[int]) -> None:
+        running = [job.task.gpus for job in self._running()]
+        if gpus & reserved or not self._limits.have_room(gpus, running):
+            raise _NoSlot(
+                f"{len(running)} jobs run already", hint="wait until one has ended (`phos jobs`)"
+            )
+
+    def _running(self) -> list[Job]:
+        """The jobs that take up slots."""
+        jobs = self._jobs.values()
+        return [job for job in jobs if job.state is JobState.RUNNING and not job.task.short]
 
     def _require_place(self, owner: int) -> None:
         waiting = sum(self._jobs[number].task.owner == owner for number in self._waiting)
@@ -250,18 +198,47 @@ class JobTable:
 
     def _begin(self, job: Job, prepare: Callable[[Job], None]) -> None:
         loop = asyncio.get_running_loop()
-        notify = _Notifier(loop, lambda: self._listener.progressed(job))
-        job.progress.observer = notify
         self._runs[job.number] = loop.create_task(self._run(job, prepare, self._ended))
 
-    def _begin_waiting(self) -> None:
-        """Begin the jobs that nothing stands in the way of any more, oldest first: of those for one
-        process, each claims what the next one waits for.
+    def _turns(self) -> list[Job]:
+        """The jobs that wait, in the order in which they begin."""
+        waiting = ((number, self._jobs[number].task.owner) for number in self._waiting)
+        order = in_turn(waiting, (job.task.owner for job in self._running()))
+        return [self._jobs[number] for number in order]
+
+    def _reserve(self) -> None:
+        """Number the jobs that wait, and keep for them the GPUs that they wait for: one that needs
+        several would never begin if others took each as it becomes free.
         """
-        for number, prepare in sorted(self._waiting.items()):
-            job = self._jobs[number]
+        reserved: set[int] = set()
+        for position, job in enumerate(self._turns(), 1):
+            if job.position != position:
+                job.position = position
+                assert job.progress.observer is not None
+                job.progress.observer(job.progress)
             try:
-                self._admit(job, prepare)
+                self.require_free(job.task.claims)
+                self._require_slot(job.task.gpus, frozenset(reserved))
+            except _NoSlot:
+                reserved |= job.task.gpus
+            except Busy:
+                continue
+        self._reserved = frozenset(reserved)
+
+    def _begin_waiting(self, besides: Job | None = None) -> None:
+        """Begin the jobs that nothing stands in the way of any more, each user's oldest first: of
+        those for one process, each claims what the next one waits for.
+        """
+        reserved: frozenset[int] = frozenset()
+        for job in self._turns():
+            if job is besides:
+                continue
+            number, prepare = job.number, self._waiting[job.number]
+            try:
+                self._admit(job, prepare, reserved)
+            except _NoSlot:
+                reserved |= job.task.gpus
+                continue
             except Busy:
                 continue
             except PhosError as error:  # its process has ended, the journal cannot be written
@@ -271,6 +248,7 @@ class JobTable:
             del self._waiting[number]
             self._listener.moved(job)
             self._begin(job, prepare)
+        self._reserve()
 
     async def _run(self, job: Job, prepare: Callable[[Job], None], ended_before: int) -> None:
         loop = asyncio.get_running_loop()
@@ -298,8 +276,7 @@ class JobTable:
         else:
             self._end(job, error)
             others_ended = True
-        if others_ended:
-            self._begin_waiting()
+        self._begin_waiting(besides=None if others_ended else job)
 
     def _may_wait_again(self, job: Job, error: PhosError | None) -> bool:
         """Only the engine sees which processes share device memory with the one that a job is for,
@@ -320,13 +297,11 @@ class JobTable:
         else:
             cancelled = isinstance(error, Cancelled)
             job.state = JobState.CANCELLED if cancelled else JobState.FAILED
-        job.ended = time.time()
+        job.ended, job.position = time.time(), 0
         self._ended += 1
         job.progress.finish()
-        if job.progress.observer is not None:
-            job.progress.observer(job.progress)
-        else:
-            self._listener.progressed(job)
+        assert job.progress.observer is not None
+        job.progress.observer(job.progress)
         try:
             self._listener.ended(job)
             self._forget_old()

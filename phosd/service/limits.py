@@ -4,6 +4,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+MOST_JOBS = 64
+"""Jobs at the same time, at most: each has a thread."""
+
 
 @dataclass(frozen=True)
 class JobLimits:

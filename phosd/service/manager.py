@@ -43,7 +43,7 @@ FEATURES = ("checkpoint", "restore", "verify", "queue", "periodic")
 NO_JOB = "/"
 """Instead of a job's path, when a call ends a schedule."""
 _DAY = 86_400.0
-_CHANGEABLE = ("retention_days", "periodic")
+_CHANGEABLE = ("retention_days", "periodic", "max_jobs", "jobs_per_gpu")
 """Settings that are taken over while phosd runs."""
 _log = logging.getLogger(__name__)
 
@@ -66,8 +66,14 @@ class Manager:
         listener = Listener(
             self._started, self._moved, self._progressed, self._ended, self._forgotten
         )
-        self.jobs = JobTable(listener, history.next_job())
-        self._checkpoints = Checkpoints(engine, history, self.jobs, self._write_down)
+        self.jobs = JobTable(listener, history.next_job(), config.job_limits)
+        self._checkpoints = Checkpoints(
+            engine,
+            history,
+            self.jobs,
+            self._write_down,
+            lambda pid: self.inventory.gpus_of(pid),
+        )
         self._periodic = Periodic(
             self._checkpoints,
             self.jobs,
@@ -105,6 +111,7 @@ class Manager:
         changed = {name: getattr(new, name) for name in _CHANGEABLE}
         self.config = dataclasses.replace(self.config, **changed)
         self._periodic.rules = self.config.periodic
+        self.jobs.set_limits(self.config.job_limits)
         self._history.prune(time.time() - self.config.retention_days * _DAY)
         return fixed
 
@@ -133,13 +140,14 @@ class Manager:
         self, caller: Caller, _: "Manager", image: str, options: dict[str, Any]
     ) -> list[Any]:
         request = parse_options(options, RestoreRequest)
-        await self._image_for(caller, image)
+        manifest = await self._image_for(caller, image)
+        gpus = frozenset(gpu.ordinal for gpu in manifest.gpus)
 
         def work(progress: Progress) -> Outcome:
             pid = self._engine.restore(image, request, caller.uid, progress)
             return Outcome(str(pid), "eager")
 
-        return [self._image_job("restore", caller, image, request.token, work)]
+        return [self._image_job("restore", caller, image, request.token, work, gpus)]
 
     async def verify_image(
         self, caller: Caller, _: "Manager", image: str, options: dict[str, Any]
@@ -178,7 +186,8 @@ class Manager:
             return Outcome(image)
 
         claims = frozenset((f"image {image}",))
-        job = self.jobs.submit(Task("delete", image, caller.uid, claims, work), self._write_down)
+        task = Task("delete", image, caller.uid, claims, work, short=True)
+        job = self.jobs.submit(task, self._write_down)
         await self.jobs.wait(job)
         if job.error is not None:
             raise job.error
@@ -289,9 +298,10 @@ class Manager:
         image: str,
         token: str,
         work: Callable[[Progress], Outcome],
+        gpus: frozenset[int] = frozenset(),
     ) -> str:
         claims = frozenset((f"image {image}",))
-        task = Task(operation, image, caller.uid, claims, work, token=token)
+        task = Task(operation, image, caller.uid, claims, work, token=token, gpus=gpus)
         return job_path(self.jobs.submit(task, self._write_down))
 
     def _write_down(self, job: Job, target: Identity | None = None) -> None:

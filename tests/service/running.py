@@ -41,6 +41,8 @@ class Service:
     engine: FakeEngine
     disconnect: Callable[[], None]
     """Leave the bus at once, as a daemon that was killed does."""
+    reconfigure: Callable[[Config], list[str]]
+    """Take another configuration over, as SIGHUP does; what cannot be."""
 
     def call(self, member: str, signature: str = "", *arguments: object, uid: int = 0) -> str:
         """Call a method of Manager1 through busctl."""
@@ -69,6 +71,7 @@ def service(bus: str, tmp_path: Path) -> Iterator[Service]:
     ready = threading.Event()
     failures: list[Exception] = []
     connections: list[Connection] = []
+    managers: list[Manager] = []
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
 
@@ -77,6 +80,7 @@ def service(bus: str, tmp_path: Path) -> Iterator[Service]:
         connections.append(connection)
         history = History(config.state_dir / "history.db")
         manager = Manager(config, engine, connection, history)
+        managers.append(manager)
         assert await connection.own(NAME)
         await manager.start()
         ready.set()
@@ -87,6 +91,12 @@ def service(bus: str, tmp_path: Path) -> Iterator[Service]:
 
     def disconnect() -> None:
         loop.call_soon_threadsafe(connections[0].close)
+
+    def reconfigure(new: Config) -> list[str]:
+        async def take_over() -> list[str]:
+            return managers[0].reconfigure(new)
+
+        return asyncio.run_coroutine_threadsafe(take_over(), loop).result(60)
 
     def body() -> None:
         try:
@@ -101,7 +111,7 @@ def service(bus: str, tmp_path: Path) -> Iterator[Service]:
     ready.wait()
     assert not failures, failures
     try:
-        yield Service(bus, config, engine, disconnect)
+        yield Service(bus, config, engine, disconnect, reconfigure)
     finally:
         engine.go.set()
         loop.call_soon_threadsafe(stop.set)

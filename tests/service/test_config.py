@@ -123,6 +123,7 @@ def test_mistakes_in_rules_are_told_with_their_lines(tmp_path: Path) -> None:
     ("line", "problem"),
     [
         ("max_jobs = 0", "0 is less than the least that works, 1 job"),
+        ("max_jobs = 65", "65 is more than the most that works, 64 jobs"),
         ("jobs_per_gpu = 1.5", "1.5 is not a number"),
         ('min_free = "101%"', "'101%' is not a share of the disk; write for example '5%'"),
         ('min_free = "x%"', "'x%' is not a share of the disk; write for example '5%'"),
