@@ -26,16 +26,18 @@ def require_dumpable(
     descriptors: Iterable[Descriptor],
     mappings: Iterable[Mapping],
     tcp: str,
+    home: dict[str, str],
     *,
     frozen: bool = False,
 ) -> None:
     """Raise :class:`Unsupported` naming everything in the tree that CRIU cannot save.
 
-    ``frozen`` says that CRIU holds the tree: then it is CRIU that traces it.
+    ``home`` are the namespaces that CRIU runs in, by kind. ``frozen`` says that CRIU holds the
+    tree: then it is CRIU that traces it.
     """
     every = list(descriptors)
     reasons = [
-        *_of_processes(tree, frozen),
+        *_of_processes(tree, home, frozen),
         *_of_descriptors(every),
         *_of_sockets(every, tcp),
         *_of_mappings(mappings),
@@ -49,7 +51,7 @@ def require_dumpable(
         )
 
 
-def _of_processes(tree: ProcessTree, frozen: bool) -> Iterator[str]:
+def _of_processes(tree: ProcessTree, home: dict[str, str], frozen: bool) -> Iterator[str]:
     for process in tree.living:
         name = procfs.describe(process.pid)
         if process.tracer and not frozen:
@@ -57,9 +59,7 @@ def _of_processes(tree: ProcessTree, frozen: bool) -> Iterator[str]:
         foreign = []
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
             foreign = [
-                kind
-                for kind in _NAMESPACES
-                if procfs.namespace(process.pid, kind) != procfs.namespace(os.getpid(), kind)
+                kind for kind in _NAMESPACES if procfs.namespace(process.pid, kind) != home[kind]
             ]
         if foreign:
             yield f"{name} is in a container or sandbox (its own {', '.join(foreign)} namespace)"

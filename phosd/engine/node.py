@@ -83,9 +83,7 @@ class Node:
         """A CRIU that works here. Raises when there is none."""
         with self._lock:
             if self._criu is None:
-                self._criu = Criu.find(
-                    self.config.criu, self.config.runtime_dir / "criu.sock"
-                )
+                self._criu = Criu.find(self.config.criu, self.config.runtime_dir / "criu.sock")
             return self._criu
 
     def mover(self, gpu: int) -> Mover:

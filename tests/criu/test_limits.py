@@ -109,7 +109,7 @@ def test_tcp_connections_are_refused_or_closed_as_asked(
 def test_an_unknown_tcp_policy_is_an_invalid_option(life: Life) -> None:
     life.start(COUNTER)
     with pytest.raises(InvalidOption, match="there is no tcp policy 'maybe'"):
-        criu.check(tree.scan(life.pid), tcp="maybe")
+        criu.check(life.criu, tree.scan(life.pid), tcp="maybe")
 
 
 def test_a_program_in_a_container_is_refused(life: Life) -> None:
@@ -200,4 +200,4 @@ def test_a_program_that_opens_and_closes_all_the_time_can_be_looked_at(life: Lif
     life.start(busy + "threading.Thread(target=churn, daemon=True).start()\n" + COUNTER)
     life.counts_on()
     for _ in range(20):
-        assert criu.check(tree.scan(life.pid)).endpoints == ()
+        assert criu.check(life.criu, tree.scan(life.pid)).endpoints == ()

@@ -123,6 +123,6 @@ def test_a_shared_file_that_is_only_read_is_no_obstacle(life: Life) -> None:
         "table = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n" + COUNTER
     )
     life.counts_on()
-    criu.check(tree.scan(life.pid))
+    criu.check(life.criu, tree.scan(life.pid))
     life.again()
     assert in_order(life.counts_on())

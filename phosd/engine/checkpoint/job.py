@@ -45,7 +45,7 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
     progress.phase("prepare")
     with ExitStack() as job:
         job.enter_context(node.claim([pid]))
-        unit = job.enter_context(gather(pid, node.config.runtime_dir, _dumpable(options)))
+        unit = job.enter_context(gather(pid, node.config.runtime_dir, _dumpable(node, options)))
         job.enter_context(node.claim(set(unit.pids) - {pid}))
         choice = choose(unit, options.mode, options.experience.earlier)
         if choice.why:
@@ -107,10 +107,10 @@ def _make_image(
         return manifest
 
 
-def _dumpable(options: CheckpointOptions) -> Callable[[ProcessTree], object]:
+def _dumpable(node: Node, options: CheckpointOptions) -> Callable[[ProcessTree], object]:
     def check(tree: ProcessTree) -> None:
         require_may_save(tree, options.caller)
-        criu.check(tree, options.tcp)
+        criu.check(node.criu, tree, options.tcp)
 
     return check
 

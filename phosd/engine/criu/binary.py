@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Self
 
 from phosd.engine import as_owner
+from phosd.engine.criu import launch
+from phosd.engine.criu.launch import Started
 from phosd.engine.criu.meetings import FROZEN, STARTED, Meetings
 from phosd.engine.errors import Cancelled, Internal, Timeout
+from phosd.engine.outside import OutsideError
 from phosd.engine.progress import Progress
 
 MINIMUM = (4, 2)
@@ -44,12 +47,15 @@ class Owner:
 
 @dataclass(frozen=True)
 class Criu:
-    """A CRIU program."""
+    """A CRIU program. ``socket`` is where commands are taken that must not run in our sandbox;
+    when nothing is there, CRIU is our child.
+    """
 
     path: Path
+    socket: Path | None = None
 
     @classmethod
-    def find(cls, path: Path | None = None) -> Self:
+    def find(cls, path: Path | None = None, socket: Path | None = None) -> Self:
         """The CRIU to use: ``path`` if given, else the first of :func:`candidates`.
 
         Raises :class:`Internal` when there is none, or when it is too old.
@@ -57,7 +63,7 @@ class Criu:
         if path is not None and not path.is_file():
             raise Internal(f"there is no CRIU at {path}", hint=INSTALL_HINT)
         for candidate in [path] if path is not None else candidates():
-            found = cls(candidate.resolve())
+            found = cls(candidate.resolve(), socket)
             if _numbers(found.version) >= MINIMUM:
                 return found
             if path is not None:
@@ -78,6 +84,19 @@ class Criu:
             raise Internal(f"CRIU at {self.path} does not start: {error}", INSTALL_HINT) from error
         found = re.search(r"Version: (\S+)", done.stdout)
         return found.group(1) if found else "0"
+
+    @property
+    def service(self) -> Path | None:
+        """The socket, if somebody listens there."""
+        return self.socket if self.socket is not None and self.socket.is_socket() else None
+
+    @cached_property
+    def namespaces(self) -> dict[str, str]:
+        """Those that CRIU runs in, by kind. It saves only what lives in the same ones.
+
+        Raises :class:`Internal`.
+        """
+        return launch.namespaces(self.service)
 
     def require_reachable(self, owner: Owner) -> None:
         """Raise :class:`Internal` if ``owner`` may not execute it (a checkout below ``/root``)."""
@@ -103,6 +122,7 @@ class Criu:
         deadline: float,
         progress: Progress | None = None,
         dies_with_us: bool = False,
+        slice_of: int | None = None,
         wrap: Callable[[list[str]], list[str]] = list,
     ) -> None:
         """:meth:`start` it and wait for its end."""
@@ -114,6 +134,7 @@ class Criu:
             work=work,
             descriptors=descriptors,
             dies_with_us=dies_with_us,
+            slice_of=slice_of,
             wrap=wrap,
         ) as running:
             running.wait(deadline, progress)
@@ -129,13 +150,14 @@ class Criu:
         descriptors: Sequence[int] = (),
         dies_with_us: bool = False,
         environment: Mapping[str, str] | None = None,
+        slice_of: int | None = None,
         wrap: Callable[[list[str]], list[str]] = list,
     ) -> "Running":
         """Start ``criu action`` as ``owner``; ``images`` and ``work`` may lie in private folders.
 
         CRIU gets both folders as descriptors, so a user who owns them meanwhile still cannot reach
         them by a path. ``descriptors`` are inherited; ``environment`` is added to what it gets.
-        ``wrap`` may put a command around CRIU's.
+        ``wrap`` may put a command around CRIU's. ``slice_of``: see :func:`launch.launch`.
         """
         self.require_reachable(owner)
         folders = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in (images, work)]
@@ -158,20 +180,12 @@ class Criu:
                 dies_with_parent=dies_with_us,
                 environment=environment,
             )
-            started = subprocess.Popen(
+            started = launch.launch(
                 wrap(command),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                pass_fds=(*folders, *descriptors),
-                start_new_session=True,
-                env={
-                    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-                    "LC_ALL": "C",
-                    "PYTHONPATH": str(Path(__file__).parents[3]),
-                },
+                (*folders, *descriptors),
+                self.service,
+                tied=dies_with_us,
+                slice_of=slice_of,
             )
         finally:
             for folder in folders:
@@ -182,12 +196,11 @@ class Criu:
 class Running:
     """A CRIU at work. Leaving its context before its end kills it."""
 
-    def __init__(self, process: "subprocess.Popen[str]", action: str, log: Path) -> None:
+    def __init__(self, process: Started, action: str, log: Path) -> None:
         self._process = process
         self._action = action
         self._log = log
         self._began = time.monotonic()
-        self._ended = os.pidfd_open(process.pid)
 
     def wait(self, deadline: float, progress: Progress | None = None) -> None:
         """Wait for its end, ``deadline`` seconds at most.
@@ -235,7 +248,7 @@ class Running:
 
     def _look(self, deadline: float, readable: Sequence[Meetings], *, soon: bool = False) -> bool:
         """Wait a little, or until something happens. Whether it still runs."""
-        if self._process.poll() is not None:
+        if self._poll() is not None:
             return False
         if time.monotonic() - self._began > deadline:
             raise Timeout(
@@ -243,26 +256,32 @@ class Running:
                 hint="the program goes on; try again when the machine is less busy",
             )
         poller = select.poll()
-        poller.register(self._ended, select.POLLIN)
+        poller.register(self._process, select.POLLIN)
         for one in readable:
             poller.register(one, select.POLLIN)
         poller.poll(1 if soon else _LOOK_MILLISECONDS)
         return True
 
     def _require_success(self) -> None:
-        if self._process.returncode != 0:
-            assert self._process.stderr is not None
-            raise self._failure(self._process.returncode, self._process.stderr.read())
+        if code := self._process.returncode:
+            raise self._failure(code, self._process.said)
+
+    def _poll(self) -> int | None:
+        try:
+            return self._process.poll()
+        except OutsideError as error:
+            raise Internal(
+                f"criu {self._action} cannot be watched any more: {error}",
+                hint="see `journalctl -u 'phosd-criu@*'`",
+            ) from error
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._ended)
-        if self._process.poll() is None:
+        if self._process.returncode is None:
             self._process.kill()
-        with self._process:
-            pass
+        self._process.close()
 
     def _failure(self, code: int, said: str) -> Internal:
         text = self._log.read_text(errors="replace") if self._log.exists() else ""

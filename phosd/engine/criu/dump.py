@@ -66,8 +66,8 @@ class _Noted:
     mapped_files: tuple[MappedFile, ...] = ()
 
 
-def check(tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan:
-    """Look whether ``tree`` can be dumped; nothing is stopped. Returns where its output leads.
+def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan:
+    """Look whether ``criu`` can dump ``tree``; nothing is stopped. Returns where its output leads.
 
     Raises :class:`Unsupported` naming what cannot be dumped, :class:`NoSuchProcess` when the root
     has ended.
@@ -79,7 +79,7 @@ def check(tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan:
         # What a running program closes while it is looked at has no details to read any more.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             descriptors, mappings = _look(tree)
-            limits.require_dumpable(tree, descriptors, mappings, tcp)
+            limits.require_dumpable(tree, descriptors, mappings, tcp, criu.namespaces)
             return stdio.plan(tree, descriptors)
         if not tree.root.alive:
             raise NoSuchProcess(f"process {tree.root.pid} has ended", hint="start it again")
@@ -134,7 +134,7 @@ class Dump:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            self._plan = check(self._tree, self._options.tcp)
+            self._plan = check(self._criu, self._tree, self._options.tcp)
             owner = dumping_user(self._tree)
             work = stack.enter_context(working_folder(self._folder, owner))
             self._meetings = stack.enter_context(Meetings(work, owner.uid, self._note))
@@ -207,7 +207,9 @@ class Dump:
         noted = self._noted
         noted.tree = scan(self._tree.root.pid)
         descriptors, mappings = _look(noted.tree)
-        limits.require_dumpable(noted.tree, descriptors, mappings, self._options.tcp, frozen=True)
+        limits.require_dumpable(
+            noted.tree, descriptors, mappings, self._options.tcp, self._criu.namespaces, frozen=True
+        )
         noted.open_files = files.open_files(descriptors)
         noted.mapped_files = files.mapped_files(mappings)
         noted.memory_files = files.save_memory_files(mappings, self._folder)

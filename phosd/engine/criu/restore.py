@@ -297,6 +297,7 @@ def _run(
             deadline=options.deadline,
             progress=progress,
             dies_with_us=True,
+            slice_of=owner.uid,
             wrap=lambda command: outlets.wrap(command, options.output),
         )
 
