@@ -5,6 +5,7 @@ meanwhile; and every image is, chunk by chunk, the memory of its stop.
 import pytest
 
 from phosd.engine.checkpoint import CheckpointOptions
+from phosd.engine.experience import Earlier, Experience
 from phosd.engine.node import Node
 from tests.concurrent.conftest import Starter, Undisturbed
 from tests.concurrent.watch import slow_movers, watched
@@ -42,6 +43,25 @@ def test_values_are_equal_after_kill_and_restore(
     restored = bring_back(node, target, manifest.id)
     assert min(restored) <= max(original) - AFTER + 1, "it did not go back to the checkpoint"
     check(restored, original, undisturbed(program))
+
+
+def test_auto_goes_by_what_was_seen_before(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start("single")
+    target.wait_for_steps(5)
+    wrong = Earlier("recopy", guessed_wrong=True, starved=False, lost=1.0)
+    with slow_movers(node, target, SECONDS):
+        manifest, _ = watched(node, target, CheckpointOptions())
+        assert manifest.mode == "concurrent"
+        again = CheckpointOptions(experience=Experience(earlier=(wrong, wrong)))
+        manifest, _ = watched(node, target, again)
+        assert manifest.mode == "recopy"
+        assert "guess was wrong" in manifest.why
+    target.more_steps(AFTER)
+    target.kill()
+    original = target.values()
+    check(bring_back(node, target, manifest.id), original, undisturbed("single"))
 
 
 def test_one_checkpoint_after_the_other(
