@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from phosd.engine.cuda import call, driver
-from phosd.engine.errors import Internal, NoSuchProcess
+from phosd.engine.errors import Internal, NoSuchProcess, PhosError
 from phosd.engine.faults import Point, point
 from phosd.engine.undo import Undo
 
@@ -89,6 +89,20 @@ def checkpointed(
             _together(checkpoint, pids)
             keep()
             yield
+
+
+def back_to_running(pids: Sequence[int]) -> dict[int, PhosError | None]:
+    """Undo whatever step each process is in, side by side; the error of each that stays stopped."""
+
+    def one(pid: int) -> PhosError | None:
+        try:
+            _back_to_running(pid)
+        except PhosError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(max_workers=max(1, len(pids))) as pool:
+        return dict(zip(pids, pool.map(one, pids), strict=True))
 
 
 def _back_to_running(pid: int) -> None:

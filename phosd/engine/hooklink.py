@@ -47,6 +47,7 @@ __all__ = [
     "HookLink",
     "HookState",
     "Kernel",
+    "reach",
     "socket_path",
 ]
 
@@ -333,6 +334,19 @@ class HookLink:
         except Garbled as error:
             assert self._channel is not None
             raise self._channel.broken(f"{error} as an answer to {type_.name}") from None
+
+
+def reach(pid: int, runtime_dir: Path, patience: float) -> HookLink:
+    """A connection to the hook that is in a process, woken if it is detached.
+
+    Raises :class:`Timeout` when it does not come within ``patience`` seconds.
+    """
+    link = HookLink(pid, runtime_dir)
+    try:
+        return link.connect()
+    except NoSuchProcess:
+        link.reattach(patience)
+        return link
 
 
 def _is_socket_of(path: Path, owner: int) -> bool:

@@ -1,13 +1,15 @@
 """Parking: processes let go of their device memory while the driver and CRIU save the rest."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 
+from phosd.engine import procfs
 from phosd.engine.errors import PhosError
 from phosd.engine.faults import Point, point
 from phosd.engine.holdings import Held, Holdings, if_alive
 from phosd.engine.hooklink import HookLink, HookState
-from phosd.engine.mover import Mover
+from phosd.engine.mover import Mover, Process
 from phosd.engine.progress import Progress
 from phosd.engine.undo import Undo
 
@@ -17,11 +19,14 @@ def parked(links: Sequence[HookLink], holdings: Holdings) -> Iterator[None]:
     """Inside, the processes hold none of their memory and their hooks are detached.
 
     After it every process has its memory at the same addresses again. The hooks must be awake by
-    then, that is, the processes running.
+    then, that is, the processes running. The movers guard the memory from before to after that.
     """
+    back: list[int] = []
     with Undo() as undo:
+        undo.add(_unguard, holdings, back)
+        _guard(holdings)
         for link in links:
-            undo.add(_give_back, link, holdings.of(link.pid))
+            undo.add(_give_back, link, holdings.of(link.pid), back)
             point(Point.HOOK_PARK)
             link.park()
         with detached(links):
@@ -45,15 +50,41 @@ def _connected(link: HookLink) -> None:
         link.reattach()
 
 
-def _give_back(link: HookLink, held: Sequence[Held]) -> None:
+def _guard(holdings: Holdings) -> None:
+    """Have the movers keep everything for its processes, should this engine end: one message each.
+
+    Raises :class:`Internal` when a mover is dead: nothing may be parked with one keeper only.
+    """
+    blocks = holdings.all()
+    processes = {pid: procfs.identity(pid) for pid in {held.pid for held in blocks}}
+    rows: dict[int, list[tuple[Process, int, int]]] = {}
+    for held in blocks:
+        if (process := processes[held.pid]) is not None:  # else it has ended, and parks nothing
+            rows.setdefault(held.gpu, []).append((process, held.block.id, held.key))
+    for mover in holdings.movers():
+        mover.guard(rows.get(mover.gpu, ()))
+
+
+def _unguard(holdings: Holdings, back: Sequence[int]) -> None:
+    """These processes have their memory again. One that has ended the movers see themselves."""
+    processes = [found for pid in back if (found := procfs.identity(pid)) is not None]
+    with Undo() as each:
+        for mover in holdings.movers() if processes else ():
+            each.add(if_alive, mover, partial(mover.unguard, processes))
+
+
+def _give_back(link: HookLink, held: Sequence[Held], back: list[int]) -> None:
     _connected(link)
     if link.hello().state is HookState.PARKED:
         link.unpark((h.block.id, h.descriptor) for h in held)
+    back.append(link.pid)
 
 
 @contextlib.contextmanager
-def room_kept(movers: Iterable[Mover], progress: Progress) -> Iterator[Callable[[], None]]:
-    """Keeps for a checkpointed process the device memory that it will need again (hazard 19).
+def room_kept(
+    movers: Iterable[Mover], processes: Collection[Process], progress: Progress
+) -> Iterator[Callable[[], None]]:
+    """Keeps for checkpointed processes the device memory that they will need again (hazard 19).
 
     A neighbour that takes it meanwhile would make the driver's restore fail for good. Call the
     function when the process has let go of its memory; at the end the memory is free for it.
@@ -75,8 +106,8 @@ def room_kept(movers: Iterable[Mover], progress: Progress) -> Iterator[Callable[
                 try:
                     gained = mover.free_memory()[0] - free
                     if gained > 0:
-                        undo.add(if_alive, mover, mover.unreserve)
-                        mover.reserve(gained)
+                        undo.add(if_alive, mover, partial(mover.unreserve, processes))
+                        mover.reserve(gained, processes)
                 except PhosError as error:
                     give_up(mover, error)
 

@@ -35,9 +35,23 @@ class GpuProcess:
 
 def uses_cuda(pid: int) -> bool:
     """Whether the process has a CUDA driver library mapped (false for a process that is gone)."""
+    return _maps(pid, b"/libcuda.so")
+
+
+def has_hook(pid: int) -> bool:
+    """Whether the hook is in the process, and was not told to stay out of its way."""
+    if not _maps(pid, b"/libphos_hook.so"):
+        return False
+    try:
+        return _environment(pid).get("PHOS_HOOK") != "off"
+    except NoSuchProcess:
+        return False
+
+
+def _maps(pid: int, library: bytes) -> bool:
     try:
         with (procfs.PROC / str(pid) / "maps").open("rb") as maps:
-            return any(b"/libcuda.so" in line for line in maps)
+            return any(library in line for line in maps)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
 

@@ -100,6 +100,12 @@ def stat(pid: int) -> Stat | None:
     return Stat(pid, name, rest[0], parent, group, session, terminal, exiting, int(rest[19]))
 
 
+def identity(pid: int) -> tuple[int, int] | None:
+    """Tells a process from later ones with its pid: (pid, start time); None when it has ended."""
+    found = stat(pid)
+    return None if found is None or found.dead else (pid, found.start_time)
+
+
 def status(pid: int) -> Status:
     """Raises :class:`ProcessLookupError` or :class:`FileNotFoundError` when it is gone."""
     text = (PROC / str(pid) / "status").read_text(errors="replace")

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phosd.engine import driver, process, procfs
-from phosd.engine.errors import NoSuchProcess, PhosError, Unsupported
+from phosd.engine.errors import Busy, NoSuchProcess, PhosError, Timeout, Unsupported
 from phosd.engine.holdings import same_file
-from phosd.engine.hooklink import BlockFlag, Hello, HookLink
+from phosd.engine.hooklink import BlockFlag, Hello, HookLink, HookState
 from phosd.engine.tree import ProcessTree, TreeProcess, scan
 
 _PATIENCE = 3.0
@@ -113,11 +113,18 @@ class Unit:
         try:
             link = HookLink(pid, self.runtime_dir).connect()
         except NoSuchProcess:
-            return Member(pid, process.visible_gpus(pid), None, None)  # no hook in it
+            if not process.has_hook(pid):
+                return Member(pid, process.visible_gpus(pid), None, None)
+            link = self._woken(pid)
         try:
             # A hook that was there and fails now is no reason to go on without it: what it has
             # parked once the driver would lose.
             hello = link.hello()
+            if hello.state is HookState.PARKED:
+                raise Busy(
+                    f"the memory of process {pid} is parked, by a job that did not end",
+                    hint=f"`phos recover {pid}` brings it back",
+                )
             if hello.uses_unsupported:
                 raise Unsupported(
                     f"process {pid} cannot be saved: {hello.reason}",
@@ -127,6 +134,20 @@ class Unit:
         except BaseException:
             link.close()
             raise
+
+    def _woken(self, pid: int) -> HookLink:
+        """The hook does not listen: a phosd that was killed may have left it so."""
+        link = HookLink(pid, self.runtime_dir)
+        try:
+            link.reattach(_PATIENCE)
+        except Timeout as error:
+            raise Unsupported(
+                f"the hook in process {pid} does not answer, and may have parked its memory"
+                f" ({error.what})",
+                hint=f"`phos recover {pid}`; it was perhaps started with another PHOS_RUNTIME_DIR"
+                f" than {self.runtime_dir}",
+            ) from error
+        return link
 
     def close(self) -> None:
         """Drop the connections."""

@@ -5,7 +5,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,17 @@ def left(node: Node) -> tuple[int, list[Path], list[Path], int]:
     """
     stored = [p for kind in (node.store.images, node.store.packs) for p in sorted(kind.iterdir())]
     staging = list(node_module._MEMORY.iterdir())
-    ours, movers = (len(list(Path(f"/proc/{p}/fd").iterdir())) for p in ("self", node.mover(0).pid))
+    ours, movers = (lasting(pid) for pid in (os.getpid(), node.mover(0).pid))
     return ours, stored, staging, movers
+
+
+def lasting(pid: int) -> int:
+    """How many descriptors a process has, but for those with which it looks at others."""
+    count = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            count += not str(link.readlink()).startswith("/proc/")
+    return count
 
 
 def settled(node: Node, before: object) -> None:
@@ -137,7 +146,9 @@ def test_every_step_of_a_restore_fails(
 def test_the_mover_dies_in_every_phase(
     node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
-    """What is parked is kept by the engine as well; without the mover no image is made."""
+    """What is parked is kept by the engine as well; without the mover no image is made, and nothing
+    is parked.
+    """
     target = start("single")
     target.wait_for_steps(3)
     whole = Progress()
@@ -154,7 +165,7 @@ def test_the_mover_dies_in_every_phase(
         wait_until(lambda: not mover.alive, "the last of its threads to end")  # noqa: B023
         assert len(node.store.list()) == published
         still_right(target, undisturbed)
-    assert failed >= {"quiesce", "digest", "drain"} and "park" not in failed
+    assert failed >= {"quiesce", "digest", "drain", "park"} and "control" not in failed
     for manifest in node.store.list():
         verify(node.store, manifest.id, Progress())
     run_cycle(node, target, "stop", undisturbed)

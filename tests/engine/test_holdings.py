@@ -11,6 +11,7 @@ from phosd.engine import holdings as module
 from phosd.engine.errors import Internal, PhosError, Timeout, Unsupported
 from phosd.engine.holdings import Holdings, Movers, distinct, same_file
 from phosd.engine.hooklink import Block, BlockFlag, Hello, HookLink, HookState
+from phosd.engine.mover import Process
 from phosd.engine.parking import detached, parked
 from tests.engine.fake_hook import open_files
 
@@ -86,9 +87,11 @@ class Link:
 
 
 class FakeMover:
-    """Notes the keys that it holds."""
+    """Notes the keys that it holds, and whose blocks it guards."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: int) -> None:
+        self.gpu = gpu
+        self.guarded: set[Process] = set()
         self.keys: dict[int, int] = {}
         self.alive = True
         self.trouble: PhosError | None = None
@@ -108,6 +111,14 @@ class FakeMover:
     def digest(self, keys: list[int]) -> dict[int, list[bytes]]:
         return {key: [b"digest"] for key in keys}
 
+    def guard(self, blocks: list[tuple[Process, int, int]]) -> None:
+        self._fail()
+        assert {key for *_, key in blocks} <= self.keys.keys()
+        self.guarded |= {process for process, *_ in blocks}
+
+    def unguard(self, processes: list[Process]) -> None:
+        self.guarded -= {*processes}
+
     def _fail(self) -> None:
         if self.trouble is not None:
             self.alive = not self.dies
@@ -118,7 +129,7 @@ class Bench:
     """Two movers, and holdings of processes 1 (GPU 0) and 2 (GPU 0 and 1)."""
 
     def __init__(self) -> None:
-        self.movers = {0: FakeMover(), 1: FakeMover()}
+        self.movers = {0: FakeMover(0), 1: FakeMover(1)}
         self.holdings = Holdings(cast(Movers, self), {1: [0], 2: [0, 1]})
         self.before = open_files()
 

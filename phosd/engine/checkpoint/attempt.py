@@ -34,7 +34,8 @@ class Attempt:
         """The driver's part and CRIU's, and back; ``movers`` keep the room on their GPUs."""
         self.progress.phase("control", stopped=True)
         point(Point.CHECKPOINT_CONTROL)
-        with driver.checkpointed(self.unit.gpu_pids, room_kept(movers, self.progress)):
+        room = room_kept(movers, self.unit.identity, self.progress)
+        with driver.checkpointed(self.unit.gpu_pids, room):
             self.progress.phase("cpu", stopped=True)
             point(Point.CHECKPOINT_CPU)
             self.cpu.dump(self.progress)

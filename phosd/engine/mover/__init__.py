@@ -5,6 +5,7 @@ while a program stands still. :class:`Mover` is the engine's side of it.
 """
 
 from phosd.engine.mover.client import Mover
+from phosd.engine.mover.parked import Process
 from phosd.engine.mover.requests import Copies, DrainBoard, Drained, Saved, redundant
 
-__all__ = ["Copies", "DrainBoard", "Drained", "Mover", "Saved", "redundant"]
+__all__ = ["Copies", "DrainBoard", "Drained", "Mover", "Process", "Saved", "redundant"]

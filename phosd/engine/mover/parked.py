@@ -80,7 +80,7 @@ class Parked:
     def forget_the_dead(self) -> None:
         """Nobody can give memory back to a process that has ended."""
         known = {row[:2] for row in self._guarded} | self._gpu.reserved
-        if dead := [process for process in known if not alive(*process)]:
+        if dead := [process for process in known if procfs.identity(process[0]) != process]:
             _log.info("processes %s ended while they were parked", [pid for pid, _ in dead])
             self.unguard(dead)
             self._gpu.reserve(0, dead)
@@ -97,9 +97,3 @@ class Parked:
             self._gpu.drop([key for key in self._gpu.blocks if key < 0 and key not in guarded])
         except PhosError as error:
             _log.error("memory that nobody needs any more could not be freed: %s", error)
-
-
-def alive(pid: int, start_time: int) -> bool:
-    """Whether this very process still runs."""
-    found = procfs.stat(pid)
-    return found is not None and not found.dead and found.start_time == start_time

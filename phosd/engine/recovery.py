@@ -1,0 +1,218 @@
+"""Bringing processes back that somebody left locked, checkpointed or parked.
+
+That is what a phosd finds that starts after one that was killed, and what ``phos recover`` does.
+It needs neither a bus nor a database: the driver and the hooks say what a process is in, and the
+movers have the memory of those that are parked. Every step looks first, so it may be repeated.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phosd.engine import driver, process, procfs
+from phosd.engine.errors import Busy, Internal, PhosError
+from phosd.engine.hooklink import HookLink, HookState, reach
+from phosd.engine.mover.parked import Process
+from phosd.engine.mover.visit import Visit, visits
+
+_CRIU_SECONDS = 180.0
+"""CRIU's script gives up within seconds of phosd's end, but CRIU may not have come to it yet."""
+_LOOK_SECONDS = 0.05
+_WAKE_SECONDS = 10.0
+
+
+@dataclass
+class Account:
+    """What was done: ``deeds`` by pid, and why a process could not be brought back."""
+
+    deeds: dict[int, list[str]] = field(default_factory=dict)
+    failures: dict[int, PhosError] = field(default_factory=dict)
+
+    def text(self, pids: Iterable[int]) -> str:
+        """For the history: one sentence for each of these processes that something was done to."""
+        said = []
+        for pid in pids:
+            if pid in self.failures:
+                said.append(f"process {pid} could not be brought back: {self.failures[pid]}")
+            elif deeds := self.deeds.get(pid):
+                said.append(f"process {pid} was {' and '.join(deeds)}, and runs again")
+        return "; ".join(said)
+
+
+def left_parked(runtime_dir: Path) -> set[Process]:
+    """The processes for which a mover keeps memory or room."""
+    found: set[Process] = set()
+    for visit in visits(runtime_dir):
+        with visit, _descriptors(visit) as memory:
+            found |= memory.keys()
+    return found
+
+
+def free(processes: Collection[Process], runtime_dir: Path) -> Account:
+    """Bring processes, as (pid, start time), back to running. Those that have ended are left out.
+
+    All that belong together must be given together. A failure with one does not keep the others.
+    """
+    account = Account()
+    alive = [each for each in processes if procfs.identity(each[0]) == each]
+    with contextlib.ExitStack() as stack:
+        movers = [stack.enter_context(visit) for visit in visits(runtime_dir)]
+        _wait_for_criu(alive, account)
+        ready = [each for each in alive if each[0] not in account.failures]
+        _back_from_driver(ready, movers, account)
+        memory: dict[Process, dict[int, int]] = {}
+        for mover in movers:
+            for each, blocks in stack.enter_context(_descriptors(mover)).items():
+                memory.setdefault(each, {}).update(blocks)
+        for each in ready:
+            if each[0] not in account.failures:
+                with _noted(account, each[0]):
+                    _back_from_parking(each[0], runtime_dir, memory.get(each, {}), account)
+        back = [each for each in processes if each[0] not in account.failures]
+        for mover in movers:
+            mover.unguard(back)
+    return account
+
+
+@dataclass(frozen=True)
+class Stranded:
+    """A process that does not run on by itself. ``why`` completes "process 7 is ..."."""
+
+    pid: int
+    start_time: int
+    why: str
+
+
+def stranded(runtime_dir: Path) -> list[Stranded]:
+    """The GPU processes that stand still, by anybody's doing: jobs that run, too."""
+    found = []
+    for pid in sorted(procfs.pids()):
+        if pid == os.getpid() or not process.uses_cuda(pid):
+            continue
+        known = procfs.identity(pid)
+        why = _why_stranded(pid, runtime_dir) if known is not None else ""
+        if known is not None and why:
+            found.append(Stranded(*known, why))
+    return found
+
+
+def _why_stranded(pid: int, runtime_dir: Path) -> str:
+    state = driver.state(pid)
+    if state is driver.State.FAILED:
+        return "lost: the driver could not bring it back"
+    if state not in (None, driver.State.RUNNING):
+        return f"{state.name.lower()} by the driver's checkpoint"
+    if state is None or not process.has_hook(pid):
+        return ""
+    try:
+        with HookLink(pid, runtime_dir, _WAKE_SECONDS) as link:
+            return "parked" if link.hello().state is HookState.PARKED else ""
+    except PhosError:
+        # It may be detached, which a parked one is; only who wakes it knows.
+        return "perhaps parked: its hook does not answer"
+
+
+def _wait_for_criu(processes: Collection[Process], account: Account) -> None:
+    """CRIU ends by itself when its phosd is gone, and lets go of what it has frozen."""
+    waiting = {pid for pid, _ in processes}
+    end = time.monotonic() + _CRIU_SECONDS
+    while waiting:
+        dumped = _dumped()
+        waiting = {pid for pid in waiting if dumped & _line_of(pid) or _traced(pid)}
+        if waiting and time.monotonic() > end:
+            break
+        if waiting:
+            time.sleep(_LOOK_SECONDS)
+    for pid in waiting:
+        account.failures[pid] = Busy(
+            f"process {pid} is held by CRIU or a debugger",
+            hint="end that one (`grep Tracer /proc/PID/status`), then `phos recover PID`",
+        )
+
+
+def _dumped() -> set[int]:
+    """The roots of the trees that a CRIU is at work on."""
+    found = set()
+    for pid in procfs.pids():
+        with contextlib.suppress(OSError):
+            words = procfs.command_line(pid)
+            # Nobody else's program of that look has the capabilities that CRIU needs.
+            if "dump" in words and "--tree" in words[:-1] and procfs.status(pid).capabilities:
+                root = words[words.index("--tree") + 1]
+                found |= {int(root)} if root.isascii() and root.isdecimal() else set()
+    return found
+
+
+def _line_of(pid: int) -> set[int]:
+    """The process and those above it."""
+    found: set[int] = set()
+    while pid and pid not in found:
+        found.add(pid)
+        stat = procfs.stat(pid)
+        pid = stat.parent if stat else 0
+    return found
+
+
+def _traced(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return procfs.status(pid).tracer != 0
+    return False
+
+
+def _back_from_driver(
+    processes: Collection[Process], movers: Collection[Visit], account: Account
+) -> None:
+    states = {pid: driver.state(pid) for pid, _ in processes}
+    stopped = [pid for pid, state in states.items() if state not in (None, driver.State.RUNNING)]
+    if not stopped:
+        return
+    for mover in movers:
+        mover.give_room(processes)
+    for pid, error in driver.back_to_running(stopped).items():
+        if error is None:
+            account.deeds.setdefault(pid, []).append("brought back from the driver's checkpoint")
+        else:
+            account.failures[pid] = error
+
+
+def _back_from_parking(
+    pid: int, runtime_dir: Path, memory: Mapping[int, int], account: Account
+) -> None:
+    if driver.state(pid) is None or not process.has_hook(pid):
+        return
+    deeds = account.deeds.setdefault(pid, [])
+    with reach(pid, runtime_dir, _WAKE_SECONDS) as link:
+        if link.hello().state is HookState.PARKED:
+            wanted = [block.id for block in link.list_blocks()]
+            if missing := [block for block in wanted if block not in memory]:
+                raise Internal(
+                    f"nobody holds the memory of {len(missing)} of its {len(wanted)} blocks",
+                    hint=f"it is lost: end process {pid} and restore its last image",
+                )
+            link.unpark((block, memory[block]) for block in wanted)
+            link.open_gate()
+            deeds.append("given back its parked memory")
+        link.forget()
+
+
+@contextlib.contextmanager
+def _descriptors(mover: Visit) -> Iterator[dict[Process, dict[int, int]]]:
+    """What a mover guards; the descriptors are closed afterwards."""
+    memory = mover.parked()
+    try:
+        yield memory
+    finally:
+        for blocks in memory.values():
+            for descriptor in blocks.values():
+                os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _noted(account: Account, pid: int) -> Iterator[None]:
+    try:
+        yield
+    except PhosError as error:
+        account.failures[pid] = error
