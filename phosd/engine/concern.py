@@ -3,6 +3,8 @@
 An engine hands it to its caller (:meth:`Progress.about_to_touch`) before the first process stops.
 """
 
+import os
+import time
 from dataclasses import dataclass
 
 
@@ -21,10 +23,26 @@ class Touched:
 
 @dataclass(frozen=True)
 class Concern:
-    """Every process that a job touches, the node's ordinals of their GPUs, and the image that is
-    restored (empty: processes that run are saved).
+    """Every process that a job touches, and the node's ordinals of their GPUs.
+
+    ``image`` is restored by the job; empty for one that saves processes. ``since`` is when, in
+    clock ticks since boot: what has an earlier start time the job has not made.
     """
 
     processes: tuple[Touched, ...]
     gpus: tuple[int, ...]
     image: str = ""
+    since: int = 0
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A job of this boot that nobody ended. Without a ``concern`` it had touched nothing."""
+
+    job: int
+    concern: Concern | None
+
+
+def now() -> int:
+    """Clock ticks since boot, as in start times."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
@@ -24,6 +25,7 @@ from phosd.engine.undo import Undo
 from phosd.engine.unit import Identity, Unit
 
 _MEMORY = Path("/dev/shm")
+_STAGING = "phosd-"
 
 
 @dataclass(frozen=True)
@@ -168,11 +170,27 @@ class Node:
         if byte_count > self._staging_bytes():
             yield None
             return
-        folder = Path(tempfile.mkdtemp(prefix="phosd-", dir=_MEMORY))
+        folder, lock = _locked_folder()
         try:
             yield folder if _find_pages(folder, byte_count) else None
         finally:
+            os.close(lock)
             shutil.rmtree(folder)
+
+    def sweep_staging(self) -> None:
+        """Remove the folders that engines which were killed have left: nobody holds their lock.
+
+        Everybody may write to the folder that they are in.
+        """
+        for folder in _MEMORY.glob(f"{_STAGING}*"):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, BlockingIOError):
+                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    if os.fstat(lock).st_uid == os.geteuid():
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        shutil.rmtree(folder)
+                finally:
+                    os.close(lock)
 
     def _staging_bytes(self) -> int:
         """What may be in memory: the configured limit, and what is really free there."""
@@ -183,6 +201,17 @@ class Node:
         free = min(status.f_bavail * status.f_frsize, available_memory() // 2)
         limit = self.config.staging_limit
         return free if limit is None else min(limit, free)
+
+
+def _locked_folder() -> tuple[Path, int]:
+    """A new folder in memory, and the descriptor whose lock says that somebody uses it."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_STAGING, dir=_MEMORY))
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock).st_nlink:
+            return folder, lock
+        os.close(lock)  # another engine took it for a leftover
 
 
 def _find_pages(folder: Path, byte_count: int) -> bool:

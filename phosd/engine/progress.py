@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from phosd.engine.concern import Concern
 from phosd.engine.errors import Cancelled
 from phosd.engine.kernels import KernelMark
 
@@ -38,6 +39,8 @@ class Progress:
     wrong_guesses: int = 0
     details: dict[str, float | None] = field(default_factory=dict)
     """Figures of a mode's own, by name, with their unit in the name."""
+    recorder: Callable[[Concern], None] | None = None
+    """Writes down what is about to be touched, for who has to set it right if nobody ends this."""
     _cancel: threading.Event = field(default_factory=threading.Event)
 
     def phase(self, name: str, *, stopped: bool = False, bytes_total: int = 0) -> None:
@@ -53,6 +56,13 @@ class Progress:
         if self.phases:
             self.phases[-1].bytes_done += byte_count
         self._tell()
+
+    def about_to_touch(self, concern: Concern) -> None:
+        """To be called before the first process is stopped, or made. Raises what the recorder
+        raises: then nothing may be touched.
+        """
+        if self.recorder is not None:
+            self.recorder(concern)
 
     def note(self, text: str) -> None:
         """Something the reader of the job should know."""

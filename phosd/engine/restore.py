@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phosd.engine import criu, driver
+from phosd.engine.concern import Concern, Touched, now
 from phosd.engine.criu import Policy, Restored
 from phosd.engine.criu import RestoreOptions as CpuOptions
 from phosd.engine.errors import Internal
@@ -72,6 +73,7 @@ def restore(
         cpu.admit()
         require_device_memory(node, _bytes_by_gpu(manifest))
         progress.check()
+        progress.about_to_touch(_concern(manifest))
 
         progress.phase("load", bytes_total=manifest.device_bytes)
         point(Point.RESTORE_LOAD)
@@ -143,6 +145,13 @@ class _CpuSide:
         """All is well: what was kept for undoing goes."""
         for restored in self._restored:
             restored.settle()
+
+
+def _concern(manifest: Manifest) -> Concern:
+    """Processes that are not there yet."""
+    touched = (Touched(p.pid, None, gpu=p.gpu, hooked=p.hooked) for p in manifest.processes)
+    gpus = sorted({block.gpu for block in manifest.blocks})
+    return Concern(tuple(touched), tuple(gpus), manifest.id, now())
 
 
 def _stored(manifest: Manifest) -> list[Block]:

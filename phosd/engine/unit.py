@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phosd.engine import driver, process, procfs
+from phosd.engine.concern import Concern, Touched
 from phosd.engine.errors import Busy, NoSuchProcess, PhosError, Timeout, Unsupported
 from phosd.engine.holdings import same_file
 from phosd.engine.hooklink import BlockFlag, Hello, HookLink, HookState
@@ -65,6 +66,23 @@ class Unit:
         """The GPU processes, told apart from later ones with the same pids."""
         gpu = set(self.gpu_pids)
         return frozenset((p.pid, p.start_time) for tree in self.trees for p in tree if p.pid in gpu)
+
+    @property
+    def concern(self) -> Concern:
+        """What is to be set right, should a job begin with this unit and not end."""
+        members = {member.pid: member for member in self.members}
+        touched = (
+            Touched(
+                p.pid,
+                p.start_time,
+                gpu=p.pid in members,
+                hooked=p.pid in members and members[p.pid].link is not None,
+            )
+            for tree in self.trees
+            for p in tree.living
+        )
+        gpus = {gpu for member in self.members for gpu in member.gpus}
+        return Concern(tuple(touched), tuple(sorted(gpus)))
 
     @property
     def essential(self) -> list[TreeProcess]:

@@ -50,6 +50,7 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         choice = choose(unit, options.mode, options.experience.earlier)
         if choice.why:
             progress.note(f"mode {choice.mode}: {choice.why}")
+        progress.about_to_touch(unit.concern)
         parent = job.enter_context(_parent(node, unit, options.parent))
         job.callback(node.store.drop_spares)
         job.enter_context(_death_explained(unit))

@@ -9,6 +9,7 @@ from phosd.engine.criu.restore import (
     RestoreOptions,
     admission,
     check_images,
+    close_to_others,
     require_free,
     restore_tree,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "admission",
     "check",
     "check_images",
+    "close_to_others",
     "dump_tree",
     "probe",
     "require_free",

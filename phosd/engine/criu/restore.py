@@ -315,9 +315,14 @@ def _readable(folder: Path, owner: Owner) -> Iterator[None]:
             path.chmod(0o750 if path.is_dir() else 0o640)
         yield
     finally:
-        for path in paths:
-            path.chmod(0o700 if path.is_dir() else 0o600)
-            os.chown(path, 0, 0, follow_symlinks=False)
+        close_to_others(folder)
+
+
+def close_to_others(folder: Path) -> None:
+    """Have an image's folder, which a restore has lent to its owner's group, to root alone."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+        os.chown(path, 0, 0, follow_symlinks=False)
 
 
 def _confirm(root: int) -> None:

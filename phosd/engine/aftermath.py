@@ -1,0 +1,133 @@
+"""What an engine does first: settle the jobs that an earlier one did not end, and clear up."""
+
+import contextlib
+import os
+import signal
+import stat
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from phosd.engine import criu, driver, procfs
+from phosd.engine.concern import Unfinished
+from phosd.engine.errors import PhosError
+from phosd.engine.hooklink import HookState, reach
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.manifest import Process as Restored
+from phosd.engine.node import Node
+from phosd.engine.recovery import Account, free, left_parked
+
+_END_SECONDS = 10.0
+_WAKE_SECONDS = 5.0
+
+
+def settle(node: Node, unfinished: Collection[Unfinished]) -> dict[int, str]:
+    """Bring the processes of unfinished jobs back to running, remove what the jobs left; by job,
+    what was done.
+
+    Nobody else may use the node's folders. What cannot be done is in the texts.
+    """
+    touched = {
+        (each.pid, each.start_time)
+        for job in unfinished
+        if job.concern is not None
+        for each in job.concern.processes
+        if each.start_time is not None
+    }
+    account = free(touched | left_parked(node.config.runtime_dir), node.config.runtime_dir)
+    said = {job.job: _text(node, job, account) for job in unfinished}
+    sweep_hooks(node.config.runtime_dir / "hook")
+    node.sweep_staging()
+    node.store.sweep()
+    return said
+
+
+def _text(node: Node, job: Unfinished, account: Account) -> str:
+    if job.concern is None:
+        return "nothing had been touched"
+    if not job.concern.image:
+        pids = [each.pid for each in job.concern.processes]
+        return account.text(pids) or "its processes run"
+    try:
+        return _settle_restore(node, node.store.get(job.concern.image), job.concern.since)
+    except PhosError as error:
+        return f"what it may have restored is to be looked at: {error}"
+
+
+def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
+    """A restored program that had not begun to run is ended; the image is still there."""
+    try:
+        _wait_for_criu()
+        made = {p.pid: p for p in manifest.processes if _made(p, since)}
+        if not made:
+            return "nothing had been restored"
+        if len(made) == len(manifest.processes) and _all_run(node, made):
+            return f"the restored program (pid {manifest.trees[0].root}) runs"
+        _end(made, since)
+        return f"what was restored of it (pid {', '.join(map(str, sorted(made)))}) was ended"
+    finally:
+        for tree in manifest.trees:
+            criu.close_to_others(node.store.images / manifest.id / tree.folder)
+
+
+def _wait_for_criu() -> None:
+    """A CRIU that restores is killed with its phosd. It is not gone at once."""
+    end = time.monotonic() + _END_SECONDS
+    while any(_restores(pid) for pid in procfs.pids()) and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def _restores(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        words = procfs.command_line(pid)
+        return "--restore-detached" in words and procfs.status(pid).capabilities != 0
+    return False
+
+
+def _made(process: Restored, since: int) -> bool:
+    """Whether the job made it: its pid was free when the job began."""
+    found = procfs.stat(process.pid)
+    if found is None or found.dead or found.start_time < since:
+        return False
+    try:
+        executable = (procfs.PROC / str(process.pid) / "exe").readlink()
+    except OSError:
+        return False
+    return str(executable) == process.executable or executable.name.startswith("criu")
+
+
+def _all_run(node: Node, made: Mapping[int, Restored]) -> bool:
+    for pid, recorded in made.items():
+        if recorded.gpu and driver.state(pid) is not driver.State.RUNNING:
+            return False
+        if recorded.hooked:
+            try:
+                with reach(pid, node.config.runtime_dir, _WAKE_SECONDS) as link:
+                    if link.hello().state is HookState.PARKED:
+                        return False
+            except PhosError:
+                return False
+    return True
+
+
+def _end(made: Mapping[int, Restored], since: int) -> None:
+    end = time.monotonic() + _END_SECONDS
+    while (left := [p for p in made.values() if _made(p, since)]) and time.monotonic() < end:
+        for each in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def sweep_hooks(folder: Path) -> None:
+    """Remove sockets of processes that are gone, and calls to wake that nobody waits to see heard.
+
+    A stale call would wake a hook in the middle of a dump. The folder is anybody's.
+    """
+    for path in [*folder.glob("*.sock"), *folder.glob("*.wake")]:
+        pid = path.stem
+        with contextlib.suppress(OSError):  # a squatter's folder, which is in nobody's way
+            found = path.lstat()
+            dead = pid.isascii() and pid.isdecimal() and procfs.stat(int(pid)) is None
+            if dead or (path.suffix == ".wake" and stat.S_ISREG(found.st_mode)):
+                path.unlink()
