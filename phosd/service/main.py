@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import dataclasses
+import faulthandler
 import logging
 import signal
 import sqlite3
@@ -15,12 +16,12 @@ from typing import Any
 from phosd import __version__
 from phosd.bus import NAME, CallError, Connection, NoBusError
 from phosd.engine.errors import PhosError
+from phosd.engine.notify import Supervisor
 from phosd.service import config as configuration
 from phosd.service.config import Config, ConfigError
 from phosd.service.history import History
 from phosd.service.jobs import JobState
 from phosd.service.manager import Manager
-from phosd.service.notify import Supervisor
 from phosd.service.operations import Engine
 
 _STATUS_SECONDS = 1.0
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of ``phosd``."""
     parser = _parser()
     args = parser.parse_args(arguments)
+    faulthandler.enable()  # the watchdog's SIGABRT then shows where each thread was
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
         config = _configure(args)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from phosd.bus import NAME
-from phosd.service.notify import Supervisor
+from phosd.engine.notify import Supervisor
 from tests.bus import busctl, private_bus
 from tests.harness import PATIENCE, wait_until
 

@@ -25,6 +25,7 @@ from phosd.engine.mover.place import listening
 from phosd.engine.mover.ring import Ring
 from phosd.engine.mover.server import Server
 from phosd.engine.mover.transfer import close_all
+from phosd.engine.notify import Supervisor
 from phosd.engine.rlimit import allow_many_descriptors
 
 LINGER_SECONDS = 30.0
@@ -195,6 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     allow_many_descriptors()
     try:
         with listening(options.runtime_dir, options.gpu) as listener:
+            Supervisor().ready()
             return Life(options.gpu, options.ring, options.linger).run(listener)
     except Busy:
         return 0  # somebody else was quicker: the engine finds that one

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,9 +11,20 @@ from pathlib import Path
 
 from phosd.engine.native import python_environment
 
+_UNIT = "PHOS_MOVER_UNIT"
+"""In phosd's environment under systemd: the template of the unit that a mover is."""
+
 
 def launch(gpu: int, ring_bytes: int, runtime_dir: Path) -> "subprocess.Popen[bytes]":
-    """Start the mover of a GPU, in a session of its own. It listens a moment later."""
+    """Start the mover of a GPU: as its unit, or in a session of its own. It listens a moment later,
+    a unit when what is returned has ended.
+    """
+    if template := os.environ.get(_UNIT):
+        _write_environment(runtime_dir / "mover" / f"{gpu}.env", ring_bytes)
+        unit = template.replace("@", f"@{gpu}")
+        return subprocess.Popen(
+            ("/usr/bin/systemctl", "start", unit), stdin=subprocess.DEVNULL, start_new_session=True
+        )
     return subprocess.Popen(
         (
             *(sys.executable, "-m", "phosd.engine.mover", f"--gpu={gpu}", f"--ring={ring_bytes}"),
@@ -24,6 +36,14 @@ def launch(gpu: int, ring_bytes: int, runtime_dir: Path) -> "subprocess.Popen[by
         cwd="/",
         start_new_session=True,
     )
+
+
+def _write_environment(path: Path, ring_bytes: int) -> None:
+    """What the unit of a mover cannot know: how much it may pin, and which GPU we use."""
+    variables = {name: value for name, value in os.environ.items() if name.startswith("PHOS_")}
+    variables["PHOS_MOVER_RING"] = str(ring_bytes)
+    lines = [f"{name}={shlex.quote(value)}\n" for name, value in variables.items()]
+    path.write_text("".join(lines))
 
 
 class MoverProcess:

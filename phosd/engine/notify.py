@@ -1,4 +1,4 @@
-"""Telling systemd how the daemon is: the protocol of ``sd_notify(3)``.
+"""Telling systemd how we are: the protocol of ``sd_notify(3)``.
 
 Without ``NOTIFY_SOCKET`` nobody wants to know, and everything here does nothing.
 """
