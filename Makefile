@@ -16,14 +16,16 @@ CONFIGURE := -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DPython3_E
 export PATH := $(PATH):/usr/sbin:/sbin
 export PYTHON
 
-.PHONY: help setup build lint native-test test demo test-gpu clean
+.PHONY: help setup build deb lint native-test test test-boot demo test-gpu clean
 
 help:
 	@echo "make demo      train a network, checkpoint it, kill -9, restore it, compare"
 	@echo "make test      linters, native tests (also with sanitizers), Python tests"
+	@echo "make test-boot the Debian package in a booted system: a container with systemd (root)"
 	@echo "make test-gpu  the tests that need a real GPU"
 	@echo "make setup     virtual environment, system packages, CRIU (the others do it themselves)"
 	@echo "make build     the native libraries"
+	@echo "make deb       the Debian package, in build/"
 	@echo "make lint      ruff, mypy, clang-format"
 	@echo "make clean     remove what was built; the virtual environment and CRIU stay"
 
@@ -59,6 +61,9 @@ build/threads/build.ninja: | .venv/.ready
 	    $(CMAKE) -S . -B build/threads $(CONFIGURE) \
 	    -DPHOS_SANITIZE=thread -DPHOS_NATIVE_DIR=$(CURDIR)/build/threads/native
 
+deb: build
+	@$(STEP) "Debian package" $(LOGS)/deb.log $(PY) packaging/build_deb.py
+
 # --- tests
 
 lint: .venv/.ready
@@ -83,6 +88,13 @@ native-test: build build/sanitized/build.ninja build/threads/build.ninja
 
 test: setup lint native-test
 	@$(PY) -m pytest --quiet --numprocesses $(WORKERS)
+
+test-boot: build build/.boot-packages
+	@$(PY) -m pytest --quiet tests/boot
+
+build/.boot-packages: packaging/system_packages.sh
+	@packaging/system_packages.sh boot
+	@touch $@
 
 test-gpu: setup build
 	@PHOS_GPU=real $(PY) -m pytest --quiet tests/core

@@ -173,22 +173,27 @@ def unpack(packages: Sequence[Path], root: Path, prefix: Path) -> None:
         shutil.copy2(library, prefix / "lib" / library.name, follow_symlinks=False)
 
 
-def bind_to_prefix(prefix: Path) -> None:
-    """Make the binary use the prefix's own loader and libraries (again, if it was moved)."""
-    binary, libraries = prefix / "criu", prefix / "lib"
-    (loader,) = libraries.glob("ld-linux*")
+def bind_to_prefix(prefix: Path, home: Path) -> Path:
+    """Make the binary use the loader and the libraries that lie in ``home`` when it runs: in
+    ``prefix`` itself (again, if it was moved), or where a package puts it. Returns the loader."""
+    binary = prefix / "criu"
+    (loader,) = (prefix / "lib").glob("ld-linux*")
+    wanted = home / "lib" / loader.name
     if not shutil.which("patchelf"):
         sys.exit("patchelf is missing; install it (apt-get install patchelf) and try again")
     now = run(["patchelf", "--print-interpreter", binary], "reading the binary").strip()
-    if now != str(loader):
-        run(["patchelf", "--set-interpreter", loader, binary], "setting the loader")
-        run(["patchelf", "--force-rpath", "--set-rpath", libraries, binary], "setting the path")
+    if now != str(wanted):
+        run(["patchelf", "--set-interpreter", wanted, binary], "setting the loader")
+        run(["patchelf", "--force-rpath", "--set-rpath", wanted.parent, binary], "setting the path")
+    return loader
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prefix", type=Path, help="folder for CRIU and its libraries")
-    prefix: Path = parser.parse_args().prefix.resolve()
+    parser.add_argument("--home", type=Path, help="where that folder will be when CRIU runs")
+    args = parser.parse_args()
+    prefix: Path = args.prefix.resolve()
     if not (prefix / "criu").exists():
         with tempfile.TemporaryDirectory(prefix="criu-") as scratch:
             fresh = prefix.with_name(prefix.name + ".new")
@@ -197,8 +202,9 @@ def main() -> None:
             (fresh / "version").write_text(version + "\n")
             shutil.rmtree(prefix, ignore_errors=True)
             fresh.rename(prefix)
-    bind_to_prefix(prefix)
-    print(run([prefix / "criu", "--version"], "starting CRIU").splitlines()[0])
+    loader = bind_to_prefix(prefix, args.home or prefix)
+    start = [loader, "--library-path", prefix / "lib", prefix / "criu", "--version"]
+    print(run(start, "starting CRIU").splitlines()[0])
 
 
 if __name__ == "__main__":

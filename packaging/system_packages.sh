@@ -1,5 +1,6 @@
 #!/bin/sh
-# Install the system packages that are missing, and only those. Prints one line.
+# system_packages.sh [boot]: install the system packages that are missing, and only those; with
+# `boot` also what the tests in a booted system need. Prints one line.
 set -eu
 
 missing=""
@@ -19,6 +20,10 @@ tool busctl systemd
 tool ip iproute2
 tool ps procps
 need "${PYTHON:-python3} -c 'import ensurepip, venv'" python3-venv
+if [ "${1:-}" = boot ]; then
+    tool mmdebstrap mmdebstrap
+    tool systemd-nspawn systemd-container
+fi
 need "ls /usr/share/keyrings/debian-archive-keyring.*" debian-archive-keyring
 
 if [ -z "$missing" ]; then

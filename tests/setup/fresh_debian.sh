@@ -38,29 +38,13 @@ shift
 [ $# -gt 0 ] || set -- demo test
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 here=$(cd "$(dirname "$0")" && pwd)
-fail() {
-    echo "fresh_debian.sh: $*" >&2
-    exit 1
-}
-command -v mmdebstrap >/dev/null || fail "mmdebstrap is missing; apt-get install mmdebstrap"
-
 root=${FRESH_ROOT:-}
 if [ -z "$root" ]; then
     root=$(mktemp -d "${TMPDIR:-/var/tmp}/fresh-$suite.XXXXXX")
     trap 'rm -rf --one-file-system "$root"' EXIT
 fi
 if [ ! -e "$root/etc/debian_version" ]; then
-    # shellcheck disable=SC2016
-    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Label: Debian' | head -n 1)
-    [ -n "$mirror" ] || fail "apt knows no Debian mirror here; apt-get update"
-    fetching=$(mktemp)
-    apt-config dump | grep -E '^Acquire::(http|https|Check-|Retries)' >"$fetching" || true
-    mmdebstrap --quiet --variant=minbase --include=python3,gcc,make,git,ca-certificates \
-        --aptopt="$fetching" "$suite" "$root" "$mirror"
-    rm "$fetching"
-    cp -r /usr/local/share/ca-certificates "$root/usr/local/share/"
-    chroot "$root" update-ca-certificates >/dev/null
-    [ ! -e /etc/pip.conf ] || cp /etc/pip.conf "$root/etc/"
+    "$here/debian_tree.sh" "$suite" "$root" python3,gcc,make,git,ca-certificates
 fi
 cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
 rm -rf "$root/root/phosd"

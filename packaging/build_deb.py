@@ -1,0 +1,255 @@
+"""Make ``phosd_<version>_<architecture>.deb``: everything that a node needs, in one package.
+
+The programs are for the Python that runs this script, which is the one the package depends on. What
+phosd imports is bundled, in the versions that are installed beside this script's Python: those were
+tested. Needs the native build (``make build``), patchelf and, the first time, the archive that CRIU
+comes from and the package index.
+"""
+
+import argparse
+import compileall
+import fnmatch
+import gzip
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+HOME = Path("usr/lib/phos")
+"""Where the package's own things lie; ``phosd.engine.native`` and ``criu`` look there."""
+
+UNITS = "usr/lib/systemd/system"
+PLACES = (
+    ("org.phos.conf", "usr/share/dbus-1/system.d"),
+    ("org.phos.service", "usr/share/dbus-1/system-services"),
+    ("*.policy", "usr/share/polkit-1/actions"),
+    ("*.rules", "usr/share/polkit-1/rules.d"),
+    ("*sysusers*.conf", "usr/lib/sysusers.d"),
+    ("*tmpfiles*.conf", "usr/lib/tmpfiles.d"),
+    *((f"*.{kind}", UNITS) for kind in ("service", "socket", "slice", "target", "timer", "path")),
+)
+"""Where the files of ``systemd/`` go: the first pattern that fits."""
+
+UNUSED = ("pip", "pip-*", "setuptools*", "pkg_resources", "_distutils_hack", "bin", "*.pth")
+"""What the bundled packages bring along for their own command lines."""
+SOURCES = (".cpp", ".h", ".pxd", ".pxi", ".pyx", ".in")
+
+LAUNCHER = """\
+#!/usr/bin/python3 -I
+import sys
+
+sys.path.insert(0, "/{home}/python")
+from {module} import main
+
+sys.exit(main())
+"""
+
+CONTROL = """\
+Package: phosd
+Version: {version}
+Architecture: {architecture}
+Maintainer: the phosd developers <phosd@localhost>
+Section: admin
+Priority: optional
+Depends: {depends}
+Recommends: polkitd
+Suggests: bash-completion
+Installed-Size: {kilobytes}
+Description: checkpoint, restore and move GPU processes
+ phosd saves a running GPU program to disk, brings it back after it was killed,
+ and does so without the program's help. This package has the daemon (phosd),
+ the command line (phos), the hook that programs are started under, and a CRIU
+ of its own. A GPU needs the NVIDIA driver r580 or newer; without one, programs
+ can be tried on a software GPU.
+"""
+
+
+def run(command: Sequence[str | Path], what: str, **variables: str) -> str:
+    """What ``command`` prints; when it fails, everything that it said, and the end."""
+    words = [str(word) for word in command]
+    environment = os.environ | variables
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT)
+    if done.returncode != 0:
+        sys.exit(f"{what} failed ({words[0]} returned {done.returncode}):\n{done.stderr}")
+    return done.stdout
+
+
+def add_python(root: Path, cache: Path) -> None:
+    """phosd and what it imports, compiled, so that nothing is written there at run time."""
+    folder = root / HOME / "python"
+    shutil.copytree(bundled(cache), folder, ignore=shutil.ignore_patterns(*UNUSED, "__pycache__"))
+    for path in folder.rglob("*"):
+        if path.suffix in SOURCES:
+            path.unlink()
+    for path in (ROOT / "phosd").rglob("*"):
+        inside = path.relative_to(ROOT)
+        if path.suffix in (".py", ".ptx") and "native" not in inside.parts:
+            put(folder / inside, path.read_bytes())
+    compiled = compileall.compile_dir(
+        str(folder),
+        quiet=2,
+        stripdir=str(root),
+        prependdir="/",
+        invalidation_mode=compileall.py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )
+    if not compiled:
+        sys.exit("a Python file of the package does not compile (python3 -m compileall phosd)")
+
+
+def bundled(cache: Path) -> Path:
+    """A folder with what phosd imports: fetched once for each set of versions."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"]]
+    for name in sorted(extras.keys() - {"demo", "dev"}):
+        wanted += extras[name]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    versions = run([*pip, "freeze", "--exclude-editable"], "reading the installed versions")
+    key = hashlib.sha256("\n".join([sys.version, *wanted, versions]).encode()).hexdigest()
+    folder = cache / f"python-{key[:16]}"
+    if not folder.exists():
+        for old in cache.glob("python-*"):
+            shutil.rmtree(old)
+        fresh = cache / "fresh"
+        shutil.rmtree(fresh, ignore_errors=True)
+        (cache / "versions.txt").write_text(versions)
+        install = ["install", "--quiet", "--no-compile", "--target", fresh]
+        choose = ["--only-binary=:all:", "--constraint", cache / "versions.txt"]
+        run([*pip, *install, *choose, *wanted], "fetching what phosd imports")
+        fresh.rename(folder)
+    return folder
+
+
+def add_native(root: Path, build: Path, cmake: Path) -> None:
+    """The hook, the software GPU and the other libraries of the native build, stripped."""
+    scratch = root / "native"
+    run(
+        [cmake, "--install", build, "--strip", "--prefix", scratch],
+        f"installing the native build of {build} (`make build` makes it)",
+    )
+    (root / HOME).mkdir(parents=True)
+    for path in (scratch / "phosd/native").iterdir():
+        shutil.move(path, root / HOME / path.name)
+    shutil.rmtree(scratch)
+
+
+def add_criu(root: Path, cache: Path) -> None:
+    home = HOME / "criu"
+    install = [sys.executable, ROOT / "packaging/install_criu.py", cache / "criu"]
+    run([*install, "--home", Path("/") / home], "fetching CRIU")
+    shutil.copytree(cache / "criu", root / home, symlinks=True)
+
+
+def add_programs(root: Path) -> None:
+    """``/usr/bin/phos`` and ``/usr/bin/phosd``, which look at no variable and no user's folder."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for name, entry in project["scripts"].items():
+        module, _, _ = entry.partition(":")
+        put(root / "usr/bin" / name, LAUNCHER.format(home=HOME, module=module), 0o755)
+
+
+def add_units(root: Path) -> list[str]:
+    """Everything of ``systemd/``, where it belongs; the names of the units."""
+    units = []
+    for path in sorted((ROOT / "systemd").iterdir()):
+        fitting = [place for pattern, place in PLACES if fnmatch.fnmatch(path.name, pattern)]
+        if not fitting:
+            sys.exit(f"{path}: this kind of file has no place in the package (see PLACES)")
+        put(root / fitting[0] / path.name, path.read_bytes())
+        if fitting[0] == UNITS:
+            units.append(path.name)
+    return units
+
+
+def add_documents(root: Path) -> None:
+    documents = root / "usr/share/doc/phosd"
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        put(documents / path.name, path.read_bytes())
+    changes = gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), mtime=0)
+    put(documents / "changelog.gz", changes)
+
+
+def add_control(root: Path, version: str, architecture: str, units: Iterable[str]) -> None:
+    """What dpkg wants to know: dependencies, configuration files, maintainer scripts."""
+    put(root / "etc/phos/phosd.toml", (ROOT / "packaging/phosd.toml").read_bytes())
+    put(root / "DEBIAN/conffiles", "/etc/phos/phosd.toml\n")
+    for path in (ROOT / "packaging/debian").iterdir():
+        text = path.read_text().replace("@UNITS@", " ".join(units))
+        put(root / "DEBIAN" / path.name, text, 0o755)
+    size = sum(path.lstat().st_size for path in root.rglob("*"))
+    control = CONTROL.format(
+        version=version,
+        architecture=architecture,
+        depends=", ".join(dependencies()),
+        kilobytes=size // 1024,
+    )
+    put(root / "DEBIAN/control", control)
+
+
+def dependencies() -> list[str]:
+    """The Python that the bundled modules are for, and the C and C++ libraries built against."""
+    major, minor = sys.version_info[:2]
+    libc = platform.libc_ver()[1]
+    gcc = run(["gcc", "-dumpversion"], "asking for the compiler's version").strip()
+    return [
+        f"python3 (>= {major}.{minor}~)",
+        f"python3 (<< {major}.{minor + 1}~)",
+        f"libc6 (>= {libc})",
+        f"libstdc++6 (>= {gcc.partition('.')[0]})",
+        "libgcc-s1",
+        "default-dbus-system-bus | dbus-system-bus",
+        "init-system-helpers (>= 1.52)",
+        "systemd",
+    ]
+
+
+def put(path: Path, content: str | bytes, mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    path.chmod(mode)
+
+
+def project_version() -> str:
+    text = (ROOT / "phosd/__init__.py").read_text()
+    found = re.search(r'^__version__ = "(.+)"', text, re.MULTILINE)
+    if found is None:
+        sys.exit("phosd/__init__.py has no __version__")
+    return found.group(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--native", type=Path, default=ROOT / "build/native", metavar="BUILD")
+    parser.add_argument("--cmake", type=Path, default=Path(sys.executable).with_name("cmake"))
+    parser.add_argument("--cache", type=Path, default=ROOT / "build/deb", metavar="DIR")
+    parser.add_argument("--output", type=Path, default=ROOT / "build", metavar="DIR")
+    parser.add_argument("--version", default=project_version(), help="(default: %(default)s)")
+    args = parser.parse_args()
+    os.umask(0o022)
+    args.cache.mkdir(parents=True, exist_ok=True)
+    architecture = run(["dpkg", "--print-architecture"], "asking for the architecture").strip()
+    package = args.output.resolve() / f"phosd_{args.version}_{architecture}.deb"
+    with tempfile.TemporaryDirectory(prefix="root-", dir=args.cache) as scratch:
+        root = Path(scratch)
+        root.chmod(0o755)
+        add_native(root, args.native.resolve(), args.cmake)
+        add_python(root, args.cache)
+        add_criu(root, args.cache)
+        add_programs(root)
+        units = add_units(root)
+        add_documents(root)
+        add_control(root, args.version, architecture, units)
+        run(["dpkg-deb", "--root-owner-group", "-Zzstd", "-z3", "--build", root, package], "dpkg")
+    print(package)
+
+
+if __name__ == "__main__":
+    main()

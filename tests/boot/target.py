@@ -1,0 +1,98 @@
+"""A program of ``tests/programs`` in a booted machine, run by one of its users under the hook."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import cuda.bindings
+
+from tests.boot.machine import Machine
+from tests.harness import PROGRAMS, parse, wait_until
+
+_PROGRAMS, _PACKAGES, _KERNELS = "/opt/target/programs", "/opt/target/python", "/opt/target/kernels"
+VARIABLES = {"PYTHONPATH": _PACKAGES, "PHOS_TEST_CACHE": _KERNELS}
+"""What a target needs in its environment."""
+
+
+def prepare(machine: Machine) -> None:
+    """Bring the programs, their compiled kernels and the packages that they import."""
+    machine.carry(PROGRAMS, _PROGRAMS)
+    packages = Path(cuda.bindings.__path__[0]).parent
+    for name in ("bindings", "pathfinder"):
+        machine.carry(packages / name, f"{_PACKAGES}/cuda/{name}")
+    with tempfile.TemporaryDirectory() as kernels:
+        subprocess.run(
+            [sys.executable, "-c", "import gpu; gpu.compile_ptx(gpu.SOURCE)"],
+            cwd=PROGRAMS,
+            env=os.environ | {"PHOS_TEST_CACHE": kernels, "PYTHONPATH": str(PROGRAMS)},
+            check=True,
+        )
+        machine.carry(Path(kernels), _KERNELS)
+
+
+def command(program: str, *arguments: str) -> str:
+    """The shell's words for running a program; it needs :data:`VARIABLES`."""
+    return shlex.join(["/usr/bin/python3", f"{_PROGRAMS}/{program}.py", *(arguments or ("0",))])
+
+
+@dataclass(frozen=True)
+class Target:
+    """A running program. ``pid`` is the machine's number for it, ``output`` the path there."""
+
+    machine: Machine
+    pid: int
+    output: str
+
+    @property
+    def _file(self) -> Path:
+        return self.machine.tree / self.output.lstrip("/")
+
+    def position(self) -> int:
+        """Where its output ends now, in bytes."""
+        return self._file.stat().st_size
+
+    def values(self, since: int = 0) -> dict[int, str]:
+        """The digest of each step, of its output from byte ``since`` on."""
+        return parse(self._file.read_bytes()[since:])
+
+    def more_steps(self, count: int, since: int | None = None) -> dict[int, str]:
+        """``count`` values of its output from byte ``since`` on, or from now on."""
+        begin = self.position() if since is None else since
+        wait_until(lambda: len(self.values(begin)) >= count, f"{count} steps of {self.pid}")
+        return self.values(begin)
+
+    @property
+    def alive(self) -> bool:
+        status = self.machine.run(f"ps -o stat= -p {self.pid}", check=False, unit=False).strip()
+        return bool(status) and status[0] not in "ZX"
+
+    def kill(self) -> None:
+        """``kill -9``; returns when the pid is free."""
+        self.machine.run(f"kill -9 {self.pid}", check=False, unit=False)
+        gone = f"test ! -e /proc/{self.pid} && echo gone"
+        wait_until(lambda: self.machine.run(gone, check=False, unit=False), f"{self.pid} to go")
+
+
+def start(machine: Machine, user: str = "ann", program: str = "single") -> Target:
+    """``phos run`` of a program; returns when it computes."""
+    line = f"phos --json run --gpu soft --detach -- {command(program)}"
+    said = machine.run(line, user=user, variables=VARIABLES)
+    told = json.loads(said.splitlines()[-1])
+    target = Target(machine, told["pid"], told["stdout"])
+    target.more_steps(3, since=0)
+    return target
+
+
+def require_continuation(target: Target, before: dict[int, str], since: int) -> None:
+    """Its output from byte ``since`` on has steps of ``before``, with the same values."""
+    wait_until(
+        lambda: len(target.values(since).keys() & before.keys()) > 5, "steps that were seen before"
+    )
+    again = target.values(since)
+    common = again.keys() & before.keys()
+    assert {step: again[step] for step in common} == {step: before[step] for step in common}
