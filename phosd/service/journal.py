@@ -10,14 +10,18 @@ from pathlib import Path
 
 import msgspec
 
+from phosd.engine.concern import Concern
 from phosd.engine.errors import Internal
 
-_MAX_BYTES = 1 << 16
+_MAX_BYTES = 8 << 20
 _log = logging.getLogger(__name__)
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is known of a job while it runs. ``started`` is in seconds since the epoch."""
+    """What is known of a job while it runs. ``started`` is in seconds since the epoch.
+
+    ``concern`` comes before the job touches the first process.
+    """
 
     job: int
     operation: str
@@ -27,6 +31,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     boot_id: str
     pid: int | None = None
     start_time: int | None = None
+    concern: Concern | None = None
 
 
 class Journal:

@@ -1,8 +1,11 @@
 """The engine of this node, as the daemon uses it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from phosd.engine.aftermath import settle
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.concern import Unfinished
 from phosd.engine.experience import Experience
 from phosd.engine.gate import DEADLINE
 from phosd.engine.gpus import GpuInfo, list_gpus
@@ -31,7 +34,9 @@ class NodeEngine:
                 shadow_limit=config.shadow_limit,
             )
         )
-        self._node.store.sweep()
+
+    def settle(self, unfinished: Sequence[Unfinished]) -> dict[int, str]:
+        return settle(self._node, unfinished)
 
     def checkpoint(
         self,

@@ -1,9 +1,11 @@
 """What the daemon asks of the engine, and the options that callers may give."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from phosd.engine.concern import Unfinished
 from phosd.engine.errors import InvalidOption
 from phosd.engine.experience import Experience
 from phosd.engine.gpus import GpuInfo
@@ -19,6 +21,11 @@ Keep = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 class Engine(Protocol):
     """The operations on this node. Each blocks and may be called from any thread."""
+
+    def settle(self, unfinished: Sequence[Unfinished]) -> dict[int, str]:
+        """Once, before anything else: bring back what an earlier phosd left standing, and clear up;
+        by job, what was done.
+        """
 
     def checkpoint(
         self,

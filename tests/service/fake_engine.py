@@ -2,9 +2,10 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from phosd.engine.concern import Unfinished
 from phosd.engine.errors import NoSuchImage
 from phosd.engine.experience import Experience
 from phosd.engine.gpus import GpuInfo
@@ -102,6 +103,9 @@ class FakeEngine:
     experience: list[Experience] = field(default_factory=list)
     made: int = 0
     why: str = ""
+
+    def settle(self, unfinished: Sequence[Unfinished]) -> dict[int, str]:
+        return {job.job: "its processes run" for job in unfinished}
 
     def checkpoint(
         self,

@@ -1,0 +1,30 @@
+"""One phosd a state folder, and one a runtime folder: two would take each other's jobs for dead."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from phosd.engine.errors import Busy
+
+
+@contextlib.contextmanager
+def alone(*folders: Path) -> Iterator[None]:
+    """No other phosd uses these folders inside. Raises :class:`Busy` naming the first that is used.
+
+    The kernel ends the lock with the process, however that ends.
+    """
+    with contextlib.ExitStack() as held:
+        for folder in folders:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            held.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Busy(
+                    f"another phosd runs with {folder}, perhaps on another bus",
+                    hint="end that one, or give this one folders of its own (--state-dir,"
+                    " --runtime-dir)",
+                ) from None
+        yield
