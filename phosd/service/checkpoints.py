@@ -54,12 +54,15 @@ class Checkpoints:
         owner: int,
         schedule: Schedule | None = None,
         notes: Sequence[str] = (),
+        acting: int | None = None,
     ) -> Job:
         """Save a process for user id ``owner``, perhaps as part of a schedule; ``notes`` are for
-        who reads the job. Raises :class:`Busy` unless the request queues.
+        who reads the job. ``acting`` is the user id whose rights count, if not the owner's. Raises
+        :class:`Busy` unless the request queues.
         """
 
         known = program(target)
+        rights = owner if acting is None else acting
 
         def work(progress: Progress) -> Outcome:
             if identify(target.pid) != target:
@@ -69,7 +72,7 @@ class Checkpoints:
             for note in notes:
                 progress.note(note)
             try:
-                manifest = self._save(target, request, owner, known, progress)
+                manifest = self._save(target, request, rights, known, progress)
             finally:
                 self._history.suspects(known, progress.suspects)
             self._history.image(manifest, made_for=schedule)

@@ -16,8 +16,8 @@ from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.process import GpuProcess
 from phosd.engine.progress import PhaseRecord
+from phosd.service.introspection import Interface, Method, Property
 from phosd.service.jobs import Job, JobState
-from phosd.service.objects import Interface, Method, Property
 
 _MOST_SUSPECTS = 100
 """Kernels that a job names, so that no program can fill the bus with its own."""
@@ -86,10 +86,10 @@ def job_interface(cancel: Callable[..., Awaitable[list[Any]]]) -> Interface:
         "org.phos.Job1",
         (Method("Cancel", (("options", "a{sv}"),), (), cancel),),
         (
-            Property("Number", "u", lambda job: job.number),
-            Property("Operation", "s", lambda job: job.task.operation),
-            Property("Target", "s", lambda job: job.task.target),
-            Property("Owner", "u", lambda job: job.task.owner),
+            Property("Number", "u", lambda job: job.number, constant=True),
+            Property("Operation", "s", lambda job: job.task.operation, constant=True),
+            Property("Target", "s", lambda job: job.task.target, private=True, constant=True),
+            Property("Owner", "u", lambda job: job.task.owner, constant=True),
             Property("State", "s", lambda job: str(job.state)),
             Property("Position", "u", lambda job: job.position),
             Property("Phase", "s", lambda job: current_phase(job).name),
@@ -109,14 +109,14 @@ def job_interface(cancel: Callable[..., Awaitable[list[Any]]]) -> Interface:
             Property("Suspects", "as", _suspects, private=True),
             Property("DrainedBytes", "t", lambda job: job.drained.bytes),
             Property("DrainRate", "d", lambda job: job.drained.rate),
-            Property("Scheduled", "b", lambda job: job.task.scheduled),
-            Property("Details", "a{sd}", _details),
+            Property("Scheduled", "b", lambda job: job.task.scheduled, constant=True),
+            Property("Details", "a{sd}", _details, private=True),
             Property("Notes", "as", lambda job: list(job.progress.notes), private=True),
             Property(
                 "Phases", "a(sbdtt)", lambda job: [describe_phase(p) for p in job.progress.phases]
             ),
             Property("Cancelable", "b", lambda job: not job.state.ended),
-            Property("Result", "s", lambda job: job.outcome.result),
+            Property("Result", "s", lambda job: job.outcome.result, private=True),
             Property("Error", "s", lambda job: job.error.code if job.error else ""),
             Property("Message", "s", lambda job: str(job.error) if job.error else "", private=True),
         ),
@@ -156,16 +156,16 @@ class ProcessView:
 PROCESS = Interface(
     "org.phos.Process1",
     properties=(
-        Property("Pid", "u", lambda view: view.process.pid),
-        Property("StartTime", "t", lambda view: view.process.start_time),
-        Property("User", "u", lambda view: view.process.uid),
+        Property("Pid", "u", lambda view: view.process.pid, constant=True),
+        Property("StartTime", "t", lambda view: view.process.start_time, constant=True),
+        Property("User", "u", lambda view: view.process.uid, constant=True),
         Property("CommandLine", "as", lambda view: list(view.process.command), private=True),
         Property("GPUs", "ao", lambda view: [gpu_path(uuid) for uuid in view.gpus]),
         Property("DeviceBytes", "t", lambda view: view.process.device_bytes),
         Property("HookState", "s", lambda view: view.process.hook_state),
         Property("Reason", "s", lambda view: view.process.reason, private=True),
         Property("State", "s", lambda view: view.process.state),
-        Property("LastImage", "s", lambda view: view.last_image),
+        Property("LastImage", "s", lambda view: view.last_image, private=True),
         Property("CheckpointInterval", "d", lambda view: view.every),
         Property("CheckpointsKept", "u", lambda view: view.keep),
     ),
@@ -222,21 +222,34 @@ def created(manifest: Manifest) -> int:
 IMAGE = Interface(
     "org.phos.Image1",
     properties=(
-        Property("Id", "s", lambda view: view.manifest.id),
-        Property("Created", "t", lambda view: created(view.manifest)),
-        Property("Owner", "u", lambda view: view.manifest.owner),
-        Property("Pid", "u", lambda view: view.manifest.trees[0].root),
-        Property("CommandLine", "as", lambda view: list(root_command(view.manifest)), private=True),
-        Property("GPUs", "a(ss)", lambda view: [[g.uuid, g.chip] for g in view.manifest.gpus]),
-        Property("TotalBytes", "t", lambda view: view.total_bytes),
-        Property("DeviceBytes", "t", lambda view: view.manifest.device_bytes),
-        Property("StoredBytes", "t", lambda view: view.stored_bytes),
+        Property("Id", "s", lambda view: view.manifest.id, constant=True),
+        Property("Created", "t", lambda view: created(view.manifest), constant=True),
+        Property("Owner", "u", lambda view: view.manifest.owner, constant=True),
+        Property("Pid", "u", lambda view: view.manifest.trees[0].root, private=True, constant=True),
+        Property(
+            "CommandLine",
+            "as",
+            lambda view: list(root_command(view.manifest)),
+            private=True,
+            constant=True,
+        ),
+        Property(
+            "GPUs",
+            "a(ss)",
+            lambda view: [[g.uuid, g.chip] for g in view.manifest.gpus],
+            constant=True,
+        ),
+        Property("TotalBytes", "t", lambda view: view.total_bytes, constant=True),
+        Property("DeviceBytes", "t", lambda view: view.manifest.device_bytes, constant=True),
+        Property("StoredBytes", "t", lambda view: view.stored_bytes, constant=True),
         Property("SharedBytes", "t", lambda view: view.shared_bytes),
-        Property("Mode", "s", lambda view: view.manifest.mode),
-        Property("Parent", "s", lambda view: view.manifest.parent or ""),
-        Property("Why", "s", lambda view: view.manifest.why, private=True),
-        Property("WrongGuesses", "u", lambda view: view.manifest.wrong_guesses),
-        Property("StopSeconds", "d", lambda view: view.manifest.stop_seconds),
+        Property("Mode", "s", lambda view: view.manifest.mode, constant=True),
+        Property(
+            "Parent", "s", lambda view: view.manifest.parent or "", private=True, constant=True
+        ),
+        Property("Why", "s", lambda view: view.manifest.why, private=True, constant=True),
+        Property("WrongGuesses", "u", lambda view: view.manifest.wrong_guesses, constant=True),
+        Property("StopSeconds", "d", lambda view: view.manifest.stop_seconds, constant=True),
         Property("Verified", "t", lambda view: microseconds(view.verified)),
         Property("VerifiedWhole", "b", lambda view: view.verified_ok),
     ),
@@ -261,8 +274,8 @@ GPU = Interface(
     "org.phos.Gpu1",
     properties=(
         Property("Ordinal", "u", lambda gpu: gpu.ordinal),
-        Property("UUID", "s", lambda gpu: gpu.uuid),
-        Property("Name", "s", lambda gpu: gpu.name),
+        Property("UUID", "s", lambda gpu: gpu.uuid, constant=True),
+        Property("Name", "s", lambda gpu: gpu.name, constant=True),
         Property("MemoryTotal", "t", lambda gpu: gpu.memory_total),
         Property("MemoryUsed", "t", _memory_used),
         Property("Utilisation", "d", lambda gpu: _or_unknown(gpu.utilisation)),

@@ -160,7 +160,7 @@ class Inventory:
                 if path in self.gpus:
                     self._tree.replace(path, gpu)
                 else:
-                    self._tree.publish(path, GPU, gpu, 0)
+                    self._tree.publish(path, GPU, gpu, None)
             if time.monotonic() - self._sampled >= _SAMPLE_SECONDS:
                 self._sampled = time.monotonic()
                 self._history.gpu_samples(gpu for gpu in found if gpu.memory_used is not None)

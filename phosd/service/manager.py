@@ -4,8 +4,8 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from phosd import __version__
 from phosd.bus import ROOT, Connection, variants
@@ -27,7 +27,7 @@ from phosd.service.inventory import Inventory
 from phosd.service.jobs import Job, JobTable, Listener, Outcome, Task
 from phosd.service.journal import Entry, Journal
 from phosd.service.manager_interface import manager_interface
-from phosd.service.objects import Caller, ObjectTree
+from phosd.service.objects import ObjectTree
 from phosd.service.operations import (
     CheckpointRequest,
     Engine,
@@ -38,6 +38,8 @@ from phosd.service.operations import (
     parse_options,
 )
 from phosd.service.periodic import Periodic
+from phosd.service.polkit import Action, Rights
+from phosd.service.turns import Caller
 
 FEATURES = ("checkpoint", "restore", "verify", "queue", "periodic")
 NO_JOB = "/"
@@ -46,6 +48,8 @@ _DAY = 86_400.0
 _CHANGEABLE = ("retention_days", "periodic", "max_jobs", "jobs_per_gpu")
 """Settings that are taken over while phosd runs."""
 _log = logging.getLogger(__name__)
+
+_Thing = TypeVar("_Thing")
 
 
 class Manager:
@@ -62,7 +66,8 @@ class Manager:
         self._history = history
         self._journal = Journal(config.runtime_dir / "journal")
         self._settle_unfinished()
-        self._tree = ObjectTree(connection)
+        self._rights = Rights(connection)
+        self._tree = ObjectTree(connection, self._rights.inspects)
         listener = Listener(
             self._started, self._moved, self._progressed, self._ended, self._forgotten
         )
@@ -83,7 +88,7 @@ class Manager:
         )
         self._job_interface = job_interface(self._cancel)
         self.inventory = Inventory(config, engine, self._tree, history, self._periodic)
-        self._tree.publish(ROOT, manager_interface(self), self, owner=0)
+        self._tree.publish(ROOT, manager_interface(self), self, owner=None)
         self._background: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -123,28 +128,24 @@ class Manager:
         request = parse_options(options, CheckpointRequest)
         require_possible(request)
         target = identify(pid)
-        if not caller.may_touch(target.uid):
-            raise NotAuthorized(
-                f"process {pid} belongs to uid {target.uid}",
-                hint="ask as its owner or as root",
-            )
+        acting = await self._may(caller, Action.CHECKPOINT, target)
         if request.parent not in ("", "auto"):
-            await self._image_for(caller, request.parent)
+            await self._image_for(caller, Action.CHECKPOINT, request.parent)
         if request.every == 0:
             self._periodic.end(target, caller.uid)
             return [NO_JOB]
         begin = self._periodic.begin if request.every else self._checkpoints.start
-        return [job_path(begin(target, request, caller.uid))]
+        return [job_path(begin(target, request, caller.uid, acting=acting))]
 
     async def restore(
         self, caller: Caller, _: "Manager", image: str, options: dict[str, Any]
     ) -> list[Any]:
         request = parse_options(options, RestoreRequest)
-        manifest = await self._image_for(caller, image)
+        manifest, acting = await self._image_for(caller, Action.RESTORE, image)
         gpus = frozenset(gpu.ordinal for gpu in manifest.gpus)
 
         def work(progress: Progress) -> Outcome:
-            pid = self._engine.restore(image, request, caller.uid, progress)
+            pid = self._engine.restore(image, request, acting, progress)
             return Outcome(str(pid), "eager")
 
         return [self._image_job("restore", caller, image, request.token, work, gpus)]
@@ -153,7 +154,7 @@ class Manager:
         self, caller: Caller, _: "Manager", image: str, options: dict[str, Any]
     ) -> list[Any]:
         request = parse_options(options, JobOptions)
-        manifest = await self._image_for(caller, image)
+        manifest, _acting = await self._image_for(caller, Action.VERIFY, image)
 
         def work(progress: Progress) -> Outcome:
             whole = None
@@ -175,7 +176,7 @@ class Manager:
     ) -> list[Any]:
         parse_options(options, Options)
         try:
-            await self._image_for(caller, image)
+            await self._image_for(caller, Action.DELETE, image)
         except ImageCorrupt:
             if caller.uid != 0:  # whose it was is not known any more
                 raise
@@ -193,13 +194,14 @@ class Manager:
             raise job.error
         return []
 
-    async def unsupported(self, _caller: Caller, _: "Manager", *_args: Any) -> list[Any]:
+    async def unsupported(self, caller: Caller, _: "Manager", pid: int, *_args: Any) -> list[Any]:
+        await self._may(caller, Action.MIGRATE, identify(pid))
         raise Unsupported(
             f"phosd {__version__} cannot migrate, suspend or resume yet",
             hint="checkpoint the process and restore the image instead",
         )
 
-    async def get_process(self, _caller: Caller, _: "Manager", pid: int) -> list[Any]:
+    async def get_process(self, caller: Caller, _: "Manager", pid: int) -> list[Any]:
         if self.inventory.process(pid) is None:
             identify(pid)
             await self.inventory.refresh_processes()
@@ -208,27 +210,34 @@ class Manager:
             raise NoSuchProcess(
                 f"process {pid} uses no GPU", hint="`phos ps` lists the GPU processes"
             )
+        owner = self.inventory.processes[path].uid
+        if not caller.may_touch(owner) and not await self._rights.inspects(caller):
+            raise NotAuthorized(
+                f"process {pid} belongs to uid {owner}", hint="ask as its owner or as root"
+            )
         return [path]
 
     async def list_processes(self, caller: Caller, _: "Manager") -> list[Any]:
         await self.inventory.refresh_processes()
+        found = sorted(self.inventory.processes.items(), key=lambda item: item[1].pid)
         return [
             [
                 [
                     p.pid,
                     p.uid,
-                    " ".join(p.command) if caller.may_touch(p.uid) else "",
+                    " ".join(p.command),
                     p.device_bytes,
                     p.hook_state,
                     p.state,
                     path,
                 ]
-                for path, p in sorted(self.inventory.processes.items(), key=lambda x: x[1].pid)
+                for path, p in await self._seen(caller, found, lambda item: item[1].uid)
             ]
         ]
 
-    async def list_images(self, _caller: Caller, _: "Manager") -> list[Any]:
+    async def list_images(self, caller: Caller, _: "Manager") -> list[Any]:
         await self.inventory.refresh_images()
+        found = sorted(self.inventory.images.items())
         return [
             [
                 [
@@ -240,15 +249,15 @@ class Manager:
                     view.manifest.mode,
                     path,
                 ]
-                for path, view in sorted(self.inventory.images.items())
+                for path, view in await self._seen(caller, found, lambda i: i[1].manifest.owner)
             ]
         ]
 
-    async def list_jobs(self, _caller: Caller, _: "Manager") -> list[Any]:
+    async def list_jobs(self, caller: Caller, _: "Manager") -> list[Any]:
         return [
             [
                 [job.number, job.task.operation, job.task.target, str(job.state), job_path(job)]
-                for job in self.jobs
+                for job in await self._seen(caller, self.jobs, lambda job: job.task.owner)
             ]
         ]
 
@@ -265,31 +274,47 @@ class Manager:
         self, caller: Caller, _: "Manager", options: dict[str, Any]
     ) -> list[Any]:
         request = parse_options(options, HistoryOptions)
-        owner = None if caller.uid == 0 else caller.uid
+        owner = None if await self._rights.inspects(caller) else caller.uid
         rows = await asyncio.to_thread(self._history.jobs, request.limit, owner)
         return [[variants({k: v for k, v in row.items() if v is not None}) for row in rows]]
 
     async def _cancel(self, caller: Caller, job: Job, options: dict[str, Any]) -> list[Any]:
         parse_options(options, Options)
-        if not caller.may_touch(job.task.owner):
-            raise NotAuthorized(
-                f"job {job.number} belongs to uid {job.task.owner}",
-                hint="ask as its owner or as root",
-            )
+        number = job.number
+        await self._rights.require(
+            caller, Action.CANCEL, job.task.owner, f"job {number}", job=str(number)
+        )
         self.jobs.cancel(job)
         return []
 
     # How jobs begin and end.
 
-    async def _image_for(self, caller: Caller, image: str) -> Manifest:
-        """The image, if the caller may use it: what is in it runs as its owner."""
+    async def _may(self, caller: Caller, action: Action, target: Identity) -> int:
+        """The user id whose rights count for what the caller wants to do with a process."""
+        pid = target.pid
+        return await self._rights.require(
+            caller, action, target.uid, f"process {pid}", pid=str(pid)
+        )
+
+    async def _image_for(self, caller: Caller, action: Action, image: str) -> tuple[Manifest, int]:
+        """The image, if the caller may use it: what is in it runs as its owner. With it, the user
+        id whose rights count.
+        """
         manifest = await asyncio.to_thread(self._engine.image, image)
-        if not caller.may_touch(manifest.owner):
-            raise NotAuthorized(
-                f"image {image} belongs to uid {manifest.owner}",
-                hint="ask as its owner or as root",
-            )
-        return manifest
+        acting = await self._rights.require(
+            caller, action, manifest.owner, f"image {image}", image=image
+        )
+        return manifest, acting
+
+    async def _seen(
+        self, caller: Caller, things: Iterable[_Thing], owner: Callable[[_Thing], int]
+    ) -> list[_Thing]:
+        """What the caller may see of these: what is their own, or everything."""
+        found = list(things)
+        own = [thing for thing in found if caller.may_touch(owner(thing))]
+        if len(own) < len(found) and await self._rights.inspects(caller):
+            return found
+        return own
 
     def _image_job(
         self,

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from phosd.service.objects import Args, Interface, Method, Property
+from phosd.service.introspection import Args, Event, Interface, Method, Property
 
 if TYPE_CHECKING:
     from phosd.service.manager import Manager
@@ -21,10 +21,7 @@ def manager_interface(manager: "Manager") -> Interface:
             Method("VerifyImage", (("image", "s"), _OPTIONS), _JOB, manager.verify_image),
             Method("DeleteImage", (("image", "s"), _OPTIONS), (), manager.delete_image),
             Method(
-                "Migrate",
-                (("pid", "u"), ("destination", "s"), _OPTIONS),
-                _JOB,
-                manager.unsupported,
+                "Migrate", (("pid", "u"), ("destination", "s"), _OPTIONS), _JOB, manager.unsupported
             ),
             Method("Suspend", (("pid", "u"), _OPTIONS), _JOB, manager.unsupported),
             Method("Resume", (("pid", "u"), _OPTIONS), _JOB, manager.unsupported),
@@ -36,16 +33,16 @@ def manager_interface(manager: "Manager") -> Interface:
             Method("ListHistory", (_OPTIONS,), (("jobs", "aa{sv}"),), manager.list_history),
         ),
         (
-            Property("Version", "s", lambda m: m.version),
-            Property("Features", "as", lambda m: list(m.features)),
+            Property("Version", "s", lambda m: m.version, constant=True),
+            Property("Features", "as", lambda m: list(m.features), constant=True),
             Property("GPUs", "ao", lambda m: sorted(m.inventory.gpus)),
         ),
         (
-            ("JobNew", (("job", "o"),)),
-            ("JobRemoved", (("job", "o"), ("result", "s"))),
-            ("ProcessNew", (("process", "o"),)),
-            ("ProcessRemoved", (("process", "o"),)),
-            ("ImageNew", (("image", "o"),)),
-            ("ImageRemoved", (("image", "o"),)),
+            Event("JobNew", (("job", "o"),)),
+            Event("JobRemoved", (("job", "o"), ("result", "s"))),
+            Event("ProcessNew", (("process", "o"),)),
+            Event("ProcessRemoved", (("process", "o"),)),
+            Event("ImageNew", (("image", "o"),)),
+            Event("ImageRemoved", (("image", "o"),)),
         ),
     )

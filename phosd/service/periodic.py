@@ -82,14 +82,18 @@ class Periodic:
         """The schedule of a process, if it has one; it may have ended."""
         return self._schedules.get((pid, start_time))
 
-    def begin(self, target: Identity, request: CheckpointRequest, owner: int) -> Job:
-        """Checkpoint a process now and then every ``request.every`` seconds.
+    def begin(
+        self, target: Identity, request: CheckpointRequest, owner: int, acting: int | None = None
+    ) -> Job:
+        """Checkpoint a process now, and then every ``request.every`` seconds, for user id
+        ``owner``; ``acting`` is the user id whose rights count, if not the owner's.
 
         Raises what speaks against the first checkpoint, and then nothing has changed.
         """
-        schedule = Schedule(self._boot, target, owner, request)
+        rights = owner if acting is None else acting
+        schedule = Schedule(self._boot, target, rights, request)
         first = msgspec.structs.replace(schedule.each, token=request.token, queue=request.queue)
-        job = self._checkpoints.start(target, first, owner, schedule)
+        job = self._checkpoints.start(target, first, owner, schedule, acting=rights)
         self._set(schedule)
         self._run(schedule, job)
         return job

@@ -1,0 +1,32 @@
+"""D-Bus, for the daemon and its clients."""
+
+from phosd.bus.connection import (
+    ERROR_PREFIX,
+    NAME,
+    Answer,
+    CallError,
+    Connection,
+    Server,
+)
+from phosd.bus.library import MAX_ARGUMENTS, Call, NoBusError, Signal, Variant, plain
+from phosd.bus.values import ROOT, clean, is_path, path_of, variants
+
+__all__ = [
+    "ERROR_PREFIX",
+    "MAX_ARGUMENTS",
+    "NAME",
+    "ROOT",
+    "Answer",
+    "Call",
+    "CallError",
+    "Connection",
+    "NoBusError",
+    "Server",
+    "Signal",
+    "Variant",
+    "clean",
+    "is_path",
+    "path_of",
+    "plain",
+    "variants",
+]

@@ -1,0 +1,278 @@
+"""A connection to a bus, which can serve, and which can come back when the bus goes away.
+
+The library's own service classes are not used: they answer ``GetAll`` without asking who calls,
+send Python tracebacks to callers and emit ObjectManager signals from the wrong path. A
+:class:`Connection` hands every method call to one :class:`Server` instead, together with its
+sender.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from phosd.bus.library import (
+    Bus,
+    Call,
+    NoBusError,
+    Signal,
+    encode,
+    error_of,
+    method_call,
+    plain,
+    reply_to,
+    signal_from,
+)
+from phosd.bus.values import clean
+from phosd.engine.errors import PhosError
+
+NAME = "org.phos"
+ERROR_PREFIX = "org.phos.Error."
+PATIENCE = 120.0
+"""Seconds to wait for a reply. Long work is a job, not a long call."""
+_DBUS = "org.freedesktop.DBus"
+_DBUS_PATH = "/org/freedesktop/DBus"
+_GONE_RULE = f"type='signal',sender='{_DBUS}',member='NameOwnerChanged',arg2=''"
+_DO_NOT_QUEUE, _PRIMARY_OWNER, _ALREADY_OWNER = 4, 1, 4  # of RequestName
+_DISCONNECTED = f"{_DBUS}.Error.Disconnected"
+_MOST_OUTGOING = 4096
+"""Messages that may wait for the bus to take them; beyond that, surplus calls get no answer."""
+_SLOWEST_RETRY = 5.0
+_LARGE = 32
+"""Entries from which on a reply is encoded in a thread, not to hold up the event loop."""
+_log = logging.getLogger(__name__)
+
+
+class CallError(Exception):
+    """The other side answered with an error: its D-Bus ``name`` and ``text``."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name
+        self.text = text
+
+
+Answer = Callable[[Call], Awaitable[tuple[str, list[Any]]]]
+"""Answers a call with the signature and the values of the reply."""
+
+
+class Server(Protocol):
+    """Whom the calls are for. All is told on the event loop."""
+
+    def take(self, call: Call) -> None:
+        """A call came: see that it is answered."""
+
+    def gone(self, client: str) -> None:
+        """A client has left the bus."""
+
+    def lost(self) -> None:
+        """The bus has gone, and all clients with it."""
+
+
+class Connection:
+    """A connection to a bus. Every method must be used on the event loop that opened it."""
+
+    def __init__(self, where: str, patience: float) -> None:
+        self._where = where
+        self._patience = patience
+        self._bus: Any = None
+        self._names: list[str] = []
+        self._rules: list[str] = []
+        self._listeners: list[Callable[[Signal], None]] = []
+        self._server: Server | None = None
+        self._closing = False
+
+    @staticmethod
+    async def open(where: str, patience: float = 0.0) -> "Connection":
+        """Connect to ``system``, ``session`` or a D-Bus address.
+
+        When the bus goes away, :meth:`closed` tries to be back on it for ``patience`` seconds.
+        Raises :class:`NoBusError`.
+        """
+        connection = Connection(where, patience)
+        connection._bus = await Bus.open(where, connection._take)
+        return connection
+
+    async def own(self, name: str) -> bool:
+        """Take the bus name; false when somebody else has it. Raises :class:`CallError`."""
+        if self._server is not None and _GONE_RULE not in self._rules:
+            await self._select(_GONE_RULE)
+        owned = await self._request(name)
+        if owned and name not in self._names:
+            self._names.append(name)
+        return owned
+
+    async def _request(self, name: str) -> bool:
+        (reply,) = await self._ask_bus("RequestName", "su", name, _DO_NOT_QUEUE)
+        return reply in (_PRIMARY_OWNER, _ALREADY_OWNER)
+
+    async def call(
+        self,
+        path: str,
+        interface: str,
+        member: str,
+        signature: str = "",
+        *args: Any,
+        destination: str = NAME,
+        patience: float = PATIENCE,
+        interactive: bool = False,
+    ) -> list[Any]:
+        """Call a method and wait for its reply: plain values. Raises :class:`CallError`.
+
+        With ``interactive``, the other side may have the user asked for a password.
+        """
+        message = method_call(destination, path, interface, member, signature, args, interactive)
+        if not self._bus.connected:
+            raise CallError(_DISCONNECTED, f"{member} was not sent: the bus is gone")
+        try:
+            reply = await asyncio.wait_for(self._bus.call(message), patience)
+        except TimeoutError:
+            text = f"{destination} did not answer {member} within {patience:.0f} s"
+            raise CallError(f"{_DBUS}.Error.NoReply", text) from None
+        except (EOFError, OSError) as error:
+            raise CallError(_DISCONNECTED, f"the bus went away during {member}") from error
+        if reply is None:
+            raise CallError(_DISCONNECTED, f"{member} has no answer: the bus was left")
+        failure = error_of(reply)
+        if failure is not None:
+            raise CallError(*failure)
+        return [plain(value) for value in reply.body]
+
+    async def uid_of(self, sender: str) -> int:
+        """The user of a connection, as the bus knows it. Raises :class:`CallError`."""
+        (uid,) = await self._ask_bus("GetConnectionUnixUser", "s", sender)
+        return int(uid)
+
+    async def machine_id(self) -> str:
+        """The id of the machine that the bus runs on. Raises :class:`CallError`."""
+        peer = f"{_DBUS}.Peer"
+        (found,) = await self.call(_DBUS_PATH, peer, "GetMachineId", destination=_DBUS)
+        return str(found)
+
+    async def _ask_bus(self, member: str, signature: str, *args: Any) -> list[Any]:
+        return await self.call(_DBUS_PATH, _DBUS, member, signature, *args, destination=_DBUS)
+
+    def emit(self, path: str, interface: str, member: str, signature: str, *args: Any) -> None:
+        """Send a signal to whoever listens; to nobody while the bus is away."""
+        if self._bus.connected:
+            body = [clean(value) for value in args]
+            self._bus.put(signal_from(path, interface, member, signature, body))
+
+    async def subscribe(self, handler: Callable[[Signal], None], *rules: str) -> None:
+        """Have ``handler`` called for the signals that the match rules select.
+
+        What another subscription of this connection selects reaches it as well, and what somebody
+        sends to this connection alone: ``Signal.sender`` is what the bus vouches for.
+        """
+        self._listeners.append(handler)
+        for rule in rules:
+            await self._select(rule)
+
+    async def _select(self, rule: str) -> None:
+        await self._ask_bus("AddMatch", "s", rule)
+        self._rules.append(rule)
+
+    def serve(self, server: Server) -> None:
+        """Hand every method call to ``server``; to be called before a name is taken."""
+        self._server = server
+
+    def _take(self, found: Call | Signal) -> None:
+        if isinstance(found, Call):
+            if self._server is not None:
+                self._server.take(found)
+            else:
+                self.refuse(found, f"{_DBUS}.Error.UnknownMethod", "nothing is served here")
+            return
+        if (found.sender, found.member) == (_DBUS, "NameOwnerChanged") and self._server is not None:
+            name, _, now = found.args
+            if name.startswith(":") and not now:
+                self._server.gone(name)
+        for listener in self._listeners:
+            listener(found)
+
+    async def reply(self, call: Call, answer: Answer) -> None:
+        """Answer a call by ``answer``, with its values or its error; returns when that is sent."""
+        try:
+            try:
+                signature, values = await answer(call)
+                await self._send(call, signature, values)
+            except CallError as error:
+                await self._fail(call, error.name, error.text)
+            except PhosError as error:
+                await self._fail(call, ERROR_PREFIX + error.code, str(error))
+        except (EOFError, OSError) as error:
+            _log.info("the answer to %s was not sent: %s", call.member, error or "the bus is gone")
+        except Exception:
+            # What went wrong inside is for the log; the caller learns no more than that it did.
+            _log.exception("answering %s.%s failed", call.interface, call.member)
+            text = f"phosd failed while answering {call.member}; its log says why"
+            await self._fail(call, ERROR_PREFIX + "Internal", text)
+
+    async def _send(self, call: Call, signature: str, values: list[Any]) -> None:
+        bus, serial = self._bus, self._bus.next_serial()
+
+        def encoded() -> bytes:
+            message = reply_to(call, signature, [clean(value) for value in values])
+            message.serial = serial
+            return encode(message)
+
+        large = any(isinstance(value, list | dict) and len(value) >= _LARGE for value in values)
+        data = await asyncio.to_thread(encoded) if large else encoded()
+        if call.wants_reply and bus.connected:
+            await bus.put_bytes(data)
+
+    def refuse(self, call: Call, name: str, text: str) -> None:
+        """Answer a call with an error, or not at all when the bus does not take what is sent."""
+        if self._bus.outgoing < _MOST_OUTGOING:
+            self._error(call, name, text)
+
+    async def _fail(self, call: Call, name: str, text: str) -> None:
+        sent = self._error(call, name, text)
+        if sent is not None:
+            await sent
+
+    def _error(self, call: Call, name: str, text: str) -> "asyncio.Future[None] | None":
+        if not call.wants_reply or not self._bus.connected:
+            return None
+        sent: asyncio.Future[None] = self._bus.put(reply_to(call, "s", [clean(text)], error=name))
+        return sent
+
+    async def closed(self) -> None:
+        """Wait until the bus has gone for good, or :meth:`close` is called."""
+        while True:
+            with contextlib.suppress(EOFError, OSError):
+                await self._bus.wait_for_disconnect()
+            self._bus.leave()
+            if self._server is not None:
+                self._server.lost()
+            if self._closing or not await self._return():
+                return
+
+    async def _return(self) -> bool:
+        """Be on the bus again, with the names and subscriptions of before."""
+        loop = asyncio.get_running_loop()
+        until, delay = loop.time() + self._patience, 0.1
+        if self._patience:
+            _log.warning("the bus is gone; trying to be back for %.0f s", self._patience)
+        while loop.time() < until and not self._closing:
+            try:
+                self._bus = await Bus.open(self._where, self._take)
+                for rule in self._rules:
+                    await self._ask_bus("AddMatch", "s", rule)
+                if all([await self._request(name) for name in self._names]):
+                    _log.warning("back on the bus")
+                    return True
+                self._bus.leave()
+            except (NoBusError, CallError) as error:
+                _log.info("not back on the bus yet: %s", error)
+                self._bus.leave()
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _SLOWEST_RETRY)
+        return False
+
+    def close(self) -> None:
+        """Leave the bus."""
+        self._closing = True
+        if self._bus.connected:
+            self._bus.disconnect()

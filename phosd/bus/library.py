@@ -1,0 +1,289 @@
+"""The D-Bus library, and what it lacks. The only module that imports ``dbus_next``.
+
+What strangers send is read with care: the library parses whatever comes, remembers every signature
+that it has seen, and gives up the whole connection when it cannot read one message.
+"""
+
+import asyncio
+import functools
+import logging
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from dbus_next._private.unmarshaller import MarshallerStreamEndError, Unmarshaller
+from dbus_next.aio.message_bus import MessageBus
+from dbus_next.constants import BusType, MessageFlag, MessageType
+from dbus_next.errors import AuthError, InvalidAddressError
+from dbus_next.message import Message
+from dbus_next.signature import SignatureTree
+from dbus_next.signature import Variant as Variant
+from dbus_next.validators import is_object_path_valid as is_object_path_valid
+
+MAX_ARGUMENTS = 8192
+"""Most bytes of arguments that a call may bring: the longest path, and room for the rest."""
+
+_AT_ONCE = 16
+"""Messages that are read before the event loop does what else there is."""
+_CONNECT_SECONDS = 10.0
+_log = logging.getLogger(__name__)
+
+# Most of the library has no types.
+_Untyped: Any = Unmarshaller
+_UntypedBus: Any = MessageBus
+
+
+class NoBusError(Exception):
+    """No bus answers at the address, or it does not let us in. ``hint`` says what to do."""
+
+    hint = (
+        "start the system's bus, or take one of your own: `dbus-run-session -- bash`, and in it "
+        "`phosd --session &` and `export PHOS_BUS=session`"
+    )
+
+
+@dataclass(frozen=True)
+class Call:
+    """One method call that came in. ``interactive``: the caller would type a password."""
+
+    sender: str
+    path: str
+    interface: str | None
+    member: str
+    signature: str
+    interactive: bool = False
+    serial: int = 0
+    wants_reply: bool = True
+    body: bytes = b""
+    endian: int = ord("l")
+    too_large: bool = False
+
+    @functools.cached_property
+    def args(self) -> tuple[Any, ...]:
+        """Plain values: variants are unwrapped. Only for calls whose signature is known."""
+        return tuple(plain(value) for value in _decode(self.endian, self.signature, self.body))
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One signal that came in, with plain values."""
+
+    path: str
+    interface: str
+    member: str
+    args: tuple[Any, ...]
+    sender: str = ""
+
+
+class _Reader(_Untyped):  # type: ignore[misc]
+    """Reads one message. The body of a call stays as it came until a method takes it."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self.found: Call | Signal | Message | None = None
+
+    def complete(self) -> bool:
+        """Whether a message is there in full; ``found`` is None when it is of no use."""
+        try:
+            self._unmarshall()
+        except MarshallerStreamEndError:
+            return False
+        return True
+
+    def read_variant(self, _: Any = None) -> Variant:
+        """With signatures that are not kept for ever."""
+        signature = self.read_signature()
+        keep = len(signature) == 1
+        tree = SignatureTree._get(signature) if keep else SignatureTree(signature)
+        return Variant(tree, self.read_argument(tree.types[0]))
+
+    def _unmarshall(self) -> None:
+        self.offset = 0
+        self.read(16)
+        kind, flags = self.buf[1], self.buf[2]
+        order = "<III" if self.buf[0] == ord("l") else ">III"
+        body_length, serial, fields_length = struct.unpack_from(order, self.buf, 4)
+        body_at = 16 + fields_length + self._padding(fields_length, 8)
+        self.read(body_at + body_length - 16)
+        try:
+            if kind in (MessageType.METHOD_RETURN.value, MessageType.ERROR.value):
+                super()._unmarshall()
+                self.found = self.message
+            elif kind == MessageType.METHOD_CALL.value and fields_length <= 2 * MAX_ARGUMENTS:
+                self.found = self._call(flags, serial, bytes(self.buf[body_at:]))
+            elif kind == MessageType.SIGNAL.value and len(self.buf) <= 8 * MAX_ARGUMENTS:
+                self.found = self._signal(bytes(self.buf[body_at:]))
+        except Exception:  # one message that cannot be read is no reason to leave the bus
+            _log.exception("a message on the bus could not be read")
+
+    def _fields(self) -> dict[int, Any]:
+        """The header's fields by their number in the specification."""
+        self.endian, self.offset = self.buf[0], 12
+        return {code: variant.value for code, variant in self.read_argument(_FIELDS)}
+
+    def _call(self, flags: int, serial: int, body: bytes) -> Call:
+        fields = self._fields()
+        return Call(
+            sender=fields[7],
+            path=fields[1],
+            interface=fields.get(2),
+            member=fields[3],
+            signature=fields.get(8, ""),
+            interactive=bool(flags & MessageFlag.ALLOW_INTERACTIVE_AUTHORIZATION),
+            serial=serial,
+            wants_reply=not flags & MessageFlag.NO_REPLY_EXPECTED,
+            body=body[:MAX_ARGUMENTS],
+            endian=self.buf[0],
+            too_large=len(body) > MAX_ARGUMENTS,
+        )
+
+    def _signal(self, body: bytes) -> Signal:
+        fields = self._fields()
+        values = _decode(self.buf[0], fields.get(8, ""), body)
+        args = tuple(plain(value) for value in values)
+        return Signal(fields[1], fields[2], fields[3], args, fields.get(7, ""))
+
+
+_FIELDS = SignatureTree("a(yv)").types[0]
+
+
+def _decode(endian: int, signature: str, body: bytes) -> list[Any]:
+    reader = _Reader(None)
+    reader.endian, reader.buf = endian, bytearray(body)
+    return [reader.read_argument(kind) for kind in SignatureTree(signature).types]
+
+
+class Bus(_UntypedBus):  # type: ignore[misc]
+    """The library's connection, which does not let who sends much hold up the event loop."""
+
+    _unmarshaller: Any
+
+    def __init__(self, take: Callable[[Call | Signal], None], **where: Any) -> None:
+        super().__init__(**where)
+        self._take = take
+        self._more: asyncio.Handle | None = None
+
+    @staticmethod
+    async def open(where: str, take: Callable[[Call | Signal], None]) -> "Bus":
+        """Connect to ``system``, ``session`` or a D-Bus address. Raises :class:`NoBusError`."""
+        try:
+            if where in ("system", "session"):
+                bus = Bus(take, bus_type=BusType[where.upper()])
+            else:
+                bus = Bus(take, bus_address=where)
+            await asyncio.wait_for(bus.connect(), _CONNECT_SECONDS)
+        except (AuthError, InvalidAddressError, OSError, EOFError, KeyError, TimeoutError) as error:
+            raise NoBusError(f"no D-Bus at {where}: {error}") from error
+        return bus
+
+    def _create_unmarshaller(self) -> _Reader:
+        return _Reader(self._stream)
+
+    def _message_reader(self) -> None:
+        if self._more is None:
+            self._read_some()
+
+    def _read_some(self) -> None:
+        self._more = None
+        if self._disconnected:
+            return
+        try:
+            for _ in range(_AT_ONCE):
+                if not self._unmarshaller.complete():
+                    return
+                found, self._unmarshaller = self._unmarshaller.found, self._create_unmarshaller()
+                if isinstance(found, Message):
+                    self._on_message(found)
+                elif found is not None:
+                    self._take(found)
+        except (EOFError, OSError) as error:
+            self._finalize(error)
+            return
+        self._more = self._loop.call_soon(self._read_some)
+
+    @property
+    def outgoing(self) -> int:
+        """Messages that the bus has not taken yet."""
+        return int(self._writer.messages.qsize())
+
+    def put(self, message: Message) -> "asyncio.Future[None]":
+        """Send a message; done when the bus has taken it."""
+        message.serial = self.next_serial()
+        return self.put_bytes(encode(message))
+
+    def put_bytes(self, data: bytes) -> "asyncio.Future[None]":
+        """Send an encoded message; done when the bus has taken it."""
+        sent: asyncio.Future[None] = self._loop.create_future()
+        sent.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._writer.messages.put_nowait((data, [], sent))
+        self._writer.schedule_write()
+        return sent
+
+    def leave(self) -> None:
+        """Give up the connection and close its socket."""
+        self._finalize(None)
+        self._stream.close()
+        self._sock.close()
+
+
+def encode(message: Message) -> bytes:
+    """The message, which has its serial, as it travels."""
+    return bytes(cast(Any, message)._marshall())
+
+
+def method_call(
+    destination: str,
+    path: str,
+    interface: str,
+    member: str,
+    signature: str,
+    args: Sequence[Any],
+    interactive: bool,
+) -> Message:
+    flag = MessageFlag.ALLOW_INTERACTIVE_AUTHORIZATION if interactive else MessageFlag.NONE
+    return Message(
+        destination=destination,
+        path=path,
+        interface=interface,
+        member=member,
+        signature=signature,
+        body=list(args),
+        flags=flag,
+    )
+
+
+def reply_to(call: Call, signature: str, body: list[Any], error: str = "") -> Message:
+    """The reply to a call: values, or with ``error`` the error of that name."""
+    message: Any = Message
+    reply: Message = message(
+        message_type=MessageType.ERROR if error else MessageType.METHOD_RETURN,
+        reply_serial=call.serial,
+        destination=call.sender,
+        error_name=error or None,
+        signature=signature,
+        body=body,
+    )
+    return reply
+
+
+def signal_from(path: str, interface: str, member: str, signature: str, body: list[Any]) -> Message:
+    return Message.new_signal(path, interface, member, signature, body)
+
+
+def error_of(reply: Message) -> tuple[str, str] | None:
+    """Name and text of the error that the reply is, if it is one."""
+    if reply.message_type is not MessageType.ERROR:
+        return None
+    return reply.error_name, str(reply.body[0]) if reply.body else ""
+
+
+def plain(value: Any) -> Any:
+    """The value without the variants in it."""
+    if isinstance(value, Variant):
+        return plain(value.value)
+    if isinstance(value, dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value

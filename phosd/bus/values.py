@@ -1,0 +1,41 @@
+"""What travels on the bus: plain values, names and paths."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from phosd.bus.library import Variant, is_object_path_valid
+
+ROOT = "/org/phos"
+
+
+def clean(value: Any) -> Any:
+    """The value with strings that D-Bus can carry.
+
+    A command line may hold any bytes; a bus throws out who sends a string that is not UTF-8.
+    """
+    if isinstance(value, str):
+        return value.replace("\0", " ").encode("utf-8", "replace").decode()
+    if isinstance(value, Variant):
+        return Variant(value.signature, clean(value.value))
+    if isinstance(value, dict):
+        return {clean(key): clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(item) for item in value]
+    return value
+
+
+def path_of(kind: str, key: str) -> str:
+    """The object path of a thing: what a path may not hold is written ``_<hex>``."""
+    escaped = "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):02x}" for c in key)
+    return f"{ROOT}/{kind}/{escaped}"
+
+
+def is_path(text: str) -> bool:
+    """Whether the text is a well-formed object path."""
+    return bool(is_object_path_valid(text))
+
+
+def variants(values: Mapping[str, bool | int | float | str]) -> dict[str, Variant]:
+    """An ``a{sv}`` of plain values: b, x, d or s by their type."""
+    signatures = {bool: "b", int: "x", float: "d", str: "s"}
+    return {key: Variant(signatures[type(value)], value) for key, value in values.items()}
