@@ -28,6 +28,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "Version": "The version of phosd.",
         "Features": "What this version can do.",
         "GPUs": "The objects of the GPUs.",
+        "Troubles": "What is wrong with phosd's own surroundings.",
         "JobNew": "A job was accepted.",
         "JobRemoved": "A job has ended; result is its state.",
         "ProcessNew": "A process uses a GPU now.",

@@ -1,38 +1,26 @@
-"""What happened on this node, in SQLite. Losing it costs nothing but knowledge of the past.
-
-One thread writes, in the order in which things are recorded; readers have connections of their
-own. A write that fails (a full disk) is logged and never stops a job.
-"""
+"""What happened on this node. Losing it costs nothing but knowledge of the past."""
 
 import contextlib
 import json
 import logging
-import queue
-import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sqlite_utils import Database
-
-from phosd.engine.errors import OutOfMemory
+from phosd.engine.errors import Internal, OutOfMemory
 from phosd.engine.experience import Earlier
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.kernels import KernelMark
 from phosd.engine.process import GpuProcess
+from phosd.service.database import Database, Row
 from phosd.service.identity import Program
 from phosd.service.jobs import Job
 from phosd.service.journal import Entry
 from phosd.service.schedule import Schedule
-from phosd.service.tables import migrations
 
-Row = dict[str, Any]
-
-_BUSY_MILLISECONDS = 10_000
 _REMEMBERED = 8
 """Checkpoints of a process that the next one's mode is chosen by: what went wrong once is tried
 again when it is no longer among them.
@@ -51,24 +39,14 @@ def _storable(row: Row) -> Row:
     return {key: clean(value) if isinstance(value, str) else value for key, value in row.items()}
 
 
-def _connect(path: Path) -> Any:
-    connection = sqlite3.connect(path, check_same_thread=False)
-    connection.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS}")
-    connection.execute("PRAGMA foreign_keys=ON")
-    return Database(connection)
-
-
-def _open(path: Path) -> Any:
-    path.touch(mode=0o600)
-    database = _connect(path)
-    try:
-        database.enable_wal()
-        database.execute("PRAGMA synchronous=FULL")
-        migrations.apply(database)
-    except sqlite3.Error:
-        database.conn.close()
-        raise
-    return database
+def _image_row(manifest: Manifest) -> Row:
+    return {
+        "id": manifest.id,
+        "created": manifest.created,
+        "owner": manifest.owner,
+        "mode": manifest.mode,
+        "device_bytes": manifest.device_bytes,
+    }
 
 
 def _earlier(row: Row) -> Earlier:
@@ -83,29 +61,31 @@ def _earlier(row: Row) -> Earlier:
 
 
 class History:
-    """The database file. ``record`` returns at once; reads see what has been written so far."""
+    """What is recorded is written by another thread, in order; reads see what was written so far.
+
+    ``observer`` is called, in that thread, when :attr:`trouble` or :attr:`renewals` has changed.
+    """
+
+    observer: Callable[[], None] | None = None
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        self._path = path
-        try:
-            self._database = _open(path)
-        except sqlite3.OperationalError:  # full, read-only: nothing is wrong with the file
-            raise
-        except sqlite3.DatabaseError as error:
-            aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
-            for suffix in (
-                "",
-                "-wal",
-                "-shm",
-            ):  # a log of the old file is not for the new
-                with contextlib.suppress(FileNotFoundError):
-                    Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
-            _log.error("the history was damaged (%s); it is kept as %s", error, aside)
-            self._database = _open(path)
-        self._work: queue.SimpleQueue[Callable[[Any], None] | None] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write, name="history", daemon=True)
-        self._writer.start()
+        with contextlib.suppress(OSError):  # the database tells that it cannot be reached
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._database = Database(path, self._observe)
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be written at the moment; empty while it can."""
+        return self._database.trouble
+
+    @property
+    def renewals(self) -> int:
+        """How many files were of no use and put aside since phosd runs."""
+        return self._database.renewals
+
+    def _observe(self) -> None:
+        if self.observer is not None:
+            self.observer()
 
     def job(self, job: Job) -> None:
         """A job as it is now, with its phases once it has ended."""
@@ -153,7 +133,7 @@ class History:
                 db["jobs"].upsert(_storable(row), pk="id")
                 db["job_phases"].insert_all(phases, replace=True)
 
-        self._work.put(run)
+        self._database.record(run)
 
     def interrupted(self, entry: Entry) -> None:
         """A job that an earlier phosd did not survive."""
@@ -168,7 +148,7 @@ class History:
             "error": "Internal",
             "message": "phosd ended while the job ran; start it again",
         }
-        self._work.put(lambda db: db["jobs"].upsert(_storable(row), pk="id"))
+        self._database.record(lambda db: db["jobs"].upsert(_storable(row), pk="id"))
         self.event("interrupted", f"job {entry.job}", f"{entry.operation} {entry.target}")
 
     def image(
@@ -177,23 +157,33 @@ class History:
         """An image; ``whole`` is what a verification of it has just found, ``made_for`` the
         schedule that it belongs to.
         """
-        row: Row = {
-            "id": manifest.id,
-            "created": manifest.created,
-            "owner": manifest.owner,
-            "mode": manifest.mode,
-            "device_bytes": manifest.device_bytes,
-        }
+        row = _image_row(manifest)
         if whole is not None:
             row |= {"verified": time.time(), "verified_ok": int(whole)}
         if made_for is not None:
             row["made_for"] = made_for.key
-        self._work.put(lambda db: db["images"].upsert(_storable(row), pk="id"))
+        self._database.record(lambda db: db["images"].upsert(_storable(row), pk="id"))
+
+    def reconcile(self, images: Iterable[Manifest]) -> None:
+        """These are the images that there are: the manifests are the truth. What is known of each
+        besides is kept.
+        """
+        rows = {image.id: _storable(_image_row(image)) for image in images}
+        now = time.time()
+
+        def run(db: Any) -> None:
+            with db.atomic():
+                db["images"].upsert_all(rows.values(), pk="id")
+                for row in list(db.query("select id from images where deleted is null")):
+                    if row["id"] not in rows:
+                        db["images"].update(row["id"], {"deleted": now})
+
+        self._database.record(run)
 
     def image_deleted(self, image: str) -> None:
         """An image is gone."""
         row = {"id": image, "deleted": time.time()}
-        self._work.put(lambda db: db["images"].upsert(_storable(row), pk="id"))
+        self._database.record(lambda db: db["images"].upsert(_storable(row), pk="id"))
 
     def images_made_for(self, schedule: Schedule) -> dict[str, bool | None]:
         """The images of a schedule, newest first, and whether they were found whole, if ever."""
@@ -217,7 +207,7 @@ class History:
         """A schedule begins, changes or ends."""
         row = schedule.row()
         key = ("boot_id", "pid", "start_time")
-        self._work.put(lambda db: db["schedules"].upsert(_storable(row), pk=key))
+        self._database.record(lambda db: db["schedules"].upsert(_storable(row), pk=key))
 
     def forget_schedules(self, living: Iterable[Schedule]) -> None:
         """Only these processes are still there."""
@@ -229,11 +219,11 @@ class History:
                     if Schedule.key_of(row) not in keys:
                         db["schedules"].delete((row["boot_id"], row["pid"], row["start_time"]))
 
-        self._work.put(run)
+        self._database.record(run)
 
     def schedules(self) -> list[Row]:
         """Every schedule, of processes that have ended, too."""
-        return self.query("select * from schedules")
+        return self._recall("select * from schedules")
 
     def suspects(self, program: Program, kernels: Iterable[KernelMark]) -> None:
         """One of these kernels of a program has written where nobody expected."""
@@ -261,7 +251,7 @@ class History:
                     owner | {"most": _MAX_SUSPECTS},
                 )
 
-        self._work.put(run)
+        self._database.record(run)
 
     def suspects_of(self, program: Program) -> tuple[KernelMark, ...]:
         """The suspects of a program, those found last first."""
@@ -299,7 +289,7 @@ class History:
                 db["processes"].upsert(_storable(row), pk=key)
                 db.execute("update processes set first_seen = ? where first_seen is null", [now])
 
-        self._work.put(run)
+        self._database.record(run)
 
     def gpu_samples(self, gpus: Iterable[GpuInfo]) -> None:
         """What the GPUs are doing now."""
@@ -315,12 +305,12 @@ class History:
             }
             for gpu in gpus
         ]
-        self._work.put(lambda db: db["gpu_samples"].insert_all(rows, replace=True))
+        self._database.record(lambda db: db["gpu_samples"].insert_all(rows, replace=True))
 
     def event(self, kind: str, subject: str, text: str) -> None:
         """Something worth knowing later."""
         row = {"time": time.time(), "kind": kind, "subject": subject, "text": text}
-        self._work.put(lambda db: db["events"].insert(_storable(row)))
+        self._database.record(lambda db: db["events"].insert(_storable(row)))
 
     def prune(self, before: float) -> None:
         """Forget jobs, events, samples and suspects older than a time."""
@@ -335,7 +325,7 @@ class History:
                 db.execute("delete from processes where last_seen < ?", [before])
                 db.execute("delete from kernels where last_seen < ?", [before])
 
-        self._work.put(run)
+        self._database.record(run)
 
     def settle(self, when: float) -> None:
         """Jobs that an earlier phosd began and never ended have ended now, interrupted."""
@@ -348,11 +338,17 @@ class History:
                     [when],
                 )
 
-        self._work.put(run)
+        self._database.record(run)
 
     def next_job(self) -> int:
-        """A job number that was never used."""
-        return 1 + int(self.query("select coalesce(max(id), 0) as last from jobs")[0]["last"])
+        """A job number that was never used. When the history cannot tell, it is taken from the
+        clock: no node does a job every second for years.
+        """
+        try:
+            last = self.query("select coalesce(max(id), 0) as last from jobs")[0]["last"]
+        except Internal:
+            return int(time.time())
+        return 1 + int(last)
 
     def jobs(self, limit: int, owner: int | None = None) -> list[Row]:
         """The latest jobs, newest first; of one owner, or of all."""
@@ -368,36 +364,21 @@ class History:
         return {row["id"]: (row["verified"], bool(row["verified_ok"])) for row in rows}
 
     def query(self, sql: str, params: Any = ()) -> list[Row]:
-        """Rows of a statement that reads."""
-        database = _connect(self._path)
-        try:
-            return list(database.query(sql, params))
-        finally:
-            database.conn.close()
+        """Rows of a statement that reads. Raises :class:`Internal` when the file cannot be read."""
+        return self._database.query(sql, params)
 
     def _recall(self, sql: str, params: Any = ()) -> list[Row]:
         """Rows that a job can do without, when the file cannot be read."""
         try:
             return self.query(sql, params)
-        except sqlite3.Error:
-            _log.exception("the history %s could not be read", self._path)
+        except Internal as error:
+            _log.info("%s", error)
             return []
 
     def flush(self) -> None:
-        """Wait until everything recorded before is in the file."""
-        done = threading.Event()
-        self._work.put(lambda _: done.set())
-        done.wait()
+        """Wait until everything recorded before is in the file, or cannot be written now."""
+        self._database.flush()
 
     def close(self) -> None:
         """Write what is left and close the file."""
-        self._work.put(None)
-        self._writer.join()
-        self._database.conn.close()
-
-    def _write(self) -> None:
-        while (work := self._work.get()) is not None:
-            try:
-                work(self._database)
-            except Exception:  # this thread must go on for what comes after
-                _log.exception("the history %s could not be written", self._path)
+        self._database.close()

@@ -64,6 +64,7 @@ class Manager:
         self.config = config
         self._engine = engine
         self._history = history
+        self._renewals = 0
         self._journal = Journal(config.runtime_dir / "journal")
         self._settle_unfinished()
         self._rights = Rights(connection)
@@ -94,6 +95,13 @@ class Manager:
     async def start(self) -> None:
         """Look at the node once, then keep looking."""
         await self.inventory.refresh_images()
+        await self._reconcile()
+        loop = asyncio.get_running_loop()
+
+        def observe() -> None:
+            loop.call_soon_threadsafe(self._history_changed)
+
+        self._history.observer = observe
         self._periodic.start()
         self._in_background(self.inventory.watch())
         self._in_background(self._prune())
@@ -102,6 +110,7 @@ class Manager:
         """Cancel the jobs and wait until every program runs again."""
         await self._periodic.close()
         await self.jobs.close()
+        self._history.observer = None
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -373,6 +382,23 @@ class Manager:
         self._tree.withdraw(job_path(job))
 
     # What goes on beside the jobs.
+
+    @property
+    def troubles(self) -> list[str]:
+        """What is wrong with the node and does not stop jobs."""
+        return [self._history.trouble] if self._history.trouble else []
+
+    def _history_changed(self) -> None:
+        """It is in trouble, or no longer, or had to be begun anew."""
+        self._tree.changed(ROOT)
+        if self._renewals != self._history.renewals:
+            self._renewals = self._history.renewals
+            self._history.event("history", "history.db", "history.db was damaged and begun anew")
+            self._in_background(self._reconcile())
+
+    async def _reconcile(self) -> None:
+        """Have the history know the images that there are."""
+        self._history.reconcile(await asyncio.to_thread(self._engine.images))
 
     def _settle_unfinished(self) -> None:
         for entry in self._journal.unfinished():

@@ -78,7 +78,7 @@ def test_gdbus_finds_its_way(everything: Service) -> None:
         assert f"node {path} {{" in text
         assert f"interface {name} {{" in text
     assert "VerifiedWhole" in text
-    assert gdbus("introspect", "--object-path", ROOT, "--only-properties").count("readonly") == 3
+    assert gdbus("introspect", "--object-path", ROOT, "--only-properties").count("readonly") == 4
     assert (
         "a test"
         in gdbus("call", "--object-path", ROOT, "--method", "org.phos.Manager1.ListGPUs").lower()
