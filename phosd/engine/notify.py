@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 PATIENCE = 60.0
 """Seconds that a pending stop is prolonged by each time."""
+_MOST_PROLONGED = 45
 _SECONDS_TO_SEND = 1.0
 _log = logging.getLogger(__name__)
 
@@ -63,8 +64,10 @@ class Supervisor:
             await asyncio.sleep(self.watchdog / 3)
 
     async def prolong(self) -> None:
-        """Keep a stop (or a start) from timing out, for as long as this runs on the event loop."""
-        while True:
+        """Keep a start or a stop from timing out, for as long as this runs on the event loop, and
+        within reason: what takes longer hangs.
+        """
+        for _ in range(_MOST_PROLONGED):
             self._tell(f"EXTEND_TIMEOUT_USEC={int(PATIENCE * 1e6)}")
             await asyncio.sleep(PATIENCE / 3)
 

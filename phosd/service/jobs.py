@@ -1,11 +1,13 @@
 """Jobs: one piece of long work each, run in a thread, watched and cancelled from the event loop."""
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from phosd.engine.errors import (
     Busy,
@@ -16,6 +18,7 @@ from phosd.engine.errors import (
     Unsupported,
 )
 from phosd.engine.progress import Progress
+from phosd.service import logs
 from phosd.service.job import Drained, Job, JobState, Outcome, Task
 from phosd.service.limits import MOST_JOBS, JobLimits, in_turn
 
@@ -253,8 +256,10 @@ class JobTable:
     async def _run(self, job: Job, prepare: Callable[[Job], None], ended_before: int) -> None:
         loop = asyncio.get_running_loop()
         error: PhosError | None = None
+        logs.concerning(job)
+        work = partial(contextvars.copy_context().run, job.task.work, job.progress)
         try:
-            job.outcome = await loop.run_in_executor(self._threads, job.task.work, job.progress)
+            job.outcome = await loop.run_in_executor(self._threads, work)
         except PhosError as caught:
             error = caught
         except Exception as caught:
@@ -300,6 +305,7 @@ class JobTable:
         job.ended, job.position = time.time(), 0
         self._ended += 1
         job.progress.finish()
+        logs.ended(job)
         assert job.progress.observer is not None
         job.progress.observer(job.progress)
         try:

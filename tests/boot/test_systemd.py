@@ -1,0 +1,199 @@
+"""phosd as a service: restarted, killed and hung at the worst moments, and what it may touch."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.boot import target
+from tests.boot.machine import Failed, Machine
+from tests.boot.target import Target
+from tests.harness import wait_until
+
+SECONDS = 8
+"""How long it takes to copy a program's device memory where a test wants time for trouble."""
+PARKED = ("control", "cpu", "drain")
+"""Phases of mode ``stop`` in which the memory is not the program's."""
+
+
+def phos(machine: Machine, words: str, user: str = "root") -> list[dict[str, object]]:
+    """The lines of a command of ``phos --json``, which must succeed."""
+    said = machine.run(f"phos --json {words}", user=user, unit=user != "root")
+    return [json.loads(line) for line in said.splitlines()]
+
+
+def show(machine: Machine, name: str, unit: str = "phosd.service") -> str:
+    """A property of a unit."""
+    return machine.run(f"systemctl show --property={name} --value {unit}", unit=False).strip()
+
+
+@contextmanager
+def settings(machine: Machine, *lines: str) -> Iterator[None]:
+    """Inside, phosd's unit has these lines, too, and so has what it starts."""
+
+    def apply() -> None:
+        machine.run("systemctl daemon-reload", unit=False)
+        machine.run("systemctl stop phosd.service 'phosd-mover@*.service'", unit=False)
+        machine.run("systemctl start phosd.service", unit=False)
+
+    machine.put("/run/systemd/system/phosd.service.d/test.conf", "\n".join(["[Service]", *lines]))
+    apply()
+    try:
+        yield
+    finally:
+        machine.run("rm -r /run/systemd/system/phosd.service.d", unit=False)
+        apply()
+
+
+@pytest.fixture
+def program(booted: Machine) -> Iterator[Target]:
+    """A program of ann's that computes, under the hook."""
+    running = target.start(booted, "ann")
+    yield running
+    running.kill()
+
+
+@contextmanager
+def slowly(program: Target) -> Iterator[None]:
+    """Inside, copying the program's memory takes :data:`SECONDS`."""
+    machine = program.machine
+    (listed,) = [p for p in phos(machine, "ps") if p["pid"] == program.pid]
+    size = int(str(listed["device_bytes"]))
+    with settings(machine, f"Environment=PHOS_SOFTGPU_COPY_RATE={size // SECONDS}"):
+        yield
+
+
+def begin(program: Target, mode: str, *phases: str) -> None:
+    """Start a checkpoint, and return when it is in one of these phases."""
+    options = f"ua{{sv}} {program.pid} 1 mode s {mode}"
+    call = f"busctl call org.phos /org/phos org.phos.Manager1 Checkpoint {options}"
+    path = program.machine.run(call, unit=False).split('"')[1]
+    ask = f"busctl get-property org.phos {path} org.phos.Job1 Phase"
+
+    def reached() -> bool:
+        return program.machine.run(ask, unit=False).split('"')[1] in phases
+
+    wait_until(reached, f"a phase of {phases}")
+
+
+def require_unharmed(program: Target) -> None:
+    """It computes, what it computes is right, nothing of the job is left, and it can be saved."""
+    machine = program.machine
+    assert program.alive
+    program.more_steps(5)
+    wait_until(lambda: show(machine, "ActiveState") == "active", "phosd")
+    assert phos(machine, "images") == []
+    last = phos(machine, "history")[0]
+    assert last["operation"] == "checkpoint"
+    assert last["state"] in ("cancelled", "interrupted", "failed"), last
+    assert machine.run("ls /run/phos/journal /var/lib/phos/images", unit=False).split() == [
+        "/run/phos/journal:",
+        "/var/lib/phos/images:",
+    ]
+    image = str(phos(machine, f"checkpoint {program.pid}", "ann")[-1]["result"])
+    program.more_steps(10)
+    program.kill()
+    before, since = program.values(), program.position()
+    assert sorted(before) == list(range(max(before) + 1)), "no step is missing or was told twice"
+    phos(machine, f"restore {image}", "ann")
+    target.require_continuation(program, before, since)
+    phos(machine, f"verify {image}")
+    phos(machine, f"rm {image}")
+
+
+def test_ready_activated_and_read_again(booted: Machine) -> None:
+    assert show(booted, "StatusText") == "Jobs: 0 running, 0 waiting"
+    booted.run("systemctl stop phosd.service")
+    assert show(booted, "Result") == "success"
+    listed = booted.run("busctl call org.phos /org/phos org.phos.Manager1 ListGPUs", user="bob")
+    assert "PHOS software GPU" in listed
+    assert show(booted, "ActiveState") == "active"
+    pid = show(booted, "MainPID")
+    booted.run("systemctl reload phosd.service")
+    wait_until(lambda: "was read again" in booted.journal(), "the reload")
+    assert (show(booted, "MainPID"), show(booted, "ActiveState")) == (pid, "active")
+
+
+def test_what_is_restored_has_nothing_of_phosd(booted: Machine, program: Target) -> None:
+    """It is in its owner's slice, in no sandbox, and does not end with phosd."""
+
+    def bonds() -> list[str]:
+        status = f"grep -E 'NoNewPrivs|CapBnd|Seccomp:' /proc/{program.pid}/status"
+        spaces = f"cd /proc/{program.pid}/ns; for n in *; do readlink $n; done"
+        limits = f"cat /proc/{program.pid}/limits"
+        return [booted.run(line, unit=False) for line in (status, spaces, limits)]
+
+    before = bonds()
+    image = phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"]
+    program.more_steps(10)
+    program.kill()
+    known, since = program.values(), program.position()
+    phos(booted, f"restore {image}", "ann")
+    assert bonds() == before
+    cgroup = booted.run(f"grep ^0:: /proc/{program.pid}/cgroup", unit=False)
+    assert "/user.slice/user-1000.slice/restored-" in cgroup
+    sandboxed = booted.run(f"readlink /proc/{show(booted, 'MainPID')}/ns/mnt", unit=False)
+    assert sandboxed not in before[1], "phosd itself has a sandbox, or this shows nothing"
+    booted.run("systemctl restart phosd.service", unit=False)
+    target.require_continuation(program, known, since)
+    phos(booted, f"rm {image}")
+
+
+@pytest.mark.parametrize(("mode", "phases"), [("stop", PARKED), ("concurrent", ("drain",))])
+def test_a_restart_in_the_middle(
+    booted: Machine, program: Target, mode: str, phases: tuple[str, ...]
+) -> None:
+    with slowly(program):
+        begin(program, mode, *phases)
+        booted.run("systemctl restart phosd.service", unit=False)
+    require_unharmed(program)
+
+
+@pytest.mark.parametrize(("mode", "phases"), [("stop", PARKED), ("concurrent", ("drain",))])
+def test_killed_in_the_middle(
+    booted: Machine, program: Target, mode: str, phases: tuple[str, ...]
+) -> None:
+    with slowly(program):
+        begin(program, mode, *phases)
+        pid = show(booted, "MainPID")
+        booted.run(f"kill -9 {pid}", unit=False)
+        wait_until(lambda: show(booted, "MainPID") not in (pid, "0"), "the next phosd")
+        wait_until(lambda: show(booted, "ActiveState") == "active", "the next phosd to be ready")
+        program.more_steps(3)
+    require_unharmed(program)
+
+
+def test_a_daemon_that_hangs_is_killed_and_loses_nothing(booted: Machine, program: Target) -> None:
+    with slowly(program), settings_of_watchdog(booted):
+        begin(program, "stop", *PARKED)
+        pid = show(booted, "MainPID")
+        booted.run(f"kill -STOP {pid}", unit=False)
+        wait_until(lambda: show(booted, "MainPID") not in (pid, "0"), "the next phosd")
+        assert "Watchdog timeout" in booted.journal()
+        wait_until(lambda: show(booted, "ActiveState") == "active", "the next phosd to be ready")
+        program.more_steps(3)
+    require_unharmed(program)
+
+
+@contextmanager
+def settings_of_watchdog(machine: Machine) -> Iterator[None]:
+    machine.put(
+        "/run/systemd/system/phosd.service.d/watchdog.conf",
+        "[Service]\nWatchdogSec=4\nTimeoutAbortSec=2\n",
+    )
+    machine.run("systemctl daemon-reload && systemctl restart phosd.service", unit=False)
+    yield
+
+
+@pytest.mark.parametrize("door", ["/run/phos/criu.sock", "/run/phos/mover/0.sock"])
+def test_others_find_the_doors_closed(booted: Machine, program: Target, door: str) -> None:
+    image = phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"]
+    code = (
+        "import socket, sys; socket.socket(socket.AF_UNIX, int(sys.argv[1])).connect(sys.argv[2])"
+    )
+    kind = 5 if door.endswith("criu.sock") else 1
+    booted.run(f"python3 -c '{code}' {kind} {door}")
+    with pytest.raises(Failed, match="PermissionError"):
+        booted.run(f"python3 -c '{code}' {kind} {door}", user="bob")
+    phos(booted, f"rm {image}")
