@@ -8,12 +8,15 @@ points are separated by commas. Without the variable a point costs one look at a
 
 import enum
 import errno
+import logging
 import os
 import signal
 import threading
 import time
 
 from phosd.engine.errors import Internal, InvalidOption
+
+_log = logging.getLogger(__name__)
 
 
 class Point(enum.StrEnum):
@@ -95,6 +98,7 @@ def point(where: Point) -> bool:
         _visits[where] = _visits.get(where, 0) + 1
         if _visits[where] != visit:
             return False
+    _log.warning("fault point %s: %s", where, kind)
     if kind is Kind.KILL:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind is Kind.HANG:
