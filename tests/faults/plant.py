@@ -1,5 +1,6 @@
 """A real phosd on a private bus that is killed, hangs or fails, and the programs that it saves."""
 
+import contextlib
 import json
 import os
 import signal
@@ -87,7 +88,9 @@ class Plant:
         try:
             line = busctl(self.bus, "get-property", NAME, job, "org.phos.Job1", "State")
         except RuntimeError:
-            if self.dead:
+            assert self.daemon is not None
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the bus may be the first to know
+                self.daemon.wait(5)
                 return DIED
             raise
         return line.split('"')[1]
