@@ -13,18 +13,25 @@ import gzip
 import hashlib
 import os
 import platform
+import py_compile
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 HOME = Path("usr/lib/phos")
 """Where the package's own things lie; ``phosd.engine.native`` and ``criu`` look there."""
+
+IN_PROGRAMS = ("libphos_hook.so", "softgpu")
+"""What is loaded into users' programs. These must be able to map the same files for as long as they
+run, and again when they are restored: an installed version is kept when a new one comes. So they
+are only ``shipped`` here, and the maintainer scripts keep a version beside, named by its content.
+"""
 
 UNITS = "usr/lib/systemd/system"
 PLACES = (
@@ -72,11 +79,13 @@ Description: checkpoint, restore and move GPU processes
 """
 
 
-def run(command: Sequence[str | Path], what: str, **variables: str) -> str:
+Command = Sequence[str | Path]
+
+
+def run(command: Command, what: str) -> str:
     """What ``command`` prints; when it fails, everything that it said, and the end."""
     words = [str(word) for word in command]
-    environment = os.environ | variables
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
     if done.returncode != 0:
         sys.exit(f"{what} failed ({words[0]} returned {done.returncode}):\n{done.stderr}")
     return done.stdout
@@ -98,7 +107,7 @@ def add_python(root: Path, cache: Path) -> None:
         quiet=2,
         stripdir=str(root),
         prependdir="/",
-        invalidation_mode=compileall.py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
     )
     if not compiled:
         sys.exit("a Python file of the package does not compile (python3 -m compileall phosd)")
@@ -111,7 +120,7 @@ def bundled(cache: Path) -> Path:
     wanted = [*project["dependencies"]]
     for name in sorted(extras.keys() - {"demo", "dev"}):
         wanted += extras[name]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    pip: Command = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     versions = run([*pip, "freeze", "--exclude-editable"], "reading the installed versions")
     key = hashlib.sha256("\n".join([sys.version, *wanted, versions]).encode()).hexdigest()
     folder = cache / f"python-{key[:16]}"
@@ -121,8 +130,8 @@ def bundled(cache: Path) -> Path:
         fresh = cache / "fresh"
         shutil.rmtree(fresh, ignore_errors=True)
         (cache / "versions.txt").write_text(versions)
-        install = ["install", "--quiet", "--no-compile", "--target", fresh]
-        choose = ["--only-binary=:all:", "--constraint", cache / "versions.txt"]
+        install: Command = ["install", "--quiet", "--no-compile", "--target", fresh]
+        choose: Command = ["--only-binary=:all:", "--constraint", cache / "versions.txt"]
         run([*pip, *install, *choose, *wanted], "fetching what phosd imports")
         fresh.rename(folder)
     return folder
@@ -135,15 +144,16 @@ def add_native(root: Path, build: Path, cmake: Path) -> None:
         [cmake, "--install", build, "--strip", "--prefix", scratch],
         f"installing the native build of {build} (`make build` makes it)",
     )
-    (root / HOME).mkdir(parents=True)
+    (root / HOME / "shipped").mkdir(parents=True)
     for path in (scratch / "phosd/native").iterdir():
-        shutil.move(path, root / HOME / path.name)
+        folder = root / HOME / ("shipped" if path.name in IN_PROGRAMS else "")
+        shutil.move(path, folder / path.name)
     shutil.rmtree(scratch)
 
 
 def add_criu(root: Path, cache: Path) -> None:
     home = HOME / "criu"
-    install = [sys.executable, ROOT / "packaging/install_criu.py", cache / "criu"]
+    install: Command = [sys.executable, ROOT / "packaging/install_criu.py", cache / "criu"]
     run([*install, "--home", Path("/") / home], "fetching CRIU")
     shutil.copytree(cache / "criu", root / home, symlinks=True)
 
@@ -156,17 +166,21 @@ def add_programs(root: Path) -> None:
         put(root / "usr/bin" / name, LAUNCHER.format(home=HOME, module=module), 0o755)
 
 
-def add_units(root: Path) -> list[str]:
-    """Everything of ``systemd/``, where it belongs; the names of the units."""
-    units = []
+def add_units(root: Path) -> dict[str, str]:
+    """Everything of ``systemd/``, where it belongs; for the maintainer scripts, patterns for all
+    ``UNITS``, and the names of those to be ``ENABLED``.
+    """
+    units, enabled = [], []
     for path in sorted((ROOT / "systemd").iterdir()):
         fitting = [place for pattern, place in PLACES if fnmatch.fnmatch(path.name, pattern)]
         if not fitting:
             sys.exit(f"{path}: this kind of file has no place in the package (see PLACES)")
         put(root / fitting[0] / path.name, path.read_bytes())
         if fitting[0] == UNITS:
-            units.append(path.name)
-    return units
+            units.append(f"'{path.name.replace('@.', '@*.')}'")
+            if "[Install]" in path.read_text():
+                enabled.append(path.name)
+    return {"UNITS": " ".join(units), "ENABLED": " ".join(enabled)}
 
 
 def add_documents(root: Path) -> None:
@@ -177,12 +191,15 @@ def add_documents(root: Path) -> None:
     put(documents / "changelog.gz", changes)
 
 
-def add_control(root: Path, version: str, architecture: str, units: Iterable[str]) -> None:
+def add_control(root: Path, version: str, architecture: str, units: Mapping[str, str]) -> None:
     """What dpkg wants to know: dependencies, configuration files, maintainer scripts."""
     put(root / "etc/phos/phosd.toml", (ROOT / "packaging/phosd.toml").read_bytes())
     put(root / "DEBIAN/conffiles", "/etc/phos/phosd.toml\n")
+    values = {**units, "IN_PROGRAMS": " ".join(IN_PROGRAMS)}
     for path in (ROOT / "packaging/debian").iterdir():
-        text = path.read_text().replace("@UNITS@", " ".join(units))
+        text = path.read_text()
+        for name, value in values.items():
+            text = text.replace(f"@{name}@", value)
         put(root / "DEBIAN" / path.name, text, 0o755)
     size = sum(path.lstat().st_size for path in root.rglob("*"))
     control = CONTROL.format(

@@ -203,8 +203,11 @@ def main() -> None:
             shutil.rmtree(prefix, ignore_errors=True)
             fresh.rename(prefix)
     loader = bind_to_prefix(prefix, args.home or prefix)
-    start = [loader, "--library-path", prefix / "lib", prefix / "criu", "--version"]
-    print(run(start, "starting CRIU").splitlines()[0])
+    # By its loader's name, as it may not be at home yet.
+    version = run(
+        [loader, "--library-path", prefix / "lib", prefix / "criu", "--version"], "starting CRIU"
+    )
+    print(version.splitlines()[0])
 
 
 if __name__ == "__main__":

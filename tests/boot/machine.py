@@ -78,9 +78,9 @@ cd .. && rmdir {name}
 
 
 class Failed(AssertionError):
-    """A command in the machine failed; ``status`` is its exit status, ``output`` what it said."""
+    """A command in the machine failed: its exit status, or how else, and what it said."""
 
-    def __init__(self, command: str, status: int, output: str) -> None:
+    def __init__(self, command: str, status: int | str, output: str) -> None:
         super().__init__(f"`{command}` returned {status} in the machine:\n{output}")
         self.status = status
         self.output = output
@@ -94,6 +94,7 @@ class Machine:
     console: Path
     """What the machine says while it starts and stops."""
     name: str = field(default_factory=lambda: f"phos-boot-{os.urandom(4).hex()}")
+    _boots: int = 0
     _nspawn: subprocess.Popen[bytes] | None = None
     _leader: int = 0
 
@@ -110,6 +111,9 @@ class Machine:
                 env={"PATH": PATH, **variables},
             )
         wait_until(self._is_up, f"the machine to boot; see {self.console}", _PATIENCE)
+        # Each boot has pids of its own, so what ran before can be restored under its old pid.
+        self._boots += 1
+        self.run(f"echo {self._boots * 5000} >/proc/sys/kernel/ns_last_pid", unit=False)
 
     def _is_up(self) -> bool:
         assert self._nspawn is not None
@@ -144,7 +148,7 @@ class Machine:
         *,
         user: str = "root",
         check: bool = True,
-        timeout: float = 180,
+        timeout: float = 120,
         unit: bool = True,
         variables: Mapping[str, str] | None = None,
     ) -> str:
@@ -156,10 +160,15 @@ class Machine:
         """
         words = ["sh", "-c", command]
         if unit:
-            words = [*self._in_a_unit(user, variables or {}), *words]
+            escaped = command.replace("$", "$$")  # systemd looks for its own variables first
+            words = [*self._in_a_unit(user, variables or {}), "sh", "-c", escaped]
         elif user != "root" or variables:
             raise ValueError("only root, without variables, runs outside of units")
-        done = self._enter(words, timeout=timeout)
+        try:
+            done = self._enter(words, timeout=timeout)
+        except subprocess.TimeoutExpired as error:
+            processes = self._enter(["ps", "-e", "-o", "pid,stat,wchan:20,args"]).stdout
+            raise Failed(command, f"nothing within {timeout} s", processes) from error
         if check and done.returncode != 0:
             raise Failed(command, done.returncode, done.stdout)
         return done.stdout
