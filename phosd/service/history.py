@@ -135,8 +135,8 @@ class History:
 
         self._database.record(run)
 
-    def interrupted(self, entry: Entry) -> None:
-        """A job that an earlier phosd did not survive."""
+    def interrupted(self, entry: Entry, settled: str) -> None:
+        """A job that an earlier phosd did not survive, and how that was settled."""
         row = {
             "id": entry.job,
             "operation": entry.operation,
@@ -146,7 +146,7 @@ class History:
             "started": entry.started,
             "ended": time.time(),
             "error": "Internal",
-            "message": "phosd ended while the job ran; start it again",
+            "message": f"phosd ended while the job ran; {settled}; start it again",
         }
         self._database.record(lambda db: db["jobs"].upsert(_storable(row), pk="id"))
         self.event("interrupted", f"job {entry.job}", f"{entry.operation} {entry.target}")

@@ -18,6 +18,8 @@ from phosd.bus import NAME, CallError, Connection, NoBusError
 from phosd.engine.errors import PhosError
 from phosd.engine.notify import Supervisor
 from phosd.service import config as configuration
+from phosd.service import logs
+from phosd.service.alone import alone
 from phosd.service.config import Config, ConfigError
 from phosd.service.history import History
 from phosd.service.jobs import JobState
@@ -25,6 +27,8 @@ from phosd.service.manager import Manager
 from phosd.service.operations import Engine
 
 _STATUS_SECONDS = 1.0
+BUS_PATIENCE = 60.0
+"""Seconds that the bus may be away before phosd ends: it is restarted with its clients on it."""
 _log = logging.getLogger("phosd")
 _POLICY_HINT = (
     "run phosd as root, and put systemd/org.phos.conf into /etc/dbus-1/system.d (or use --session)"
@@ -36,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     args = parser.parse_args(arguments)
     faulthandler.enable()  # the watchdog's SIGABRT then shows where each thread was
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logs.begin()
     try:
         config = _configure(args)
     except ConfigError as error:
@@ -91,23 +95,25 @@ async def _run(config: Config, args: argparse.Namespace) -> int:
     from phosd.service.node_engine import NodeEngine
 
     prepare_folders(config)
-    with closing(NodeEngine(config)) as engine:
+    with alone(config.state_dir, config.runtime_dir), closing(NodeEngine(config)) as engine:
         return await serve(config, engine, "session" if args.session else "system", args.config)
 
 
 async def serve(config: Config, engine: Engine, where: str, config_file: Path) -> int:
-    """Serve a bus until SIGTERM or SIGINT; the exit status. It is 1 when the bus goes away, so that
-    a service manager starts phosd again.
+    """Serve a bus until SIGTERM or SIGINT; the exit status. It is 1 when the bus goes away and stays
+    away, so that a service manager starts phosd again.
     """
     supervisor = Supervisor()
     stop = _stop_signals()
     try:
-        connection = await Connection.open(where)
+        connection = await Connection.open(where, patience=BUS_PATIENCE)
     except NoBusError as error:
         _log.error("%s; %s", error, error.hint)
         return 1
     with closing(connection), closing(History(config.state_dir / "history.db")) as history:
         manager = Manager(config, engine, connection, history)
+        async with _alongside(supervisor.prolong()):
+            await manager.settle()
         try:
             owned = await connection.own(NAME)
         except CallError as error:

@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+import msgspec
+
 from phosd import __version__
 from phosd.bus import ROOT, Connection, variants
 from phosd.engine.checkpoint import MODES
+from phosd.engine.concern import Concern, Unfinished
 from phosd.engine.errors import ImageCorrupt, NoSuchProcess, NotAuthorized, Unsupported
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.procfs import boot_id
@@ -66,7 +69,6 @@ class Manager:
         self._history = history
         self._renewals = 0
         self._journal = Journal(config.runtime_dir / "journal")
-        self._settle_unfinished()
         self._rights = Rights(connection)
         self._tree = ObjectTree(connection, self._rights.inspects)
         listener = Listener(
@@ -91,6 +93,20 @@ class Manager:
         self.inventory = Inventory(config, engine, self._tree, history, self._periodic)
         self._tree.publish(ROOT, manager_interface(self), self, owner=None)
         self._background: set[asyncio.Task[None]] = set()
+
+    async def settle(self) -> None:
+        """Before anybody is served: settle what an earlier phosd did not end."""
+        entries = self._journal.unfinished()
+        here = [Unfinished(e.job, e.concern) for e in entries if e.boot_id == boot_id()]
+        said = await asyncio.to_thread(self._engine.settle, here)
+        for entry in entries:
+            done = said.get(entry.job, "the machine was started anew meanwhile")
+            _log.warning("job %d was interrupted: %s", entry.job, done)
+            self._history.interrupted(entry, done)
+        self._history.settle(time.time())
+        await asyncio.to_thread(self._history.flush)
+        for entry in entries:
+            self._journal.remove(entry.job)
 
     async def start(self) -> None:
         """Look at the node once, then keep looking."""
@@ -339,18 +355,22 @@ class Manager:
         return job_path(self.jobs.submit(task, self._write_down))
 
     def _write_down(self, job: Job, target: Identity | None = None) -> None:
-        self._journal.write(
-            Entry(
-                job=job.number,
-                operation=job.task.operation,
-                target=job.task.target,
-                owner=job.task.owner,
-                started=job.started,
-                boot_id=boot_id(),
-                pid=target.pid if target else None,
-                start_time=target.start_time if target else None,
-            )
+        entry = Entry(
+            job=job.number,
+            operation=job.task.operation,
+            target=job.task.target,
+            owner=job.task.owner,
+            started=job.started,
+            boot_id=boot_id(),
+            pid=target.pid if target else None,
+            start_time=target.start_time if target else None,
         )
+        self._journal.write(entry)
+
+        def record(concern: Concern) -> None:
+            self._journal.write(msgspec.structs.replace(entry, concern=concern))
+
+        job.progress.recorder = record
 
     def _started(self, job: Job) -> None:
         self._history.job(job)
@@ -399,13 +419,6 @@ class Manager:
     async def _reconcile(self) -> None:
         """Have the history know the images that there are."""
         self._history.reconcile(await asyncio.to_thread(self._engine.images))
-
-    def _settle_unfinished(self) -> None:
-        for entry in self._journal.unfinished():
-            self._history.interrupted(entry)
-            self._journal.remove(entry.job)
-        self._history.settle(time.time())
-        self._history.flush()
 
     async def _prune(self) -> None:
         while True:

@@ -82,6 +82,7 @@ def service(bus: str, tmp_path: Path) -> Iterator[Service]:
         manager = Manager(config, engine, connection, history)
         managers.append(manager)
         assert await connection.own(NAME)
+        await manager.settle()
         await manager.start()
         ready.set()
         await stop.wait()
