@@ -31,9 +31,11 @@ from phosd.engine.digest import DigestKey
 from phosd.engine.errors import Busy, ImageCorrupt, Internal, NoSuchImage, OutOfSpace
 from phosd.engine.faults import Point, point
 from phosd.engine.image import files
-from phosd.engine.image.check import check_manifest, valid_id, valid_relative
-from phosd.engine.image.manifest import CHUNK, Manifest
+from phosd.engine.image.check import check_manifest, valid_id
+from phosd.engine.image.manifest import CHUNK, FORMAT, Manifest
+from phosd.engine.image.opened import Image, packs_of
 from phosd.engine.image.packs import CAPACITY, RECORD, pack_count
+from phosd.engine.image.quota import Promise
 from phosd.engine.image.seal import unsealed
 from phosd.engine.image.writer import ImageWriter
 
@@ -46,6 +48,15 @@ _THREADS = 8
 _decoder = msgspec.json.Decoder(Manifest)
 
 
+class _Format(msgspec.Struct):
+    """What is read of a manifest before it is known how to read the rest."""
+
+    format: int = FORMAT
+
+
+_format_decoder = msgspec.json.Decoder(_Format)
+
+
 class Store:
     """A state folder. Creates it (mode 0700) with its secret when it is not there."""
 
@@ -56,7 +67,10 @@ class Store:
         for folder in (state, self.images, self.packs):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             files.require_private(folder)
-        with self._locked():
+        self.promises: dict[str, Promise] = {}
+        """What the images that are being made will take."""
+        self._read: dict[str, tuple[tuple[int, ...], Manifest]] = {}
+        with self._locked_folder():
             self.key = DigestKey(self._secret())
         """The key of every digest in this store."""
 
@@ -66,6 +80,7 @@ class Store:
         for image_id in self._published():
             with suppress(ImageCorrupt, NoSuchImage):
                 found.append(self.get(image_id))
+        self._read = {image.id: self._read[image.id] for image in found if image.id in self._read}
         return found
 
     def damaged(self) -> dict[str, ImageCorrupt]:
@@ -84,7 +99,11 @@ class Store:
         """The manifest of an image. Raises :class:`NoSuchImage` or :class:`ImageCorrupt`."""
         folder = self._open_folder(image_id)
         try:
-            return self._read_manifest(image_id, folder)
+            stamp = _stamp(folder)
+            known = self._read.get(image_id)
+            if known is None or known[0] != stamp:
+                known = self._read[image_id] = stamp, self._read_manifest(image_id, folder)
+            return known[1]
         finally:
             os.close(folder)
 
@@ -104,10 +123,14 @@ class Store:
                     image.packs[number] = self._open_pack(image_id, number)
             yield image
 
-    def begin(self, owner: int) -> ImageWriter:
-        """Start a new image of user id ``owner``, invisible until the writer publishes it."""
+    def begin(self, owner: int, quota: int | None = None) -> ImageWriter:
+        """Start a new image of user id ``owner``, invisible until the writer publishes it.
+
+        ``quota`` is how many bytes all images of this user may take.
+        """
         with self._locked():
-            return ImageWriter(self, owner)
+            self._require_writable()
+            return ImageWriter(self, owner, quota)
 
     def delete(self, image_id: str) -> None:
         """Delete an image: its manifest first, then its files and the packs that nothing needs.
@@ -115,6 +138,7 @@ class Store:
         Raises :class:`NoSuchImage`, or :class:`Busy` while a job reads the image.
         """
         with self._locked():
+            self._require_writable()
             folder = self._open_folder(image_id)
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -198,9 +222,13 @@ class Store:
         return status.f_bavail * status.f_frsize + spare
 
     def _published(self) -> Sequence[str]:
+        try:
+            folders = list(self.images.iterdir())
+        except OSError as error:
+            raise self._gone(error) from error
         return sorted(
             folder.name
-            for folder in self.images.iterdir()
+            for folder in folders
             if valid_id(folder.name) and (folder / "manifest.json").exists()
         )
 
@@ -224,6 +252,12 @@ class Store:
                 hint="the image cannot be restored; delete it",
             )
         try:
+            made_as = _format_decoder.decode(body).format
+            if made_as != FORMAT:
+                raise ImageCorrupt(
+                    f"image {image_id} has format {made_as}, this phosd reads {FORMAT}",
+                    hint="restore it with the phosd that made it, or delete it",
+                )
             manifest = _decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ImageCorrupt(
@@ -287,48 +321,53 @@ class Store:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        fd = os.open(self.state / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        """Hold the lock of the store, and know that it is the one that it was at the start."""
+        with self._locked_folder():
+            try:
+                secret = files.read_private(self.state / "secret", _SECRET)
+            except OSError as error:
+                raise self._gone(error) from error
+            if DigestKey(secret).packed != self.key.packed:
+                raise Internal(
+                    f"{self.state} is another store than the one that phosd began with",
+                    hint="mount the disk that was there, or restart phosd to use this one",
+                )
+            yield
+
+    @contextmanager
+    def _locked_folder(self) -> Iterator[None]:
+        try:
+            fd = os.open(self.state / "lock", os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise self._gone(error) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
             os.close(fd)
 
+    def _require_writable(self) -> None:
+        if os.statvfs(self.state).f_flag & os.ST_RDONLY:
+            raise Internal(
+                f"{self.state} is on a file system that is read-only",
+                hint="see the kernel's log for why, and mount it writable; phosd then goes on",
+            )
 
-class Image:
-    """A published image, opened by :meth:`Store.open`: manifest, folder and pack descriptors."""
-
-    manifest: Manifest
-    folder: int = -1
-
-    def __init__(self) -> None:
-        self.packs: dict[int, int] = {}
-
-    def open_file(self, folder: str, path: str) -> int:
-        """A descriptor of the file ``path`` in the image's ``folder`` (both relative)."""
-        name = f"{folder}/{path}"
-        if not valid_relative(name):
-            raise ImageCorrupt(f"image {self.manifest.id} names the file {name!r}", "delete it")
-        try:
-            return files.open_below(self.folder, name)
-        except OSError as error:
-            raise ImageCorrupt(
-                f"the file {name} of image {self.manifest.id} cannot be opened ({error.strerror})",
-                hint="the image cannot be restored; delete it",
-            ) from error
-
-    def __enter__(self) -> "Image":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for fd in [*self.packs.values(), self.folder]:
-            if fd >= 0:
-                os.close(fd)
+    def _gone(self, error: OSError) -> Internal:
+        return Internal(
+            f"the images in {self.state} cannot be reached ({error.strerror})",
+            hint="bring the folder or its disk back; phosd then goes on. To begin an empty store,"
+            " restart phosd",
+        )
 
 
-def packs_of(manifest: Manifest) -> set[int]:
-    """The numbers of the packs that an image needs."""
-    return {chunk.pack for block in manifest.blocks for chunk in block.chunks}
+def _stamp(folder: int) -> tuple[int, ...]:
+    """Differs when another manifest is in the folder, or something was written to it."""
+    try:
+        status = os.stat("manifest.json", dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return ()
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
 
 def _unused(path: Path) -> bool:

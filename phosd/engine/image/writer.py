@@ -18,7 +18,9 @@ from phosd.engine.image import files
 from phosd.engine.image.check import check_manifest, valid_relative
 from phosd.engine.image.manifest import ChunkRef, FileDigest, Manifest
 from phosd.engine.image.packs import CAPACITY, pack_count, record_size
+from phosd.engine.image.quota import Promise, require_within
 from phosd.engine.image.seal import sealed
+from phosd.engine.image.usage import file_bytes, pack_bytes
 
 if TYPE_CHECKING:
     from phosd.engine.image.store import Store
@@ -41,9 +43,11 @@ class ImageWriter:
     ``folder`` is where CRIU's files go, in one sub-folder a tree. Made by :meth:`Store.begin`.
     """
 
-    def __init__(self, store: "Store", owner: int) -> None:
+    def __init__(self, store: "Store", owner: int, quota: int | None = None) -> None:
         self._store = store
         self.owner = owner
+        self._quota = quota
+        self._file_bytes = 0
         self._packs: dict[int, Pack] = {}
         self._finished = False
         self.stored: dict[str, ChunkRef] = {}
@@ -66,6 +70,14 @@ class ImageWriter:
         The caller keeps the parent open, and with it its packs, until this image is published.
         """
         self.stored.update((ref.digest, ref) for block in parent.blocks for ref in block.chunks)
+
+    def promise(self, size: int) -> None:
+        """The image will take about ``size`` bytes. Raises :class:`OutOfSpace` when its user may
+        not have as many.
+        """
+        self._store.promises[self.id] = Promise(self.owner, size)
+        if self._quota is not None:
+            require_within(self._quota, self.id, self._store.promises, self._store.list())
 
     def packs(self, chunk_count: int) -> list[Pack]:
         """New empty packs with room for ``chunk_count`` chunks, for one mover to fill side by side.
@@ -112,7 +124,13 @@ class ImageWriter:
             digests = tuple(pool.map(lambda path: _seal_file(path, root), sorted(found)))
         for here, _, _ in os.walk(root, topdown=False):
             files.sync_folder(Path(here))
+        self._file_bytes += sum(file.size for file in digests)
+        self.promise(self._file_bytes + self._chunk_bytes())
         return digests
+
+    def _chunk_bytes(self) -> int:
+        """What is stored for this image and no other, in bytes."""
+        return sum(ref.length for ref in self.stored.values() if ref.pack in self._packs)
 
     def publish(self, manifest: Manifest) -> None:
         """Make the image visible. Everything it names is on the disk before its manifest is.
@@ -123,6 +141,8 @@ class ImageWriter:
         if manifest.owner != self.owner:
             raise Internal(f"image {self.id} belongs to user {self.owner}, not {manifest.owner}")
         check_manifest(manifest, self.id)
+        own = {pack: size for pack, size in pack_bytes(manifest).items() if pack in self._packs}
+        self.promise(file_bytes(manifest) + sum(own.values()))
         with files.space_errors(f"image {self.id}"):
             self._sync_packs(manifest)
             files.sync_folder(self._store.packs)
@@ -177,6 +197,7 @@ class ImageWriter:
         for pack in self._packs.values():
             os.close(pack.fd)
         os.close(self._lock)
+        self._store.promises.pop(self.id, None)
 
     def __enter__(self) -> "ImageWriter":
         return self

@@ -1,0 +1,44 @@
+"""A published image that is open: its manifest, its folder and its packs."""
+
+import os
+
+from phosd.engine.errors import ImageCorrupt
+from phosd.engine.image import files
+from phosd.engine.image.check import valid_relative
+from phosd.engine.image.manifest import Manifest
+
+
+class Image:
+    """A published image, opened by :meth:`Store.open`: manifest, folder and pack descriptors."""
+
+    manifest: Manifest
+    folder: int = -1
+
+    def __init__(self) -> None:
+        self.packs: dict[int, int] = {}
+
+    def open_file(self, folder: str, path: str) -> int:
+        """A descriptor of the file ``path`` in the image's ``folder`` (both relative)."""
+        name = f"{folder}/{path}"
+        if not valid_relative(name):
+            raise ImageCorrupt(f"image {self.manifest.id} names the file {name!r}", "delete it")
+        try:
+            return files.open_below(self.folder, name)
+        except OSError as error:
+            raise ImageCorrupt(
+                f"the file {name} of image {self.manifest.id} cannot be opened ({error.strerror})",
+                hint="the image cannot be restored; delete it",
+            ) from error
+
+    def __enter__(self) -> "Image":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in [*self.packs.values(), self.folder]:
+            if fd >= 0:
+                os.close(fd)
+
+
+def packs_of(manifest: Manifest) -> set[int]:
+    """The numbers of the packs that an image needs."""
+    return {chunk.pack for block in manifest.blocks for chunk in block.chunks}

@@ -1,0 +1,63 @@
+"""How much a user's images may take, those that are being made included."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from phosd.engine.errors import OutOfSpace
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.usage import Usage
+
+_MOST_NAMED = 5
+"""Images that an error names."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What an image that is being made for a user will take, in bytes, as far as is known."""
+
+    owner: int
+    size: int
+
+
+def require_within(
+    quota: int, image: str, promises: Mapping[str, Promise], images: Sequence[Manifest]
+) -> None:
+    """Raise :class:`OutOfSpace` when the user of ``image`` would exceed the quota (bytes).
+
+    ``promises`` are those of all images that are being made, this one's included; ``images`` all
+    that there are, oldest first.
+    """
+    mine = promises[image]
+    others = sum(p.size for name, p in promises.items() if p.owner == mine.owner and name != image)
+    theirs = [published for published in images if published.owner == mine.owner]
+    usage = Usage(theirs)
+    excess = usage.total + others + mine.size - quota
+    if excess <= 0:
+        return
+    raise OutOfSpace(
+        f"the image takes about {_bytes(mine.size)}, but the images of uid {mine.owner} take "
+        f"{_bytes(usage.total + others)} of the {_bytes(quota)} that they may",
+        hint=_what_to_delete(theirs, usage, excess),
+    )
+
+
+def _what_to_delete(images: Sequence[Manifest], usage: Usage, excess: int) -> str:
+    """Name the oldest images that have to go."""
+    named = []
+    freed = 0
+    for image in images:
+        if freed >= excess:
+            break
+        freed += usage.remove(image.id)
+        named.append(image.id)
+    if freed < excess:
+        return "it does not fit: have the quota raised ([[limits]] in phosd.toml)"
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    return (
+        f"delete {', '.join(named[:_MOST_NAMED])}{more} (`phos rm`), the oldest, which frees "
+        f"{_bytes(freed)}"
+    )
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
