@@ -7,13 +7,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from phosd.engine import outside, procfs
 from phosd.engine.criu import Criu
-from phosd.engine.errors import Internal
+from phosd.engine.errors import Internal, Unsupported
 from phosd.engine.outside import Command, OutsideError
 from tests.criu.life import COUNTER, SYSTEM_PYTHON, USER, Life, in_order, wait_for
 from tests.harness import alive, wait_until
@@ -22,19 +23,29 @@ SCRIPT = Path(outside.__file__)
 SHELL = {"PATH": "/usr/bin:/bin"}
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[Path]:
+@contextmanager
+def listening(tmp_path: Path, *around: str) -> Iterator[Path]:
     """The socket of a service like phosd-criu.socket: one instance for each connection."""
     address = tmp_path / "criu.sock"
     activate = ["systemd-socket-activate", f"--listen={address}", "--seqpacket", "--accept"]
     command = [SYSTEM_PYTHON, "-I", "-S", str(SCRIPT)]
     with (tmp_path / "service.log").open("w") as log:
-        systemd = subprocess.Popen([*activate, *command], stderr=log, start_new_session=True)
+        systemd = subprocess.Popen(
+            [*around, *activate, *command], stderr=log, start_new_session=True
+        )
     wait_until(address.exists, "the socket")
     address.chmod(0o600)
-    yield address
-    os.killpg(systemd.pid, signal.SIGKILL)
-    systemd.wait()
+    try:
+        yield address
+    finally:
+        os.killpg(systemd.pid, signal.SIGKILL)
+        systemd.wait()
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Path]:
+    with listening(tmp_path) as address:
+        yield address
 
 
 def start(service: Path, *words: str, tied: bool = False, give: Sequence[int] = ()) -> Command:
@@ -181,6 +192,56 @@ def test_dump_and_restore_in_the_service(
     found = procfs.stat(life.pid)
     assert found is not None
     assert found.parent != os.getpid()
+
+
+def test_output_that_is_kept_by_a_process_beside_the_program(
+    service: Path, criu: Criu, life: Life
+) -> None:
+    life.criu = Criu(criu.path, service)
+    reader, writer = os.pipe()
+    life.start(COUNTER, stdout=writer)
+    os.close(writer)
+    assert os.read(reader, 1)
+    life.dump()
+    life.kill()
+    os.close(reader)
+    life.restore(output=life.home / "output")
+    assert in_order(life.counts_on(life.home / "output"))
+
+
+def test_a_service_in_a_sandbox_saves_nothing(criu: Criu, life: Life, tmp_path: Path) -> None:
+    """The dump would return 0, and its image could never be restored."""
+    with listening(tmp_path, "unshare", "--mount") as address:
+        life.criu = Criu(criu.path, address)
+        life.start(COUNTER)
+        life.counts_on()
+        with pytest.raises(Unsupported, match="sandbox \\(its own mnt namespace\\)"):
+            life.dump()
+        assert in_order(life.counts_on())
+
+
+def test_a_sandbox_of_our_own_is_no_obstacle(
+    service: Path, criu: Criu, life: Life, tmp_path: Path
+) -> None:
+    """As phosd has one under systemd; CRIU runs in the service's namespaces, not in ours."""
+    life.start(COUNTER)
+    life.counts_on()
+    images = life.private / "images"
+    images.mkdir()
+    saving = (
+        "import sys; from pathlib import Path\n"
+        "from phosd.engine import tree; from phosd.engine.criu import *\n"
+        "pid, images, program, *service = sys.argv[1:]\n"
+        "criu = Criu(Path(program), *map(Path, service))\n"
+        "dump_tree(criu, tree.scan(int(pid)), Path(images), DumpOptions())\n"
+    )
+    sandbox = ["unshare", "--mount", sys.executable, "-c", saving]
+    words = [*sandbox, str(life.pid), str(images), str(criu.path)]
+    refused = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "sandbox (its own mnt namespace)" in refused.stderr
+    done = subprocess.run([*words, str(service)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert in_order(life.counts_on())
 
 
 def test_what_criu_says_there_is_told(
