@@ -37,8 +37,7 @@ _POLICY_HINT = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of ``phosd``."""
-    parser = _parser()
-    args = parser.parse_args(arguments)
+    args = parser().parse_args(arguments)
     faulthandler.enable()  # the watchdog's SIGABRT then shows where each thread was
     logs.begin()
     try:
@@ -57,27 +56,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The options of ``phosd``."""
+    made = argparse.ArgumentParser(
         prog="phosd", description="Checkpoints and restores the GPU processes of this node."
     )
-    parser.add_argument("--version", action="version", version=f"phosd {__version__}")
-    parser.add_argument(
+    made.add_argument("--version", action="version", version=f"phosd {__version__}")
+    made.add_argument(
         "--session", action="store_true", help="serve the session bus instead of the system's"
     )
-    parser.add_argument(
+    made.add_argument(
         "--config",
         type=Path,
         default=configuration.DEFAULT_FILE,
         metavar="FILE",
         help="configuration (default: %(default)s)",
     )
-    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="images and history")
-    parser.add_argument("--runtime-dir", type=Path, metavar="DIR", help="hook sockets, journal")
-    parser.add_argument(
+    made.add_argument("--state-dir", type=Path, metavar="DIR", help="images and history")
+    made.add_argument("--runtime-dir", type=Path, metavar="DIR", help="hook sockets, journal")
+    made.add_argument(
         "--check-config", action="store_true", help="explain every mistake, print what holds, exit"
     )
-    return parser
+    return made
 
 
 def _configure(args: argparse.Namespace) -> Config:
