@@ -131,7 +131,7 @@ async def serve(config: Config, engine: Engine, where: str, config_file: Path) -
                 told = await _until_told(connection, stop)
         finally:
             supervisor.stopping()
-            async with _alongside(supervisor.prolong()):
+            async with _alongside(supervisor.prolong(), supervisor.feed()):
                 await manager.close()
     return 0 if told else 1
 
