@@ -100,8 +100,8 @@ async def _run(config: Config, args: argparse.Namespace) -> int:
 
 
 async def serve(config: Config, engine: Engine, where: str, config_file: Path) -> int:
-    """Serve a bus until SIGTERM or SIGINT; the exit status. It is 1 when the bus goes away and stays
-    away, so that a service manager starts phosd again.
+    """Serve a bus until SIGTERM or SIGINT; the exit status. It is 1 when the bus goes away and
+    stays away, so that a service manager starts phosd again.
     """
     supervisor = Supervisor()
     stop = _stop_signals()
