@@ -45,6 +45,12 @@ PLACES = (
 )
 """Where the files of ``systemd/`` go: the first pattern that fits."""
 
+COMPLETIONS = {
+    "bash": "usr/share/bash-completion/completions",
+    "zsh": "usr/share/zsh/vendor-completions",
+    "fish": "usr/share/fish/vendor_completions.d",
+}
+
 UNUSED = ("pip", "pip-*", "setuptools*", "pkg_resources", "_distutils_hack", "bin", "*.pth")
 """What the bundled packages bring along for their own command lines."""
 SOURCES = (".cpp", ".h", ".pxd", ".pxi", ".pyx", ".in")
@@ -85,7 +91,8 @@ Command = Sequence[str | Path]
 def run(command: Command, what: str) -> str:
     """What ``command`` prints; when it fails, everything that it said, and the end."""
     words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
     if done.returncode != 0:
         sys.exit(f"{what} failed ({words[0]} returned {done.returncode}):\n{done.stderr}")
     return done.stdout
@@ -184,11 +191,24 @@ def add_units(root: Path) -> dict[str, str]:
 
 
 def add_documents(root: Path) -> None:
+    """The documentation and its examples, man pages, and completions where shells look for them."""
     documents = root / "usr/share/doc/phosd"
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         put(documents / path.name, path.read_bytes())
     changes = gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), mtime=0)
     put(documents / "changelog.gz", changes)
+    for path in (ROOT / "examples").rglob("*"):
+        if path.is_file():
+            put(documents / "examples" / path.relative_to(ROOT / "examples"), path.read_bytes())
+    made = root / "made"
+    run([sys.executable, ROOT / "packaging/make_docs.py", made], "writing the man pages")
+    for path in (made / "man").iterdir():
+        page = root / f"usr/share/man/man{path.suffix[1:]}" / f"{path.name}.gz"
+        put(page, gzip.compress(path.read_bytes(), mtime=0))
+    for shell, place in COMPLETIONS.items():
+        for path in (made / "completion" / shell).iterdir():
+            put(root / place / path.name, path.read_bytes())
+    shutil.rmtree(made)
 
 
 def add_control(root: Path, version: str, architecture: str, units: Mapping[str, str]) -> None:

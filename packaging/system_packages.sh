@@ -17,6 +17,7 @@ tool g++ g++
 tool patchelf patchelf
 tool dbus-daemon dbus-daemon
 tool busctl systemd
+tool groff groff-base
 tool ip iproute2
 tool ps procps
 need "${PYTHON:-python3} -c 'import ensurepip, venv'" python3-venv

@@ -1,0 +1,127 @@
+"""Write the man pages and the shell completions of ``phos`` and ``phosd`` into a folder.
+
+What can drift is taken from where it is decided: commands and options from their parsers, settings
+from ``packaging/phosd.toml``. The rest of the pages is in ``docs/man``.
+"""
+
+import argparse
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+from click.shell_completion import get_completion_class
+
+from phosd import __version__
+from phosd.cli.main import main as phos
+from phosd.service.main import parser as phosd_parser
+
+ROOT = Path(__file__).parents[1]
+COMPLETIONS = {"bash": "phos", "zsh": "_phos", "fish": "phos.fish"}
+"""The name that each shell looks for."""
+
+
+def escape(text: str) -> str:
+    """``text`` for troff: as it is, whatever stands in it."""
+    text = text.replace("\\", "\\(rs").replace("-", "\\-").replace("'", "\\(aq")
+    return re.sub(r"(?m)^\.", r"\\&.", text)
+
+
+def paragraphs(text: str) -> str:
+    """Text as click has it: paragraphs, those behind ``\\b`` with their line ends."""
+    return "\n".join(_paragraph(part) for part in inspect.cleandoc(text).split("\n\n"))
+
+
+def _paragraph(part: str) -> str:
+    if part.startswith("\b\n"):
+        return f".PP\n.nf\n{escape(part[2:])}\n.fi"
+    return f".PP\n{escape(part)}"
+
+
+def entry(names: str, text: str) -> str:
+    return f".TP\n.B {escape(names)}\n{escape(text)}"
+
+
+def options(parameters: Iterable[click.Parameter], context: click.Context) -> Iterator[str]:
+    """An entry for each option, as ``--help`` has it."""
+    for parameter in parameters:
+        record = parameter.get_help_record(context)
+        if record is not None and isinstance(parameter, click.Option):
+            yield entry(*record)
+
+
+def phos_page(page: str) -> str:
+    top = click.Context(phos, info_name="phos")
+    commands = []
+    shared = {parameter.name for parameter in phos.params}
+    for name in phos.list_commands(top):
+        command = phos.commands[name]
+        if command.hidden:
+            continue
+        context = click.Context(command, info_name=name, parent=top)
+        usage = " ".join([name, *command.collect_usage_pieces(context)])
+        own = [p for p in command.params if p.name not in shared]
+        commands += [f".SS {escape(usage)}", paragraphs(command.help or ""), *options(own, context)]
+    page = page.replace("@SHARED@", "\n".join(options(phos.params, top)))
+    return page.replace("@COMMANDS@", "\n".join(commands))
+
+
+def phosd_page(page: str) -> str:
+    """argparse shows its actions to nobody else than to a formatter."""
+    parser = phosd_parser()
+    lines = []
+    for action in parser._actions:
+        value = f" {action.metavar}" if action.metavar else ""
+        text = (action.help or "") % vars(action)
+        lines.append(entry(", ".join(action.option_strings) + value, text))
+    return page.replace("@OPTIONS@", "\n".join(lines))
+
+
+def settings_page(page: str) -> str:
+    """Each paragraph of the file that is installed: what a setting is for, and the setting."""
+    lines = []
+    _, *parts = (ROOT / "packaging/phosd.toml").read_text().strip().split("\n\n")
+    for part in parts:
+        text = [line.removeprefix("#").strip() for line in part.splitlines()]
+        begin = next(n for n, line in enumerate(text) if re.match(r"\w+ = |\[\[", line))
+        first, *more = text[begin:]
+        lines += [entry(first, " ".join(text[:begin]))]
+        if more:
+            lines += [".RS", ".PP", ".nf", escape("\n".join(text[begin:])), ".fi", ".RE"]
+    return page.replace("@SETTINGS@", "\n".join(lines))
+
+
+PAGES = {"phos.1": phos_page, "phosd.8": phosd_page, "phosd.toml.5": settings_page}
+
+
+def pages() -> dict[str, str]:
+    """The man pages by name."""
+    found = {}
+    for name, fill in PAGES.items():
+        source = (ROOT / "docs/man" / f"{name}.in").read_text()
+        found[name] = fill(source).replace("@VERSION@", __version__)
+    return found
+
+
+def completion(shell: str) -> str:
+    """What ``shell`` reads to complete the words of ``phos``."""
+    kind = get_completion_class(shell)
+    assert kind is not None
+    return kind(phos, {}, "phos", "_PHOS_COMPLETE").source()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="for man/ and completion/")
+    folder: Path = parser.parse_args().folder
+    for name, text in pages().items():
+        (folder / "man").mkdir(parents=True, exist_ok=True)
+        (folder / "man" / name).write_text(text)
+    for shell, name in COMPLETIONS.items():
+        (folder / "completion" / shell).mkdir(parents=True, exist_ok=True)
+        (folder / "completion" / shell / name).write_text(completion(shell))
+
+
+if __name__ == "__main__":
+    main()

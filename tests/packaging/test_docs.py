@@ -1,0 +1,132 @@
+"""Man pages, the configuration that is installed, and completions: they say what is there."""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from phosd.cli.main import main as phos
+from phosd.service import config
+from phosd.service.config import Config, PeriodicRule
+from phosd.service.limits import UserLimits
+from phosd.service.main import parser
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = ROOT / "packaging/phosd.toml"
+PAGES = ("phos.1", "phosd.8", "phosd.toml.5")
+_SETTING = re.compile(r"(?m)^# (?=[a-z_]+ = |\[\[)")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that ``packaging/make_docs.py`` fills."""
+    folder = tmp_path_factory.mktemp("docs")
+    subprocess.run(
+        [sys.executable, ROOT / "packaging/make_docs.py", folder],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    return folder
+
+
+def shown(page: Path) -> str:
+    """A page as ``man`` shows it, without line breaks in long words or paragraphs."""
+    done = subprocess.run(
+        ["groff", "-man", "-Tutf8", "-P-cbou", "-rLL=500n", "-rHY=0", "-ww", page],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.replace("\N{MINUS SIGN}", "-").replace("\N{HYPHEN}", "-")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_drawn_without_warnings(made: Path, name: str) -> None:
+    text = shown(made / "man" / name)
+    assert name.rpartition(".")[0] in text
+    assert "@" not in text.replace("phosd-mover@", "").replace("phosd-criu@", "")
+
+
+def test_the_page_of_phos_has_every_command_and_option(made: Path) -> None:
+    text = shown(made / "man/phos.1")
+    commands = [command for command in phos.commands.values() if not command.hidden]
+    assert len(commands) > 8
+    for command in commands:
+        assert f"\n   {command.name} [OPTIONS]" in text
+        summary = (command.help or "").strip().split("\n\n")[0]
+        assert " ".join(summary.split()) in " ".join(text.split())
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                for flag in parameter.opts:
+                    assert re.search(rf"(?m)^ +(-\w, )?{flag}\b", text), (command.name, flag)
+
+
+def test_the_page_of_phosd_has_every_option(made: Path) -> None:
+    text = shown(made / "man/phosd.8")
+    usage = parser().format_usage()
+    flags = re.findall(r"--[a-z-]+|-h", usage)
+    assert len(flags) > 5
+    for flag in flags:
+        assert re.search(rf"(?m)^ +{flag}\b", text), flag
+
+
+def keys(kind: type[object]) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+
+
+def test_every_setting_is_explained(made: Path) -> None:
+    sample = _SETTING.sub("", SAMPLE.read_text())
+    settings, *tables = re.split(r"(?m)^(?=\[\[)", sample)
+    found = {
+        name: set(re.findall(r"(?m)^(\w+) =", text)) for text in tables for name in [text[2:8]]
+    }
+    assert set(re.findall(r"(?m)^(\w+) =", settings)) == keys(Config) - {"periodic", "limits"}
+    assert found == {"period": keys(PeriodicRule), "limits": keys(UserLimits)}
+    text = shown(made / "man/phosd.toml.5")
+    for key in keys(Config) | keys(PeriodicRule) | keys(UserLimits):
+        assert re.search(rf"\b{key}\b", text), key
+
+
+def test_the_file_that_is_installed_holds_the_defaults(tmp_path: Path) -> None:
+    assert config.load(SAMPLE) == Config()
+    everything = tmp_path / "phosd.toml"
+    everything.write_text(_SETTING.sub("", SAMPLE.read_text()))
+    loaded = config.load(everything)
+    assert loaded.periodic[0].keep == PeriodicRule(every=1).keep
+    assert loaded.limits[0].keep_last is UserLimits().keep_last
+    for name in keys(Config) - {"periodic", "limits"}:
+        default = getattr(Config(), name)
+        if default not in (None, ""):
+            assert getattr(loaded, name) == default, f"{name}: the file shows another default"
+
+
+def test_bash_completes_commands_and_options(made: Path) -> None:
+    script = made / "completion/bash/phos"
+
+    def complete(*words: str) -> list[str]:
+        ask = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _phos_completion phos'
+        done = subprocess.run(
+            ["bash", "-c", f'{ask}; printf "%s\\n" "${{COMPREPLY[@]}}"', "bash", script, *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        )
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    assert complete("phos", "ch") == ["checkpoint"]
+    assert complete("phos", "checkpoint", "--mo") == ["--mode"]
+    assert complete("phos", "checkpoint", "--mode", "re") == ["recopy"]
+
+
+@pytest.mark.parametrize(("shell", "name"), [("zsh", "_phos"), ("fish", "phos.fish")])
+def test_other_shells_have_their_completion(made: Path, shell: str, name: str) -> None:
+    text = (made / "completion" / shell / name).read_text()
+    assert f"_PHOS_COMPLETE={shell}_complete" in text
