@@ -1,5 +1,6 @@
 """Whether an operation will find the room it needs, asked before anything is touched."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from phosd.engine import cuda, procfs
@@ -30,6 +31,19 @@ class KeptFree:
 
 
 @dataclass(frozen=True)
+class DiskLimits:
+    """What stays free of the images' disk, and how many bytes a user's images may take (None for
+    as many as there is room for), by user id.
+    """
+
+    kept_free: KeptFree = KeptFree()
+    quota: Callable[[int], int | None] = lambda user: None
+
+
+UNLIMITED = DiskLimits()
+
+
+@dataclass(frozen=True)
 class Needs:
     """Estimates, in bytes: ``host`` memory during the stop, CRIU's files, and the GPU's chunks."""
 
@@ -38,14 +52,16 @@ class Needs:
     gpu: int
 
 
-def check_space(node: Node, unit: Unit, mode: str) -> Needs:
+def check_space(node: Node, unit: Unit, mode: str, limits: DiskLimits = UNLIMITED) -> Needs:
     """Estimate what a checkpoint needs. Raises when disk or host memory does not suffice."""
     needs = _estimate(unit, mode)
     free = node.store.free_bytes()
-    if needs.cpu + needs.gpu + _SPARE > free:
+    kept = limits.kept_free.of(node.store.disk_bytes())
+    if needs.cpu + needs.gpu + _SPARE + kept > free:
+        least = f", of which {_gb(kept)} stay free (min_free)" if kept else ""
         raise OutOfSpace(
             f"the image needs about {_gb(needs.cpu + needs.gpu)}, {node.store.state} has"
-            f" {_gb(free)} free",
+            f" {_gb(free)} free{least}",
             hint="delete images (`phos rm`), or put state_dir on a larger disk",
         )
     available = available_memory()

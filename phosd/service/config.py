@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from phosd.engine.process import GpuProcess
-from phosd.engine.space import KeptFree
-from phosd.service.limits import MOST_JOBS, JobLimits, UserLimits
+from phosd.engine.space import DiskLimits, KeptFree
+from phosd.service.limits import MOST_JOBS, JobLimits, UserLimits, limits_of
 from phosd.service.schedule import KEEP
 
 DEFAULT_FILE = Path("/etc/phos/phosd.toml")
@@ -83,6 +83,11 @@ class Config:
     def job_limits(self) -> JobLimits:
         """How many jobs may run at once."""
         return JobLimits(self.max_jobs, self.jobs_per_gpu)
+
+    @property
+    def disk_limits(self) -> DiskLimits:
+        """What images may take."""
+        return DiskLimits(self.min_free, lambda user: limits_of(self.limits, user).quota)
 
 
 class ConfigError(Exception):

@@ -48,7 +48,7 @@ FEATURES = ("checkpoint", "restore", "verify", "queue", "periodic")
 NO_JOB = "/"
 """Instead of a job's path, when a call ends a schedule."""
 _DAY = 86_400.0
-_CHANGEABLE = ("retention_days", "periodic", "max_jobs", "jobs_per_gpu")
+_CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
 """Settings that are taken over while phosd runs."""
 _log = logging.getLogger(__name__)
 
@@ -142,6 +142,7 @@ class Manager:
         self.config = dataclasses.replace(self.config, **changed)
         self._periodic.rules = self.config.periodic
         self.jobs.set_limits(self.config.job_limits)
+        self._engine.limit(self.config.disk_limits)
         self._history.prune(time.time() - self.config.retention_days * _DAY)
         return fixed
 

@@ -15,6 +15,7 @@ from phosd.engine.process import GpuProcess
 from phosd.engine.progress import Progress
 from phosd.engine.restore import RestoreOptions, restore
 from phosd.engine.rights import require_may_restore
+from phosd.engine.space import DiskLimits
 from phosd.engine.verify import verify
 from phosd.service.config import Config
 from phosd.service.operations import CheckpointRequest, RestoreRequest
@@ -34,6 +35,7 @@ class NodeEngine:
                 shadow_limit=config.shadow_limit,
             )
         )
+        self._limits = config.disk_limits
 
     def settle(self, unfinished: Sequence[Unfinished]) -> dict[int, str]:
         return settle(self._node, unfinished)
@@ -54,8 +56,12 @@ class NodeEngine:
             fallback=request.fallback != "none",
             parent=request.parent or None,
             experience=experience,
+            limits=self._limits,
         )
         return checkpoint(self._node, pid, options, progress)
+
+    def limit(self, limits: DiskLimits) -> None:
+        self._limits = limits
 
     def restore(self, image: str, request: RestoreRequest, caller: int, progress: Progress) -> int:
         require_may_restore(self.image(image), caller)

@@ -12,6 +12,7 @@ from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.process import GpuProcess
 from phosd.engine.progress import Progress
+from phosd.engine.space import DiskLimits
 
 Token = Annotated[str, msgspec.Meta(max_length=128)]
 Pid = Annotated[int, msgspec.Meta(ge=1)]
@@ -62,6 +63,9 @@ class Engine(Protocol):
 
     def gpus(self) -> list[GpuInfo]:
         """The GPUs of this node."""
+
+    def limit(self, limits: DiskLimits) -> None:
+        """Hold later checkpoints to these limits."""
 
     def close(self) -> None:
         """Let go of everything."""

@@ -26,7 +26,7 @@ from phosd.engine.gpus import GpuInfo
 from phosd.engine.host import require_same_machine
 from phosd.engine.image.manifest import Gpu, Host, Manifest
 from phosd.engine.node import Node, NodeConfig, available_memory
-from phosd.engine.space import check_space, require_device_memory
+from phosd.engine.space import DiskLimits, KeptFree, check_space, require_device_memory
 from phosd.engine.unit import Unit
 
 Room = namedtuple("Room", "f_bavail f_frsize")
@@ -147,6 +147,22 @@ def test_a_disk_that_is_too_small(node: Node, unit: Unit, monkeypatch: pytest.Mo
     with pytest.raises(OutOfSpace, match=r"needs about .* GB") as raised:
         check_space(node, unit, "stop")
     assert str(node.store.state) in str(raised.value)
+
+
+@pytest.mark.parametrize("kept", [KeptFree(size=10_000), KeptFree(share=0.1), KeptFree(5, 0.1)])
+def test_what_stays_free_of_a_disk(
+    node: Node, unit: Unit, monkeypatch: pytest.MonkeyPatch, kept: KeptFree
+) -> None:
+    monkeypatch.setattr(node.store, "disk_bytes", lambda: 100_000)
+    free = 1 << 30
+    monkeypatch.setattr(node.store, "free_bytes", lambda: free)
+    most = free - space._SPARE - 10_000
+    needs(monkeypatch, cpu=most)
+    assert check_space(node, unit, "stop", DiskLimits(kept)).cpu == most
+    needs(monkeypatch, cpu=most, gpu=1)
+    with pytest.raises(OutOfSpace, match=r"stay free \(min_free\)"):
+        check_space(node, unit, "stop", DiskLimits(kept))
+    assert check_space(node, unit, "stop").gpu == 1
 
 
 def test_too_little_host_memory(node: Node, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:

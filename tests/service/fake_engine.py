@@ -22,6 +22,7 @@ from phosd.engine.image.manifest import (
 from phosd.engine.process import GpuProcess
 from phosd.engine.procfs import boot_id
 from phosd.engine.progress import Progress
+from phosd.engine.space import UNLIMITED, DiskLimits
 from phosd.service.identity import identify
 from phosd.service.operations import CheckpointRequest, RestoreRequest
 
@@ -103,6 +104,7 @@ class FakeEngine:
     experience: list[Experience] = field(default_factory=list)
     made: int = 0
     why: str = ""
+    limits: DiskLimits = UNLIMITED
 
     def settle(self, unfinished: Sequence[Unfinished]) -> dict[int, str]:
         return {job.job: "its processes run" for job in unfinished}
@@ -161,6 +163,9 @@ class FakeEngine:
 
     def gpus(self) -> list[GpuInfo]:
         return [GPU]
+
+    def limit(self, limits: DiskLimits) -> None:
+        self.limits = limits
 
     def close(self) -> None:
         """Nothing is held."""

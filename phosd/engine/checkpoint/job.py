@@ -73,15 +73,18 @@ def _make_image(
     options: CheckpointOptions,
     progress: Progress,
 ) -> Manifest:
-    needs = check_space(node, unit, choice.mode)
-    node.store.preallocate(needs.gpu)
+    needs = check_space(node, unit, choice.mode, options.limits)
+    owner = unit.trees[0].root.uid
     with (
-        node.store.begin(unit.trees[0].root.uid) as writer,
+        node.store.begin(owner, options.limits.quota(owner)) as writer,
         node.staging(needs.cpu) as staging,
         CpuParts(node.criu, writer, staging, DumpOptions(tcp=options.tcp), pages=needs.cpu) as cpu,
     ):
         if parent is not None:
             writer.inherit(parent)
+        # Nobody knows before the copying how much of it the parent has.
+        writer.promise(needs.cpu + (needs.gpu if parent is None else 0))
+        node.store.preallocate(needs.gpu)
         blocks = _MODES[choice.mode](Attempt(node, unit, writer, cpu, options, progress))
         progress.phase("persist")
         point(Point.CHECKPOINT_PERSIST)

@@ -6,6 +6,7 @@ from phosd.engine.errors import InvalidOption
 from phosd.engine.experience import NONE, Experience
 from phosd.engine.gate import DEADLINE
 from phosd.engine.rights import ROOT
+from phosd.engine.space import UNLIMITED, DiskLimits
 
 MODES = ("auto", "concurrent", "recopy", "stop", "driver")
 
@@ -33,6 +34,7 @@ class CheckpointOptions:
     parent: str | None = None
     """An image of the same owner whose chunks need not be saved again."""
     experience: Experience = NONE
+    limits: DiskLimits = UNLIMITED
     audit: bool = False
     """Whether mode ``concurrent`` also counts the chunks that it saved early without need."""
 

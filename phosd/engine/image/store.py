@@ -221,6 +221,11 @@ class Store:
             spare = sum(path.stat().st_size for path in self.spares())
         return status.f_bavail * status.f_frsize + spare
 
+    def disk_bytes(self) -> int:
+        """The size of the file system of the store, in bytes."""
+        status = os.statvfs(self.state)
+        return status.f_blocks * status.f_frsize
+
     def _published(self) -> Sequence[str]:
         try:
             folders = list(self.images.iterdir())
