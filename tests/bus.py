@@ -28,13 +28,16 @@ _CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configura
     <allow send_destination="org.freedesktop.DBus"/>
   </policy>
   <include>{policy}</include>
+  <policy context="default">
+    <allow own="org.freedesktop.PolicyKit1"/>
+    <allow send_destination="org.freedesktop.PolicyKit1"/>
+  </policy>
 </busconfig>
 """
 
 
-@contextmanager
-def private_bus(folder: Path) -> Iterator[str]:
-    """Run a bus as long as the context lasts; gives its address. Any user may connect."""
+def start_bus(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """A bus that any user may connect to, and its address, which is the same for a second one."""
     config = folder / "bus.conf"
     config.write_text(_CONFIG.format(socket=folder / "bus", policy=POLICY))
     reading, writing = os.pipe()
@@ -49,10 +52,17 @@ def private_bus(folder: Path) -> Iterator[str]:
         pass_fds=(writing,),
     )
     os.close(writing)
+    with os.fdopen(reading) as pipe:
+        address = pipe.readline().strip()
+    assert address, "dbus-daemon did not start"
+    return daemon, address.partition(",guid=")[0]
+
+
+@contextmanager
+def private_bus(folder: Path) -> Iterator[str]:
+    """Run a bus as long as the context lasts; gives its address."""
+    daemon, address = start_bus(folder)
     try:
-        with os.fdopen(reading) as pipe:
-            address = pipe.readline().strip()
-        assert address, "dbus-daemon did not start"
         yield address
     finally:
         daemon.terminate()

@@ -123,15 +123,13 @@ class Connection:
         With ``interactive``, the other side may have the user asked for a password.
         """
         message = method_call(destination, path, interface, member, signature, args, interactive)
-        if not self._bus.connected:
-            raise CallError(_DISCONNECTED, f"{member} was not sent: the bus is gone")
         try:
-            reply = await asyncio.wait_for(self._bus.call(message), patience)
+            reply = await asyncio.wait_for(self._bus.ask(message), patience)
         except TimeoutError:
             text = f"{destination} did not answer {member} within {patience:.0f} s"
             raise CallError(f"{_DBUS}.Error.NoReply", text) from None
         except (EOFError, OSError) as error:
-            raise CallError(_DISCONNECTED, f"the bus went away during {member}") from error
+            raise CallError(_DISCONNECTED, f"{member} has no answer: the bus is gone") from error
         if reply is None:
             raise CallError(_DISCONNECTED, f"{member} has no answer: the bus was left")
         failure = error_of(reply)
@@ -157,7 +155,7 @@ class Connection:
         """Send a signal to whoever listens; to nobody while the bus is away."""
         if self._bus.connected:
             body = [clean(value) for value in args]
-            self._bus.put(signal_from(path, interface, member, signature, body))
+            self._bus.send(signal_from(path, interface, member, signature, body))
 
     async def subscribe(self, handler: Callable[[Signal], None], *rules: str) -> None:
         """Have ``handler`` called for the signals that the match rules select.
@@ -235,7 +233,7 @@ class Connection:
     def _error(self, call: Call, name: str, text: str) -> "asyncio.Future[None] | None":
         if not call.wants_reply or not self._bus.connected:
             return None
-        sent: asyncio.Future[None] = self._bus.put(reply_to(call, "s", [clean(text)], error=name))
+        sent: asyncio.Future[None] = self._bus.send(reply_to(call, "s", [clean(text)], error=name))
         return sent
 
     async def closed(self) -> None:

@@ -163,6 +163,7 @@ class Bus(_UntypedBus):  # type: ignore[misc]
         super().__init__(**where)
         self._take = take
         self._more: asyncio.Handle | None = None
+        self._disconnect_future.add_done_callback(_forget)
 
     @staticmethod
     async def open(where: str, take: Callable[[Call | Signal], None]) -> "Bus":
@@ -207,15 +208,24 @@ class Bus(_UntypedBus):  # type: ignore[misc]
         """Messages that the bus has not taken yet."""
         return int(self._writer.messages.qsize())
 
-    def put(self, message: Message) -> "asyncio.Future[None]":
+    async def ask(self, message: Message) -> Message | None:
+        """Send a call and wait for its reply; None when this side has left. Raises
+        :class:`EOFError` or :class:`OSError` when the bus has gone.
+        """
+        if not self.connected:
+            raise EOFError
+        reply: Message | None = await self.call(message)
+        return reply
+
+    def send(self, message: Message) -> "asyncio.Future[None]":
         """Send a message; done when the bus has taken it."""
-        message.serial = self.next_serial()
+        message.serial = message.serial or self.next_serial()
         return self.put_bytes(encode(message))
 
     def put_bytes(self, data: bytes) -> "asyncio.Future[None]":
         """Send an encoded message; done when the bus has taken it."""
         sent: asyncio.Future[None] = self._loop.create_future()
-        sent.add_done_callback(lambda done: done.cancelled() or done.exception())
+        sent.add_done_callback(_forget)
         self._writer.messages.put_nowait((data, [], sent))
         self._writer.schedule_write()
         return sent
@@ -225,6 +235,12 @@ class Bus(_UntypedBus):  # type: ignore[misc]
         self._finalize(None)
         self._stream.close()
         self._sock.close()
+
+
+def _forget(done: "asyncio.Future[None]") -> None:
+    """That the bus has gone is told by :meth:`Connection.closed`, and not once more by asyncio."""
+    if not done.cancelled():
+        done.exception()
 
 
 def encode(message: Message) -> bytes:
