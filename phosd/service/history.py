@@ -13,12 +13,12 @@ from phosd.engine.errors import Internal, OutOfMemory
 from phosd.engine.experience import Earlier
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.journal import Entry
 from phosd.engine.kernels import KernelMark
 from phosd.engine.process import GpuProcess
 from phosd.service.database import Database, Row
 from phosd.service.identity import Program
 from phosd.service.jobs import Job
-from phosd.service.journal import Entry
 from phosd.service.schedule import Schedule
 
 _REMEMBERED = 8

@@ -15,11 +15,11 @@ from typing import Any
 
 from phosd import __version__
 from phosd.bus import NAME, CallError, Connection, NoBusError
+from phosd.engine.alone import alone
 from phosd.engine.errors import PhosError
 from phosd.engine.notify import Supervisor
 from phosd.service import config as configuration
 from phosd.service import logs
-from phosd.service.alone import alone
 from phosd.service.config import Config, ConfigError
 from phosd.service.history import History
 from phosd.service.jobs import JobState

@@ -15,6 +15,7 @@ from phosd.engine.checkpoint import MODES
 from phosd.engine.concern import Concern, Unfinished
 from phosd.engine.errors import ImageCorrupt, NoSuchProcess, NotAuthorized, Unsupported
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.journal import Entry, Journal
 from phosd.engine.procfs import boot_id
 from phosd.engine.progress import Progress
 from phosd.service.checkpoints import Checkpoints, require_possible
@@ -28,7 +29,6 @@ from phosd.service.interfaces import (
 )
 from phosd.service.inventory import Inventory
 from phosd.service.jobs import Job, JobTable, Listener, Outcome, Task
-from phosd.service.journal import Entry, Journal
 from phosd.service.manager_interface import manager_interface
 from phosd.service.objects import ObjectTree
 from phosd.service.operations import (

@@ -16,12 +16,12 @@ from sqlite_utils import Database
 
 from phosd.engine.errors import Cancelled, Internal, OutOfMemory, PhosError
 from phosd.engine.experience import Earlier
+from phosd.engine.journal import Entry, Journal
 from phosd.engine.kernels import KernelMark
 from phosd.engine.procfs import boot_id
 from phosd.service.history import History
 from phosd.service.identity import Program
 from phosd.service.jobs import Job, JobState, Outcome, Task
-from phosd.service.journal import Entry, Journal
 from phosd.service.tables import migrations
 from tests.harness import wait_until
 from tests.service.fake_engine import GPU, manifest, this_process

@@ -28,3 +28,14 @@ def alone(*folders: Path) -> Iterator[None]:
                     " --runtime-dir)",
                 ) from None
         yield
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a phosd runs with this folder, as far as its lock tells."""
+    if not folder.is_dir():
+        return False
+    try:
+        with alone(folder):
+            return False
+    except Busy:
+        return True

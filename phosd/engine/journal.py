@@ -33,6 +33,26 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start_time: int | None = None
     concern: Concern | None = None
 
+    @property
+    def pids(self) -> set[int]:
+        """The processes that the job works on."""
+        known = {self.pid} if self.pid is not None else set()
+        return known | {each.pid for each in self.concern.processes} if self.concern else known
+
+
+def entries(folder: Path) -> list[Entry]:
+    """The jobs that are written down in ``folder``, which may not be there."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            with path.open("rb") as file:
+                found.append(msgspec.json.decode(file.read(_MAX_BYTES), type=Entry))
+        except FileNotFoundError:
+            continue  # the job has ended meanwhile
+        except (OSError, msgspec.DecodeError) as error:
+            _log.error("%s is no journal entry (%s); look at it and remove it", path, error)
+    return found
+
 
 class Journal:
     """The folder of journal files, mode 0700."""
@@ -69,14 +89,7 @@ class Journal:
 
     def unfinished(self) -> list[Entry]:
         """The jobs that an earlier phosd left. A file that cannot be read is kept and logged."""
-        entries = []
-        for path in sorted(self._folder.glob("*.json")):
-            try:
-                with path.open("rb") as file:
-                    entries.append(msgspec.json.decode(file.read(_MAX_BYTES), type=Entry))
-            except (OSError, msgspec.DecodeError) as error:
-                _log.error("%s is no journal entry (%s); look at it and remove it", path, error)
-        return entries
+        return entries(self._folder)
 
     def _path(self, job: int) -> Path:
         return self._folder / f"{job}.json"
