@@ -17,6 +17,8 @@ tool g++ g++
 tool patchelf patchelf
 tool dbus-daemon dbus-daemon
 tool busctl systemd
+tool gdbus libglib2.0-bin
+need "test -x /usr/lib/polkit-1/polkitd" polkitd
 tool groff groff-base
 tool ip iproute2
 tool ps procps

@@ -1,6 +1,7 @@
 """Who may do what, as polkit says; and what holds where there is none."""
 
 import pwd
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,3 +204,59 @@ def test_without_polkit_owners_and_root_may(service: Service, target: int) -> No
     with pytest.raises(RuntimeError, match="ask as its owner or as root"):
         service.call("Checkpoint", "ua{sv}", target, 0, uid=STRANGER)
     service.start("Checkpoint", "ua{sv}", target, 0, uid=OWNER)
+
+
+RULE = """
+polkit.addRule(function(action, subject) {
+    if (action.id == "org.phos.delete-others" && action.lookup("image") == "shared"
+            && subject.user == "nobody")
+        return polkit.Result.YES;
+    if (action.id == "org.phos.verify" && action.lookup("owner") == "%d")
+        return polkit.Result.NO;
+});
+"""
+
+
+@pytest.fixture
+def real_polkit(bus: str, tmp_path: Path) -> Iterator[None]:
+    """The real polkitd with phosd's policy and a rule, as if both were installed."""
+    rules, policies = tmp_path / "rules", tmp_path / "policies"
+    for folder in (rules, policies):
+        folder.mkdir()
+    (rules / "10-test.rules").write_text(RULE % OWNER)
+    shutil.copy(POLICY, policies)
+    for folder in (tmp_path, *tmp_path.parents[:2], rules, policies):
+        folder.chmod(folder.stat().st_mode | 0o055)  # polkitd is a user of its own
+    mounts = f"mount --bind {policies} /usr/share/polkit-1/actions"
+    mounts += f" && mount --bind {rules} /etc/polkit-1/rules.d"
+    with subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", f"{mounts} && exec {POLKITD} --no-debug"],
+        env={"DBUS_SYSTEM_BUS_ADDRESS": bus, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    ) as polkitd:
+        try:
+            wait_until(
+                lambda: polkitd.poll() is not None or "PolicyKit1" in busctl(bus, "list"),
+                "polkitd",
+            )
+            assert polkitd.returncode is None, "polkitd ended"
+            yield
+        finally:
+            polkitd.terminate()
+    wait_until(lambda: "PolicyKit1" not in busctl(bus, "list"), "polkitd to be gone")
+
+
+@pytest.mark.usefixtures("real_polkit")
+def test_the_real_polkit_with_the_policy_and_a_rule(service: Service, target: int) -> None:
+    service.start("Checkpoint", "ua{sv}", target, 0, uid=OWNER)
+    with pytest.raises(RuntimeError, match="let polkit ask for a password"):
+        service.call("Checkpoint", "ua{sv}", target, 0, uid=STRANGER)
+    for image in ("shared", "private"):
+        service.engine.stored[image] = manifest(image, owner=OWNER)
+    with pytest.raises(RuntimeError, match="image private belongs to uid"):
+        service.call("DeleteImage", "sa{sv}", "private", 0, uid=STRANGER)
+    service.call("DeleteImage", "sa{sv}", "shared", 0, uid=STRANGER)
+    assert set(service.engine.stored) == {"private"}
+    with pytest.raises(RuntimeError, match=f"uid {OWNER} may not verify image private"):
+        service.call("VerifyImage", "sa{sv}", "private", 0, uid=OWNER)
+    assert service.call("ListImages", uid=STRANGER).split()[1] == "0"
+    assert service.call("ListImages", uid=OWNER).split()[1] == "1"
