@@ -161,14 +161,15 @@ class Checkpoints:
             try:
                 self._engine.image(image)
             except NoSuchImage:
-                self._history.image_deleted(image)
+                self._history.image_deleted(image, "it was found to be gone")
                 del images[image]
             except ImageCorrupt:
                 images[image] = False
         for image in surplus(images, schedule.keep):
             try:
                 self._engine.delete_image(image)
-                self._history.image_deleted(image)
+                why = f"{schedule.keep} newer good ones of its schedule are kept"
+                self._history.image_deleted(image, why)
             except PhosError as error:
                 progress.note(f"image {image} is due to go and stays for now: {error}")
 

@@ -180,8 +180,9 @@ class History:
 
         self._database.record(run)
 
-    def image_deleted(self, image: str) -> None:
-        """An image is gone."""
+    def image_deleted(self, image: str, why: str) -> None:
+        """An image is gone, and why."""
+        self.event("image-deleted", image, why)
         row = {"id": image, "deleted": time.time()}
         self._database.record(lambda db: db["images"].upsert(_storable(row), pk="id"))
 

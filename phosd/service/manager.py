@@ -42,6 +42,7 @@ from phosd.service.operations import (
 )
 from phosd.service.periodic import Periodic
 from phosd.service.polkit import Action, Rights
+from phosd.service.retention import Retention
 from phosd.service.turns import Caller
 
 FEATURES = ("checkpoint", "restore", "verify", "queue", "periodic")
@@ -92,6 +93,8 @@ class Manager:
         self._job_interface = job_interface(self._cancel)
         self.inventory = Inventory(config, engine, self._tree, history, self._periodic)
         self._tree.publish(ROOT, manager_interface(self), self, owner=None)
+        self._retention = Retention(engine, history)
+        self._deleting = asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
 
     async def settle(self) -> None:
@@ -143,6 +146,7 @@ class Manager:
         self._periodic.rules = self.config.periodic
         self.jobs.set_limits(self.config.job_limits)
         self._engine.limit(self.config.disk_limits)
+        self._in_background(self._delete_old())
         self._history.prune(time.time() - self.config.retention_days * _DAY)
         return fixed
 
@@ -209,7 +213,7 @@ class Manager:
 
         def work(_: Progress) -> Outcome:
             self._engine.delete_image(image)
-            self._history.image_deleted(image)
+            self._history.image_deleted(image, f"uid {caller.uid} asked for it")
             return Outcome(image)
 
         claims = frozenset((f"image {image}",))
@@ -392,12 +396,14 @@ class Manager:
         self._in_background(self._announce_end(job))
 
     async def _announce_end(self, job: Job) -> None:
-        """The image of a job is on the bus before its end is told."""
+        """The image of a job is on the bus before its end is told, and old ones go after it."""
         try:
             if job.task.operation != "restore":
                 await self.inventory.refresh_images()
         finally:
             self._tree.signal(ROOT, "JobRemoved", job_path(job), str(job.state))
+        if job.task.operation == "checkpoint":
+            await self._delete_old()
 
     def _forgotten(self, job: Job) -> None:
         self._tree.withdraw(job_path(job))
@@ -424,7 +430,18 @@ class Manager:
     async def _prune(self) -> None:
         while True:
             self._history.prune(time.time() - self.config.retention_days * _DAY)
+            await self._delete_old()
             await asyncio.sleep(_DAY)
+
+    async def _delete_old(self) -> None:
+        """Have images deleted that the configuration does not keep."""
+        async with self._deleting:
+            jobs = [job for job in self.jobs if not job.state.ended]
+            claims = (claim.partition(" ") for job in jobs for claim in job.task.claims)
+            in_use = {name for kind, _, name in claims if kind == "image"}
+            rules = self.config.limits
+            if await asyncio.to_thread(self._retention.enforce, rules, in_use):
+                await self.inventory.refresh_images()
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         def done(task: asyncio.Task[None]) -> None:

@@ -81,7 +81,7 @@ def test_history_keeps_images_processes_and_samples(tmp_path: Path) -> None:
     history.image(manifest("a"), whole=True)
     history.image(manifest("b"))
     history.image(manifest("a"), whole=False)
-    history.image_deleted("b")
+    history.image_deleted("b", "because")
     history.process(this_process(), "boot")
     history.process(this_process(), "boot")
     history.gpu_samples([GPU])
@@ -92,7 +92,7 @@ def test_history_keeps_images_processes_and_samples(tmp_path: Path) -> None:
     assert process["first_seen"] <= process["last_seen"]
     (sample,) = history.query("select * from gpu_samples")
     assert sample["memory_used"] == GPU.memory_used
-    assert [r["text"] for r in history.query("select text from events")] == ["text"]
+    assert [r["text"] for r in history.query("select text from events")] == ["because", "text"]
     assert history.query("select deleted from images where id = 'b'")[0]["deleted"] > 0
     history.close()
 
