@@ -39,6 +39,41 @@ def test_a_program_of_a_user_is_saved_killed_and_restored(booted: Machine) -> No
     program.kill()
 
 
+_TYPIST = r"""
+import os, pty, select, sys, time
+
+pid, terminal = pty.fork()
+if pid == 0:
+    os.environ["PS1"] = "ready"
+    os.execv("/bin/bash", ["bash", "--norc", "-i"])
+said, deadline = b"", time.monotonic() + 60
+
+def wait_for(text):
+    global said
+    while text not in said:
+        if not select.select([terminal], [], [], deadline - time.monotonic())[0]:
+            sys.exit(f"waited in vain for {text}: {said}")
+        said += os.read(terminal, 1000)
+    said = said.partition(text)[2]
+
+wait_for(b"ready")
+os.write(terminal, b". /usr/share/bash-completion/bash_completion\n")
+wait_for(b"ready")
+for typed, completed in ((b"phos ch\t", b"phos checkpoint "), (b"--mod\t", b"--mode ")):
+    os.write(terminal, typed)
+    wait_for(completed)
+os.write(terminal, b"re\t")
+wait_for(b"recopy")
+os.kill(pid, 9)
+"""
+"""Somebody who types, and presses TAB."""
+
+
+def test_tab_completes_what_is_typed(booted: Machine) -> None:
+    booted.put("/root/typist.py", _TYPIST)
+    booted.run("python3 /root/typist.py")
+
+
 def test_an_upgrade_loses_neither_program_nor_image(
     booted: Machine, package: Path, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from phosd.service.logs import JOB_ENDED
 from tests.boot import target
 from tests.boot.machine import Failed, Machine
 from tests.boot.target import Target
@@ -140,6 +141,19 @@ def test_what_is_restored_has_nothing_of_phosd(booted: Machine, program: Target)
     phos(booted, f"rm {image}")
 
 
+def test_the_journal_knows_jobs(booted: Machine, program: Target) -> None:
+    saved = phos(booted, f"checkpoint {program.pid}", "ann")[-1]
+    query = f"journalctl -u phosd.service -o json PHOS_IMAGE={saved['result']}"
+    wait_until(lambda: booted.run(query, unit=False), "the entry")
+    (entry,) = [json.loads(line) for line in booted.run(query, unit=False).splitlines()]
+    assert (entry["PHOS_PID"], entry["PRIORITY"]) == (str(program.pid), "6")
+    assert (entry["_TRANSPORT"], entry["SYSLOG_IDENTIFIER"]) == ("journal", "phosd")
+    assert entry["MESSAGE_ID"] == JOB_ENDED
+    assert f"job {entry['PHOS_JOB']}, checkpoint of {program.pid}: done" in entry["MESSAGE"]
+    assert booted.run(f"journalctl -q PHOS_IMAGE={saved['result']}", user="bob", check=False) == ""
+    phos(booted, f"rm {saved['result']}")
+
+
 @pytest.mark.parametrize(("mode", "phases"), [("stop", PARKED), ("concurrent", ("drain",))])
 def test_a_restart_in_the_middle(
     booted: Machine, program: Target, mode: str, phases: tuple[str, ...]
@@ -160,6 +174,21 @@ def test_killed_in_the_middle(
         booted.run(f"kill -9 {pid}", unit=False)
         wait_until(lambda: show(booted, "MainPID") not in (pid, "0"), "the next phosd")
         wait_until(lambda: show(booted, "ActiveState") == "active", "the next phosd to be ready")
+        program.more_steps(3)
+    require_unharmed(program)
+
+
+def test_criu_outlives_phosd_and_gives_up_by_itself(booted: Machine, program: Target) -> None:
+    """It waits for phosd's word, which never comes."""
+    instances = "systemctl list-units --plain --no-legend 'phosd-criu@*.service'"
+    with settings(booted, "Environment=PHOS_FAULT=checkpoint-cpu:hang"):
+        begin(program, "stop", "cpu")
+        assert len(booted.run(instances, unit=False).splitlines()) == 1
+        pid = show(booted, "MainPID")
+        booted.run(f"kill -9 {pid}", unit=False)
+        wait_until(lambda: show(booted, "MainPID") not in (pid, "0"), "the next phosd")
+        wait_until(lambda: show(booted, "ActiveState") == "active", "the next phosd to be ready")
+        wait_until(lambda: not booted.run(instances, unit=False), "the end of CRIU")
         program.more_steps(3)
     require_unharmed(program)
 
