@@ -21,6 +21,7 @@ from phosd.engine.criu import Criu, probe
 from phosd.engine.criu.binary import INSTALL_HINT
 from phosd.engine.errors import PhosError
 from phosd.engine.native import digest_library, hook_library, softgpu_folder
+from phosd.engine.recovery import stranded
 
 _LEAST_DRIVER = 13_000
 """CUDA 13.0: the driver API of r580, the first whose checkpoints phosd relies on."""
@@ -67,6 +68,7 @@ def doctor(settings: Settings, state_dir: Path) -> None:
         _hook_folder(),
         _space(state_dir),
         _daemon(settings),
+        *_stranded(),
     ]
     for finding in findings:
         _show(settings, finding)
@@ -166,6 +168,26 @@ def _hook_folder() -> Finding:
             "runtime", "error", f"{folder} is not writable for you", f"chmod 1777 {folder}"
         )
     return _ok("runtime", str(folder))
+
+
+def _stranded() -> list[Finding]:
+    """Processes that stand still, whoever did that: a phosd that was killed, or another tool."""
+    runtime_dir = Path(os.environ.get("PHOS_RUNTIME_DIR", DEFAULT_RUNTIME))
+    try:
+        found = stranded(runtime_dir)
+    except PhosError as error:
+        return [Finding("processes", "warning", error.what, error.hint)]
+    if not found:
+        return [_ok("processes", "none is left locked, checkpointed or parked")]
+    return [
+        Finding(
+            "processes",
+            "error",
+            f"process {each.pid} is {each.why}",
+            f"`phos recover {each.pid}`, as root",
+        )
+        for each in found
+    ]
 
 
 def _space(state_dir: Path) -> Finding:

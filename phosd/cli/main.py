@@ -11,6 +11,7 @@ from phosd.cli.images import images
 from phosd.cli.jobs import jobs
 from phosd.cli.later import migrate, resume, suspend
 from phosd.cli.ps import ps
+from phosd.cli.recover import recover
 from phosd.cli.restore import restore
 from phosd.cli.rm import rm
 from phosd.cli.run import run
@@ -56,6 +57,7 @@ for _command in (
     jobs,
     history,
     doctor,
+    recover,
     demo,
     migrate,
     suspend,

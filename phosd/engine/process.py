@@ -40,12 +40,20 @@ def uses_cuda(pid: int) -> bool:
 
 def has_hook(pid: int) -> bool:
     """Whether the hook is in the process, and was not told to stay out of its way."""
+    return hook_place(pid) is not None
+
+
+def hook_place(pid: int) -> Path | None:
+    """The runtime directory in which the hook of a process listens; None when it has no hook."""
     if not _maps(pid, b"/libphos_hook.so"):
-        return False
+        return None
     try:
-        return _environment(pid).get("PHOS_HOOK") != "off"
+        environment = _environment(pid)
     except NoSuchProcess:
-        return False
+        return None
+    if environment.get("PHOS_HOOK") == "off":
+        return None
+    return Path(environment.get("PHOS_RUNTIME_DIR") or "/run/phos")
 
 
 def _maps(pid: int, library: bytes) -> bool:

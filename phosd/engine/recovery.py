@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phosd.engine import driver, process, procfs
-from phosd.engine.errors import Busy, Internal, PhosError
+from phosd.engine.alone import alone, in_use
+from phosd.engine.errors import Busy, Internal, NoSuchProcess, NotAuthorized, PhosError
 from phosd.engine.hooklink import HookLink, HookState, reach
+from phosd.engine.journal import entries
 from phosd.engine.mover.parked import Process
 from phosd.engine.mover.visit import Visit, visits
 
@@ -77,6 +79,37 @@ def free(processes: Collection[Process], runtime_dir: Path) -> Account:
     return account
 
 
+def bring_back(pid: int, runtime_dir: Path) -> Account:
+    """Free a process, and with it all that movers keep memory for: they may belong together.
+
+    Works beside a phosd and without one. Raises :class:`NoSuchProcess`; :class:`Busy` while a job
+    of a running phosd works on the process; :class:`NotAuthorized` for all but root.
+    """
+    if os.geteuid() != 0:
+        raise NotAuthorized("only root may bring processes back", hint="use sudo")
+    wanted = procfs.identity(pid)
+    if wanted is None:
+        raise NoSuchProcess(f"there is no process {pid}", hint="`phos recover` lists who is stuck")
+    with contextlib.ExitStack() as stack:
+        running = in_use(runtime_dir)
+        if not running and runtime_dir.is_dir():
+            stack.enter_context(alone(runtime_dir))  # none shall begin in the middle of it
+        worked_on = _worked_on(runtime_dir) if running else {}
+        if (job := worked_on.get(pid)) is not None:
+            raise Busy(
+                f"job {job} of a running phosd works on process {pid}",
+                hint=f"wait for its end, or cancel it (`phos jobs --cancel {job}`)",
+            )
+        others = {each for each in left_parked(runtime_dir) if each[0] not in worked_on}
+        return free({wanted} | others, runtime_dir)
+
+
+def _worked_on(runtime_dir: Path) -> dict[int, int]:
+    """By pid, which job works on it. Its phosd runs."""
+    jobs = entries(runtime_dir / "journal")
+    return {pid: entry.job for entry in jobs for pid in entry.pids}
+
+
 @dataclass(frozen=True)
 class Stranded:
     """A process that does not run on by itself. ``why`` completes "process 7 is ..."."""
@@ -87,10 +120,11 @@ class Stranded:
 
 
 def stranded(runtime_dir: Path) -> list[Stranded]:
-    """The GPU processes that stand still, by anybody's doing: jobs that run, too."""
+    """The GPU processes that stand still, by anybody's doing but that of a job that runs."""
     found = []
+    busy = _worked_on(runtime_dir) if in_use(runtime_dir) else {}
     for pid in sorted(procfs.pids()):
-        if pid == os.getpid() or not process.uses_cuda(pid):
+        if pid == os.getpid() or pid in busy or not process.uses_cuda(pid):
             continue
         known = procfs.identity(pid)
         why = _why_stranded(pid, runtime_dir) if known is not None else ""
@@ -105,7 +139,7 @@ def _why_stranded(pid: int, runtime_dir: Path) -> str:
         return "lost: the driver could not bring it back"
     if state not in (None, driver.State.RUNNING):
         return f"{state.name.lower()} by the driver's checkpoint"
-    if state is None or not process.has_hook(pid):
+    if state is None or process.hook_place(pid) != runtime_dir:
         return ""
     try:
         with HookLink(pid, runtime_dir, _WAKE_SECONDS) as link:

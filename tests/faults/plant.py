@@ -58,6 +58,13 @@ class Plant:
         assert self.daemon is not None
         return self.daemon.poll() is not None
 
+    def ends(self) -> bool:
+        """Whether the daemon ends within a moment; the bus may be the first to know."""
+        assert self.daemon is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.daemon.wait(5)
+        return self.dead
+
     def stop(self) -> None:
         """End the daemon as a service manager does."""
         if self.daemon is not None and not self.dead:
@@ -88,9 +95,7 @@ class Plant:
         try:
             line = busctl(self.bus, "get-property", NAME, job, "org.phos.Job1", "State")
         except RuntimeError:
-            assert self.daemon is not None
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the bus may be the first to know
-                self.daemon.wait(5)
+            if self.ends():
                 return DIED
             raise
         return line.split('"')[1]

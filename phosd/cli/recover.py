@@ -1,0 +1,60 @@
+"""``phos recover``: processes that stand still, and how to have them run again."""
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from phosd.cli.run import DEFAULT_RUNTIME
+from phosd.cli.settings import Exit, Settings, command
+from phosd.engine.recovery import bring_back, stranded
+
+
+@command()
+@click.argument("pids", metavar="[PID]...", nargs=-1, type=click.IntRange(min=1))
+@click.option(
+    "--runtime-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=lambda: Path(os.environ.get("PHOS_RUNTIME_DIR", DEFAULT_RUNTIME)),
+    help=f"Where hooks and data movers are (default: {DEFAULT_RUNTIME}).",
+)
+def recover(settings: Settings, pids: tuple[int, ...], runtime_dir: Path) -> None:
+    """Bring processes back that were left locked, checkpointed or parked.
+
+    By whomever: a phosd that was killed (the next one does this by itself when it starts), or
+    another tool (`cuda-checkpoint`). Needs root, and no daemon. Without a PID it lists them.
+
+    \b
+    Examples:
+      phos recover
+      phos recover 4711
+    """
+    if not pids:
+        _list(settings, runtime_dir.absolute())
+    runs = {pid: _recover(settings, pid, runtime_dir.absolute()) for pid in pids}
+    if not all(runs.values()):
+        sys.exit(Exit.FAILED)
+
+
+def _list(settings: Settings, runtime_dir: Path) -> None:
+    rows = [{"pid": each.pid, "state": each.why} for each in stranded(runtime_dir)]
+    settings.rows(rows, {"PID": lambda row: str(row["pid"]), "IS": lambda row: str(row["state"])})
+    if not rows and not settings.json:
+        settings.out.print("no process is left locked, checkpointed or parked")
+
+
+def _recover(settings: Settings, pid: int, runtime_dir: Path) -> bool:
+    """Whether it runs now; and say what was done, also to those that belong to it."""
+    account = bring_back(pid, runtime_dir)
+    for each in sorted({pid, *account.deeds, *account.failures}):
+        failure = account.failures.get(each)
+        text = account.text([each]) or f"process {each} runs; there was nothing to do"
+        if settings.json:
+            deeds = account.deeds.get(each, [])
+            settings.emit({"pid": each, "runs": failure is None, "done": deeds, "message": text})
+        elif failure is None:
+            settings.out.print(text, markup=False)
+        else:
+            settings.err.print(text, markup=False)
+    return pid not in account.failures

@@ -1,0 +1,185 @@
+"""``phos recover`` and ``phos doctor``: processes that somebody has left standing."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from phosd.engine import driver
+from phosd.engine.alone import alone
+from phosd.engine.concern import Concern, Touched
+from phosd.engine.errors import Busy
+from phosd.engine.hooklink import HookLink, HookState
+from phosd.engine.journal import Entry, Journal
+from phosd.engine.mover import Mover
+from phosd.engine.node import Node, NodeConfig
+from phosd.engine.procfs import boot_id, identity
+from phosd.engine.unit import gather
+from tests.core.conftest import Starter, place, start, undisturbed
+from tests.core.cycle import Undisturbed
+from tests.faults.plant import Plant, computes_right
+from tests.harness import Target, wait_until
+
+__all__ = ["place", "start", "undisturbed"]
+
+
+def phos(*words: str, uid: int = 0) -> subprocess.CompletedProcess[str]:
+    """The command with ``--json``."""
+    prefix = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
+    return subprocess.run(
+        [*prefix, sys.executable, "-m", "phosd.cli.main", "--json", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def target(start: Starter, place: Path) -> Iterator[Target]:
+    (place / "run" / "hook").mkdir(parents=True)
+    (place / "run" / "hook").chmod(0o1777)
+    program = start("single")
+    program.wait_for_steps(3)
+    yield program
+
+
+def recover(place: Path, *words: str) -> list[dict[str, object]]:
+    done = phos("recover", f"--runtime-dir={place / 'run'}", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("steps", ["lock", "checkpoint"])
+def test_another_tool_left_it_to_the_driver(
+    steps: str, target: Target, place: Path, undisturbed: Undisturbed
+) -> None:
+    """As ``cuda-checkpoint`` does it, which knows nothing of phosd."""
+    assert recover(place) == []
+    driver.lock(target.pid)
+    if steps == "checkpoint":
+        driver.checkpoint(target.pid)
+    word = {"lock": "locked", "checkpoint": "checkpointed"}[steps]
+    assert recover(place) == [{"pid": target.pid, "state": f"{word} by the driver's checkpoint"}]
+    (row,) = recover(place, str(target.pid))
+    assert (row["pid"], row["runs"]) == (target.pid, True)
+    assert "brought back from the driver's checkpoint" in str(row["message"])
+    computes_right(target, undisturbed)
+    (row,) = recover(place, str(target.pid))
+    assert row["message"] == f"process {target.pid} runs; there was nothing to do"
+
+
+def test_an_engine_that_died_left_it_parked(
+    target: Target, place: Path, undisturbed: Undisturbed
+) -> None:
+    """The mover has the memory; the hook is woken."""
+    leave_parked(place, target.pid)
+    (row,) = recover(place)
+    assert "parked" in str(row["state"])
+    (row,) = recover(place, str(target.pid))
+    assert "given back its parked memory" in str(row["message"])
+    computes_right(target, undisturbed)
+
+
+def leave_parked(place: Path, pid: int) -> None:
+    """Have another process park it and be killed."""
+    script = f"""
+import os, pathlib
+from phosd.engine.node import Node, NodeConfig
+from phosd.engine.unit import gather
+from phosd.engine.gate import closed_gates
+from phosd.engine.parking import parked
+from phosd.engine.progress import Progress
+place = pathlib.Path({str(place)!r})
+node = Node(NodeConfig(place / "state", place / "run"))
+with gather({pid}, place / "run", lambda tree: None) as unit, node.held(unit) as holdings:
+    holdings.take(unit.links)
+    with closed_gates(unit.links, Progress()):
+        holdings.take_all(unit.links)
+        with parked(unit.links, holdings):
+            os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", script])
+    assert done.returncode == -9
+
+
+def test_a_parked_process_is_not_taken_for_one_without_a_hook(
+    target: Target, place: Path, undisturbed: Undisturbed
+) -> None:
+    """Mode driver would lose it: its hook does not listen, but is there."""
+    leave_parked(place, target.pid)
+    with (
+        pytest.raises(Busy, match="parked, by a job that did not end") as raised,
+        gather(target.pid, place / "run", lambda tree: None),
+    ):
+        pytest.fail("it was taken")
+    assert f"phos recover {target.pid}" in str(raised.value)
+    recover(place, str(target.pid))
+    computes_right(target, undisturbed)
+
+
+def test_the_memory_is_gone_with_its_last_keeper(target: Target, place: Path) -> None:
+    """Both phosd and the mover were killed: that is said, and the process is left alone."""
+    leave_parked(place, target.pid)
+    with Mover.start(
+        0, None, Node(NodeConfig(place / "s2", place / "r2")).store.key, place / "run"
+    ):
+        pass  # it stays, because it keeps something
+    kill_movers(place)
+    done = phos("recover", f"--runtime-dir={place / 'run'}", str(target.pid))
+    assert done.returncode == 1
+    assert "nobody holds the memory" in done.stdout and "restore its last image" in done.stdout
+    with HookLink(target.pid, place / "run") as link:
+        assert link.hello().state is HookState.PARKED
+
+
+def kill_movers(place: Path) -> None:
+    plant = Plant("", place)
+    assert plant.movers()
+    plant.close()
+    wait_until(lambda: not plant.movers(), "the movers to end")
+
+
+def test_a_job_of_a_running_phosd_is_not_disturbed(target: Target, place: Path) -> None:
+    known = identity(target.pid)
+    assert known is not None
+    entry = Entry(7, "checkpoint", str(target.pid), 0, 1.0, boot_id())
+    concern = Concern((Touched(*known, gpu=True, hooked=True),), (0,))
+    Journal(place / "run" / "journal").write(entry)
+    driver.lock(target.pid)
+    try:
+        with alone(place / "run"):
+            assert [row["pid"] for row in recover(place)] == [target.pid]
+            Journal(place / "run" / "journal").write(replace(entry, concern=concern))
+            assert recover(place) == []
+            done = phos("recover", f"--runtime-dir={place / 'run'}", str(target.pid))
+            assert done.returncode == 1
+            assert "job 7 of a running phosd works on" in done.stdout
+    finally:
+        driver.unlock(target.pid)
+
+
+def test_only_root_may(target: Target, place: Path) -> None:
+    place.chmod(0o755)
+    done = phos("recover", f"--runtime-dir={place / 'run'}", str(target.pid), uid=65534)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "only root" in done.stdout
+
+
+def test_nobody_of_that_name(place: Path) -> None:
+    done = phos("recover", f"--runtime-dir={place / 'run'}", str(2**22 + 1))
+    assert done.returncode == 4
+    assert "there is no process" in done.stdout
+
+
+def test_the_doctor_finds_them(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.lock(target.pid)
+    try:
+        found = [json.loads(line) for line in phos("doctor").stdout.splitlines()]
+    finally:
+        driver.unlock(target.pid)
+    (row,) = [row for row in found if f"process {target.pid} is" in row["text"]]
+    assert row["level"] == "error" and f"phos recover {target.pid}" in row["mend"]
