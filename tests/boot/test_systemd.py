@@ -127,6 +127,7 @@ def test_what_is_restored_has_nothing_of_phosd(booted: Machine, program: Target)
 
     before = bonds()
     image = phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"]
+    assert show(booted, "ActiveState", "phosd-mover@0.service") == "active"
     program.more_steps(10)
     program.kill()
     known, since = program.values(), program.position()
@@ -215,14 +216,41 @@ def settings_of_watchdog(machine: Machine) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("door", ["/run/phos/criu.sock", "/run/phos/mover/0.sock"])
-def test_others_find_the_doors_closed(booted: Machine, program: Target, door: str) -> None:
+def test_the_bus_is_restarted(booted: Machine, program: Target) -> None:
+    """phosd comes back to it, and forgets nothing: it is the same process."""
     image = phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"]
-    code = (
-        "import socket, sys; socket.socket(socket.AF_UNIX, int(sys.argv[1])).connect(sys.argv[2])"
-    )
-    kind = 5 if door.endswith("criu.sock") else 1
-    booted.run(f"python3 -c '{code}' {kind} {door}")
+    pid = show(booted, "MainPID")
+    booted.run("systemctl restart dbus.service", unit=False)
+
+    def listed() -> list[object]:
+        try:
+            return [found["id"] for found in phos(booted, "images")]
+        except Failed:
+            return []
+
+    wait_until(lambda: listed() == [image], "phosd on the new bus")
+    assert show(booted, "MainPID") == pid
+    phos(booted, f"rm {image}")
+
+
+@pytest.mark.parametrize(
+    ("door", "kind"),
+    [
+        ("/run/phos/criu.sock", "SOCK_SEQPACKET"),
+        ("/run/phos/mover/0.sock", "SOCK_STREAM"),
+        ("/run/phos/hook/{pid}.sock", "SOCK_STREAM"),
+    ],
+)
+def test_others_find_the_doors_closed(
+    booted: Machine, program: Target, door: str, kind: str
+) -> None:
+    image = phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"]
+    path = door.format(pid=program.pid)
+    knock = f"python3 -c 'from socket import *; socket(AF_UNIX, {kind}).connect(\"{path}\")'"
+    booted.run(knock)
     with pytest.raises(Failed, match="PermissionError"):
-        booted.run(f"python3 -c '{code}' {kind} {door}", user="bob")
+        booted.run(knock, user="bob")
+    for folder in ("/var/lib/phos", "/run/phos/journal", "/run/phos/mover"):
+        with pytest.raises(Failed, match="Permission denied"):
+            booted.run(f"ls {folder}", user="bob")
     phos(booted, f"rm {image}")
