@@ -121,6 +121,11 @@ class JobTable:
         self._begin_waiting()
 
     @property
+    def running(self) -> int:
+        """How many jobs run."""
+        return len(self._runs)
+
+    @property
     def waiting(self) -> int:
         """How many jobs wait."""
         return len(self._waiting)

@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -55,6 +55,9 @@ _log = logging.getLogger(__name__)
 
 _Thing = TypeVar("_Thing")
 
+if TYPE_CHECKING:
+    from phosd.service.metrics import Metrics
+
 
 class Manager:
     """The daemon behind the bus. To be used on the event loop."""
@@ -95,6 +98,7 @@ class Manager:
         self._tree.publish(ROOT, manager_interface(self), self, owner=None)
         self._retention = Retention(engine, history)
         self._deleting = asyncio.Lock()
+        self._metrics: "Metrics | None" = None
         self._background: set[asyncio.Task[None]] = set()
 
     async def settle(self) -> None:
@@ -124,12 +128,16 @@ class Manager:
         self._periodic.start()
         self._in_background(self.inventory.watch())
         self._in_background(self._prune())
+        if self.config.metrics:
+            self._metrics = self._open_metrics()
 
     async def close(self) -> None:
         """Cancel the jobs and wait until every program runs again."""
         await self._periodic.close()
         await self.jobs.close()
         self._history.observer = None
+        if self._metrics is not None:
+            await self._metrics.close()
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -391,6 +399,8 @@ class Manager:
         self._tree.changed(job_path(job))
 
     def _ended(self, job: Job) -> None:
+        if self._metrics is not None:
+            self._metrics.ended(job)
         self._history.job(job)
         self._journal.remove(job.number)
         self._in_background(self._announce_end(job))
@@ -422,6 +432,17 @@ class Manager:
             self._renewals = self._history.renewals
             self._history.event("history", "history.db", "history.db was damaged and begun anew")
             self._in_background(self._reconcile())
+
+    def _open_metrics(self) -> "Metrics":
+        try:
+            from phosd.service.metrics import Metrics
+        except ImportError as error:
+            raise Unsupported(
+                f"`metrics` is set, and a Python package for it is missing ({error.name})",
+                hint="install prometheus-client (`pip install 'phosd[metrics]'`, or the package "
+                "python3-prometheus-client), or leave `metrics` out of phosd.toml",
+            ) from error
+        return Metrics(self.config.metrics, self.jobs, self.inventory)
 
     async def _reconcile(self) -> None:
         """Have the history know the images that there are."""
