@@ -34,6 +34,39 @@ _SAMPLE_SECONDS = 60.0
 _log = logging.getLogger(__name__)
 
 
+class _Look:
+    """A look at the node that serves all who asked for one before it began."""
+
+    def __init__(self, one_at_a_time: asyncio.Lock, look: Callable[[], Awaitable[None]]) -> None:
+        self._one_at_a_time = one_at_a_time
+        self._look = look
+        self._asked: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __call__(self) -> None:
+        if self._asked is None:
+            self._asked = asyncio.get_running_loop().create_task(self._run())
+            self._tasks.add(self._asked)
+            self._asked.add_done_callback(self._over)
+        await asyncio.shield(self._asked)
+
+    async def _run(self) -> None:
+        async with self._one_at_a_time:
+            self._asked = None
+            await self._look()
+
+    def _over(self, look: asyncio.Task[None]) -> None:
+        self._tasks.discard(look)
+        if not look.cancelled():
+            look.exception()  # for who has asked, if they still wait
+
+    async def close(self) -> None:
+        """Wait until no look goes on."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
 class Inventory:
     """What is on this node, as far as it was seen last. To be used on the event loop."""
 
@@ -50,7 +83,10 @@ class Inventory:
         self._tree = tree
         self._history = history
         self._periodic = periodic
-        self._looking = asyncio.Lock()
+        looking = asyncio.Lock()
+        self.refresh_processes = _Look(looking, self._look_for_processes)
+        self.refresh_images = _Look(looking, self._look_for_images)
+        self.refresh_gpus = _Look(looking, self._look_for_gpus)
         self._troubles: dict[str, str] = {}
         self._sampled = 0.0
         self.processes: dict[str, GpuProcess] = {}
@@ -90,52 +126,50 @@ class Inventory:
                 _log.exception("looking for %s failed", what)
         self._troubles[what] = text
 
-    async def refresh_processes(self) -> None:
+    async def _look_for_processes(self) -> None:
         """Publish who came and withdraw who went. A process under a job is left alone."""
-        async with self._looking:
-            found = await asyncio.to_thread(self._engine.processes)
-            current = {process_path(p): p for p in found}
-            for path in self.processes.keys() - current.keys():
-                self._tree.withdraw(path)
-                self._tree.signal(ROOT, "ProcessRemoved", path)
-            for path, process in current.items():
-                view = self._view(process)
-                if path in self.processes:
-                    self._tree.replace(path, view)
-                    continue
-                self._tree.publish(path, PROCESS, view, process.uid)
-                self._tree.signal(ROOT, "ProcessNew", path)
-                self._history.process(process, self._boot)
-            gone = self.processes.keys() - current.keys()
-            self.processes = current
-            if gone:
-                self._periodic.forget_gone()
-            self._periodic.consider(found)
+        found = await asyncio.to_thread(self._engine.processes)
+        current = {process_path(p): p for p in found}
+        for path in self.processes.keys() - current.keys():
+            self._tree.withdraw(path)
+            self._tree.signal(ROOT, "ProcessRemoved", path)
+        for path, process in current.items():
+            view = self._view(process)
+            if path in self.processes:
+                self._tree.replace(path, view)
+                continue
+            self._tree.publish(path, PROCESS, view, process.uid)
+            self._tree.signal(ROOT, "ProcessNew", path)
+            self._history.process(process, self._boot)
+        gone = self.processes.keys() - current.keys()
+        self.processes = current
+        if gone:
+            self._periodic.forget_gone()
+        self._periodic.consider(found)
 
-    async def refresh_images(self) -> None:
+    async def _look_for_images(self) -> None:
         """Publish the images that are there."""
-        async with self._looking:
-            manifests = await asyncio.to_thread(self._engine.images)
-            verified = await asyncio.to_thread(self._history.verified)
-            current = {}
-            held: set[int] = set()
-            for manifest in manifests:
-                path = image_path(manifest.id)
-                found = verified.get(manifest.id, (0.0, False))
-                image = current[path] = self._image(path, manifest, held, found)
-                held |= image.pack_bytes.keys()
-            for path in self.images.keys() - current.keys():
-                self._tree.withdraw(path)
-                self._tree.signal(ROOT, "ImageRemoved", path)
-            for path, image in current.items():
-                if path in self.images:
-                    self._tree.replace(path, image)
-                    continue
-                self._tree.publish(path, IMAGE, image, image.manifest.owner)
-                self._tree.signal(ROOT, "ImageNew", path)
-            self.images = current
-            for process in self.processes.values():
-                self.renew(process.pid)
+        manifests = await asyncio.to_thread(self._engine.images)
+        verified = await asyncio.to_thread(self._history.verified)
+        current = {}
+        held: set[int] = set()
+        for manifest in manifests:
+            path = image_path(manifest.id)
+            found = verified.get(manifest.id, (0.0, False))
+            image = current[path] = self._image(path, manifest, held, found)
+            held |= image.pack_bytes.keys()
+        for path in self.images.keys() - current.keys():
+            self._tree.withdraw(path)
+            self._tree.signal(ROOT, "ImageRemoved", path)
+        for path, image in current.items():
+            if path in self.images:
+                self._tree.replace(path, image)
+                continue
+            self._tree.publish(path, IMAGE, image, image.manifest.owner)
+            self._tree.signal(ROOT, "ImageNew", path)
+        self.images = current
+        for process in self.processes.values():
+            self.renew(process.pid)
 
     def _image(
         self, path: str, manifest: Manifest, held: Set[int], found: tuple[float, bool]
@@ -149,25 +183,29 @@ class Inventory:
         same = (known.verified, known.verified_ok, known.shared)
         return known if same == (*found, view.shared) else view
 
-    async def refresh_gpus(self) -> None:
+    async def _look_for_gpus(self) -> None:
         """Publish the GPUs with their figures of now."""
-        async with self._looking:
-            found = await asyncio.to_thread(self._engine.gpus)
-            current = {gpu_path(gpu.uuid): gpu for gpu in found}
-            for path in self.gpus.keys() - current.keys():
-                self._tree.withdraw(path)
-            for path, gpu in current.items():
-                if path in self.gpus:
-                    self._tree.replace(path, gpu)
-                else:
-                    self._tree.publish(path, GPU, gpu, None)
-            if time.monotonic() - self._sampled >= _SAMPLE_SECONDS:
-                self._sampled = time.monotonic()
-                self._history.gpu_samples(gpu for gpu in found if gpu.memory_used is not None)
-            listed_anew = self.gpus.keys() != current.keys()
-            self.gpus = current
-            if listed_anew:
-                self._tree.changed(ROOT)
+        found = await asyncio.to_thread(self._engine.gpus)
+        current = {gpu_path(gpu.uuid): gpu for gpu in found}
+        for path in self.gpus.keys() - current.keys():
+            self._tree.withdraw(path)
+        for path, gpu in current.items():
+            if path in self.gpus:
+                self._tree.replace(path, gpu)
+            else:
+                self._tree.publish(path, GPU, gpu, None)
+        if time.monotonic() - self._sampled >= _SAMPLE_SECONDS:
+            self._sampled = time.monotonic()
+            self._history.gpu_samples(gpu for gpu in found if gpu.memory_used is not None)
+        listed_anew = self.gpus.keys() != current.keys()
+        self.gpus = current
+        if listed_anew:
+            self._tree.changed(ROOT)
+
+    async def close(self) -> None:
+        """Look no more."""
+        for look in (self.refresh_processes, self.refresh_images, self.refresh_gpus):
+            await look.close()
 
     def process(self, pid: int) -> str | None:
         """The path of the GPU process with this pid."""

@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -100,6 +101,8 @@ class Manager:
         self._deleting = asyncio.Lock()
         self._metrics: "Metrics | None" = None
         self._background: set[asyncio.Task[None]] = set()
+        # Threads of its own: who asks for much of the past does not delay looks at the present.
+        self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="reader")
 
     async def settle(self) -> None:
         """Before anybody is served: settle what an earlier phosd did not end."""
@@ -141,6 +144,8 @@ class Manager:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        await self.inventory.close()
+        self._readers.shutdown(wait=False, cancel_futures=True)
 
     def reconfigure(self, new: Config) -> list[str]:
         """Take over what can change while phosd runs; the names of what cannot."""
@@ -313,7 +318,8 @@ class Manager:
     ) -> list[Any]:
         request = parse_options(options, HistoryOptions)
         owner = None if await self._rights.inspects(caller) else caller.uid
-        rows = await asyncio.to_thread(self._history.jobs, request.limit, owner)
+        loop = asyncio.get_running_loop()
+        rows = await loop.run_in_executor(self._readers, self._history.jobs, request.limit, owner)
         return [[variants({k: v for k, v in row.items() if v is not None}) for row in rows]]
 
     async def _cancel(self, caller: Caller, job: Job, options: dict[str, Any]) -> list[Any]:

@@ -6,8 +6,9 @@ refused at once, so that nobody's flood costs others time or phosd memory.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from phosd.bus import MAX_ARGUMENTS, Call, CallError, Connection
 
@@ -15,7 +16,9 @@ CLIENT_CALLS = 64
 """Calls of one client that may wait or run."""
 USER_CALLS = 256
 """Calls of all clients of one user that may wait or run."""
-AT_WORK = 16
+CLIENT_AT_WORK = 8
+"""Calls of one client that may run at the same time."""
+USER_AT_WORK = 32
 """Calls of one user that may run at the same time."""
 
 _LIMITS = "org.freedesktop.DBus.Error.LimitsExceeded"
@@ -59,6 +62,12 @@ class _Client:
     waiting: deque[Call] = field(default_factory=deque)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     calls: int = 0
+    at_work: int = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether one more of its calls may run."""
+        return bool(self.waiting) and self.at_work < CLIENT_AT_WORK
 
 
 class Turns:
@@ -72,26 +81,30 @@ class Turns:
         self._order: deque[_User] = deque()
         self._awake = False
 
+    @property
+    def clients(self) -> int:
+        """How many have called and are still there."""
+        return len(self._clients)
+
     def take(self, call: Call) -> None:
         """Have the call wait for its turn, or refuse it."""
         client = self._clients.get(call.sender)
         if client is None:
             client = self._clients[call.sender] = _Client(call.sender)
             self._spawn(client, self._meet(client))
-        user = client.user
         if call.too_large:
-            text = f"{call.member} takes at most {MAX_ARGUMENTS} bytes of arguments"
-            self._connection.refuse(call, _LIMITS, f"{text}; send less")
+            self._refuse(call, f"{call.member} takes at most {MAX_ARGUMENTS} bytes", "send less")
         elif client.calls >= CLIENT_CALLS:
-            text = f"{CLIENT_CALLS} calls of {call.sender} wait for their answers"
-            self._connection.refuse(call, _LIMITS, f"{text}; wait for some before you call again")
-        elif user is not None and user.calls >= USER_CALLS:
-            text = f"{USER_CALLS} calls of uid {user.uid} wait for their answers"
-            self._connection.refuse(call, _LIMITS, f"{text}; wait for some before you call again")
+            self._refuse(call, f"{CLIENT_CALLS} calls of {call.sender} wait for answers")
+        elif client.user is not None and client.user.calls >= USER_CALLS:
+            self._refuse(call, f"{USER_CALLS} calls of uid {client.user.uid} wait for answers")
         else:
             client.waiting.append(call)
             self._count(client, 1)
             self._wake()
+
+    def _refuse(self, call: Call, why: str, hint: str = "call again when some have come") -> None:
+        self._connection.refuse(call, _LIMITS, f"{why}; {hint}")
 
     def gone(self, name: str) -> None:
         """Drop what a client has asked for: nobody waits for the answers. Its jobs go on."""
@@ -127,6 +140,9 @@ class Turns:
         client.user = user
         user.clients.append(client)
         user.calls += client.calls
+        while user.calls > USER_CALLS and client.waiting:
+            self._count(client, -1)
+            self._refuse(client.waiting.pop(), f"{USER_CALLS} calls of uid {uid} wait for answers")
         self._wake()
 
     def _wake(self) -> None:
@@ -143,12 +159,14 @@ class Turns:
         call, user = client.waiting.popleft(), client.user
         caller = Caller(user.uid, client.name, call.interactive)
         user.at_work += 1
+        client.at_work += 1
         task = self._spawn(
             client, self._connection.reply(call, lambda call: self._answer(call, caller))
         )
 
         def done(_: "asyncio.Task[None]") -> None:
             user.at_work -= 1
+            client.at_work -= 1
             self._count(client, -1)
             self._wake()
 
@@ -160,20 +178,17 @@ class Turns:
         for _ in range(len(self._order)):
             user = self._order[0]
             self._order.rotate(-1)
-            if user.at_work >= AT_WORK:
+            if user.at_work >= USER_AT_WORK:
                 continue
             for _ in range(len(user.clients)):
                 client = user.clients[0]
                 user.clients.rotate(-1)
-                if client.waiting:
+                if client.ready:
                     return client
         return None
 
-    def _spawn(self, client: _Client, work: Awaitable[None]) -> asyncio.Task[None]:
-        async def run() -> None:
-            await work
-
-        task = asyncio.get_running_loop().create_task(run())
+    def _spawn(self, client: _Client, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
         client.tasks.add(task)
         task.add_done_callback(client.tasks.discard)
         return task

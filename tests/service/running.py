@@ -39,6 +39,8 @@ class Service:
     address: str
     config: Config
     engine: FakeEngine
+    loop: asyncio.AbstractEventLoop
+    connections: list[Connection]
     disconnect: Callable[[], None]
     """Leave the bus at once, as a daemon that was killed does."""
     reconfigure: Callable[[Config], list[str]]
@@ -89,6 +91,7 @@ def service(bus: str, tmp_path: Path) -> Iterator[Service]:
         await manager.close()
         history.close()
         connection.close()
+        await connection.closed()
 
     def disconnect() -> None:
         loop.call_soon_threadsafe(connections[0].close)
@@ -112,7 +115,7 @@ def service(bus: str, tmp_path: Path) -> Iterator[Service]:
     ready.wait()
     assert not failures, failures
     try:
-        yield Service(bus, config, engine, disconnect, reconfigure)
+        yield Service(bus, config, engine, loop, connections, disconnect, reconfigure)
     finally:
         engine.go.set()
         loop.call_soon_threadsafe(stop.set)
