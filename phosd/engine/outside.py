@@ -24,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+SOCKET = "criu.sock"
+"""Its name in the runtime folder."""
 KILL = b"kill"
 MOST_BYTES = 128 << 10
 """Longest packet."""

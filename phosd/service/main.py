@@ -5,6 +5,7 @@ import asyncio
 import dataclasses
 import faulthandler
 import logging
+import os
 import signal
 import sqlite3
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 from phosd import __version__
 from phosd.bus import NAME, CallError, Connection, NoBusError
+from phosd.engine import outside
 from phosd.engine.alone import alone
 from phosd.engine.errors import PhosError
 from phosd.engine.notify import Supervisor
@@ -95,8 +97,23 @@ async def _run(config: Config, args: argparse.Namespace) -> int:
     from phosd.service.node_engine import NodeEngine
 
     prepare_folders(config)
+    _check_units(config)
     with alone(config.state_dir, config.runtime_dir), closing(NodeEngine(config)) as engine:
         return await serve(config, engine, "session" if args.session else "system", args.config)
+
+
+def _check_units(config: Config) -> None:
+    """The units are made for one runtime folder."""
+    from phosd.engine.mover.process import MOVER_UNIT
+
+    door = config.runtime_dir / outside.SOCKET
+    if os.environ.get(MOVER_UNIT) and not door.is_socket():
+        _log.warning(
+            "CRIU is not to be reached at %s, so nothing can be saved or restored; leave"
+            " runtime_dir as it is, or change it in phosd-criu.socket and phosd-mover@.service,"
+            " too (`systemctl edit`)",
+            door,
+        )
 
 
 async def serve(config: Config, engine: Engine, where: str, config_file: Path) -> int:
@@ -112,6 +129,7 @@ async def serve(config: Config, engine: Engine, where: str, config_file: Path) -
         return 1
     with closing(connection), closing(History(config.state_dir / "history.db")) as history:
         manager = Manager(config, engine, connection, history)
+        supervisor.status("Settling what an earlier phosd has left")
         async with _alongside(supervisor.prolong()):
             await manager.settle()
         try:

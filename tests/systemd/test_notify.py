@@ -153,3 +153,15 @@ def test_a_daemon_that_cannot_start_is_never_ready(manager: Manager, tmp_path: P
     with daemon("unix:path=/nowhere", tmp_path) as process:
         assert process.wait(PATIENCE) == 1
     assert "READY=1" not in manager.lines()
+
+
+def test_a_runtime_folder_that_the_units_are_not_made_for(manager: Manager, tmp_path: Path) -> None:
+    """CRIU would have to run in phosd's sandbox: it says so, at once."""
+    with pytest.MonkeyPatch.context() as patch, private_bus(tmp_path) as bus:
+        patch.setenv("PHOS_MOVER_UNIT", "phosd-mover@.service")
+        with daemon(bus, tmp_path) as process:
+            manager.wait_for("READY=1")
+            process.terminate()
+            assert process.stderr is not None
+            assert b"CRIU is not to be reached at" in process.stderr.read()
+            assert process.wait(PATIENCE) == 0

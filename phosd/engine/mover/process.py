@@ -11,7 +11,7 @@ from pathlib import Path
 
 from phosd.engine.native import python_environment
 
-_UNIT = "PHOS_MOVER_UNIT"
+MOVER_UNIT = "PHOS_MOVER_UNIT"
 """In phosd's environment under systemd: the template of the unit that a mover is."""
 
 
@@ -19,7 +19,7 @@ def launch(gpu: int, ring_bytes: int, runtime_dir: Path) -> "subprocess.Popen[by
     """Start the mover of a GPU: as its unit, or in a session of its own. It listens a moment later,
     a unit when what is returned has ended.
     """
-    if template := os.environ.get(_UNIT):
+    if template := os.environ.get(MOVER_UNIT):
         _write_environment(runtime_dir / "mover" / f"{gpu}.env", ring_bytes)
         unit = template.replace("@", f"@{gpu}")
         return subprocess.Popen(
