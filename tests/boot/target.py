@@ -96,3 +96,18 @@ def require_continuation(target: Target, before: dict[int, str], since: int) -> 
     again = target.values(since)
     common = again.keys() & before.keys()
     assert {step: again[step] for step in common} == {step: before[step] for step in common}
+
+
+def phos(machine: Machine, words: str, user: str = "root") -> list[dict[str, object]]:
+    """The lines of a command of ``phos --json``, which must succeed."""
+    said = machine.run(f"phos --json {words}", user=user)
+    return [json.loads(line) for line in said.splitlines()]
+
+
+def restore_after_kill(program: Target, image: object, user: str = "ann") -> None:
+    """The program is killed, restored by its user, and computes what it computed before."""
+    program.more_steps(10)
+    program.kill()
+    before, since = program.values(), program.position()
+    assert phos(program.machine, f"restore {image}", user)[-1]["result"] == str(program.pid)
+    require_continuation(program, before, since)

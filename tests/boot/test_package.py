@@ -1,11 +1,11 @@
-"""The package in a booted Debian: installed, used by a user, upgraded, removed without a trace."""
+"""The package in a booted Debian: installed, used by a user, removed without a trace."""
 
-import json
 from pathlib import Path
 
 from tests.boot import target
 from tests.boot.machine import UIDS, Machine
-from tests.boot.package import install, newer
+from tests.boot.package import install
+from tests.boot.target import phos, restore_after_kill
 
 LIST_GPUS = "busctl --timeout=30 call org.phos /org/phos org.phos.Manager1 ListGPUs"
 _FILES = "find / -xdev -path /var/log -prune -o -path /var/lib/dpkg -prune -o -path /root -prune"
@@ -13,27 +13,12 @@ _FILES += " -o -path /home -prune -o -path /var/lib/systemd -prune -o -print | s
 """Of the whole system, what is not about users and not a record of what has happened."""
 
 
-def phos(machine: Machine, words: str, user: str = "root") -> list[dict[str, object]]:
-    """The lines of a command of ``phos --json``, which must succeed."""
-    said = machine.run(f"phos --json {words}", user=user)
-    return [json.loads(line) for line in said.splitlines()]
-
-
-def restore_after_kill(machine: Machine, program: target.Target, image: object) -> None:
-    """The program is killed, restored by its user, and computes what it computed before."""
-    program.more_steps(10)
-    program.kill()
-    before, since = program.values(), program.position()
-    assert phos(machine, f"restore {image}", "ann")[-1]["result"] == str(program.pid)
-    target.require_continuation(program, before, since)
-
-
 def test_a_program_of_a_user_is_saved_killed_and_restored(booted: Machine) -> None:
     program = target.start(booted, "ann")
     (listed,) = phos(booted, "ps", "ann")
     assert (listed["pid"], listed["hook"], listed["user"]) == (program.pid, "hooked", UIDS["ann"])
     image = phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"]
-    restore_after_kill(booted, program, image)
+    restore_after_kill(program, image)
     assert booted.run(f"stat -c %U /proc/{program.pid}").strip() == "ann"
     phos(booted, f"verify {image}", "ann")
     program.kill()
@@ -72,30 +57,6 @@ os.kill(pid, 9)
 def test_tab_completes_what_is_typed(booted: Machine) -> None:
     booted.put("/root/typist.py", _TYPIST)
     booted.run("python3 /root/typist.py")
-
-
-def test_an_upgrade_loses_neither_program_nor_image(
-    booted: Machine, package: Path, tmp_path: Path
-) -> None:
-    program = target.start(booted, "ann")
-    image = phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"]
-    main_pid = "systemctl show --property=MainPID --value phosd"
-    before = booted.run(main_pid)
-    booted.run("echo 'retention_days = 30' >>/etc/phos/phosd.toml")
-    hook = "readlink -f /usr/lib/phos/libphos_hook.so"
-    old_hook = booted.run(hook)
-    install(booted, newer(package, tmp_path))
-    assert booted.run("dpkg-query --show --showformat='${Version}' phosd") == "999"
-    assert booted.run("systemctl is-active phosd") == "active\n"
-    assert booted.run(main_pid) != before
-    assert "retention_days = 30" in booted.run("cat /etc/phos/phosd.toml"), "it is a conffile"
-    assert booted.run(hook) != old_hook
-    program.more_steps(3)
-    assert image in [found["id"] for found in phos(booted, "images", "ann")]
-    later = phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"]
-    restore_after_kill(booted, program, image)
-    restore_after_kill(booted, program, later)
-    program.kill()
 
 
 def test_an_image_outlives_a_reboot(booted: Machine) -> None:

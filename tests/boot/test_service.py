@@ -6,7 +6,7 @@ import pytest
 
 from tests.boot import target
 from tests.boot.machine import Failed, Machine
-from tests.boot.test_package import phos
+from tests.boot.target import phos
 from tests.harness import parse, wait_until
 
 _EXAMPLE = "/usr/share/doc/phosd/examples/systemd/50-phos.conf"

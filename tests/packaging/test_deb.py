@@ -1,0 +1,52 @@
+"""The Debian package: what of the checkout goes where. tests/boot installs and uses it."""
+
+import re
+import runpy
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def build_deb() -> dict[str, Any]:
+    """The names of the script."""
+    return runpy.run_path(str(ROOT / "packaging/build_deb.py"))
+
+
+def test_every_file_for_systemd_has_its_place(build_deb: dict[str, Any], tmp_path: Path) -> None:
+    units = build_deb["add_units"](tmp_path)
+    installed = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert installed == {path.name for path in (ROOT / "systemd").iterdir()}
+    folders = {path.name: path.parent.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert folders["org.phos.conf"] == "system.d"
+    assert folders["org.phos.service"] == "system-services"
+    assert folders["phosd.service"] == "system"
+    assert "phosd.service" in units["ENABLED"].split()
+    assert "'phosd-mover@*.service'" in units["UNITS"].split()
+
+
+def test_a_file_that_has_no_place_is_named(build_deb: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "systemd").mkdir()
+    (tmp_path / "systemd/phosd.strange").touch()
+    build_deb["add_units"].__globals__["ROOT"] = tmp_path
+    with pytest.raises(SystemExit, match=r"phosd\.strange"):
+        build_deb["add_units"](tmp_path / "root")
+
+
+def test_maintainer_scripts_are_whole(build_deb: dict[str, Any], tmp_path: Path) -> None:
+    units = build_deb["add_units"](tmp_path)
+    build_deb["add_control"](tmp_path, "1.2", "amd64", units)
+    for name in ("postinst", "prerm", "postrm"):
+        script = tmp_path / "DEBIAN" / name
+        assert script.stat().st_mode & 0o777 == 0o755
+        assert re.search(r"@[A-Z_]+@", script.read_text()) is None
+        subprocess.run(["sh", "-n", script], check=True)
+    control = (tmp_path / "DEBIAN/control").read_text()
+    assert re.search(r"(?m)^Version: 1\.2$", control)
+    assert re.search(r"(?m)^Depends: python3 \(>= 3\.\d+~\), python3 \(<< 3\.\d+~\), ", control)
+    conffiles = (tmp_path / "DEBIAN/conffiles").read_text().split()
+    assert all((tmp_path / path[1:]).is_file() for path in conffiles)
