@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from phosd.engine import outside, procfs
-from phosd.engine.criu import Criu
+from phosd.engine.criu import Criu, check
 from phosd.engine.errors import Internal, Unsupported
 from phosd.engine.outside import Command, OutsideError
+from phosd.engine.tree import scan
 from tests.criu.life import COUNTER, SYSTEM_PYTHON, USER, Life, in_order, wait_for
 from tests.harness import alive, wait_until
 
@@ -255,6 +256,18 @@ def test_what_criu_says_there_is_told(
     with pytest.raises(Internal, match=r"criu dump failed \(it returned 3\): not today"):
         life.dump()
     life.counts_on()
+
+
+def test_a_service_that_is_away(service: Path, criu: Criu, life: Life) -> None:
+    """While its unit is restarted there is no socket. CRIU must not run in our sandbox then."""
+    life.criu = Criu(criu.path, service)
+    life.start(COUNTER)
+    life.counts_on()
+    check(life.criu, scan(life.pid))
+    service.unlink()
+    with pytest.raises(Internal, match=r"phosd-criu\.socket"):
+        life.dump()
+    assert in_order(life.counts_on())
 
 
 def test_no_service_behind_the_socket(criu: Criu, life: Life, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class Owner:
 @dataclass(frozen=True)
 class Criu:
     """A CRIU program. ``socket`` is where commands are taken that must not run in our sandbox;
-    when nothing is there, CRIU is our child.
+    when there is none at the first use, CRIU is our child.
     """
 
     path: Path
@@ -85,9 +85,11 @@ class Criu:
         found = re.search(r"Version: (\S+)", done.stdout)
         return found.group(1) if found else "0"
 
-    @property
+    @cached_property
     def service(self) -> Path | None:
-        """The socket, if somebody listens there."""
+        """The socket, if somebody listens there. Decided once: CRIU must not run in a sandbox of
+        ours because its service is away for a moment.
+        """
         return self.socket if self.socket is not None and self.socket.is_socket() else None
 
     @cached_property
