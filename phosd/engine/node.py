@@ -7,13 +7,13 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from phosd.engine import process
+from phosd.engine import outside, process
 from phosd.engine.criu import Criu
 from phosd.engine.errors import Busy, Internal
 from phosd.engine.holdings import Holdings
@@ -85,7 +85,7 @@ class Node:
         """A CRIU that works here. Raises when there is none."""
         with self._lock:
             if self._criu is None:
-                self._criu = Criu.find(self.config.criu, self.config.runtime_dir / "criu.sock")
+                self._criu = Criu.find(self.config.criu, self.config.runtime_dir / outside.SOCKET)
             return self._criu
 
     def mover(self, gpu: int) -> Mover:
@@ -102,6 +102,7 @@ class Node:
 
     def processes(self) -> list[GpuProcess]:
         """The GPU processes of the node; those that a job works on are not disturbed."""
+        self._close_kept(lambda _: False)
         with self._lock:
             claimed = frozenset(self._claimed)
             movers = {mover.pid for mover in self._movers.values()}
@@ -155,11 +156,16 @@ class Node:
         pids = set(unit.gpu_pids)
         with self._lock:
             same = self._kept.pop(unit.identity, None)
-            stale = [key for key in self._kept if pids & {pid for pid, _ in key}]
-            others = [self._kept.pop(key) for key in stale]
+        self._close_kept(lambda identity: any(pid in pids for pid, _ in identity))
+        return same
+
+    def _close_kept(self, unwanted: Callable[[Identity], bool]) -> None:
+        """Let go of what is kept of some processes, and of those that have ended."""
+        with self._lock:
+            keys = [key for key, kept in self._kept.items() if unwanted(key) or not kept.watched]
+            others = [self._kept.pop(key) for key in keys]
         for holdings in others:
             holdings.close()
-        return same
 
     @contextlib.contextmanager
     def staging(self, byte_count: int) -> Iterator[Path | None]:
