@@ -23,7 +23,7 @@ class Touched:
 
 @dataclass(frozen=True)
 class Concern:
-    """Every process that a job touches, and the node's ordinals of their GPUs.
+    """Every process that a job touches, and the node's ordinals of the GPUs that they see.
 
     ``image`` is restored by the job; empty for one that saves processes. ``since`` is when, in
     clock ticks since boot: what has an earlier start time the job has not made.
