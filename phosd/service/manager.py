@@ -14,7 +14,13 @@ from phosd import __version__
 from phosd.bus import ROOT, Connection, variants
 from phosd.engine.checkpoint import MODES
 from phosd.engine.concern import Concern, Unfinished
-from phosd.engine.errors import ImageCorrupt, NoSuchProcess, NotAuthorized, Unsupported
+from phosd.engine.errors import (
+    ImageCorrupt,
+    NoSuchProcess,
+    NotAuthorized,
+    PhosError,
+    Unsupported,
+)
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.journal import Entry, Journal
 from phosd.engine.procfs import boot_id
@@ -99,7 +105,7 @@ class Manager:
         self._tree.publish(ROOT, manager_interface(self), self, owner=None)
         self._retention = Retention(engine, history)
         self._deleting = asyncio.Lock()
-        self._metrics: "Metrics | None" = None
+        self._metrics: Metrics | None = None
         self._background: set[asyncio.Task[None]] = set()
         # Threads of its own: who asks for much of the past does not delay looks at the present.
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="reader")
@@ -420,6 +426,8 @@ class Manager:
             self._tree.signal(ROOT, "JobRemoved", job_path(job), str(job.state))
         if job.task.operation == "checkpoint":
             await self._delete_old()
+        if not self.jobs.running:
+            await self._compact()
 
     def _forgotten(self, job: Job) -> None:
         self._tree.withdraw(job_path(job))
@@ -458,6 +466,7 @@ class Manager:
         while True:
             self._history.prune(time.time() - self.config.retention_days * _DAY)
             await self._delete_old()
+            await self._compact()
             await asyncio.sleep(_DAY)
 
     async def _delete_old(self) -> None:
@@ -469,6 +478,23 @@ class Manager:
             rules = self.config.limits
             if await asyncio.to_thread(self._retention.enforce, rules, in_use):
                 await self.inventory.refresh_images()
+
+    async def _compact(self) -> None:
+        """Give back what deleted images have left in packs that others share, while nobody waits
+        for the store.
+        """
+        async with self._deleting:
+            try:
+                freed = await asyncio.to_thread(
+                    self._engine.compact, lambda: self.jobs.running == 0
+                )
+            except (PhosError, OSError) as error:
+                _log.warning("packs could not be written anew: %s", error)
+                return
+        if freed:
+            _log.info("packs were written anew, which gave back %d bytes", freed)
+            self._history.event("compacted", "packs", f"{freed} bytes given back")
+            await self.inventory.refresh_images()
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         def done(task: asyncio.Task[None]) -> None:

@@ -1,6 +1,6 @@
 """The engine of this node, as the daemon uses it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from phosd.engine.aftermath import settle
@@ -9,6 +9,7 @@ from phosd.engine.concern import Unfinished
 from phosd.engine.experience import Experience
 from phosd.engine.gate import DEADLINE
 from phosd.engine.gpus import GpuInfo, list_gpus
+from phosd.engine.image.compact import compact
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.node import Node, NodeConfig
 from phosd.engine.process import GpuProcess
@@ -59,6 +60,9 @@ class NodeEngine:
             limits=self._limits,
         )
         return checkpoint(self._node, pid, options, progress)
+
+    def compact(self, go_on: Callable[[], bool]) -> int:
+        return compact(self._node.store, go_on)
 
     def limit(self, limits: DiskLimits) -> None:
         self._limits = limits

@@ -1,6 +1,6 @@
 """What the daemon asks of the engine, and the options that callers may give."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
@@ -63,6 +63,11 @@ class Engine(Protocol):
 
     def gpus(self) -> list[GpuInfo]:
         """The GPUs of this node."""
+
+    def compact(self, go_on: Callable[[], bool]) -> int:
+        """Give back the bytes of images that nobody needs any more; how many. ``go_on`` is asked
+        now and then.
+        """
 
     def limit(self, limits: DiskLimits) -> None:
         """Hold later checkpoints to these limits."""

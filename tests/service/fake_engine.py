@@ -164,6 +164,9 @@ class FakeEngine:
     def gpus(self) -> list[GpuInfo]:
         return [GPU]
 
+    def compact(self, go_on: Callable[[], bool]) -> int:
+        return 0
+
     def limit(self, limits: DiskLimits) -> None:
         self.limits = limits
 

@@ -1,6 +1,7 @@
 """Files of the store: opened without following links, owned by us, written so that they stay."""
 
 import errno
+import fcntl
 import hashlib
 import os
 import stat
@@ -79,6 +80,18 @@ def space_errors(what: str) -> Iterator[None]:
             f"writing {what} failed: {error.strerror}",
             hint="delete images (`phos rm`) or give the store a larger disk",
         ) from error
+
+
+def unused(path: Path) -> bool:
+    """Whether no living job holds the folder or pack."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def sync_folder(folder: Path) -> None:

@@ -115,7 +115,7 @@ class Store:
         is missing.
         """
         with Image() as image:
-            with self._locked():
+            with self.locked():
                 image.folder = self._open_folder(image_id)
                 fcntl.flock(image.folder, fcntl.LOCK_SH)
                 image.manifest = self._read_manifest(image_id, image.folder)
@@ -128,7 +128,7 @@ class Store:
 
         ``quota`` is how many bytes all images of this user may take.
         """
-        with self._locked():
+        with self.locked():
             self._require_writable()
             return ImageWriter(self, owner, quota)
 
@@ -137,7 +137,7 @@ class Store:
 
         Raises :class:`NoSuchImage`, or :class:`Busy` while a job reads the image.
         """
-        with self._locked():
+        with self.locked():
             self._require_writable()
             folder = self._open_folder(image_id)
             try:
@@ -161,9 +161,9 @@ class Store:
     def sweep(self) -> Sequence[str]:
         """Remove what crashed jobs left; returns the names of what was removed."""
         removed = []
-        with self._locked():
+        with self.locked():
             for folder in sorted(self.images.iterdir()):
-                if not (folder / "manifest.json").exists() and _unused(folder):
+                if not (folder / "manifest.json").exists() and files.unused(folder):
                     shutil.rmtree(folder)
                     removed.append(folder.name)
             files.sync_folder(self.images)
@@ -177,7 +177,7 @@ class Store:
         """
         chunks = -(-byte_count // CHUNK)
         count = pack_count(chunks)
-        with self._locked():
+        with self.locked():
             missing = count - len(self.spares())
         if missing <= 0:
             return
@@ -192,7 +192,7 @@ class Store:
 
     def _make_spare(self, size: int) -> None:
         path = self.packs / f"{secrets.token_hex(8)}.spare"
-        with self._locked():
+        with self.locked():
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX)
         try:
@@ -206,18 +206,18 @@ class Store:
 
     def drop_spares(self) -> None:
         """Give back what :meth:`preallocate` set aside and no image took."""
-        with self._locked():
+        with self.locked():
             for path in self.spares():
                 path.unlink()
 
     def spares(self) -> Sequence[Path]:
         """The spare packs that nobody is making. The caller holds the store's lock."""
-        return [path for path in sorted(self.packs.glob("*.spare")) if _unused(path)]
+        return [path for path in sorted(self.packs.glob("*.spare")) if files.unused(path)]
 
     def free_bytes(self) -> int:
         """What the file system of the store can still take, and what is set aside, in bytes."""
         status = os.statvfs(self.state)
-        with self._locked():
+        with self.locked():
             spare = sum(path.stat().st_size for path in self.spares())
         return status.f_bavail * status.f_frsize + spare
 
@@ -299,7 +299,7 @@ class Store:
         removed = []
         for number in self.pack_numbers():
             path = self.pack_path(number)
-            if number not in needed and _unused(path):
+            if number not in needed and files.unused(path):
                 point(Point.DELETE_PACK)
                 path.unlink()
                 removed.append(path.name)
@@ -325,7 +325,7 @@ class Store:
         return secret
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Hold the lock of the store, and know that it is the one that it was at the start."""
         with self._locked_folder():
             try:
@@ -373,18 +373,6 @@ def _stamp(folder: int) -> tuple[int, ...]:
     except FileNotFoundError:
         return ()
     return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
-
-
-def _unused(path: Path) -> bool:
-    """Whether no living job holds the folder or pack."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
-    return True
 
 
 def _unknown(image_id: str) -> NoSuchImage:

@@ -84,7 +84,7 @@ class ImageWriter:
 
         Each mover needs packs of its own. Those that stay empty are removed by :meth:`publish`.
         """
-        with self._store._locked(), files.space_errors(f"the packs of image {self.id}"):
+        with self._store.locked(), files.space_errors(f"the packs of image {self.id}"):
             first = max(self._store.pack_numbers(), default=-1) + 1
             spares = list(self._store.spares())
             return [
@@ -184,7 +184,7 @@ class ImageWriter:
         if self._finished:
             return
         self._finished = True
-        with self._store._locked():
+        with self._store.locked():
             (self.folder / "manifest.json").unlink(missing_ok=True)
             shutil.rmtree(self.folder)
             for number in self._packs:
