@@ -65,17 +65,25 @@ def slowly(program: Target) -> Iterator[None]:
         yield
 
 
-def begin(program: Target, mode: str, *phases: str) -> None:
-    """Start a checkpoint, and return when it is in one of these phases."""
-    options = f"ua{{sv}} {program.pid} 1 mode s {mode}"
-    call = f"busctl call org.phos /org/phos org.phos.Manager1 Checkpoint {options}"
-    path = program.machine.run(call, unit=False).split('"')[1]
+def begin(machine: Machine, call: str, *phases: str) -> None:
+    """Call a method that gives a job, and return when that is in one of these phases."""
+    line = f"busctl call org.phos /org/phos org.phos.Manager1 {call}"
+    path = machine.run(line, unit=False).split('"')[1]
     ask = f"busctl get-property org.phos {path} org.phos.Job1 Phase"
+    wait_until(lambda: machine.run(ask, unit=False).split('"')[1] in phases, f"a phase of {phases}")
 
-    def reached() -> bool:
-        return program.machine.run(ask, unit=False).split('"')[1] in phases
 
-    wait_until(reached, f"a phase of {phases}")
+def begin_checkpoint(program: Target, mode: str, *phases: str) -> None:
+    """Start a checkpoint, and return when it is in one of these phases."""
+    begin(program.machine, f"Checkpoint ua{{sv}} {program.pid} 1 mode s {mode}", *phases)
+
+
+def kill_phosd(machine: Machine) -> None:
+    """``kill -9``; returns when the next one is ready."""
+    pid = show(machine, "MainPID")
+    machine.run(f"kill -9 {pid}", unit=False)
+    wait_until(lambda: show(machine, "MainPID") not in (pid, "0"), "the next phosd")
+    wait_until(lambda: show(machine, "ActiveState") == "active", "the next phosd to be ready")
 
 
 def require_unharmed(program: Target) -> None:
@@ -160,7 +168,7 @@ def test_a_restart_in_the_middle(
     booted: Machine, program: Target, mode: str, phases: tuple[str, ...]
 ) -> None:
     with slowly(program):
-        begin(program, mode, *phases)
+        begin_checkpoint(program, mode, *phases)
         booted.run("systemctl restart phosd.service", unit=False)
     require_unharmed(program)
 
@@ -170,11 +178,8 @@ def test_killed_in_the_middle(
     booted: Machine, program: Target, mode: str, phases: tuple[str, ...]
 ) -> None:
     with slowly(program):
-        begin(program, mode, *phases)
-        pid = show(booted, "MainPID")
-        booted.run(f"kill -9 {pid}", unit=False)
-        wait_until(lambda: show(booted, "MainPID") not in (pid, "0"), "the next phosd")
-        wait_until(lambda: show(booted, "ActiveState") == "active", "the next phosd to be ready")
+        begin_checkpoint(program, mode, *phases)
+        kill_phosd(booted)
         program.more_steps(3)
     require_unharmed(program)
 
@@ -183,20 +188,34 @@ def test_criu_outlives_phosd_and_gives_up_by_itself(booted: Machine, program: Ta
     """It waits for phosd's word, which never comes."""
     instances = "systemctl list-units --plain --no-legend 'phosd-criu@*.service'"
     with settings(booted, "Environment=PHOS_FAULT=checkpoint-cpu:hang"):
-        begin(program, "stop", "cpu")
+        begin_checkpoint(program, "stop", "cpu")
         assert len(booted.run(instances, unit=False).splitlines()) == 1
-        pid = show(booted, "MainPID")
-        booted.run(f"kill -9 {pid}", unit=False)
-        wait_until(lambda: show(booted, "MainPID") not in (pid, "0"), "the next phosd")
-        wait_until(lambda: show(booted, "ActiveState") == "active", "the next phosd to be ready")
+        kill_phosd(booted)
         wait_until(lambda: not booted.run(instances, unit=False), "the end of CRIU")
         program.more_steps(3)
     require_unharmed(program)
 
 
+def test_killed_in_the_middle_of_a_restore(booted: Machine, program: Target) -> None:
+    """What was half restored is gone; the image is whole."""
+    image = phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"]
+    program.more_steps(10)
+    program.kill()
+    before, since = program.values(), program.position()
+    with settings(booted, "Environment=PHOS_FAULT=restore-map:hang"):
+        begin(booted, f"Restore sa{{sv}} {image} 0", "map")
+        assert program.alive
+        kill_phosd(booted)
+        wait_until(lambda: not program.alive, "the end of what was half restored")
+    assert phos(booted, "history")[0]["state"] == "interrupted"
+    phos(booted, f"restore {image}", "ann")
+    target.require_continuation(program, before, since)
+    phos(booted, f"rm {image}")
+
+
 def test_a_daemon_that_hangs_is_killed_and_loses_nothing(booted: Machine, program: Target) -> None:
     with slowly(program), settings_of_watchdog(booted):
-        begin(program, "stop", *PARKED)
+        begin_checkpoint(program, "stop", *PARKED)
         pid = show(booted, "MainPID")
         booted.run(f"kill -STOP {pid}", unit=False)
         wait_until(lambda: show(booted, "MainPID") not in (pid, "0"), "the next phosd")
