@@ -65,7 +65,7 @@ def slowly(program: Target) -> Iterator[None]:
         yield
 
 
-def begin(machine: Machine, call: str, *phases: str) -> None:
+def begin_job(machine: Machine, call: str, *phases: str) -> None:
     """Call a method that gives a job, and return when that is in one of these phases."""
     line = f"busctl call org.phos /org/phos org.phos.Manager1 {call}"
     path = machine.run(line, unit=False).split('"')[1]
@@ -73,9 +73,9 @@ def begin(machine: Machine, call: str, *phases: str) -> None:
     wait_until(lambda: machine.run(ask, unit=False).split('"')[1] in phases, f"a phase of {phases}")
 
 
-def begin_checkpoint(program: Target, mode: str, *phases: str) -> None:
+def begin(program: Target, mode: str, *phases: str) -> None:
     """Start a checkpoint, and return when it is in one of these phases."""
-    begin(program.machine, f"Checkpoint ua{{sv}} {program.pid} 1 mode s {mode}", *phases)
+    begin_job(program.machine, f"Checkpoint ua{{sv}} {program.pid} 1 mode s {mode}", *phases)
 
 
 def kill_phosd(machine: Machine) -> None:
@@ -168,7 +168,7 @@ def test_a_restart_in_the_middle(
     booted: Machine, program: Target, mode: str, phases: tuple[str, ...]
 ) -> None:
     with slowly(program):
-        begin_checkpoint(program, mode, *phases)
+        begin(program, mode, *phases)
         booted.run("systemctl restart phosd.service", unit=False)
     require_unharmed(program)
 
@@ -178,7 +178,7 @@ def test_killed_in_the_middle(
     booted: Machine, program: Target, mode: str, phases: tuple[str, ...]
 ) -> None:
     with slowly(program):
-        begin_checkpoint(program, mode, *phases)
+        begin(program, mode, *phases)
         kill_phosd(booted)
         program.more_steps(3)
     require_unharmed(program)
@@ -188,7 +188,7 @@ def test_criu_outlives_phosd_and_gives_up_by_itself(booted: Machine, program: Ta
     """It waits for phosd's word, which never comes."""
     instances = "systemctl list-units --plain --no-legend 'phosd-criu@*.service'"
     with settings(booted, "Environment=PHOS_FAULT=checkpoint-cpu:hang"):
-        begin_checkpoint(program, "stop", "cpu")
+        begin(program, "stop", "cpu")
         assert len(booted.run(instances, unit=False).splitlines()) == 1
         kill_phosd(booted)
         wait_until(lambda: not booted.run(instances, unit=False), "the end of CRIU")
@@ -203,7 +203,7 @@ def test_killed_in_the_middle_of_a_restore(booted: Machine, program: Target) -> 
     program.kill()
     before, since = program.values(), program.position()
     with settings(booted, "Environment=PHOS_FAULT=restore-map:hang"):
-        begin(booted, f"Restore sa{{sv}} {image} 0", "map")
+        begin_job(booted, f"Restore sa{{sv}} {image} 0", "map")
         assert program.alive
         kill_phosd(booted)
         wait_until(lambda: not program.alive, "the end of what was half restored")
@@ -215,7 +215,7 @@ def test_killed_in_the_middle_of_a_restore(booted: Machine, program: Target) -> 
 
 def test_a_daemon_that_hangs_is_killed_and_loses_nothing(booted: Machine, program: Target) -> None:
     with slowly(program), settings_of_watchdog(booted):
-        begin_checkpoint(program, "stop", *PARKED)
+        begin(program, "stop", *PARKED)
         pid = show(booted, "MainPID")
         booted.run(f"kill -STOP {pid}", unit=False)
         wait_until(lambda: show(booted, "MainPID") not in (pid, "0"), "the next phosd")
