@@ -19,6 +19,7 @@ from phosd.engine.recovery import Account, free, left_parked
 
 _END_SECONDS = 10.0
 _WAKE_SECONDS = 5.0
+_AGAIN = "start the job again"
 
 
 def settle(node: Node, unfinished: Collection[Unfinished]) -> dict[int, str]:
@@ -44,10 +45,10 @@ def settle(node: Node, unfinished: Collection[Unfinished]) -> dict[int, str]:
 
 def _text(node: Node, job: Unfinished, account: Account) -> str:
     if job.concern is None:
-        return "nothing had been touched"
+        return f"nothing had been touched; {_AGAIN}"
     if not job.concern.image:
         pids = [each.pid for each in job.concern.processes]
-        return account.text(pids) or "its processes run"
+        return f"{account.text(pids) or 'its processes run'}; {_AGAIN}"
     try:
         return _settle_restore(node, node.store.get(job.concern.image), job.concern.since)
     except PhosError as error:
@@ -60,11 +61,12 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
         _wait_for_criu()
         made = {p.pid: p for p in manifest.processes if _made(p, since)}
         if not made:
-            return "nothing had been restored"
+            return f"nothing had been restored; {_AGAIN}"
         if len(made) == len(manifest.processes) and _all_run(node, made):
             return f"the restored program (pid {manifest.trees[0].root}) runs"
         _end(made, since)
-        return f"what was restored of it (pid {', '.join(map(str, sorted(made)))}) was ended"
+        pids = ", ".join(map(str, sorted(made)))
+        return f"what was restored of it (pid {pids}) was ended; {_AGAIN}"
     finally:
         for tree in manifest.trees:
             criu.close_to_others(node.store.images / manifest.id / tree.folder)

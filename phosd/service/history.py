@@ -146,7 +146,7 @@ class History:
             "started": entry.started,
             "ended": time.time(),
             "error": "Internal",
-            "message": f"phosd ended while the job ran; {settled}; start it again",
+            "message": f"phosd ended while the job ran; {settled}",
         }
         self._database.record(lambda db: db["jobs"].upsert(_storable(row), pk="id"))
         self.event("interrupted", f"job {entry.job}", f"{entry.operation} {entry.target}")

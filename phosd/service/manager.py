@@ -116,7 +116,7 @@ class Manager:
         here = [Unfinished(e.job, e.concern) for e in entries if e.boot_id == boot_id()]
         said = await asyncio.to_thread(self._engine.settle, here)
         for entry in entries:
-            done = said.get(entry.job, "the machine was started anew meanwhile")
+            done = said.get(entry.job, "the machine was started anew, so its processes are gone")
             _log.warning("job %d was interrupted: %s", entry.job, done)
             self._history.interrupted(entry, done)
         self._history.settle(time.time())

@@ -117,12 +117,14 @@ def test_a_restored_process_that_waits_is_ended_and_another_is_not(
     touched = (Touched(target.pid, None, gpu=True, hooked=True),)
     concern = Concern(touched, (0,), image, now())
     said = settle(node, [Unfinished(1, concern)])
-    assert said == {1: "nothing had been restored"}, "it is older than the job"
+    assert said == {1: "nothing had been restored; start the job again"}, "it is older than the job"
     still_right(target, undisturbed)
     target.kill()
     other = occupy(target.pid)  # somebody else's, in the same second
     try:
-        assert settle(node, [Unfinished(1, concern)]) == {1: "nothing had been restored"}
+        assert settle(node, [Unfinished(1, concern)]) == {
+            1: "nothing had been restored; start the job again"
+        }
         assert alive(other)
     finally:
         release(other)
@@ -141,7 +143,7 @@ restore(node, {image!r}, RestoreOptions(), Progress())
     assert subprocess.run([sys.executable, "-c", script], env=environment).returncode == -9
     assert alive(target.pid)
     said = settle(node, [Unfinished(1, Concern(touched, (0,), image, since))])
-    assert said == {1: f"what was restored of it (pid {target.pid}) was ended"}
+    assert said == {1: f"what was restored of it (pid {target.pid}) was ended; start the job again"}
     wait_until(lambda: not alive(target.pid), "its end")
     files = [p for p in (node.store.images / image).rglob("*") if p.is_file()]
     assert {p.stat().st_mode & 0o777 for p in files} == {0o600}

@@ -1,9 +1,12 @@
 """kill -9 of phosd while a program stands still, and while it is brought to life."""
 
+from pathlib import Path
+
 import pytest
 
+from tests.bus import private_bus
 from tests.core.conftest import Starter
-from tests.core.cycle import Undisturbed
+from tests.core.cycle import AFTER, Undisturbed, check
 from tests.faults.plant import (
     DIED,
     Plant,
@@ -12,11 +15,12 @@ from tests.faults.plant import (
     leftovers,
     partial,
 )
+from tests.harness import alive
 
 PARKED = ("hook-park", "hook-detach", "checkpoint-control", "driver-checkpoint")
 FROZEN = ("checkpoint-cpu", "checkpoint-unpark")
 RUNNING = ("checkpoint-drain", "checkpoint-persist")
-RESTORE = ("restore-load", "restore-cpu", "restore-control", "restore-map", "restore-verify")
+RESTORE = ("restore-cpu", "restore-control", "restore-map", "restore-open")
 WITHOUT_PARKING = ("hook-detach", "checkpoint-control", "driver-lock", *FROZEN)
 
 
@@ -48,9 +52,7 @@ def test_the_program_lives_on(
         computes_right(target, undisturbed)
         job = plant.history()[0]
         assert (job["state"], job["operation"]) == ("interrupted", "checkpoint"), point
-        assert "phosd ended while the job ran; process" in job["message"] or "processes run" in str(
-            job["message"]
-        )
+        assert "phosd ended while the job ran; " in job["message"]
         assert not partial(plant.place) and not leftovers(plant.place)
         assert plant.end_of(plant.checkpoint(target.pid, mode)) == "done", plant.log.read_text()
         computes_right(target, undisturbed)
@@ -60,3 +62,55 @@ def test_the_program_lives_on(
     assert len(plant.images()) == len(points)
     plant.stop()
     eventually_alone(plant)
+
+
+@pytest.mark.parametrize(
+    ("program", "mode"),
+    [("shared_pair", "concurrent"), ("single", "driver"), ("workers", "stop")],
+)
+def test_what_was_being_restored_does_not_stay_behind(
+    program: str, mode: str, plant: Plant, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """Its image is whole, its ids are free, and the next restore succeeds. A program that only had
+    to be let go of runs.
+    """
+    target = start(program)
+    target.wait_for_steps(3)
+    plant.start()
+    assert plant.end_of(plant.checkpoint(target.pid, mode)) == "done"
+    (image,) = plant.images()
+    target.more_steps(AFTER)
+    target.kill()
+    original = target.values()
+    for point in RESTORE:
+        plant.stop()
+        plant.start(f"{point}:1:kill")
+        assert plant.end_of(plant.begin("Restore", "sa{sv}", image, 0)) == DIED, point
+        plant.start()
+        job = plant.history()[0]
+        assert (job["state"], job["operation"]) == ("interrupted", "restore"), point
+        assert "restored" in job["message"], job["message"]
+        if point == "restore-open" or (mode, point) == ("driver", "restore-map"):
+            assert f"the restored program (pid {target.pid}) runs" in job["message"]
+            computes_right(target, undisturbed)
+            target.kill()
+        assert not any(alive(pid) for pid in target.pids), job["message"]
+        assert not leftovers(plant.place)
+    assert plant.verify(image) == "done"
+    mark = target.position()
+    assert plant.end_of(plant.begin("Restore", "sa{sv}", image, 0)) == "done", plant.history()[0]
+    check(target.wait_for_steps(AFTER, since=mark), original, undisturbed(program))
+    plant.stop()
+
+
+def test_a_second_daemon_on_another_bus_is_told_apart(plant: Plant, tmp_path: Path) -> None:
+    """It would take the jobs of the first for dead."""
+    plant.start()
+    (tmp_path / "bus").mkdir()
+    with private_bus(tmp_path / "bus") as other:
+        second = Plant(other, plant.place)
+        with pytest.raises(AssertionError, match="another phosd runs with"):
+            second.start()
+    assert not plant.dead
+    plant.call("ListImages")
+    plant.stop()
