@@ -31,7 +31,7 @@ PATIENCE = 30.0
 
 RANGES = {"y": 8, "q": 16, "u": 32, "t": 64}
 SIGNED = {"n": 16, "i": 32, "x": 64}
-TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=40)
+TEXT = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=40)
 WORDS = st.sampled_from(["i", "auto", "stop", "mode", "token", "every", "../i", "/", "", MANAGER])
 
 
@@ -90,14 +90,17 @@ SIGNATURES = st.recursive(
     ),
     max_leaves=5,
 )
-CALLS = st.sampled_from(METHODS).flatmap(
-    lambda method: st.tuples(
-        st.just(method[0]) | st.sampled_from(["org.phos.Nothing1", MANAGER]),
-        st.just(method[1]) | st.just("Nonsense"),
-        st.just(method[2]) | st.lists(SIGNATURES, max_size=4).map("".join),
+HOMES = {"org.phos.Job1": "/org/phos/job/_1", "org.phos.Image1": "/org/phos/image/i"}
+RIGHT = st.sampled_from(METHODS).map(lambda method: (*method, HOMES.get(method[0], ROOT)))
+WRONG = RIGHT.flatmap(
+    lambda call: st.tuples(
+        st.just(call[0]) | st.sampled_from(["org.phos.Nothing1", MANAGER]),
+        st.just(call[1]) | st.just("Nonsense"),
+        st.just(call[2]) | st.lists(SIGNATURES, max_size=4).map("".join),
         st.sampled_from(PATHS),
     )
 )
+CALLS = RIGHT | WRONG
 MESSAGES = CALLS.flatmap(
     lambda call: st.tuples(st.just(call), st.tuples(*map(values, split(call[2]))))
 )
