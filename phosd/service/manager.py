@@ -476,8 +476,11 @@ class Manager:
             claims = (claim.partition(" ") for job in jobs for claim in job.task.claims)
             in_use = {name for kind, _, name in claims if kind == "image"}
             rules = self.config.limits
-            if await asyncio.to_thread(self._retention.enforce, rules, in_use):
-                await self.inventory.refresh_images()
+            try:
+                if await asyncio.to_thread(self._retention.enforce, rules, in_use):
+                    await self.inventory.refresh_images()
+            except (PhosError, OSError) as error:
+                _log.warning("old images could not be deleted: %s", error)
 
     async def _compact(self) -> None:
         """Give back what deleted images have left in packs that others share, while nobody waits

@@ -3,7 +3,7 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -26,7 +26,14 @@ def store(tmp_path: Path) -> Store:
 
 def refused(store: Store, image: str, match: str) -> None:
     """Every operation says the same, and what to do."""
-    for attempt in (lambda: store.begin(0), lambda: store.delete(image), store.sweep, store.list):
+    attempts: list[Callable[[], object]] = [
+        lambda: store.begin(0),
+        lambda: store.delete(image),
+        lambda: store.get(image),
+        store.sweep,
+        store.list,
+    ]
+    for attempt in attempts:
         with pytest.raises(Internal, match=match):
             attempt()
     with pytest.raises(Internal, match=match), store.open(image):

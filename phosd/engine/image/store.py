@@ -242,7 +242,9 @@ class Store:
             raise NoSuchImage(f"{image_id!r} is not the id of an image", hint="see `phos images`")
         try:
             return files.open_private(self.images / image_id, os.O_DIRECTORY)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if not self.images.exists():
+                raise self._gone(error) from error
             raise _unknown(image_id) from None
 
     def _read_manifest(self, image_id: str, folder: int) -> Manifest:

@@ -1,0 +1,39 @@
+"""A program with little memory: it fills 4 MiB of device memory with another byte, again and
+again.
+
+    python small.py
+"""
+
+import time
+from typing import Any
+
+from cuda.bindings import driver
+
+_BYTES = 4 << 20
+_PAUSE = 0.2
+
+
+def ok(result: tuple[Any, ...]) -> Any:
+    """The value of a driver call. Raises when it failed."""
+    status, *values = result
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"the driver says {status.name}")
+    return values[0] if values else None
+
+
+def main() -> None:
+    ok(driver.cuInit(0))
+    device = ok(driver.cuDeviceGet(0))
+    ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(device))))
+    memory = ok(driver.cuMemAlloc(_BYTES))
+    step = 0
+    while True:
+        ok(driver.cuMemsetD8(memory, step % 256, _BYTES))
+        ok(driver.cuCtxSynchronize())
+        print(step, flush=True)
+        step += 1
+        time.sleep(_PAUSE)
+
+
+if __name__ == "__main__":
+    main()
