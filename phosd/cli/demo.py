@@ -1,9 +1,14 @@
 """``phos demo``: the whole thing, shown."""
 
+import importlib.util
 import runpy
 import sys
 
 from phosd.cli.settings import Settings, command
+from phosd.engine.errors import Unsupported
+
+_NEEDED = {"numpy": "numpy", "sklearn": "scikit-learn"}
+"""Modules that only the demo imports, and the packages that have them."""
 
 
 @command()
@@ -13,5 +18,11 @@ def demo(settings: Settings) -> None:
     Needs the packages of `pip install 'phosd[demo]'` and root. Runs on the GPU if there is one,
     otherwise on the software GPU. The last line is one JSON object.
     """
+    missing = [name for module, name in _NEEDED.items() if not importlib.util.find_spec(module)]
+    if missing:
+        raise Unsupported(
+            f"the demo needs Python packages that are not installed: {', '.join(missing)}",
+            hint="`make demo` in a checkout of phosd installs them and runs it",
+        )
     sys.argv = ["phos demo"]
     runpy.run_module("phosd.demo", run_name="__main__")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from phosd import bus
+from phosd.engine.native import python_environment
 
 PATIENCE = 45.0
 """Seconds that any single step may take."""
@@ -108,7 +109,7 @@ async def private_bus(place: Path) -> AsyncIterator[str]:
 async def daemon(place: Path, address: str) -> AsyncIterator[bus.Connection]:
     """phosd on the private bus; a connection to it."""
     log = place / "phosd.log"
-    env = os.environ | {"DBUS_SESSION_BUS_ADDRESS": address}
+    env = python_environment() | {"DBUS_SESSION_BUS_ADDRESS": address}
     command = [sys.executable, "-m", "phosd.service.main", "--session"]
     command += [f"--state-dir={place / 'state'}", f"--runtime-dir={place / 'run'}"]
     async with running(command, log, env) as process:
@@ -141,7 +142,7 @@ async def _named(
 @contextlib.asynccontextmanager
 async def program(place: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """The training, started as a user would start it: under ``phos run``."""
-    env = os.environ | {
+    env = python_environment() | {
         "PHOS_RUNTIME_DIR": str(place / "run"),
         "XDG_STATE_HOME": str(place / "home"),
     }

@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -263,11 +263,17 @@ def prepare(tree: Path) -> None:
 
 
 @contextlib.contextmanager
-def booted(base: Path) -> Iterator[Machine]:
-    """A machine that runs from a copy of the tree ``base``, until the end of the context."""
+def booted(
+    base: Path, before_boot: Callable[[Path], None] = lambda tree: None
+) -> Iterator[Machine]:
+    """A machine that runs from a copy of the tree ``base``, until the end of the context.
+
+    ``before_boot`` may change the copy.
+    """
     with tempfile.TemporaryDirectory(prefix="machine-", dir=base.parent) as folder:
         tree = Path(folder) / "root"
         subprocess.run(["cp", "--archive", "--reflink=auto", base, tree], check=True)
+        before_boot(tree)
         machine = Machine(tree, Path(folder) / "console")
         try:
             machine.start()

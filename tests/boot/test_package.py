@@ -1,9 +1,13 @@
 """The package in a booted Debian: installed, used by a user, removed without a trace."""
 
+import shutil
+import subprocess
 from pathlib import Path
 
-from tests.boot import target
-from tests.boot.machine import UIDS, Machine
+import pytest
+
+from tests.boot import machine, target
+from tests.boot.machine import UIDS, Failed, Machine
 from tests.boot.package import install
 from tests.boot.target import phos, restore_after_kill
 
@@ -69,6 +73,24 @@ def test_an_image_outlives_a_reboot(booted: Machine) -> None:
     assert phos(booted, f"restore {image}", "ann")[-1]["result"] == str(program.pid)
     target.require_continuation(program, before, since)
     program.kill()
+
+
+def test_installed_into_an_image_it_runs_from_the_first_boot_on(
+    base_tree: Path, package: Path
+) -> None:
+    def install_without_systemd(tree: Path) -> None:
+        shutil.copy(package, tree / "phosd.deb")
+        subprocess.run(["chroot", tree, "dpkg", "--install", "/phosd.deb"], check=True)
+
+    with machine.booted(base_tree, install_without_systemd) as started:
+        assert started.run("systemctl is-active phosd phosd-criu.socket") == "active\nactive\n"
+        assert "PHOS software GPU" in started.run(LIST_GPUS, user="bob")
+        assert started.run("systemctl --failed --plain --no-legend") == ""
+
+
+def test_the_demo_says_what_it_lacks(booted: Machine) -> None:
+    with pytest.raises(Failed, match="numpy, scikit-learn; `make demo` in a checkout"):
+        booted.run("phos demo")
 
 
 def test_it_leaves_nothing_behind(plain: Machine, package: Path) -> None:
