@@ -8,10 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from phosd.engine import node as node_module
+from phosd.engine import procfs, recovery
 from phosd.engine.aftermath import settle
 from phosd.engine.alone import alone, in_use
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
@@ -151,12 +153,22 @@ restore(node, {image!r}, RestoreOptions(), Progress())
     still_right(target, undisturbed)
 
 
-def test_criu_is_waited_for(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+def test_criu_is_waited_for(
+    node: Node, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """phosd is killed at several instants of a dump: CRIU lets go of the tree before we begin."""
     target = start("workers")
     target.wait_for_steps(3)
     known = identity(target.pid)
     assert known is not None
+    after_criu = recovery._back_from_driver
+
+    def begin(*arguments: Any) -> None:
+        assert not recovery._dumped() & {target.pid}
+        assert procfs.status(target.pid).tracer == 0
+        after_criu(*arguments)
+
+    monkeypatch.setattr(recovery, "_back_from_driver", begin)
     place = node.config.runtime_dir.parent
     script = f"""
 import pathlib, sys

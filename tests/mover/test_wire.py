@@ -25,6 +25,11 @@ def ends() -> Iterator[tuple[Connection, Connection]]:
 
 TARGET = wire.Packs([(7, 1 << 30)], "id", 1000)
 MESSAGES: list[wire.Message] = [
+    wire.Attach(bytes(64)),
+    wire.Leave(),
+    wire.Guard([(7, 12345, 1, 2**63 - 1)]),
+    wire.Unguard([(7, 12345)]),
+    wire.ListParked(),
     wire.Adopt([(1, 2 << 20), (2**63 - 1, 4096)]),
     wire.Create([]),
     wire.Drop([3]),
@@ -40,7 +45,7 @@ MESSAGES: list[wire.Message] = [
     wire.Copy([(1, 2, -1, 0), (1, 3, 0, 4096)], TARGET, [8192]),
     wire.Load([(1, [ChunkRef("00" * 16, 0, 0, 16)])], [0]),
     wire.FreeMemory(),
-    wire.Reserve(1 << 40),
+    wire.Reserve(1 << 40, [(7, 12345)]),
     wire.Cancel(),
     wire.Done(),
     wire.Failed("Timeout", "what", "hint"),
@@ -54,6 +59,8 @@ MESSAGES: list[wire.Message] = [
         *(False, [3], None),
     ),
     wire.Memory(1, 2),
+    wire.Parked([(7, 12345, 1)], [(8, 1)]),
+    wire.Farewell(stays=True),
 ]
 
 
