@@ -405,7 +405,8 @@ class Manager:
     def _moved(self, job: Job) -> None:
         """It begins after it had to wait, or waits again."""
         self._history.job(job)
-        self._tree.changed(job_path(job))
+        assert job.progress.observer is not None
+        job.progress.observer(job.progress)  # which tells of it, and not too often
 
     def _progressed(self, job: Job) -> None:
         self._tree.changed(job_path(job))

@@ -7,6 +7,7 @@ import os
 import pwd
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -228,6 +229,38 @@ def test_notifications_come_at_most_twice_a_second(service: Service) -> None:
     members = [s.member for _, s in heard if s.path == ROOT]
     assert members.index("JobNew") < members.index("ImageNew") < members.index("JobRemoved")
     assert next(s.args for _, s in heard if s.member == "JobRemoved") == (job, "done")
+
+
+def test_a_job_that_waits_and_begins_is_told_of_as_seldom(service: Service) -> None:
+    heard: list[tuple[float, Signal]] = []
+    first_ends = threading.Event()
+
+    def work(progress: Progress) -> None:
+        progress.advance(1)
+        first_ends.wait(60)
+
+    service.engine.act = work
+    service.engine.go.set()
+    checkpoint = ("Checkpoint", "ua{sv}", os.getpid(), 1, "queue", "b", "true")
+
+    async def listen() -> None:
+        connection = await Connection.open(service.address)
+        await connection.subscribe(
+            lambda signal: heard.append((time.monotonic(), signal)), "sender='org.phos'"
+        )
+        jobs = [await asyncio.to_thread(service.start, *checkpoint) for _ in range(3)]
+        first_ends.set()
+        for job in jobs:
+            await asyncio.to_thread(wait_for, service, job, "done")
+        await asyncio.sleep(1.2)
+        connection.close()
+
+    asyncio.run(listen())
+    for number in (1, 2, 3):
+        job = f"/org/phos/job/_{number}"
+        changes = [(t, s) for t, s in heard if (s.member, s.path) == ("PropertiesChanged", job)]
+        assert changes[-1][1].args[1]["State"] == "done"
+        assert all(b[0] - a[0] > 0.4 for a, b in itertools.pairwise(changes)), changes
 
 
 def test_verification_is_remembered(service: Service) -> None:
