@@ -249,6 +249,7 @@ def test_a_job_that_waits_and_begins_is_told_of_as_seldom(service: Service) -> N
             lambda signal: heard.append((time.monotonic(), signal)), "sender='org.phos'"
         )
         jobs = [await asyncio.to_thread(service.start, *checkpoint) for _ in range(3)]
+        await asyncio.sleep(0.7)  # nothing waits to be told any more
         first_ends.set()
         for job in jobs:
             await asyncio.to_thread(wait_for, service, job, "done")
