@@ -2,13 +2,15 @@
 meanwhile; and every image is, chunk by chunk, the memory of its stop.
 """
 
+import math
+
 import pytest
 
 from phosd.engine.checkpoint import CheckpointOptions
 from phosd.engine.experience import Earlier, Experience
 from phosd.engine.node import Node
 from tests.concurrent.conftest import Starter, Undisturbed
-from tests.concurrent.watch import slow_movers, watched
+from tests.concurrent.watch import Watch, slow_movers, watched
 from tests.core.cycle import AFTER, bring_back, check
 
 PROGRAMS = (
@@ -28,21 +30,28 @@ def test_values_are_equal_after_kill_and_restore(
 ) -> None:
     target = start(program)
     target.wait_for_steps(5)
-    with slow_movers(node, target, SECONDS, gpus=2):
-        options = CheckpointOptions(mode=mode, fallback=False)
-        manifest, watch = watched(node, target, options)
-    assert manifest.mode == mode
-    assert manifest.wrong_guesses == 0
-    if mode == "concurrent":
-        assert watch.steps_in("drain") >= ITERATIONS
-    if mode == "recopy":
-        assert watch.steps_before("quiesce") >= ITERATIONS
+    for slowness in (1, 5):  # on a busy machine the program is slow, too
+        with slow_movers(node, target, slowness * SECONDS, gpus=2):
+            options = CheckpointOptions(mode=mode, fallback=False)
+            manifest, watch = watched(node, target, options)
+        assert manifest.mode == mode
+        assert manifest.wrong_guesses == 0
+        if steps_beside(watch, mode) >= ITERATIONS:
+            break
+    assert steps_beside(watch, mode) >= ITERATIONS
     target.more_steps(AFTER)
     target.kill()
     original = target.values()
     restored = bring_back(node, target, manifest.id)
     assert min(restored) <= max(original) - AFTER + 1, "it did not go back to the checkpoint"
     check(restored, original, undisturbed(program))
+
+
+def steps_beside(watch: Watch, mode: str) -> float:
+    """How many steps the program made while it was copied."""
+    if mode == "stop":
+        return math.inf  # it makes none, and need not
+    return watch.steps_in("drain") if mode == "concurrent" else watch.steps_before("quiesce")
 
 
 def test_auto_goes_by_what_was_seen_before(
