@@ -8,14 +8,16 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from phosd.engine import outside, process
+from phosd.engine.claims import Claims
 from phosd.engine.criu import Criu
-from phosd.engine.errors import Busy, Internal
+from phosd.engine.errors import Internal
 from phosd.engine.holdings import Holdings
 from phosd.engine.image.store import Store
 from phosd.engine.mover import Mover
@@ -52,7 +54,7 @@ class Node:
         hooks.mkdir(parents=True, exist_ok=True)
         hooks.chmod(0o1777)  # every user's programs put their sockets there
         self._movers: dict[int, Mover] = {}
-        self._claimed: set[int] = set()
+        self._claims = Claims()
         self._kept: dict[Identity, Holdings] = {}
         self._lock = threading.Lock()
         self._criu: Criu | None = None
@@ -104,26 +106,12 @@ class Node:
         """The GPU processes of the node; those that a job works on are not disturbed."""
         self._close_kept(lambda _: False)
         with self._lock:
-            claimed = frozenset(self._claimed)
             movers = {mover.pid for mover in self._movers.values()}
-        return process.list_processes(self.config.runtime_dir, busy=claimed, without=movers)
+        return process.list_processes(self.config.runtime_dir, self._claims.asking, without=movers)
 
-    @contextlib.contextmanager
-    def claim(self, pids: Iterable[int]) -> Iterator[None]:
+    def claim(self, pids: Iterable[int]) -> AbstractContextManager[None]:
         """No other job of this node works on these processes inside. Raises :class:`Busy`."""
-        wanted = set(pids)
-        with self._lock:
-            if taken := wanted & self._claimed:
-                raise Busy(
-                    f"another job works on process {min(taken)}",
-                    hint="wait for it (`phos jobs`), or cancel it",
-                )
-            self._claimed |= wanted
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._claimed -= wanted
+        return self._claims.claim(pids)
 
     @contextlib.contextmanager
     def held(self, unit: Unit) -> Iterator[Holdings]:

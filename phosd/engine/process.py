@@ -1,7 +1,8 @@
 """GPU processes of this node: finding them, and what can be done with each."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,18 +133,22 @@ def _environment(pid: int) -> dict[str, str]:
 
 
 def list_processes(
-    runtime_dir: Path, busy: Collection[int] = (), without: Collection[int] = ()
+    runtime_dir: Path,
+    asking: Callable[[int], AbstractContextManager[bool]],
+    without: Collection[int] = (),
 ) -> list[GpuProcess]:
     """Every GPU process of the node that this process may look at, in order of pid.
 
-    A job works on those in ``busy``: their hooks are not asked. Those in ``without`` are left out.
+    ``asking`` tells for each whether its hook may be asked: not while a job works on it. Those in
+    ``without`` are left out.
     """
     found = []
     for pid in sorted(procfs.pids()):
         if pid == os.getpid() or pid in without or not uses_cuda(pid):
             continue
         try:
-            described = describe(pid, runtime_dir, ask_hook=pid not in busy)
+            with asking(pid) as free:
+                described = describe(pid, runtime_dir, ask_hook=free)
         except (NoSuchProcess, FileNotFoundError, ProcessLookupError):
             continue  # ended while we looked
         if described is not None:

@@ -44,9 +44,9 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
     options.require_possible()
     progress.phase("prepare")
     with ExitStack() as job:
-        job.enter_context(node.claim([pid]))
-        unit = job.enter_context(gather(pid, node.config.runtime_dir, _dumpable(node, options)))
-        job.enter_context(node.claim(set(unit.pids) - {pid}))
+        unit = job.enter_context(
+            gather(pid, node.config.runtime_dir, _dumpable(node, job, options))
+        )
         choice = choose(unit, options.mode, options.experience.earlier)
         if choice.why:
             progress.note(f"mode {choice.mode}: {choice.why}")
@@ -111,9 +111,16 @@ def _make_image(
         return manifest
 
 
-def _dumpable(node: Node, options: CheckpointOptions) -> Callable[[ProcessTree], object]:
+def _dumpable(
+    node: Node, job: ExitStack, options: CheckpointOptions
+) -> Callable[[ProcessTree], object]:
+    """What is asked of each tree. From then on it is the job's: nobody else connects to its hooks,
+    which would look like a connection of the program.
+    """
+
     def check(tree: ProcessTree) -> None:
         require_may_save(tree, options.caller)
+        job.enter_context(node.claim(tree.pids))
         criu.check(node.criu, tree, options.tcp)
 
     return check

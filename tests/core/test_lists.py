@@ -1,0 +1,69 @@
+"""Lists of processes beside checkpoints: neither is in the other's way."""
+
+import threading
+import time
+
+import pytest
+
+from phosd.engine.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.claims import Claims
+from phosd.engine.errors import Busy
+from phosd.engine.hooklink import HookLink
+from phosd.engine.node import Node
+from phosd.engine.progress import Progress
+from tests.core.conftest import Starter
+
+
+def test_a_job_waits_for_whoever_asks_and_nobody_asks_under_it() -> None:
+    claims = Claims()
+    order: list[str] = []
+    began = threading.Event()
+
+    def work() -> None:
+        began.set()
+        with claims.claim([1, 2]):
+            order.append("job")
+
+    with claims.asking(2) as free, claims.asking(2) as too:
+        assert free and too
+        job = threading.Thread(target=work)
+        job.start()
+        began.wait()
+        while True:  # the job has taken its processes, and waits
+            with claims.asking(1) as other:
+                if not other:
+                    break
+        with pytest.raises(Busy, match="process 2"), claims.claim([2]):
+            pass
+        order.append("asked")
+    job.join()
+    assert order == ["asked", "job"]
+    with claims.asking(1) as free, claims.claim([3]), claims.asking(3) as under:
+        assert free
+        assert not under
+
+
+def test_a_hook_that_is_being_asked_is_no_connection_of_the_program(
+    node: Node, start: Starter
+) -> None:
+    target = start("single")
+    target.wait_for_steps(2)
+    asked = threading.Event()
+
+    def ask() -> None:
+        with (
+            node._claims.asking(target.pid) as free,
+            HookLink(target.pid, node.config.runtime_dir, 10.0) as link,
+        ):
+            assert free
+            link.hello()
+            asked.set()
+            time.sleep(1.0)  # a busy machine takes its time between two steps of a list
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert asked.wait(60)
+    checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress())
+    asking.join()
+    target.more_steps(2)
+    assert [p.pid for p in node.processes() if p.pid == target.pid] == [target.pid]
