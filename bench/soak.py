@@ -115,14 +115,14 @@ async def _soak(
         await client.subscribe(ends.hear, f"type='signal',interface='{_MANAGER}'")
         images: list[str] = []
         for pid in programs:
-            images.append(await _checkpoint(client, ends, pid, result))
+            images += await _checkpoint(client, ends, pid, result)
         watching = asyncio.create_task(_watch(watcher, result))
         for number in range(jobs - len(programs)):
             if number % max(1, jobs // _PARTS) == 0:
                 result.samples.append(_sample(daemon, folder, sum(result.jobs.values())))
             pid = programs[number // checkpoint_every % len(programs)]
             if number % checkpoint_every == checkpoint_every - 1:
-                images = [*images, await _checkpoint(client, ends, pid, result)][-2:]
+                images = [*images, *await _checkpoint(client, ends, pid, result)][-2:]
             else:
                 await _run(client, ends, result, "VerifyImage", "sa{sv}", images[number % 2], {})
         watching.cancel()
@@ -153,11 +153,12 @@ class Ends:
         return self._ended.pop(job)
 
 
-async def _checkpoint(client: Connection, ends: Ends, pid: int, result: Result) -> str:
+async def _checkpoint(client: Connection, ends: Ends, pid: int, result: Result) -> list[str]:
+    """The image; none when it failed."""
     job = await _run(client, ends, result, "Checkpoint", "ua{sv}", pid, {})
     properties = "org.freedesktop.DBus.Properties"
     (image,) = await client.call(job, properties, "Get", "ss", _JOB, "Result")
-    return str(image)
+    return [image] if image else []
 
 
 async def _run(

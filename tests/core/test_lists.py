@@ -12,6 +12,12 @@ from phosd.engine.hooklink import HookLink
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
 from tests.core.conftest import Starter
+from tests.harness import wait_until
+
+
+def under_a_job(claims: Claims, pid: int) -> bool:
+    with claims.asking(pid) as free:
+        return not free
 
 
 def test_a_job_waits_for_whoever_asks_and_nobody_asks_under_it() -> None:
@@ -29,10 +35,7 @@ def test_a_job_waits_for_whoever_asks_and_nobody_asks_under_it() -> None:
         job = threading.Thread(target=work)
         job.start()
         began.wait()
-        while True:  # the job has taken its processes, and waits
-            with claims.asking(1) as other:
-                if not other:
-                    break
+        wait_until(lambda: under_a_job(claims, 1), "the job to take its processes, and wait")
         with pytest.raises(Busy, match="process 2"), claims.claim([2]):
             pass
         order.append("asked")
