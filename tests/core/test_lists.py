@@ -49,6 +49,7 @@ def test_a_job_waits_for_whoever_asks_and_nobody_asks_under_it() -> None:
 def test_a_hook_that_is_being_asked_is_no_connection_of_the_program(
     node: Node, start: Starter
 ) -> None:
+    assert node.criu  # found, and tried, which takes a while
     target = start("single")
     target.wait_for_steps(2)
     asked = threading.Event()
