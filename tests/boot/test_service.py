@@ -61,6 +61,21 @@ def test_without_the_drop_in_a_sandboxed_service_is_refused_with_the_reason(
     wait_until(lambda: len(values(service)) > count, "it to go on")
 
 
+def test_a_program_in_a_box_of_its_own_is_listed_and_refused(service: Machine) -> None:
+    """The hook, its folder and the pids are the host's, the rest is not: as a container has it."""
+    variables = {**target.VARIABLES, "LD_LIBRARY_PATH": "/usr/lib/phos/softgpu"}
+    variables["LD_PRELOAD"] = "/usr/lib/phos/libphos_hook.so"
+    settings = " ".join(f"--setenv={name}={value}" for name, value in variables.items())
+    run = "systemd-run --quiet --collect --unit=box --uid=ann --property=PrivateTmp=yes"
+    service.run(f"{run} {settings} {target.command('single')}")
+    pid = int(service.run("systemctl show --property=MainPID --value box"))
+    wait_until(lambda: any(p["pid"] == pid for p in phos(service, "ps")), "the program")
+    with pytest.raises(Failed, match="its own mnt namespace"):
+        phos(service, f"checkpoint {pid}")
+    assert service.run("systemctl is-active box") == "active\n"
+    service.run("systemctl stop box")
+
+
 def test_with_the_drop_in_a_service_is_saved_and_restored(service: Machine) -> None:
     place = "/etc/systemd/system/train.service.d/50-phos.conf"
     service.run(f"install -D -m 644 {_EXAMPLE} {place}")
