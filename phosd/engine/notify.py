@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 PATIENCE = 60.0
 """Seconds that a pending stop is prolonged by each time."""
-_MOST_PROLONGED = 45
+_MOST_PROLONGED = 15
 _SECONDS_TO_SEND = 1.0
 _log = logging.getLogger(__name__)
 
