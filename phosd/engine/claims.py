@@ -1,7 +1,8 @@
-"""Which processes a job works on, and whose hooks are being asked for a list.
+"""Which processes a job works on, and which are being asked for a list.
 
-A connection to a hook is a socket of the process, and CRIU can save no socket whose other end stays
-behind. So nobody asks a hook under a job, and a job waits for whoever asks already.
+A connection to a hook, or to the software GPU in a process, is a socket of the process, and CRIU
+can save none whose other end stays behind. So nobody asks a process under a job, and a job waits
+for whoever asks already.
 """
 
 import contextlib
@@ -43,7 +44,7 @@ class Claims:
 
     @contextlib.contextmanager
     def asking(self, pid: int) -> Iterator[bool]:
-        """Whether the hook of a process may be asked inside: no job works on it."""
+        """Whether a process may be asked inside: no job works on it."""
         with self._changed:
             free = pid not in self._claimed
             if free:

@@ -97,8 +97,8 @@ def _foreign_device(path: str) -> bool:
 
 def _of_sockets(descriptors: list[Descriptor], tcp: str) -> Iterator[str]:
     for descriptor, socket, peer in stdio.unix_peers_outside(descriptors):
-        if socket.name.endswith(f"/hook/{descriptor.pid}.sock"):
-            continue  # the hook's, with us or an earlier job; it has none once it is detached
+        if _of_ours(socket, descriptor.pid):
+            continue
         named = peer is not None and peer.name.startswith("/")
         reconnectable = socket.datagram and named
         if descriptor.number not in stdio.STANDARD and not reconnectable:
@@ -116,6 +116,14 @@ def _of_sockets(descriptors: list[Descriptor], tcp: str) -> Iterator[str]:
                         f"descriptor {descriptor.number} of pid {pid} is a connected TCP socket "
                         "(the option tcp=close has it closed in the restored program)"
                     )
+
+
+def _of_ours(socket: sockets.UnixSocket, pid: int) -> bool:
+    """Whether it is the hook's or the software GPU's, with us or an earlier job. The hook has none
+    once it is detached; the software GPU has one for as long as somebody asks it for something,
+    which nobody does in the stop.
+    """
+    return socket.name.endswith(f"/hook/{pid}.sock") or socket.name == f"@phos-softgpu-{pid}"
 
 
 def _of_mappings(mappings: Iterable[Mapping]) -> Iterator[str]:

@@ -55,6 +55,7 @@ class Node:
         hooks.chmod(0o1777)  # every user's programs put their sockets there
         self._movers: dict[int, Mover] = {}
         self._claims = Claims()
+        self._listed: dict[int, GpuProcess] = {}
         self._kept: dict[Identity, Holdings] = {}
         self._lock = threading.Lock()
         self._criu: Criu | None = None
@@ -107,7 +108,11 @@ class Node:
         self._close_kept(lambda _: False)
         with self._lock:
             movers = {mover.pid for mover in self._movers.values()}
-        return process.list_processes(self.config.runtime_dir, self._claims.asking, without=movers)
+        found = process.list_processes(
+            self.config.runtime_dir, self._claims.asking, movers, self._listed
+        )
+        self._listed = {known.pid: known for known in found}
+        return found
 
     def claim(self, pids: Iterable[int]) -> AbstractContextManager[None]:
         """No other job of this node works on these processes inside. Raises :class:`Busy`."""

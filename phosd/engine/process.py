@@ -1,10 +1,11 @@
 """GPU processes of this node: finding them, and what can be done with each."""
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from phosd.engine import cuda, driver, procfs
 from phosd.engine.errors import Internal, NoSuchProcess, PhosError, Unsupported
@@ -136,11 +137,12 @@ def list_processes(
     runtime_dir: Path,
     asking: Callable[[int], AbstractContextManager[bool]],
     without: Collection[int] = (),
+    known: Mapping[int, GpuProcess] = MappingProxyType({}),
 ) -> list[GpuProcess]:
     """Every GPU process of the node that this process may look at, in order of pid.
 
-    ``asking`` tells for each whether its hook may be asked: not while a job works on it. Those in
-    ``without`` are left out.
+    ``asking`` tells for each whether it may be asked: not while a job works on it. Then it is as
+    the list before this one, ``known``, had it. Those in ``without`` are left out.
     """
     found = []
     for pid in sorted(procfs.pids()):
@@ -148,12 +150,23 @@ def list_processes(
             continue
         try:
             with asking(pid) as free:
-                described = describe(pid, runtime_dir, ask_hook=free)
+                described = None if free else _as_before(pid, known)
+                described = described or describe(pid, runtime_dir, ask_hook=free)
         except (NoSuchProcess, FileNotFoundError, ProcessLookupError):
             continue  # ended while we looked
         if described is not None:
             found.append(described)
     return found
+
+
+def _as_before(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
+    """What was known of a process that a job works on. Even the driver is not asked: the software
+    one's answer comes through a socket of the process, which would look like one of the program.
+    """
+    found, stat = known.get(pid), procfs.stat(pid)
+    if found is None or stat is None or stat.start_time != found.start_time:
+        return None
+    return replace(found, reason="a job works on it")
 
 
 def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProcess | None:

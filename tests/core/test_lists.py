@@ -1,14 +1,16 @@
 """Lists of processes beside checkpoints: neither is in the other's way."""
 
+import dataclasses
+import socket
 import threading
 import time
 
 import pytest
 
+from phosd.engine import sockets
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.claims import Claims
 from phosd.engine.errors import Busy
-from phosd.engine.hooklink import HookLink
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
 from tests.core.conftest import Starter
@@ -46,9 +48,19 @@ def test_a_job_waits_for_whoever_asks_and_nobody_asks_under_it() -> None:
         assert not under
 
 
-def test_a_hook_that_is_being_asked_is_no_connection_of_the_program(
+def control_socket(pid: int) -> str:
+    """The abstract name under which the software GPU in a process listens."""
+    return next(
+        found.name
+        for found in sockets.unix_sockets().values()
+        if found.listening and found.name == f"@phos-softgpu-{pid}"
+    )
+
+
+def test_a_process_that_is_being_asked_is_saved_when_that_is_over(
     node: Node, start: Starter
 ) -> None:
+    """As the program of another user would be for a root that lists processes."""
     assert node.criu  # found, and tried, which takes a while
     target = start("single")
     target.wait_for_steps(2)
@@ -57,10 +69,10 @@ def test_a_hook_that_is_being_asked_is_no_connection_of_the_program(
     def ask() -> None:
         with (
             node._claims.asking(target.pid) as free,
-            HookLink(target.pid, node.config.runtime_dir, 10.0) as link,
+            socket.socket(socket.AF_UNIX) as control,
         ):
             assert free
-            link.hello()
+            control.connect("\0" + control_socket(target.pid)[1:])
             asked.set()
             time.sleep(1.0)  # a busy machine takes its time between two steps of a list
 
@@ -70,4 +82,13 @@ def test_a_hook_that_is_being_asked_is_no_connection_of_the_program(
     checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress())
     asking.join()
     target.more_steps(2)
-    assert [p.pid for p in node.processes() if p.pid == target.pid] == [target.pid]
+
+
+def test_a_process_under_a_job_is_listed_as_it_was(node: Node, start: Starter) -> None:
+    target = start("single")
+    target.wait_for_steps(2)
+    (before,) = [p for p in node.processes() if p.pid == target.pid]
+    assert before.device_bytes > 0
+    with node.claim([target.pid]):
+        (now,) = [p for p in node.processes() if p.pid == target.pid]
+    assert now == dataclasses.replace(before, reason="a job works on it")
