@@ -1,11 +1,13 @@
 """What an engine does first: settle the jobs that an earlier one did not end, and clear up."""
 
 import contextlib
+import logging
 import os
 import signal
 import stat
 import time
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 
 from phosd.engine import criu, driver, procfs
@@ -17,6 +19,7 @@ from phosd.engine.image.manifest import Process as Restored
 from phosd.engine.node import Node
 from phosd.engine.recovery import Account, free, left_parked
 
+_log = logging.getLogger(__name__)
 _END_SECONDS = 10.0
 _WAKE_SECONDS = 5.0
 _AGAIN = "start the job again"
@@ -37,9 +40,15 @@ def settle(node: Node, unfinished: Collection[Unfinished]) -> dict[int, str]:
     }
     account = free(touched | left_parked(node.config.runtime_dir), node.config.runtime_dir)
     said = {job.job: _text(node, job, account) for job in unfinished}
-    sweep_hooks(node.config.runtime_dir / "hook")
-    node.sweep_staging()
-    node.store.sweep()
+    for what, clear in (
+        ("sockets of hooks", partial(sweep_hooks, node.config.runtime_dir / "hook")),
+        ("files in memory", node.sweep_staging),
+        ("images", node.store.sweep),
+    ):
+        try:
+            clear()
+        except (PhosError, OSError) as error:  # it is only in the way; the processes run
+            _log.error("%s that earlier jobs left could not be removed: %s", what, error)
     return said
 
 

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.digest import DigestKey, digest_buffer
-from phosd.engine.errors import Internal, NotAuthorized
+from phosd.engine.errors import Internal, NotAuthorized, PhosError
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.image.packs import RECORD
 from phosd.engine.mover import Mover, Process, wire
-from phosd.engine.mover.place import connect, path_of
+from phosd.engine.mover import visit as visit_module
+from phosd.engine.mover.place import connect, folder_of, path_of
 from phosd.engine.mover.visit import Visit, visits
 from phosd.engine.native import python_environment
 from phosd.engine.procfs import identity
@@ -268,3 +269,15 @@ def test_garbage_and_silence_do_not_disturb_the_engine(place: Path, garbage: byt
         began = time.monotonic()
         assert mover.free_memory()[1] > 0
         assert time.monotonic() - began < 5
+
+
+def test_one_that_does_not_answer_is_told_of(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it keeps is not known, which is not the same as nothing."""
+    monkeypatch.setattr(visit_module, "_PATIENCE", 0.2)
+    folder_of(place)
+    silent: list[PhosError] = []
+    with socket.socket(socket.AF_UNIX) as hung:
+        hung.bind(str(path_of(place, 0)))
+        hung.listen()
+        assert visits(place, silent) == []
+    assert len(silent) == 1 and "says nothing" in str(silent[0])

@@ -61,12 +61,23 @@ class Life:
         poller.register(self._wake, select.POLLIN)
         while self._status is None:
             if any(fd == listener.fileno() for fd, _ in poller.poll(_LOOK_SECONDS * 1000)):
-                end, _ = listener.accept()
-                client = threading.Thread(target=self._serve, args=(end,), daemon=True)
-                client.start()
-                self._clients.append(client)
-            self._look()
+                self._admit(listener)
+            try:
+                self._look()
+            except PhosError as error:  # what is parked must not be lost for that
+                _log.error("the GPU does not answer: %s", error)
         return self._status
+
+    def _admit(self, listener: socket.socket) -> None:
+        try:
+            end, _ = listener.accept()
+        except OSError as error:  # no descriptor is left: later perhaps
+            _log.error("nobody can be admitted: %s", error)
+            time.sleep(_LOOK_SECONDS)
+            return
+        client = threading.Thread(target=self._serve, args=(end,), daemon=True)
+        client.start()
+        self._clients.append(client)
 
     def _look(self) -> None:
         if self._ready is not None:
@@ -169,7 +180,12 @@ class Life:
             self._end(1)
             return
         gpu.attach()
-        parked.end_session()
+        try:
+            parked.end_session()
+        except PhosError as error:
+            _log.error("what the engine had cannot be dropped: %s", error)
+            if parked.empty:
+                self._end(1)
         if servers[1].leaving and parked.empty:
             self._end(0)
 

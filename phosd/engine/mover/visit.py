@@ -1,18 +1,20 @@
 """A visit to a mover whose engine is gone, or busy with other things: what it keeps parked."""
 
 import itertools
+import logging
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from phosd.engine.errors import Internal, Timeout
+from phosd.engine.errors import Internal, PhosError, Timeout
 from phosd.engine.mover import wire
 from phosd.engine.mover.parked import Process
 from phosd.engine.mover.place import connect, sockets
 
 _PATIENCE = 30.0
+_log = logging.getLogger(__name__)
 _R = TypeVar("_R", bound=wire.Message)
 
 
@@ -79,8 +81,11 @@ class Visit:
         return answer, descriptors
 
 
-def visits(runtime_dir: Path) -> list[Visit]:
-    """A visit to each mover that runs in ``runtime_dir``, to be closed."""
+def visits(runtime_dir: Path, silent: "list[PhosError] | None" = None) -> list[Visit]:
+    """A visit to each mover that runs in ``runtime_dir``, to be closed.
+
+    One that does not answer is noted in ``silent``, and what it keeps is not known.
+    """
     found = []
     for path in sockets(runtime_dir):
         connection = connect(path)
@@ -90,4 +95,9 @@ def visits(runtime_dir: Path) -> list[Visit]:
             found.append(Visit(path, connection))
         except wire.PeerGone:
             connection.close()  # it ended just now, which one that keeps something does not
+        except PhosError as error:
+            connection.close()
+            _log.error("%s", error)
+            if silent is not None:
+                silent.append(error)
     return found
