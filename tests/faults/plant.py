@@ -129,6 +129,15 @@ class Plant:
         rows = json.loads(busctl(self.bus, "--json=short", *words))["data"][0]
         return [{key: value["data"] for key, value in row.items()} for row in rows]
 
+    def last(self) -> dict[str, Any]:
+        """The last job, when its end has been recorded: another thread writes that down."""
+
+        def ended() -> dict[str, Any] | None:
+            job = self.history()[0]
+            return None if job["state"] in ("running", "queued") else job
+
+        return wait_until(ended, "the end of the last job in the history", _PATIENCE)
+
     def images(self) -> list[str]:
         """The images that can be seen, oldest first."""
         rows = json.loads(

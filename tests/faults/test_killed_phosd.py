@@ -50,7 +50,7 @@ def test_the_program_lives_on(
         assert plant.end_of(plant.checkpoint(target.pid, mode)) == DIED, point
         plant.start()
         computes_right(target, undisturbed)
-        job = plant.history()[0]
+        job = plant.last()
         assert (job["state"], job["operation"]) == ("interrupted", "checkpoint"), point
         assert "phosd ended while the job ran; " in job["message"]
         assert not partial(plant.place) and not leftovers(plant.place)
@@ -87,7 +87,7 @@ def test_what_was_being_restored_does_not_stay_behind(
         plant.start(f"{point}:1:kill")
         assert plant.end_of(plant.begin("Restore", "sa{sv}", image, 0)) == DIED, point
         plant.start()
-        job = plant.history()[0]
+        job = plant.last()
         assert (job["state"], job["operation"]) == ("interrupted", "restore"), point
         assert "restored" in job["message"], job["message"]
         if point == "restore-open" or (mode, point) == ("driver", "restore-map"):
@@ -98,7 +98,7 @@ def test_what_was_being_restored_does_not_stay_behind(
         assert not leftovers(plant.place)
     assert plant.verify(image) == "done"
     mark = target.position()
-    assert plant.end_of(plant.begin("Restore", "sa{sv}", image, 0)) == "done", plant.history()[0]
+    assert plant.end_of(plant.begin("Restore", "sa{sv}", image, 0)) == "done", plant.last()
     check(target.wait_for_steps(AFTER, since=mark), original, undisturbed(program))
     plant.stop()
 

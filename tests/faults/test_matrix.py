@@ -76,7 +76,7 @@ class Case:
         assert not hidden & seen, points
         # What is left of a deleted image the next phosd removes.
         assert not hidden or {*points} <= {*DELETE}, points
-        last = self.plant.history()[0]
+        last = self.plant.last()
         assert last["state"] in ("done", "failed", "interrupted"), (points, last)
         assert last["state"] == "done" or last["message"], points
         table.update({(point, self.kind): outcome for point in points})
@@ -115,14 +115,14 @@ def test_a_step_fails(case: Case) -> None:
             outcome = job()
             met = fired(plant, before)
             if met == [] or outcome == "done":
-                assert outcome == "done", (met, plant.history()[0])
+                assert outcome == "done", (met, plant.last())
             runs = job != case.restore or outcome == "done"
             case.require_well(met, outcome, runs=runs)
             left -= {*met}
             if not met:
                 break
         assert not left, f"no {case.kind} at {left}"
-    assert case.save() == "done", plant.history()[0]
+    assert case.save() == "done", plant.last()
     case.require_images_whole()
 
 
@@ -145,12 +145,12 @@ def test_a_process_ends(points: Sequence[Point], case: Case) -> None:
         assert not leftovers(plant.place), point
         if point in RESTORE:
             restored = [pid for pid in case.target.pids if alive(pid)]
-            assert not restored or plant.history()[0]["message"].count("runs")
-            assert case.restore() == "done", (point, plant.history()[0])
+            assert not restored or plant.last()["message"].count("runs")
+            assert case.restore() == "done", (point, plant.last())
         elif point in DELETE:
             case.require_images_whole()
         case.require_well([point], outcome)
-        assert case.save() == "done", (point, plant.history()[0])
+        assert case.save() == "done", (point, plant.last())
         assert plant.verify(plant.images()[-1]) == "done", point
     case.require_images_whole()
 
@@ -175,7 +175,7 @@ def meet(case: Case, point: Point) -> str:
     outcome = plant.end_of(job)
     if point.startswith("mover-"):
         assert outcome == "failed"
-        assert "data mover" in str(plant.history()[0]["message"])
+        assert "data mover" in str(plant.last()["message"])
     else:
         assert outcome == DIED
     return outcome
