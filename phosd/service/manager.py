@@ -26,6 +26,7 @@ from phosd.engine.journal import Entry, Journal
 from phosd.engine.procfs import boot_id
 from phosd.engine.progress import Progress
 from phosd.service.checkpoints import Checkpoints, require_possible
+from phosd.service.clock import age_clock
 from phosd.service.config import Config
 from phosd.service.history import History
 from phosd.service.identity import Identity, identify
@@ -111,10 +112,16 @@ class Manager:
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="reader")
 
     async def settle(self) -> None:
-        """Before anybody is served: settle what an earlier phosd did not end."""
+        """Before anybody is served: settle what an earlier phosd did not end. What cannot be
+        settled stays in the journal for the next start; the other processes are served.
+        """
         entries = self._journal.unfinished()
         here = [Unfinished(e.job, e.concern) for e in entries if e.boot_id == boot_id()]
-        said = await asyncio.to_thread(self._engine.settle, here)
+        try:
+            said = await asyncio.to_thread(self._engine.settle, here)
+        except (PhosError, OSError) as error:
+            _log.error("what an earlier phosd left is not settled: %s; see `phos doctor`", error)
+            return
         for entry in entries:
             done = said.get(entry.job, "the machine was started anew, so its processes are gone")
             _log.warning("job %d was interrupted: %s", entry.job, done)
@@ -166,7 +173,7 @@ class Manager:
         self.jobs.set_limits(self.config.job_limits)
         self._engine.limit(self.config.disk_limits)
         self._in_background(self._delete_old())
-        self._history.prune(time.time() - self.config.retention_days * _DAY)
+        self._history.prune(age_clock() - self.config.retention_days * _DAY)
         return fixed
 
     # The methods of Manager1. Each gets the caller, the object (this one), then its arguments.
@@ -465,7 +472,7 @@ class Manager:
 
     async def _prune(self) -> None:
         while True:
-            self._history.prune(time.time() - self.config.retention_days * _DAY)
+            self._history.prune(age_clock() - self.config.retention_days * _DAY)
             await self._delete_old()
             await self._compact()
             await asyncio.sleep(_DAY)
