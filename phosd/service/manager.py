@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -80,6 +80,7 @@ class Manager:
         self._engine = engine
         self._history = history
         self._renewals = 0
+        self._damaged: Mapping[str, PhosError] = {}
         self._journal = Journal(config.runtime_dir / "journal")
         self._rights = Rights(connection)
         self._tree = ObjectTree(connection, self._rights.inspects)
@@ -430,6 +431,7 @@ class Manager:
         try:
             if job.task.operation != "restore":
                 await self.inventory.refresh_images()
+                await self._look_for_damage()
         finally:
             self._tree.signal(ROOT, "JobRemoved", job_path(job), str(job.state))
         if job.task.operation == "checkpoint":
@@ -445,7 +447,8 @@ class Manager:
     @property
     def troubles(self) -> list[str]:
         """What is wrong with the node and does not stop jobs."""
-        return [self._history.trouble] if self._history.trouble else []
+        history = [self._history.trouble] if self._history.trouble else []
+        return [*history, *map(str, self._damaged.values())]
 
     def _history_changed(self) -> None:
         """It is in trouble, or no longer, or had to be begun anew."""
@@ -469,6 +472,18 @@ class Manager:
     async def _reconcile(self) -> None:
         """Have the history know the images that there are."""
         self._history.reconcile(await asyncio.to_thread(self._engine.images))
+        await self._look_for_damage()
+
+    async def _look_for_damage(self) -> None:
+        """Tell of images that are in no list, since nobody can read them."""
+        found = await asyncio.to_thread(self._engine.damaged)
+        for image in found.keys() - self._damaged.keys():
+            _log.warning("%s", found[image])
+            self._history.event("image-unreadable", image, str(found[image]))
+        changed = found.keys() != self._damaged.keys()
+        self._damaged = found
+        if changed:
+            self._tree.changed(ROOT)
 
     async def _prune(self) -> None:
         while True:

@@ -1,11 +1,12 @@
 """The engine of this node, as the daemon uses it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from phosd.engine.aftermath import settle
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.concern import Unfinished
+from phosd.engine.errors import PhosError
 from phosd.engine.experience import Experience
 from phosd.engine.gate import DEADLINE
 from phosd.engine.gpus import GpuInfo, list_gpus
@@ -78,6 +79,9 @@ class NodeEngine:
 
     def images(self) -> list[Manifest]:
         return self._node.store.list()
+
+    def damaged(self) -> Mapping[str, PhosError]:
+        return self._node.store.damaged()
 
     def image(self, image: str) -> Manifest:
         return self._node.store.get(image)

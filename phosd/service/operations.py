@@ -1,12 +1,12 @@
 """What the daemon asks of the engine, and the options that callers may give."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from phosd.engine.concern import Unfinished
-from phosd.engine.errors import InvalidOption
+from phosd.engine.errors import InvalidOption, PhosError
 from phosd.engine.experience import Experience
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import Manifest
@@ -51,6 +51,9 @@ class Engine(Protocol):
 
     def images(self) -> list[Manifest]:
         """All published images, oldest first."""
+
+    def damaged(self) -> Mapping[str, PhosError]:
+        """The images that are left out of :meth:`images`, and why each cannot be read."""
 
     def image(self, image: str) -> Manifest:
         """One image. Raises ``NoSuchImage``."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from phosd.engine.concern import Unfinished
-from phosd.engine.errors import NoSuchImage
+from phosd.engine.errors import NoSuchImage, PhosError
 from phosd.engine.experience import Experience
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import (
@@ -105,6 +105,7 @@ class FakeEngine:
     made: int = 0
     why: str = ""
     limits: DiskLimits = UNLIMITED
+    unreadable: dict[str, PhosError] = field(default_factory=dict)
 
     def settle(self, unfinished: Sequence[Unfinished]) -> dict[int, str]:
         return {job.job: "its processes run" for job in unfinished}
@@ -149,6 +150,9 @@ class FakeEngine:
 
     def images(self) -> list[Manifest]:
         return list(self.stored.values())
+
+    def damaged(self) -> dict[str, PhosError]:
+        return self.unreadable
 
     def image(self, image: str) -> Manifest:
         if image not in self.stored:
