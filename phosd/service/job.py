@@ -92,6 +92,17 @@ class Job:
     outcome: Outcome = Outcome()
     error: PhosError | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    _since: float = field(default_factory=time.monotonic)
+
+    def begin(self) -> None:
+        """It runs from now on."""
+        self.state, self.started, self.position = JobState.RUNNING, time.time(), 0
+        self._since = time.monotonic()
+
+    def end(self, state: JobState) -> None:
+        """It has ended; ``ended`` is as much later as it took, however the clock was set."""
+        self.state, self.position = state, 0
+        self.ended = self.started + time.monotonic() - self._since
 
     @property
     def drained(self) -> Drained:

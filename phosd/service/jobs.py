@@ -177,7 +177,7 @@ class JobTable:
         if not job.task.short:
             self._require_slot(job.task.gpus, reserved)
         prepare(job)
-        job.state, job.started, job.position = JobState.RUNNING, time.time(), 0
+        job.begin()
         self._claims |= dict.fromkeys(job.task.claims, job)
 
     def _require_slot(self, gpus: frozenset[int], reserved: frozenset[int]) -> None:
@@ -303,11 +303,10 @@ class JobTable:
         """The job has ended, well or with an error."""
         job.error = error
         if error is None:
-            job.state = JobState.DONE
+            job.end(JobState.DONE)
         else:
             cancelled = isinstance(error, Cancelled)
-            job.state = JobState.CANCELLED if cancelled else JobState.FAILED
-        job.ended, job.position = time.time(), 0
+            job.end(JobState.CANCELLED if cancelled else JobState.FAILED)
         self._ended += 1
         job.progress.finish()
         logs.ended(job)

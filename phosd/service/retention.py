@@ -1,7 +1,6 @@
 """Which images go by themselves, why, and which never do."""
 
 import logging
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
@@ -9,6 +8,7 @@ from phosd.engine import procfs
 from phosd.engine.errors import PhosError
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.usage import Usage
+from phosd.service.clock import age_clock
 from phosd.service.history import History
 from phosd.service.limits import UserLimits, limits_of
 from phosd.service.operations import Engine
@@ -81,7 +81,7 @@ class Retention:
         """
         if not any(rule.delete for rule in rules):
             return 0
-        images = sorted(self._engine.images(), key=lambda image: (_created(image), image.id))
+        images = sorted(self._engine.images(), key=lambda image: image.id)
         verified = self._history.verified()
         damaged = {image for image, (_, whole) in verified.items() if not whole}
         deleted = 0
@@ -93,7 +93,7 @@ class Retention:
             if not limits.delete:
                 continue
             kept = set(in_use) | (last_good(theirs, damaged) if limits.keep_last else set())
-            deleted += self._delete(due(theirs, limits, kept, damaged, time.time()))
+            deleted += self._delete(due(theirs, limits, kept, damaged, age_clock()))
         return deleted
 
     def _delete(self, reasons: Mapping[str, str]) -> int:

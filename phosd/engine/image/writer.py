@@ -1,10 +1,13 @@
 """Writing one image: packs first, then CRIU's files, then the manifest that makes it visible."""
 
+import calendar
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +29,25 @@ if TYPE_CHECKING:
     from phosd.engine.image.store import Store
 
 _SYNC_THREADS = 8
+_STAMP = "%Y%m%dT%H%M%S"
+_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{4}")
+
+
+def next_id(others: Iterable[str], now: float) -> str:
+    """An id that sorts behind the ``others``, even when the clock has been set back since.
+
+    It is the time ``now`` (seconds since the epoch) and four hex digits, or what follows the last.
+    """
+    first = f"{time.strftime(_STAMP, time.gmtime(now))}-{secrets.randbelow(1 << 12):04x}"
+    last = max((name for name in others if _ID.fullmatch(name)), default="")
+    if first > last:
+        return first
+    moment, _, count = last.partition("-")
+    following = int(count, 16) + 1
+    if following < 1 << 16:
+        return f"{moment}-{following:04x}"
+    later = calendar.timegm(time.strptime(moment, _STAMP)) + 1
+    return f"{time.strftime(_STAMP, time.gmtime(later))}-0000"
 
 
 @dataclass(frozen=True)
@@ -53,8 +75,7 @@ class ImageWriter:
         self.stored: dict[str, ChunkRef] = {}
         """The chunks that the image has, by digest in hex: each is stored once."""
         while True:
-            moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-            self.id = f"{moment}-{secrets.token_hex(2)}"
+            self.id = next_id((path.name for path in store.images.iterdir()), time.time())
             self.folder = store.images / self.id
             try:
                 self.folder.mkdir(mode=0o700)
