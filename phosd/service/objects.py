@@ -37,8 +37,8 @@ Inspects = Callable[[Caller], Awaitable[bool]]
 class Published:
     """One object on the bus: ``target`` is what its interface talks about.
 
-    Only its owner and administrators read it, everybody when it has none. ``told`` is what a signal
-    told last.
+    Only its owner and administrators read it. When it has none everybody does, but for what is
+    private. ``told`` is what a signal told last.
     """
 
     interface: Interface
@@ -151,7 +151,8 @@ class ObjectTree:
             )
         await self._require_open(call.path, published, caller)
         if call.member == "GetAll":
-            return [published.values()]
+            hides = published.owner is None and any(p.private for p in interface.properties)
+            return [published.values(private=not hides or await self._inspects(caller))]
         name = call.args[1]
         found = next((p for p in interface.properties if p.name == name), None)
         if found is None:
@@ -162,6 +163,8 @@ class ObjectTree:
             raise CallError(
                 f"{_ERROR}.PropertyReadOnly", f"{name} cannot be set; all properties are read-only"
             )
+        if found.private and published.owner is None and not await self._inspects(caller):
+            raise NotAuthorized(f"{name} is for administrators", hint="ask as root")
         return [Variant(found.signature, found.read(published.target))]
 
     async def _require_open(self, path: str, published: Published, caller: Caller) -> None:

@@ -141,6 +141,17 @@ def test_what_belongs_to_others_is_not_listed_read_or_named(service: Service) ->
     assert "password" in service.get(PROCESS, "Process1", "CommandLine", uid=1)
 
 
+def test_troubles_are_for_administrators(service: Service) -> None:
+    assert service.get(ROOT, "Manager1", "Troubles") == "0"
+    with pytest.raises(RuntimeError, match="Troubles is for administrators"):
+        service.get(ROOT, "Manager1", "Troubles", uid=STRANGER)
+    everything = ("call", "org.phos", ROOT, PROPERTIES, "GetAll", "s", MANAGER)
+    assert "Troubles" in busctl(service.address, *everything)
+    seen = busctl(service.address, *everything, uid=STRANGER)
+    assert "Version" in seen
+    assert "Troubles" not in seen
+
+
 def test_comings_and_goings_are_announced_without_private_things(service: Service) -> None:
     heard: list[Signal] = []
 
