@@ -9,11 +9,11 @@ import pytest
 
 from phosd.engine.errors import Internal
 from phosd.engine.mover import wire
+from phosd.engine.mover.connection import Connection, PeerGone
 from phosd.engine.mover.gpu import Gpu
 from phosd.engine.mover.parked import Parked
 from phosd.engine.mover.ring import Ring
 from phosd.engine.mover.server import Server
-from phosd.engine.mover.wire import Connection, PeerGone
 
 
 class BrokenGpu:

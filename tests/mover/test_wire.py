@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from phosd.engine.errors import Internal, PhosError, Timeout
 from phosd.engine.image.manifest import ChunkRef
-from phosd.engine.mover import wire
-from phosd.engine.mover.wire import Connection, PeerGone
+from phosd.engine.mover import connection, wire
+from phosd.engine.mover.connection import Connection, PeerGone
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_frame_cut_anywhere_is_an_error() -> None:
 def test_a_frame_that_stops_is_a_timeout(
     ends: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "_PART_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "_PART_SECONDS", 0.05)
     os.write(ends[0].fileno(), b"\x20\0\0\0\0\0\0\0\1\0\0\0abc")
     with pytest.raises(Timeout, match="stopped in its middle"):
         ends[1].receive(5)

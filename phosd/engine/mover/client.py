@@ -18,6 +18,7 @@ from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.image.store import Image, ImageWriter
 from phosd.engine.image.writer import Pack
 from phosd.engine.mover import wire
+from phosd.engine.mover.connection import Connection
 from phosd.engine.mover.line import Line
 from phosd.engine.mover.parked import Process
 from phosd.engine.mover.place import connect, folder_of, path_of
@@ -112,7 +113,7 @@ class Mover:
     def _attach(
         cls,
         gpu: int,
-        connection: wire.Connection,
+        connection: Connection,
         child: "subprocess.Popen[bytes] | None",
         key: DigestKey,
     ) -> Self | None:
@@ -123,7 +124,7 @@ class Mover:
             connection.close()
             return None
         end, theirs = socket.socketpair()
-        line, aside = (Line(gpu, process, each) for each in (connection, wire.Connection(end)))
+        line, aside = (Line(gpu, process, each) for each in (connection, Connection(end)))
         mover = cls(gpu, process, line, aside)
         try:
             with theirs:

@@ -19,6 +19,7 @@ from pathlib import Path
 from phosd.engine.digest import DigestKey
 from phosd.engine.errors import Busy, PhosError
 from phosd.engine.mover import wire
+from phosd.engine.mover.connection import Connection
 from phosd.engine.mover.gpu import Gpu
 from phosd.engine.mover.parked import Parked
 from phosd.engine.mover.place import listening
@@ -96,7 +97,7 @@ class Life:
         os.eventfd_write(self._wake, 1)
 
     def _serve(self, end: socket.socket) -> None:
-        connection = wire.Connection(end)
+        connection = Connection(end)
         try:
             if connection.peer()[1] not in (0, os.geteuid()):
                 return  # the folder is closed to others; so is this door
@@ -105,7 +106,7 @@ class Life:
                 case (_, wire.Attach(key=b""), []):
                     self._serve_visitor(connection)
                 case (_, wire.Attach(key=key), [aside]):
-                    second = wire.Connection(socket.socket(fileno=aside))
+                    second = Connection(socket.socket(fileno=aside))
                     self._serve_engine(connection, second, key)
                 case (_, _, descriptors):
                     close_all(descriptors)
@@ -114,7 +115,7 @@ class Life:
         finally:
             connection.close()
 
-    def _serve_visitor(self, connection: wire.Connection) -> None:
+    def _serve_visitor(self, connection: Connection) -> None:
         connection.send(0, wire.Done())
         if self._ready is not None:
             self._ready[0].attach()
@@ -129,9 +130,7 @@ class Life:
                 answer = wire.Failed(error.code, error.what, error.hint), []
             connection.send(sequence, *answer)
 
-    def _serve_engine(
-        self, connection: wire.Connection, aside: wire.Connection, key: bytes
-    ) -> None:
+    def _serve_engine(self, connection: Connection, aside: Connection, key: bytes) -> None:
         if not self._turn.acquire(timeout=_TURN_SECONDS):
             what = f"the data mover of GPU {self._ordinal} works for another phosd"
             connection.send(0, wire.Failed("Busy", what, "end that one first"))
@@ -158,8 +157,8 @@ class Life:
 
     def _work(
         self,
-        connection: wire.Connection,
-        aside: wire.Connection,
+        connection: Connection,
+        aside: Connection,
         gpu: Gpu,
         ring: Ring,
         parked: Parked,

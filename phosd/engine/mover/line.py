@@ -8,6 +8,7 @@ from typing import TypeVar
 from phosd.engine import errors
 from phosd.engine.errors import Cancelled, Internal, PhosError, Timeout
 from phosd.engine.mover import wire
+from phosd.engine.mover.connection import Connection, PeerGone
 from phosd.engine.mover.process import MoverProcess
 from phosd.engine.progress import Progress
 
@@ -26,7 +27,7 @@ class Line:
     :class:`Internal`.
     """
 
-    def __init__(self, gpu: int, process: MoverProcess, connection: wire.Connection) -> None:
+    def __init__(self, gpu: int, process: MoverProcess, connection: Connection) -> None:
         self.broken = False
         self._gpu = gpu
         self._process = process
@@ -62,7 +63,7 @@ class Line:
         """Send a message that belongs to the last request."""
         try:
             self._connection.send(self._sequence, message, descriptors)
-        except wire.PeerGone:
+        except PeerGone:
             self.broken = True
             raise self._death() from None
 
@@ -79,7 +80,7 @@ class Line:
         while True:
             try:
                 received = self._connection.receive(_POLL_SECONDS)
-            except (wire.PeerGone, Timeout):
+            except (PeerGone, Timeout):
                 self.broken = True
                 raise self._death() from None
             if received is not None and received[0] == self._sequence:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from phosd.engine.errors import Busy
 from phosd.engine.image.files import require_private
-from phosd.engine.mover import wire
+from phosd.engine.mover.connection import Connection
 
 
 def folder_of(runtime_dir: Path) -> Path:
@@ -57,7 +57,7 @@ def listening(runtime_dir: Path, gpu: int) -> Iterator[socket.socket]:
         os.close(lock)
 
 
-def connect(path: Path) -> wire.Connection | None:
+def connect(path: Path) -> Connection | None:
     """A connection to the mover that listens there; None when none does."""
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -68,4 +68,4 @@ def connect(path: Path) -> wire.Connection | None:
     except BaseException:
         end.close()
         raise
-    return wire.Connection(end)
+    return Connection(end)

@@ -7,6 +7,7 @@ import threading
 from phosd.engine.errors import Internal, PhosError
 from phosd.engine.faults import Point, point
 from phosd.engine.mover import wire
+from phosd.engine.mover.connection import Connection, PeerGone
 from phosd.engine.mover.copying import copy
 from phosd.engine.mover.draining import drain
 from phosd.engine.mover.gpu import Gpu
@@ -23,7 +24,7 @@ _log = logging.getLogger(__name__)
 class Server:
     """Carries out requests until the engine closes the connection."""
 
-    def __init__(self, connection: wire.Connection, gpu: Gpu, ring: Ring, parked: Parked) -> None:
+    def __init__(self, connection: Connection, gpu: Gpu, ring: Ring, parked: Parked) -> None:
         self.leaving = False
         """Whether the engine has said that it needs the mover no more."""
         self._connection = connection
@@ -67,7 +68,7 @@ class Server:
                     self._settled.set()
                 else:
                     self._requests.put(received)
-        except wire.PeerGone:
+        except PeerGone:
             _log.debug("the engine is gone")
         finally:
             self._gone = True
@@ -155,7 +156,7 @@ class Server:
         with self._sending:
             try:
                 self._connection.send(self._sequence, message, descriptors)
-            except wire.PeerGone:
+            except PeerGone:
                 self._gone = True
 
 

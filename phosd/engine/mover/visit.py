@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 
 from phosd.engine.errors import Internal, PhosError, Timeout
 from phosd.engine.mover import wire
+from phosd.engine.mover.connection import Connection, PeerGone
 from phosd.engine.mover.parked import Process
 from phosd.engine.mover.place import connect, sockets
 
@@ -21,7 +22,7 @@ _R = TypeVar("_R", bound=wire.Message)
 class Visit:
     """A visitor's connection. It never harms the mover, whatever that does."""
 
-    def __init__(self, path: Path, connection: wire.Connection) -> None:
+    def __init__(self, path: Path, connection: Connection) -> None:
         self._path = path
         self._connection = connection
         self._sequence = itertools.count(1)
@@ -93,7 +94,7 @@ def visits(runtime_dir: Path, silent: "list[PhosError] | None" = None) -> list[V
             continue  # it has ended, or was killed
         try:
             found.append(Visit(path, connection))
-        except wire.PeerGone:
+        except PeerGone:
             connection.close()  # it ended just now, which one that keeps something does not
         except PhosError as error:
             connection.close()
