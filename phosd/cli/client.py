@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -14,6 +15,12 @@ JOB = "org.phos.Job1"
 _PROPERTIES = "org.freedesktop.DBus.Properties"
 _OBJECTS = "org.freedesktop.DBus.ObjectManager"
 
+_DBUS = "org.freedesktop.DBus"
+_NO_BUS = Signal("", "", "", ())
+"""Takes the place of a signal when there will be none any more."""
+_PASSWORD_SECONDS = 330.0
+"""Longer than phosd waits for a password."""
+
 Properties = dict[str, Any]
 
 
@@ -22,7 +29,7 @@ def call(settings: Settings, member: str, signature: str = "", *args: Any) -> li
 
     async def run() -> list[Any]:
         with closing(await Connection.open(settings.bus)) as connection:
-            return await connection.call(ROOT, MANAGER, member, signature, *args)
+            return await _ask(connection, ROOT, MANAGER, member, signature, *args)
 
     return asyncio.run(run())
 
@@ -86,7 +93,9 @@ async def _run_job(
             f"sender='{NAME}',path_namespace='{ROOT}'",
             f"sender='org.freedesktop.DBus',member='NameOwnerChanged',arg0='{NAME}'",
         )
-        (path,) = await connection.call(ROOT, MANAGER, member, signature, *args)
+        closed = asyncio.create_task(connection.closed())
+        closed.add_done_callback(lambda _: news.put_nowait(_NO_BUS))
+        (path,) = await _ask(connection, ROOT, MANAGER, member, signature, *args)
         with _cancelled_by_ctrl_c(connection, path, say):
             job = await _properties(connection, path)
             tell(job)
@@ -97,11 +106,18 @@ async def _run_job(
         return job
 
 
+async def _ask(connection: Connection, *call: Any) -> list[Any]:
+    """A call that may need a right: who sits at a terminal may be asked for a password."""
+    if sys.stdin.isatty():
+        return await connection.call(*call, interactive=True, patience=_PASSWORD_SECONDS)
+    return await connection.call(*call)
+
+
 async def _properties(connection: Connection, path: str) -> Properties:
     try:
         (values,) = await connection.call(path, _PROPERTIES, "GetAll", "s", JOB)
     except CallError as error:
-        if error.name.endswith((".NoReply", ".ServiceUnknown")):
+        if error.name.endswith((".NoReply", ".ServiceUnknown", ".Disconnected")):
             raise _gone(path) from error
         raise
     return dict(values)
@@ -110,7 +126,14 @@ async def _properties(connection: Connection, path: str) -> Properties:
 async def _until_news_of(path: str, news: "asyncio.Queue[Signal]") -> None:
     while True:
         heard = await news.get()
-        if heard.member == "NameOwnerChanged" and heard.args[0] == NAME:
+        if heard is _NO_BUS:
+            raise CommandError(
+                "NoDaemon",
+                f"the bus went away during {path}; phosd goes on with it, and `phos jobs` tells "
+                "how it is when the bus is back",
+            )
+        owner_changed = (heard.sender, heard.member) == (_DBUS, "NameOwnerChanged")
+        if owner_changed and heard.args[0] == NAME:
             raise _gone(path)
         if heard.path == path or (heard.member == "JobRemoved" and heard.args[0] == path):
             return

@@ -174,3 +174,21 @@ def test_the_real_daemon_fails_when_the_bus_stays_away(bus: RestartableBus, tmp_
         finally:
             if phosd.poll() is None:
                 phosd.send_signal(signal.SIGKILL)
+
+
+def test_phos_does_not_wait_for_a_bus_that_is_gone(bus: RestartableBus, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with daemon(bus, tmp_path, FakeEngine(), patience=1.0):
+            phos = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "phosd.cli.main", "--bus", bus.address),
+                *("checkpoint", str(os.getpid())),
+                stderr=subprocess.PIPE,
+            )
+            await eventually(lambda: "running" in call(bus, "ListJobs"), "the job")
+            await asyncio.sleep(0.5)  # it has its answer and watches
+            bus.kill()
+            _, said = await asyncio.wait_for(phos.communicate(), PATIENCE)
+            assert phos.returncode == 1
+            assert b"bus" in said
+
+    asyncio.run(run())
