@@ -167,7 +167,7 @@ class _Nobody:
     """A manager of which only the interface is asked."""
 
     def __getattr__(self, name: str) -> Any:
-        return _by_the_tree
+        return self if name == "lists" else _by_the_tree
 
 
 def own_interfaces() -> tuple[Interface, ...]:

@@ -4,20 +4,17 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from phosd import __version__
-from phosd.bus import ROOT, Connection, variants
+from phosd.bus import ROOT, Connection
 from phosd.engine.checkpoint import MODES
 from phosd.engine.concern import Concern, Unfinished
 from phosd.engine.errors import (
     ImageCorrupt,
-    NoSuchProcess,
-    NotAuthorized,
     PhosError,
     Unsupported,
 )
@@ -31,18 +28,17 @@ from phosd.service.config import Config
 from phosd.service.history import History
 from phosd.service.identity import Identity, identify
 from phosd.service.interfaces import (
-    created,
     job_interface,
     job_path,
 )
 from phosd.service.inventory import Inventory
 from phosd.service.jobs import Job, JobTable, Listener, Outcome, Task
+from phosd.service.lists import Lists
 from phosd.service.manager_interface import manager_interface
 from phosd.service.objects import ObjectTree
 from phosd.service.operations import (
     CheckpointRequest,
     Engine,
-    HistoryOptions,
     JobOptions,
     Options,
     RestoreRequest,
@@ -61,7 +57,6 @@ _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu
 """Settings that are taken over while phosd runs."""
 _log = logging.getLogger(__name__)
 
-_Thing = TypeVar("_Thing")
 
 if TYPE_CHECKING:
     from phosd.service.metrics import Metrics
@@ -104,13 +99,12 @@ class Manager:
         )
         self._job_interface = job_interface(self._cancel)
         self.inventory = Inventory(config, engine, self._tree, history, self._periodic)
+        self.lists = Lists(self.inventory, self.jobs, history, self._rights)
         self._tree.publish(ROOT, manager_interface(self), self, owner=None)
         self._retention = Retention(engine, history)
         self._deleting = asyncio.Lock()
         self._metrics: Metrics | None = None
         self._background: set[asyncio.Task[None]] = set()
-        # Threads of its own: who asks for much of the past does not delay looks at the present.
-        self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="reader")
 
     async def settle(self) -> None:
         """Before anybody is served: settle what an earlier phosd did not end. What cannot be
@@ -159,7 +153,7 @@ class Manager:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self.inventory.close()
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        self.lists.close()
 
     def reconfigure(self, new: Config) -> list[str]:
         """Take over what can change while phosd runs; the names of what cannot."""
@@ -258,84 +252,6 @@ class Manager:
             hint="checkpoint the process and restore the image instead",
         )
 
-    async def get_process(self, caller: Caller, _: "Manager", pid: int) -> list[Any]:
-        if self.inventory.process(pid) is None:
-            identify(pid)
-            await self.inventory.refresh_processes()
-        path = self.inventory.process(pid)
-        if path is None:
-            raise NoSuchProcess(
-                f"process {pid} uses no GPU", hint="`phos ps` lists the GPU processes"
-            )
-        owner = self.inventory.processes[path].uid
-        if not caller.may_touch(owner) and not await self._rights.inspects(caller):
-            raise NotAuthorized(
-                f"process {pid} belongs to uid {owner}", hint="ask as its owner or as root"
-            )
-        return [path]
-
-    async def list_processes(self, caller: Caller, _: "Manager") -> list[Any]:
-        await self.inventory.refresh_processes()
-        found = sorted(self.inventory.processes.items(), key=lambda item: item[1].pid)
-        return [
-            [
-                [
-                    p.pid,
-                    p.uid,
-                    " ".join(p.command),
-                    p.device_bytes,
-                    p.hook_state,
-                    p.state,
-                    path,
-                ]
-                for path, p in await self._seen(caller, found, lambda item: item[1].uid)
-            ]
-        ]
-
-    async def list_images(self, caller: Caller, _: "Manager") -> list[Any]:
-        await self.inventory.refresh_images()
-        found = sorted(self.inventory.images.items())
-        return [
-            [
-                [
-                    view.manifest.id,
-                    created(view.manifest),
-                    view.manifest.owner,
-                    view.total_bytes,
-                    view.stored_bytes,
-                    view.manifest.mode,
-                    path,
-                ]
-                for path, view in await self._seen(caller, found, lambda i: i[1].manifest.owner)
-            ]
-        ]
-
-    async def list_jobs(self, caller: Caller, _: "Manager") -> list[Any]:
-        return [
-            [
-                [job.number, job.task.operation, job.task.target, str(job.state), job_path(job)]
-                for job in await self._seen(caller, self.jobs, lambda job: job.task.owner)
-            ]
-        ]
-
-    async def list_gpus(self, _caller: Caller, _: "Manager") -> list[Any]:
-        await self.inventory.refresh_gpus()
-        return [
-            [
-                [gpu.ordinal, gpu.uuid, gpu.name, gpu.memory_total, gpu.memory_used or 0, path]
-                for path, gpu in sorted(self.inventory.gpus.items(), key=lambda x: x[1].ordinal)
-            ]
-        ]
-
-    async def list_history(
-        self, caller: Caller, _: "Manager", options: dict[str, Any]
-    ) -> list[Any]:
-        request = parse_options(options, HistoryOptions)
-        owner = None if await self._rights.inspects(caller) else caller.uid
-        loop = asyncio.get_running_loop()
-        rows = await loop.run_in_executor(self._readers, self._history.jobs, request.limit, owner)
-        return [[variants({k: v for k, v in row.items() if v is not None}) for row in rows]]
-
     async def _cancel(self, caller: Caller, job: Job, options: dict[str, Any]) -> list[Any]:
         parse_options(options, Options)
         number = job.number
@@ -363,16 +279,6 @@ class Manager:
             caller, action, manifest.owner, f"image {image}", image=image
         )
         return manifest, acting
-
-    async def _seen(
-        self, caller: Caller, things: Iterable[_Thing], owner: Callable[[_Thing], int]
-    ) -> list[_Thing]:
-        """What the caller may see of these: what is their own, or everything."""
-        found = list(things)
-        own = [thing for thing in found if caller.may_touch(owner(thing))]
-        if len(own) < len(found) and await self._rights.inspects(caller):
-            return found
-        return own
 
     def _image_job(
         self,

@@ -25,12 +25,14 @@ def manager_interface(manager: "Manager") -> Interface:
             ),
             Method("Suspend", (("pid", "u"), _OPTIONS), _JOB, manager.unsupported),
             Method("Resume", (("pid", "u"), _OPTIONS), _JOB, manager.unsupported),
-            Method("GetProcess", (("pid", "u"),), (("process", "o"),), manager.get_process),
-            Method("ListProcesses", (), (("processes", "a(uustsso)"),), manager.list_processes),
-            Method("ListImages", (), (("images", "a(stuttso)"),), manager.list_images),
-            Method("ListJobs", (), (("jobs", "a(ussso)"),), manager.list_jobs),
-            Method("ListGPUs", (), (("gpus", "a(usstto)"),), manager.list_gpus),
-            Method("ListHistory", (_OPTIONS,), (("jobs", "aa{sv}"),), manager.list_history),
+            Method("GetProcess", (("pid", "u"),), (("process", "o"),), manager.lists.get_process),
+            Method(
+                "ListProcesses", (), (("processes", "a(uustsso)"),), manager.lists.list_processes
+            ),
+            Method("ListImages", (), (("images", "a(stuttso)"),), manager.lists.list_images),
+            Method("ListJobs", (), (("jobs", "a(ussso)"),), manager.lists.list_jobs),
+            Method("ListGPUs", (), (("gpus", "a(usstto)"),), manager.lists.list_gpus),
+            Method("ListHistory", (_OPTIONS,), (("jobs", "aa{sv}"),), manager.lists.list_history),
         ),
         (
             Property("Version", "s", lambda m: m.version, constant=True),

@@ -1,0 +1,123 @@
+"""What ``org.phos.Manager1`` lists: to everybody their own, to administrators everything."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from phosd.bus import variants
+from phosd.engine.errors import NoSuchProcess, NotAuthorized
+from phosd.service.history import History
+from phosd.service.identity import identify
+from phosd.service.interfaces import created, job_path
+from phosd.service.inventory import Inventory
+from phosd.service.jobs import JobTable
+from phosd.service.operations import HistoryOptions, parse_options
+from phosd.service.polkit import Rights
+from phosd.service.turns import Caller
+
+_Thing = TypeVar("_Thing")
+
+
+class Lists:
+    """Each method gets the caller, the manager, then its arguments. For the event loop."""
+
+    def __init__(
+        self, inventory: Inventory, jobs: JobTable, history: History, rights: Rights
+    ) -> None:
+        self._inventory = inventory
+        self._jobs = jobs
+        self._history = history
+        self._rights = rights
+        # Threads of its own: who asks for much of the past does not delay looks at the present.
+        self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="reader")
+
+    def close(self) -> None:
+        """Read no more."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    async def get_process(self, caller: Caller, _: object, pid: int) -> list[Any]:
+        if self._inventory.process(pid) is None:
+            identify(pid)
+            await self._inventory.refresh_processes()
+        path = self._inventory.process(pid)
+        if path is None:
+            raise NoSuchProcess(
+                f"process {pid} uses no GPU", hint="`phos ps` lists the GPU processes"
+            )
+        owner = self._inventory.processes[path].uid
+        if not caller.may_touch(owner) and not await self._rights.inspects(caller):
+            raise NotAuthorized(
+                f"process {pid} belongs to uid {owner}", hint="ask as its owner or as root"
+            )
+        return [path]
+
+    async def list_processes(self, caller: Caller, _: object) -> list[Any]:
+        await self._inventory.refresh_processes()
+        found = sorted(self._inventory.processes.items(), key=lambda item: item[1].pid)
+        return [
+            [
+                [
+                    p.pid,
+                    p.uid,
+                    " ".join(p.command),
+                    p.device_bytes,
+                    p.hook_state,
+                    p.state,
+                    path,
+                ]
+                for path, p in await self._seen(caller, found, lambda item: item[1].uid)
+            ]
+        ]
+
+    async def list_images(self, caller: Caller, _: object) -> list[Any]:
+        await self._inventory.refresh_images()
+        found = sorted(self._inventory.images.items())
+        return [
+            [
+                [
+                    view.manifest.id,
+                    created(view.manifest),
+                    view.manifest.owner,
+                    view.total_bytes,
+                    view.stored_bytes,
+                    view.manifest.mode,
+                    path,
+                ]
+                for path, view in await self._seen(caller, found, lambda i: i[1].manifest.owner)
+            ]
+        ]
+
+    async def list_jobs(self, caller: Caller, _: object) -> list[Any]:
+        return [
+            [
+                [job.number, job.task.operation, job.task.target, str(job.state), job_path(job)]
+                for job in await self._seen(caller, self._jobs, lambda job: job.task.owner)
+            ]
+        ]
+
+    async def list_gpus(self, _caller: Caller, _: object) -> list[Any]:
+        await self._inventory.refresh_gpus()
+        return [
+            [
+                [gpu.ordinal, gpu.uuid, gpu.name, gpu.memory_total, gpu.memory_used or 0, path]
+                for path, gpu in sorted(self._inventory.gpus.items(), key=lambda x: x[1].ordinal)
+            ]
+        ]
+
+    async def list_history(self, caller: Caller, _: object, options: dict[str, Any]) -> list[Any]:
+        request = parse_options(options, HistoryOptions)
+        owner = None if await self._rights.inspects(caller) else caller.uid
+        loop = asyncio.get_running_loop()
+        rows = await loop.run_in_executor(self._readers, self._history.jobs, request.limit, owner)
+        return [[variants({k: v for k, v in row.items() if v is not None}) for row in rows]]
+
+    async def _seen(
+        self, caller: Caller, things: Iterable[_Thing], owner: Callable[[_Thing], int]
+    ) -> list[_Thing]:
+        """What the caller may see of these: what is their own, or everything."""
+        found = list(things)
+        own = [thing for thing in found if caller.may_touch(owner(thing))]
+        if len(own) < len(found) and await self._rights.inspects(caller):
+            return found
+        return own
