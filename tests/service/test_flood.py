@@ -81,9 +81,15 @@ def test_a_thousand_calls_a_second_delay_nobody(service: Service, member: str) -
     heart.stop()
     assert theirs["calls"] >= 500 * SECONDS, "this machine could not flood"
     assert ours["answered"] == ours["calls"]
+    p50, p99 = share(ours["took"], 0.5), share(ours["took"], 0.99)
+    print(
+        f"{member}: {theirs['calls'] / SECONDS:.0f} calls a second, {theirs['answered']} answered; "
+        f"the event loop {1000 * heart.worst:.0f} ms late at most; "
+        f"another user's ListJobs {1000 * p50:.0f} ms, p99 {1000 * p99:.0f} ms"
+    )
     # The watchdog's half is many seconds; a client's patience 25.
     assert heart.worst < 1.0
-    assert share(ours["took"], 0.99) < 1.0
+    assert p99 < 1.0
     assert heart.beats > 20 * SECONDS
 
 
