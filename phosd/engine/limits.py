@@ -4,12 +4,13 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from phosd.engine import procfs, sockets, stdio
 from phosd.engine.errors import Unsupported
 from phosd.engine.files import NOT_ON_DISK
 from phosd.engine.procfs import Descriptor, Mapping
-from phosd.engine.tree import ProcessTree
+from phosd.engine.tree import ProcessTree, TreeProcess
 
 TCP_POLICIES = ("refuse", "close")
 
@@ -18,6 +19,7 @@ _ANONYMOUS = ("eventfd", "eventpoll", "signalfd", "timerfd", "inotify", "fanotif
 _SOCKETS = ("UNIX", "TCP", "TCPv6", "UDP", "UDPv6", "UDPLITE", "RAW", "RAWv6", "NETLINK", "PACKET")
 _MEMORY_DEVICES = 1
 _TERMINALS = (4, 5, *range(136, 144))
+_DELETED = " (deleted)"
 _TUN = os.makedev(10, 200)
 
 
@@ -40,7 +42,7 @@ def require_dumpable(
         *_of_processes(tree, home, frozen),
         *_of_descriptors(every),
         *_of_sockets(every, tcp),
-        *_of_mappings(mappings),
+        *_of_mappings(tree, mappings),
     ]
     if reasons:
         shown = "; ".join(reasons[:5])
@@ -126,8 +128,9 @@ def _of_ours(socket: sockets.UnixSocket, pid: int) -> bool:
     return socket.name.endswith(f"/hook/{pid}.sock") or socket.name == f"@phos-softgpu-{pid}"
 
 
-def _of_mappings(mappings: Iterable[Mapping]) -> Iterator[str]:
+def _of_mappings(tree: ProcessTree, mappings: Iterable[Mapping]) -> Iterator[str]:
     in_memory = procfs.memory_devices()
+    owners = {process.pid: process for process in tree.living}
     for mapping in mappings:
         name = f"pid {mapping.pid} maps {mapping.path}"
         if mapping.path.startswith("/SYSV"):
@@ -139,6 +142,35 @@ def _of_mappings(mappings: Iterable[Mapping]) -> Iterator[str]:
             and mapping.writable
             and mapping.device not in in_memory
             and not mapping.path.startswith(NOT_ON_DISK)
-            and not mapping.path.endswith(" (deleted)")
+            and not mapping.path.endswith(_DELETED)
         ):
             yield f"{name}, a file on disk, shared and writable"
+        elif (
+            mapping.path.endswith(_DELETED)
+            and mapping.device not in in_memory
+            and not mapping.path.startswith(NOT_ON_DISK)
+            and not _may_put_back(owners[mapping.pid], mapping)
+        ):
+            yield f"{name}, which was replaced since (start the program anew to use the new one)"
+
+
+def _may_put_back(process: TreeProcess, mapping: Mapping) -> bool:
+    """Whether the owner of a process, as whom it is restored, may make a mapped file that was
+    deleted: CRIU does so for a moment, where it was and with its old owner.
+    """
+    if process.uid == 0:
+        return True
+    entry = procfs.PROC / f"{mapping.pid}/map_files/{mapping.start:x}-{mapping.end:x}"
+    try:
+        file = entry.stat()
+        folder = Path(mapping.path.removesuffix(_DELETED)).parent.stat()
+    except FileNotFoundError:
+        return False
+    groups = (process.gid, *process.groups)
+    if file.st_uid != process.uid or file.st_gid not in groups:
+        return False
+    if folder.st_uid == process.uid:
+        return bool(folder.st_mode & stat.S_IWUSR)
+    if folder.st_gid in groups:
+        return bool(folder.st_mode & stat.S_IWGRP)
+    return bool(folder.st_mode & stat.S_IWOTH)

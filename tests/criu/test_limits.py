@@ -112,6 +112,49 @@ def test_an_unknown_tcp_policy_is_an_invalid_option(life: Life) -> None:
         criu.check(life.criu, tree.scan(life.pid), tcp="maybe")
 
 
+MAPS = (
+    "import mmap, sys\n"
+    "with open(sys.argv[1], 'rb') as file:\n"
+    "    table = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n" + COUNTER
+)
+
+
+def test_a_mapped_file_that_was_replaced_where_the_owner_cannot_write(
+    lives: Callable[[int], Life],
+) -> None:
+    """As a library is by an update of the system: its restore would need the file."""
+    life = lives(USER)
+    folder = life.home / "system"
+    folder.mkdir(mode=0o755)
+    library = folder / "library"
+    library.write_bytes(b"old" * 5000)
+    life.start(MAPS, str(library))
+    life.counts_on()
+    new = folder / "new"
+    new.write_bytes(b"new" * 5000)
+    new.rename(library)
+    with pytest.raises(Unsupported, match=r"maps .*/library \(deleted\), which was replaced since"):
+        life.dump()
+    life.counts_on()
+
+
+@pytest.mark.parametrize("uid", [0, USER])
+def test_a_mapped_file_that_was_replaced_where_the_owner_can_write(
+    uid: int, lives: Callable[[int], Life]
+) -> None:
+    life = lives(uid)
+    mine = life.home / "mine"
+    mine.write_bytes(b"old" * 5000)
+    os.chown(mine, uid, uid)
+    life.start(MAPS, str(mine))
+    life.counts_on()
+    mine.unlink()
+    mine.write_bytes(b"new" * 5000)
+    life.again()
+    assert in_order(life.counts_on())
+    assert mine.read_bytes() == b"new" * 5000
+
+
 def test_a_program_in_a_container_is_refused(life: Life) -> None:
     life.start(
         "import os, subprocess, sys\n"
