@@ -27,11 +27,19 @@ from tests.harness import Target, wait_until
 __all__ = ["place", "start", "undisturbed"]
 
 
+AS_USER = (
+    "import os, sys\n"
+    "from phosd.cli.main import main\n"  # other users may not look into every checkout
+    "uid = int(sys.argv.pop(1))\n"
+    "os.setgroups([]), os.setresgid(uid, uid, uid), os.setresuid(uid, uid, uid)\n"
+    "main(prog_name='phos')\n"
+)
+
+
 def phos(*words: str, uid: int = 0) -> subprocess.CompletedProcess[str]:
     """The command with ``--json``."""
-    prefix = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
     return subprocess.run(
-        [*prefix, sys.executable, "-m", "phosd.cli.main", "--json", *words],
+        [sys.executable, "-c", AS_USER, str(uid), "--json", *words],
         capture_output=True,
         text=True,
         timeout=120,
