@@ -147,7 +147,6 @@ def _of_mappings(tree: ProcessTree, mappings: Iterable[Mapping]) -> Iterator[str
             yield f"{name}, a file on disk, shared and writable"
         elif (
             mapping.path.endswith(_DELETED)
-            and mapping.device not in in_memory
             and not mapping.path.startswith(NOT_ON_DISK)
             and not _may_put_back(owners[mapping.pid], mapping)
         ):

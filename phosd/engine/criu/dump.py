@@ -146,7 +146,7 @@ class Dump:
                     owner=owner,
                     images=self._folder,
                     work=work,
-                    descriptors=[self._pages.descriptor] if self._pages else [],
+                    descriptors=self._pages.descriptors if self._pages else [],
                     environment=self._pages.environment if self._pages else None,
                 )
             )

@@ -42,7 +42,8 @@ class PageStore:
 
     def __init__(self, folder: Path, byte_count: int) -> None:
         self.descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
-        """For CRIU to inherit."""
+        # CRIU may run as a user who cannot reach the library by its path (a checkout below /root).
+        self._library = os.open(pages_library(), os.O_RDONLY)
         try:
             # The kernel gives out pages, and a virtual machine's host finds them, now and not while
             # a program stands still.
@@ -51,6 +52,7 @@ class PageStore:
             self._ledger = mmap.mmap(self.descriptor, _DATA, prot=mmap.PROT_READ)
         except BaseException:
             os.close(self.descriptor)
+            os.close(self._library)
             raise
 
     @classmethod
@@ -66,7 +68,15 @@ class PageStore:
     @property
     def environment(self) -> dict[str, str]:
         """What CRIU needs to find the store."""
-        return {"LD_PRELOAD": str(pages_library()), "PHOS_PAGES": str(self.descriptor)}
+        return {
+            "LD_PRELOAD": f"/proc/self/fd/{self._library}",
+            "PHOS_PAGES": str(self.descriptor),
+        }
+
+    @property
+    def descriptors(self) -> list[int]:
+        """For CRIU to inherit."""
+        return [self.descriptor, self._library]
 
     def wait(self) -> None:
         """Return when all pages that CRIU has handed over are copied. CRIU must have no more.
@@ -96,6 +106,7 @@ class PageStore:
         """Let go of the memory."""
         self._ledger.close()
         os.close(self.descriptor)
+        os.close(self._library)
 
     def __enter__(self) -> Self:
         return self
