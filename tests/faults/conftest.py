@@ -1,5 +1,6 @@
 """A plant for each test, and programs that are gone when it ends."""
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,10 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.bus import private_bus
-from tests.core.conftest import place, start, undisturbed
+from tests.core.conftest import start, undisturbed
 from tests.faults.plant import Plant
 
-__all__ = ["bus", "place", "plant", "start", "undisturbed"]
+__all__ = ["bus", "plant", "start", "undisturbed"]
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder on a disk, which /tmp may not be: movers write to memory in another way."""
+    folder = Path(tempfile.mkdtemp(prefix="phos-", dir="/var/tmp"))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
