@@ -141,7 +141,8 @@ def test_more_is_freed_than_the_ring_holds(store: Store) -> None:
                     program.hook.free(2)
                 program.hook.press(1)
                 assert program.hook.await_relief()
-                assert program.dropped == []
+                # Nobody knows which, unless the mover looked before the ring was full.
+                assert program.dropped in ([], [11])
             drained = running.result()
         verify(store, publish(writer, drained).id, Progress())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import harness
-from tests.harness import Target, start
+from tests.harness import Target, start, wait_until
 from tests.service.test_end_to_end import phos, phosd
 
 SECONDS = 2.0
@@ -35,9 +35,12 @@ def target(tmp_path: Path) -> Iterator[Target]:
 
 
 def test_a_program_is_guessed_wrong_once(bus: str, tmp_path: Path, target: Target) -> None:
-    with phosd(bus, tmp_path):
+    def device_bytes() -> int:
         found = phos(bus, tmp_path, "ps")
-        (size,) = (int(str(p["device_bytes"])) for p in found if p["pid"] == target.pid)
+        return sum(int(str(p["device_bytes"])) for p in found if p["pid"] == target.pid)
+
+    with phosd(bus, tmp_path):
+        size = wait_until(device_bytes, "the hook, which looks for phosd's folder now and then")
     slowly = {"PHOS_SOFTGPU_COPY_RATE": str(int(2 * size / SECONDS))}
     pid = str(target.pid)
     with phosd(bus, tmp_path, **slowly):
