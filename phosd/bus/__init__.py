@@ -8,7 +8,7 @@ from phosd.bus.connection import (
     Connection,
     Server,
 )
-from phosd.bus.library import MAX_ARGUMENTS, Call, NoBusError, Signal, Variant, plain
+from phosd.bus.dbus import MAX_ARGUMENTS, Call, NoBusError, Signal, Variant, plain
 from phosd.bus.values import ROOT, clean, is_path, path_of, variants
 
 __all__ = [

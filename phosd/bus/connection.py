@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from phosd.bus.library import (
+from phosd.bus.dbus import (
     Bus,
     Call,
     NoBusError,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from phosd.bus.library import Variant, is_object_path_valid
+from phosd.bus.dbus import Variant, is_object_path_valid
 
 ROOT = "/org/phos"
 

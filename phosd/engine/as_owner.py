@@ -27,6 +27,9 @@ class Capability(IntEnum):
     CHECKPOINT_RESTORE = 40
 
 
+EXECUTE, WRITE = 0o001, 0o002
+"""Permissions, as the mode of a file has them for others."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_KEEPCAPS = 8
 _PR_CAP_AMBIENT = 47
@@ -59,6 +62,16 @@ def become(
     for capability in kept:
         raised = _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, int(capability), 0, 0)
         _check(raised, f"pass on {capability.name}")
+
+
+def may(permission: int, path: "os.PathLike[str]", uid: int, groups: Sequence[int]) -> bool:
+    """Whether the mode of ``path`` gives a user who is not root a permission."""
+    status = os.stat(path)  # noqa: PTH116
+    if status.st_uid == uid:
+        return bool(status.st_mode & permission << 6)
+    if status.st_gid in groups:
+        return bool(status.st_mode & permission << 3)
+    return bool(status.st_mode & permission)
 
 
 def open_for_appending(path: str, *, uid: int, gid: int, groups: Sequence[int]) -> int:

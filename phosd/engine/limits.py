@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from phosd.engine import procfs, sockets, stdio
+from phosd.engine import as_owner, procfs, sockets, stdio
 from phosd.engine.errors import Unsupported
 from phosd.engine.files import NOT_ON_DISK
 from phosd.engine.procfs import Descriptor, Mapping
@@ -162,14 +162,12 @@ def _may_put_back(process: TreeProcess, mapping: Mapping) -> bool:
     entry = procfs.PROC / f"{mapping.pid}/map_files/{mapping.start:x}-{mapping.end:x}"
     try:
         file = entry.stat()
-        folder = Path(mapping.path.removesuffix(_DELETED)).parent.stat()
+        folder = Path(mapping.path.removesuffix(_DELETED)).parent
+        groups = (process.gid, *process.groups)
+        return (
+            file.st_uid == process.uid
+            and file.st_gid in groups
+            and as_owner.may(as_owner.WRITE, folder, process.uid, groups)
+        )
     except FileNotFoundError:
         return False
-    groups = (process.gid, *process.groups)
-    if file.st_uid != process.uid or file.st_gid not in groups:
-        return False
-    if folder.st_uid == process.uid:
-        return bool(folder.st_mode & stat.S_IWUSR)
-    if folder.st_gid in groups:
-        return bool(folder.st_mode & stat.S_IWGRP)
-    return bool(folder.st_mode & stat.S_IWOTH)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from phosd.engine import outside, process
@@ -63,21 +62,12 @@ class Node:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Let go of all memory and end the data movers."""
-        with self._lock:
-            kept = list(self._kept.values())
-            self._kept.clear()
-        for holdings in kept:
-            holdings.close()
+        self._close_kept(lambda _: True)
         with self._lock:
             for mover in self._movers.values():
                 mover.close()

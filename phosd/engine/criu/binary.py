@@ -105,7 +105,7 @@ class Criu:
         if owner.is_root:
             return
         for part in (self.path, *self.path.parents):
-            if not _may_execute(part, owner):
+            if not as_owner.may(as_owner.EXECUTE, part, owner.uid, (owner.gid, *owner.groups)):
                 raise Internal(
                     f"user {owner.uid} may not execute {self.path} (because of {part})",
                     hint="copy CRIU's folder to /usr/lib/phos/criu and run "
@@ -325,12 +325,3 @@ def candidates() -> list[Path]:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
-
-
-def _may_execute(path: Path, owner: Owner) -> bool:
-    status = path.stat()
-    if status.st_uid == owner.uid:
-        return bool(status.st_mode & 0o100)
-    if status.st_gid in (owner.gid, *owner.groups):
-        return bool(status.st_mode & 0o010)
-    return bool(status.st_mode & 0o001)

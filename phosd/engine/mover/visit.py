@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from phosd.engine.errors import Internal, PhosError, Timeout
@@ -54,12 +53,7 @@ class Visit:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(self, request: wire.Message, kind: type[_R]) -> tuple[_R, list[int]]:
