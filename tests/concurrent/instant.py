@@ -54,6 +54,8 @@ def differences(store: Store, image: str, memories: dict[int, Memory]) -> list[s
         manifest = opened.manifest
         found = []
         for block in manifest.blocks:
+            if block.va == 0:
+                continue  # Created and not mapped at the stop: nobody can see what is in it.
             pid = manifest.processes[block.process].pid
             there = _bytes_at(memories.get(pid, {}), block.va, block.size)
             name = f"block {block.id} of process {pid}, {block.size} bytes at {block.va:#x}"

@@ -71,7 +71,8 @@ assert allowed(pool, "HOST") and not allowed(pool, "DEVICE")
 q = int(ck(d.cuMemAlloc(4096)))
 assert code(d.cuMemsetD8Async(p, 1, 16, s)) == "ERROR_INVALID_VALUE"
 assert code(d.cuMemcpyDtoDAsync(q, p, 16, s)) == "ERROR_INVALID_VALUE"
-ck(d.cuMemcpyAsync(q, p, 16, s)); assert (fetch(q, 4) == 0x03030303).all()   # from host memory
+ck(d.cuMemcpyAsync(q, p, 16, s)); ck(d.cuStreamSynchronize(s))               # from host memory
+assert (fetch(q, 4) == 0x03030303).all()
 assert allow(pool, "HOST", "NONE") == allow(pool, "DEVICE", "READ") == "ERROR_NOT_SUPPORTED"
 assert allow(pool, "HOST") == allow(pool, "DEVICE") == "SUCCESS" and allowed(pool, "DEVICE")
 assert attribute("DEVICE_POINTER", p) == p

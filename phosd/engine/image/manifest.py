@@ -31,7 +31,8 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One physical allocation of one process (``process`` indexes the manifest's list).
 
     ``alias`` names the (process index, block id) that holds the same memory, when it is shared and
-    this is not its first holder; such a block has no chunks of its own.
+    this is not its first holder; such a block has no chunks of its own. ``va`` is 0 for memory that
+    the program had created and not mapped anywhere.
     """
 
     process: int
