@@ -18,6 +18,7 @@ from phosd.engine.hookwire import (
     ARM,
     CLOSE_GATE,
     DEADLINE,
+    MAX_BLOCKS,
     MAX_DESCRIPTORS,
     MAX_KERNELS,
     U64,
@@ -61,7 +62,7 @@ def socket_path(runtime_dir: Path, pid: int) -> Path:
 
 class HookLink:
     """A connection to the hook of one process. One request at a time, each of which may take
-    ``deadline`` seconds.
+    ``deadline`` seconds; a list may take that in all.
     """
 
     def __init__(self, pid: int, runtime_dir: Path, deadline: float = DEADLINE) -> None:
@@ -150,7 +151,8 @@ class HookLink:
 
     def list_blocks(self, after: int = 0) -> list[Block]:
         """Every block with an id above ``after``, in order of id."""
-        return [block for block, _ in self._blocks(Type.LIST_BLOCKS, after)]
+        until = time.monotonic() + self._deadline
+        return [block for block, _ in self._blocks(Type.LIST_BLOCKS, after, until)]
 
     def export_blocks(self, after: int = 0) -> Iterator[tuple[Block, int | None]]:
         """The same with a descriptor each (the caller's to close), None where there is none."""
@@ -216,9 +218,11 @@ class HookLink:
         """Kernels launched since :meth:`arm`, in order of their first launch."""
         known: list[Kernel] = []
         more = True
+        until = time.monotonic() + self._deadline
         while more:
             with self._decoding(Type.KERNELS):
-                new, more = decode_kernels(self._ask(Type.KERNELS, U64.pack(len(known))))
+                body = self._ask(Type.KERNELS, U64.pack(len(known)), until=until)
+                new, more = decode_kernels(body)
                 known += new
                 if len(known) > MAX_KERNELS:
                     raise Garbled(f"more than {MAX_KERNELS} kernels")
@@ -277,13 +281,18 @@ class HookLink:
 
     # -- the parts of a request ----------------------------------------------------------------
 
-    def _blocks(self, type_: Type, after: int) -> Iterator[tuple[Block, int | None]]:
-        more = True
+    def _blocks(
+        self, type_: Type, after: int, until: float | None = None
+    ) -> Iterator[tuple[Block, int | None]]:
+        found, more = 0, True
         while more:
-            body, descriptors = self._request(type_, U64.pack(after))
+            body, descriptors = self._request(type_, U64.pack(after), until=until)
             try:
                 with self._decoding(type_):
                     blocks, more = decode_blocks(body, after)
+                    found += len(blocks)
+                    if found > MAX_BLOCKS:
+                        raise Garbled(f"more than {MAX_BLOCKS} blocks")
                     holders = [b.id for b in blocks if b.flags & BlockFlag.HAS_DESCRIPTOR]
                     if type_ is Type.LIST_BLOCKS:
                         holders = []
@@ -308,9 +317,15 @@ class HookLink:
         with self._decoding(type_):
             return int(unpack(U64, self._ask(type_, payload, descriptors))[0])
 
-    def _ask(self, type_: Type, payload: bytes = b"", descriptors: Sequence[int] = ()) -> bytes:
+    def _ask(
+        self,
+        type_: Type,
+        payload: bytes = b"",
+        descriptors: Sequence[int] = (),
+        until: float | None = None,
+    ) -> bytes:
         """A request whose answer brings no descriptors."""
-        body, received = self._request(type_, payload, descriptors)
+        body, received = self._request(type_, payload, descriptors, until)
         if received:
             close_all(received)
             assert self._channel is not None
@@ -318,13 +333,21 @@ class HookLink:
         return body
 
     def _request(
-        self, type_: Type, payload: bytes = b"", descriptors: Sequence[int] = ()
+        self,
+        type_: Type,
+        payload: bytes = b"",
+        descriptors: Sequence[int] = (),
+        until: float | None = None,
     ) -> tuple[bytes, list[int]]:
+        """``until`` (of the monotonic clock) is when there must be an answer, if not within the
+        deadline of every request.
+        """
         if self._channel is None or self._channel.closed:
             raise Internal(
                 f"no connection to the hook of process {self.pid}", hint="connect it first"
             )
-        return self._channel.request(type_, payload, descriptors, self._deadline)
+        patience = self._deadline if until is None else max(0.0, until - time.monotonic())
+        return self._channel.request(type_, payload, descriptors, patience)
 
     @contextlib.contextmanager
     def _decoding(self, type_: Type) -> Iterator[None]:

@@ -47,6 +47,8 @@ KERNEL = struct.Struct("<QQII")
 MAX_NAME = 4096
 MAX_KERNELS = 1 << 16
 """Kernels that are believed of one program."""
+MAX_BLOCKS = 1 << 20
+"""Blocks that are believed of one program: as many of 2 MiB would fill 2 TiB."""
 U64 = struct.Struct("<Q")
 """A cursor or a count."""
 
@@ -273,7 +275,7 @@ class Channel:
         except TimeoutError as error:
             self.close()
             raise Timeout(
-                f"the hook of process {self._pid} did not answer {type_.name} in {patience:g} s",
+                f"the hook of process {self._pid} did not answer {type_.name} in {patience:.3g} s",
                 hint="the process may be stopped; see `phos doctor`",
             ) from error
         except OSError as error:

@@ -98,11 +98,13 @@ class Node:
         self._close_kept(lambda _: False)
         with self._lock:
             movers = {mover.pid for mover in self._movers.values()}
-        found = process.list_processes(
-            self.config.runtime_dir, self._claims.asking, movers, self._listed
-        )
+        found = process.list_processes(self.config.runtime_dir, self.asking, movers, self._listed)
         self._listed = {known.pid: known for known in found}
         return found
+
+    def asking(self, pid: int) -> AbstractContextManager[bool]:
+        """Whether a process may be asked inside: no job works on it."""
+        return self._claims.asking(pid)
 
     def claim(self, pids: Iterable[int]) -> AbstractContextManager[None]:
         """No other job of this node works on these processes inside. Raises :class:`Busy`."""

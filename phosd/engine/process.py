@@ -178,12 +178,12 @@ def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProces
     if not ask_hook:
         return _described(pid, stat.start_time, "hooked", "a job works on it", state.name)
     hook_state, reason, gate = "driver", "", HookState.RUNNING
-    memory: list[tuple[int, int]] = []
+    memory: list[tuple[Block, int]] = []
     if state is driver.State.RUNNING:
         try:
             with HookLink(pid, runtime_dir, _PATIENCE) as link:
                 hello = link.hello()
-                memory = _memory(hello, link.list_blocks())
+                memory = placed(hello, link.list_blocks())
             gate, reason = hello.state, hello.reason
             hook_state = "hooked" if hello.parkable else "driver"
             if hello.uses_unsupported:
@@ -196,10 +196,10 @@ def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProces
     return _described(pid, stat.start_time, hook_state, reason, shown, memory)
 
 
-def _memory(hello: Hello, blocks: Sequence[Block]) -> list[tuple[int, int]]:
-    """Each block's size in bytes and the node's ordinal of its GPU (-1 for host memory)."""
+def placed(hello: Hello, blocks: Sequence[Block]) -> list[tuple[Block, int]]:
+    """Each block with the node's ordinal of its GPU (-1 for host memory)."""
     gpus = gpus_of(hello)
-    return [(b.size, gpus[b.device] if 0 <= b.device < len(gpus) else -1) for b in blocks]
+    return [(b, gpus[b.device] if 0 <= b.device < len(gpus) else -1) for b in blocks]
 
 
 def _described(
@@ -208,7 +208,7 @@ def _described(
     hook_state: str,
     reason: str,
     state: str,
-    memory: Sequence[tuple[int, int]] = (),
+    memory: Sequence[tuple[Block, int]] = (),
 ) -> GpuProcess:
     return GpuProcess(
         pid=pid,
@@ -216,7 +216,7 @@ def _described(
         uid=(procfs.PROC / str(pid)).stat().st_uid,
         command=procfs.command_line(pid),
         gpus=tuple(sorted({gpu for _, gpu in memory if gpu >= 0})),
-        device_bytes=sum(size for size, _ in memory),
+        device_bytes=sum(block.size for block, _ in memory),
         hook_state=hook_state,
         reason=reason,
         state=state.lower(),

@@ -77,6 +77,15 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
     },
     "org.phos.Process1": {
         "": "A process that uses a GPU.",
+        "ListBlocks": (
+            "Its device memory, in order of id: id, address, size, GPU (-1: host memory), flags; "
+            "options: limit."
+        ),
+        "ListKernels": (
+            "The kernels launched since a concurrent checkpoint last began to copy, suspects "
+            "first: name, hash of the module, launches, whether it is a suspect; options: limit."
+        ),
+        "ReadLog": "What the hook in it has counted and noted, a line each.",
         "Pid": "Its pid.",
         "StartTime": (
             "When it began, in clock ticks since the boot; with the pid it names the process."
@@ -94,6 +103,11 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
     },
     "org.phos.Image1": {
         "": "A saved process.",
+        "ListBlocks": (
+            "Its device memory, in the order in which it is loaded: pid, id, address, size, GPU "
+            "(-1: host memory), chunks (0: another row has them), stored bytes, bytes of those "
+            "that an older image holds, too; options: limit, offset."
+        ),
         "Id": "Its id; ids sort by time.",
         "Created": "When it was made, in microseconds since the epoch.",
         "Owner": "The user id that the program ran as, and a restored one runs as.",

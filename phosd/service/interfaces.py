@@ -9,16 +9,20 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phosd.bus import ROOT, path_of
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.process import GpuProcess
 from phosd.engine.progress import PhaseRecord
-from phosd.service.introspection import Interface, Method, Property
+from phosd.service.introspection import Args, Interface, Method, Property
 from phosd.service.jobs import Job, JobState
 
+if TYPE_CHECKING:
+    from phosd.service.details import Details
+
+_OPTIONS: Args = (("options", "a{sv}"),)
 _MOST_SUSPECTS = 100
 """Kernels that a job names, so that no program can fill the bus with its own."""
 UNKNOWN = -1.0
@@ -84,7 +88,7 @@ def job_interface(cancel: Callable[..., Awaitable[list[Any]]]) -> Interface:
     """``org.phos.Job1``. What a job says in words may name files, so only its owner hears it."""
     return Interface(
         "org.phos.Job1",
-        (Method("Cancel", (("options", "a{sv}"),), (), cancel),),
+        (Method("Cancel", _OPTIONS, (), cancel),),
         (
             Property("Number", "u", lambda job: job.number, constant=True),
             Property("Operation", "s", lambda job: job.task.operation, constant=True),
@@ -153,23 +157,30 @@ class ProcessView:
     keep: int
 
 
-PROCESS = Interface(
-    "org.phos.Process1",
-    properties=(
-        Property("Pid", "u", lambda view: view.process.pid, constant=True),
-        Property("StartTime", "t", lambda view: view.process.start_time, constant=True),
-        Property("User", "u", lambda view: view.process.uid, constant=True),
-        Property("CommandLine", "as", lambda view: list(view.process.command), private=True),
-        Property("GPUs", "ao", lambda view: [gpu_path(uuid) for uuid in view.gpus]),
-        Property("DeviceBytes", "t", lambda view: view.process.device_bytes),
-        Property("HookState", "s", lambda view: view.process.hook_state),
-        Property("Reason", "s", lambda view: view.process.reason, private=True),
-        Property("State", "s", lambda view: view.process.state),
-        Property("LastImage", "s", lambda view: view.last_image, private=True),
-        Property("CheckpointInterval", "d", lambda view: view.every),
-        Property("CheckpointsKept", "u", lambda view: view.keep),
-    ),
-)
+def process_interface(details: "Details") -> Interface:
+    """``org.phos.Process1``."""
+    return Interface(
+        "org.phos.Process1",
+        (
+            Method("ListBlocks", _OPTIONS, (("blocks", "a(tttias)"),), details.process_blocks),
+            Method("ListKernels", _OPTIONS, (("kernels", "a(sstb)"),), details.process_kernels),
+            Method("ReadLog", _OPTIONS, (("log", "s"),), details.process_log),
+        ),
+        (
+            Property("Pid", "u", lambda view: view.process.pid, constant=True),
+            Property("StartTime", "t", lambda view: view.process.start_time, constant=True),
+            Property("User", "u", lambda view: view.process.uid, constant=True),
+            Property("CommandLine", "as", lambda view: list(view.process.command), private=True),
+            Property("GPUs", "ao", lambda view: [gpu_path(uuid) for uuid in view.gpus]),
+            Property("DeviceBytes", "t", lambda view: view.process.device_bytes),
+            Property("HookState", "s", lambda view: view.process.hook_state),
+            Property("Reason", "s", lambda view: view.process.reason, private=True),
+            Property("State", "s", lambda view: view.process.state),
+            Property("LastImage", "s", lambda view: view.last_image, private=True),
+            Property("CheckpointInterval", "d", lambda view: view.every),
+            Property("CheckpointsKept", "u", lambda view: view.keep),
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -219,41 +230,46 @@ def created(manifest: Manifest) -> int:
     return microseconds(datetime.fromisoformat(manifest.created).timestamp())
 
 
-IMAGE = Interface(
-    "org.phos.Image1",
-    properties=(
-        Property("Id", "s", lambda view: view.manifest.id, constant=True),
-        Property("Created", "t", lambda view: created(view.manifest), constant=True),
-        Property("Owner", "u", lambda view: view.manifest.owner, constant=True),
-        Property("Pid", "u", lambda view: view.manifest.trees[0].root, private=True, constant=True),
-        Property(
-            "CommandLine",
-            "as",
-            lambda view: list(root_command(view.manifest)),
-            private=True,
-            constant=True,
+def image_interface(details: "Details") -> Interface:
+    """``org.phos.Image1``."""
+    return Interface(
+        "org.phos.Image1",
+        (Method("ListBlocks", _OPTIONS, (("blocks", "a(utttiutt)"),), details.image_blocks),),
+        (
+            Property("Id", "s", lambda view: view.manifest.id, constant=True),
+            Property("Created", "t", lambda view: created(view.manifest), constant=True),
+            Property("Owner", "u", lambda view: view.manifest.owner, constant=True),
+            Property(
+                "Pid", "u", lambda view: view.manifest.trees[0].root, private=True, constant=True
+            ),
+            Property(
+                "CommandLine",
+                "as",
+                lambda view: list(root_command(view.manifest)),
+                private=True,
+                constant=True,
+            ),
+            Property(
+                "GPUs",
+                "a(ss)",
+                lambda view: [[g.uuid, g.chip] for g in view.manifest.gpus],
+                constant=True,
+            ),
+            Property("TotalBytes", "t", lambda view: view.total_bytes, constant=True),
+            Property("DeviceBytes", "t", lambda view: view.manifest.device_bytes, constant=True),
+            Property("StoredBytes", "t", lambda view: view.stored_bytes, constant=True),
+            Property("SharedBytes", "t", lambda view: view.shared_bytes),
+            Property("Mode", "s", lambda view: view.manifest.mode, constant=True),
+            Property(
+                "Parent", "s", lambda view: view.manifest.parent or "", private=True, constant=True
+            ),
+            Property("Why", "s", lambda view: view.manifest.why, private=True, constant=True),
+            Property("WrongGuesses", "u", lambda view: view.manifest.wrong_guesses, constant=True),
+            Property("StopSeconds", "d", lambda view: view.manifest.stop_seconds, constant=True),
+            Property("Verified", "t", lambda view: microseconds(view.verified)),
+            Property("VerifiedWhole", "b", lambda view: view.verified_ok),
         ),
-        Property(
-            "GPUs",
-            "a(ss)",
-            lambda view: [[g.uuid, g.chip] for g in view.manifest.gpus],
-            constant=True,
-        ),
-        Property("TotalBytes", "t", lambda view: view.total_bytes, constant=True),
-        Property("DeviceBytes", "t", lambda view: view.manifest.device_bytes, constant=True),
-        Property("StoredBytes", "t", lambda view: view.stored_bytes, constant=True),
-        Property("SharedBytes", "t", lambda view: view.shared_bytes),
-        Property("Mode", "s", lambda view: view.manifest.mode, constant=True),
-        Property(
-            "Parent", "s", lambda view: view.manifest.parent or "", private=True, constant=True
-        ),
-        Property("Why", "s", lambda view: view.manifest.why, private=True, constant=True),
-        Property("WrongGuesses", "u", lambda view: view.manifest.wrong_guesses, constant=True),
-        Property("StopSeconds", "d", lambda view: view.manifest.stop_seconds, constant=True),
-        Property("Verified", "t", lambda view: microseconds(view.verified)),
-        Property("VerifiedWhole", "b", lambda view: view.verified_ok),
-    ),
-)
+    )
 
 
 def root_command(manifest: Manifest) -> tuple[str, ...]:

@@ -164,7 +164,7 @@ def document(interface: Interface) -> str:
 
 
 class _Nobody:
-    """A manager of which only the interface is asked."""
+    """Takes the place of whoever answers the calls, where only the interface is asked for."""
 
     def __getattr__(self, name: str) -> Any:
         return self if name == "lists" else _by_the_tree
@@ -173,11 +173,17 @@ class _Nobody:
 def own_interfaces() -> tuple[Interface, ...]:
     """The interfaces that are phosd's own."""
     # They are built of what is above.
-    from phosd.service.interfaces import GPU, IMAGE, PROCESS, job_interface
+    from phosd.service.interfaces import GPU, image_interface, job_interface, process_interface
     from phosd.service.manager_interface import manager_interface
 
-    manager: Any = _Nobody()
-    return manager_interface(manager), job_interface(_by_the_tree), PROCESS, IMAGE, GPU
+    nobody: Any = _Nobody()
+    return (
+        manager_interface(nobody),
+        job_interface(_by_the_tree),
+        process_interface(nobody),
+        image_interface(nobody),
+        GPU,
+    )
 
 
 if __name__ == "__main__":

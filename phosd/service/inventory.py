@@ -13,16 +13,17 @@ from phosd.engine.image.manifest import Manifest
 from phosd.engine.process import GpuProcess
 from phosd.engine.procfs import boot_id
 from phosd.service.config import Config
+from phosd.service.details import Details
 from phosd.service.history import History
 from phosd.service.identity import ancestors, holds
 from phosd.service.interfaces import (
     GPU,
-    IMAGE,
-    PROCESS,
     ImageView,
     ProcessView,
     gpu_path,
+    image_interface,
     image_path,
+    process_interface,
     process_path,
 )
 from phosd.service.objects import ObjectTree
@@ -77,12 +78,15 @@ class Inventory:
         tree: ObjectTree,
         history: History,
         periodic: Periodic,
+        details: Details,
     ) -> None:
         self._config = config
         self._engine = engine
         self._tree = tree
         self._history = history
         self._periodic = periodic
+        self._process_interface = process_interface(details)
+        self._image_interface = image_interface(details)
         looking = asyncio.Lock()
         self.refresh_processes = _Look(looking, self._look_for_processes)
         self.refresh_images = _Look(looking, self._look_for_images)
@@ -138,7 +142,7 @@ class Inventory:
             if path in self.processes:
                 self._tree.replace(path, view)
                 continue
-            self._tree.publish(path, PROCESS, view, process.uid)
+            self._tree.publish(path, self._process_interface, view, process.uid)
             self._tree.signal(ROOT, "ProcessNew", path)
             self._history.process(process, self._boot)
         gone = self.processes.keys() - current.keys()
@@ -165,7 +169,7 @@ class Inventory:
             if path in self.images:
                 self._tree.replace(path, image)
                 continue
-            self._tree.publish(path, IMAGE, image, image.manifest.owner)
+            self._tree.publish(path, self._image_interface, image, image.manifest.owner)
             self._tree.signal(ROOT, "ImageNew", path)
         self.images = current
         for process in self.processes.values():

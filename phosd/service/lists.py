@@ -1,12 +1,10 @@
 """What ``org.phos.Manager1`` lists: to everybody their own, to administrators everything."""
 
-import asyncio
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from phosd.bus import variants
-from phosd.engine.errors import NoSuchProcess, NotAuthorized
+from phosd.engine.errors import NoSuchProcess
 from phosd.service.history import History
 from phosd.service.identity import identify
 from phosd.service.interfaces import created, job_path
@@ -14,6 +12,7 @@ from phosd.service.inventory import Inventory
 from phosd.service.jobs import JobTable
 from phosd.service.operations import HistoryOptions, parse_options
 from phosd.service.polkit import Rights
+from phosd.service.readers import Readers
 from phosd.service.turns import Caller
 
 _Thing = TypeVar("_Thing")
@@ -23,18 +22,18 @@ class Lists:
     """Each method gets the caller, the manager, then its arguments. For the event loop."""
 
     def __init__(
-        self, inventory: Inventory, jobs: JobTable, history: History, rights: Rights
+        self,
+        inventory: Inventory,
+        jobs: JobTable,
+        history: History,
+        rights: Rights,
+        readers: Readers,
     ) -> None:
         self._inventory = inventory
         self._jobs = jobs
         self._history = history
         self._rights = rights
-        # Threads of its own: who asks for much of the past does not delay looks at the present.
-        self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="reader")
-
-    def close(self) -> None:
-        """Read no more."""
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._readers = readers
 
     async def get_process(self, caller: Caller, _: object, pid: int) -> list[Any]:
         if self._inventory.process(pid) is None:
@@ -46,10 +45,7 @@ class Lists:
                 f"process {pid} uses no GPU", hint="`phos ps` lists the GPU processes"
             )
         owner = self._inventory.processes[path].uid
-        if not caller.may_touch(owner) and not await self._rights.inspects(caller):
-            raise NotAuthorized(
-                f"process {pid} belongs to uid {owner}", hint="ask as its owner or as root"
-            )
+        await self._rights.require_sight(caller, owner, f"process {pid}")
         return [path]
 
     async def list_processes(self, caller: Caller, _: object) -> list[Any]:
@@ -108,8 +104,7 @@ class Lists:
     async def list_history(self, caller: Caller, _: object, options: dict[str, Any]) -> list[Any]:
         request = parse_options(options, HistoryOptions)
         owner = None if await self._rights.inspects(caller) else caller.uid
-        loop = asyncio.get_running_loop()
-        rows = await loop.run_in_executor(self._readers, self._history.jobs, request.limit, owner)
+        rows = await self._readers.run(caller.uid, self._history.jobs, request.limit, owner)
         return [[variants({k: v for k, v in row.items() if v is not None}) for row in rows]]
 
     async def _seen(

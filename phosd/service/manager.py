@@ -25,6 +25,7 @@ from phosd.engine.progress import Progress
 from phosd.service.checkpoints import Checkpoints, require_possible
 from phosd.service.clock import age_clock
 from phosd.service.config import Config
+from phosd.service.details import Details
 from phosd.service.history import History
 from phosd.service.identity import Identity, identify
 from phosd.service.interfaces import (
@@ -46,10 +47,21 @@ from phosd.service.operations import (
 )
 from phosd.service.periodic import Periodic
 from phosd.service.polkit import Action, Rights
+from phosd.service.readers import Readers
 from phosd.service.retention import Retention
 from phosd.service.turns import Caller
 
-FEATURES = ("checkpoint", "restore", "verify", "queue", "periodic")
+FEATURES = (
+    "checkpoint",
+    "restore",
+    "verify",
+    "queue",
+    "periodic",
+    "process-blocks",
+    "process-kernels",
+    "process-log",
+    "image-blocks",
+)
 NO_JOB = "/"
 """Instead of a job's path, when a call ends a schedule."""
 _DAY = 86_400.0
@@ -98,8 +110,11 @@ class Manager:
             lambda target: self.inventory.renew(target.pid),
         )
         self._job_interface = job_interface(self._cancel)
-        self.inventory = Inventory(config, engine, self._tree, history, self._periodic)
-        self.lists = Lists(self.inventory, self.jobs, history, self._rights)
+        # Who asks for much of the past, or a slow program, does not delay looks at the present.
+        self._readers = Readers()
+        details = Details(engine, history, self._rights, self._readers)
+        self.inventory = Inventory(config, engine, self._tree, history, self._periodic, details)
+        self.lists = Lists(self.inventory, self.jobs, history, self._rights, self._readers)
         self._tree.publish(ROOT, manager_interface(self), self, owner=None)
         self._retention = Retention(engine, history)
         self._deleting = asyncio.Lock()
@@ -153,7 +168,7 @@ class Manager:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self.inventory.close()
-        self.lists.close()
+        self._readers.close()
 
     def reconfigure(self, new: Config) -> list[str]:
         """Take over what can change while phosd runs; the names of what cannot."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from phosd.engine import inspection
 from phosd.engine.aftermath import settle
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.concern import Unfinished
@@ -10,8 +11,10 @@ from phosd.engine.errors import PhosError
 from phosd.engine.experience import Experience
 from phosd.engine.gate import DEADLINE
 from phosd.engine.gpus import GpuInfo, list_gpus
+from phosd.engine.hooklink import Block, Kernel
 from phosd.engine.image.compact import compact
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.mover.parked import Process
 from phosd.engine.node import Node, NodeConfig
 from phosd.engine.process import GpuProcess
 from phosd.engine.progress import Progress
@@ -91,6 +94,15 @@ class NodeEngine:
 
     def processes(self) -> list[GpuProcess]:
         return self._node.processes()
+
+    def blocks(self, process: Process) -> list[tuple[Block, int]]:
+        return inspection.blocks(self._node, process)
+
+    def kernels(self, process: Process) -> list[Kernel]:
+        return inspection.kernels(self._node, process)
+
+    def hook_log(self, process: Process) -> str:
+        return inspection.log(self._node, process)
 
     def gpus(self) -> list[GpuInfo]:
         return list_gpus()

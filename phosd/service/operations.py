@@ -9,7 +9,9 @@ from phosd.engine.concern import Unfinished
 from phosd.engine.errors import InvalidOption, PhosError
 from phosd.engine.experience import Experience
 from phosd.engine.gpus import GpuInfo
+from phosd.engine.hooklink import Block, Kernel
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.mover.parked import Process
 from phosd.engine.process import GpuProcess
 from phosd.engine.progress import Progress
 from phosd.engine.space import DiskLimits
@@ -63,6 +65,18 @@ class Engine(Protocol):
 
     def processes(self) -> list[GpuProcess]:
         """The GPU processes of this node."""
+
+    def blocks(self, process: Process) -> list[tuple[Block, int]]:
+        """The blocks of a process, (pid, start time), in order of id, each with the ordinal of its
+        GPU (-1: host memory). Like the next two, this asks the hook; ``engine/inspection.py`` has
+        what it raises.
+        """
+
+    def kernels(self, process: Process) -> list[Kernel]:
+        """The kernels of a process that were launched since a checkpoint last looked at them."""
+
+    def hook_log(self, process: Process) -> str:
+        """The counters of a process's hook, and the newest lines of its log."""
 
     def gpus(self) -> list[GpuInfo]:
         """The GPUs of this node."""
@@ -118,6 +132,24 @@ class RestoreRequest(JobOptions, frozen=True):
 
     files: Literal["keep", "cut"] = "keep"
     output: str = ""
+
+
+class BlockOptions(Options, frozen=True):
+    """Options of a process's ``ListBlocks``: how many at most, of the lowest ids."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=20_000)] = 5_000
+
+
+class ImageBlockOptions(BlockOptions, frozen=True):
+    """Options of an image's ``ListBlocks``: how many at most, after the first ``offset``."""
+
+    offset: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)] = 0
+
+
+class KernelOptions(Options, frozen=True):
+    """Options of ``ListKernels``: how many at most, suspects first."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=4_000)] = 500
 
 
 class HistoryOptions(Options, frozen=True):

@@ -120,6 +120,13 @@ class Rights:
         self._inspecting[caller.name] = (now + REMEMBERED, known)
         return known
 
+    async def require_sight(self, caller: Caller, owner: int, what: str) -> None:
+        """Raise :class:`NotAuthorized` unless the caller may see what is ``owner``'s."""
+        if not caller.may_touch(owner) and not await self.inspects(caller):
+            raise NotAuthorized(
+                f"{what} belongs to uid {owner}", hint="ask as its owner or as root"
+            )
+
     async def _check(self, caller: Caller, action: str, details: Mapping[str, str]) -> _Verdict:
         subject = ["system-bus-name", {"name": Variant("s", caller.name)}]
         flags = _MAY_ASK_USER if caller.interactive else 0

@@ -9,6 +9,8 @@ from phosd.engine.concern import Unfinished
 from phosd.engine.errors import NoSuchImage, PhosError
 from phosd.engine.experience import Experience
 from phosd.engine.gpus import GpuInfo
+from phosd.engine.hooklink import Block as LiveBlock
+from phosd.engine.hooklink import Kernel
 from phosd.engine.image.manifest import (
     CHUNK,
     Block,
@@ -19,6 +21,7 @@ from phosd.engine.image.manifest import (
     Process,
     Tree,
 )
+from phosd.engine.mover.parked import Process as Running
 from phosd.engine.process import GpuProcess
 from phosd.engine.procfs import boot_id
 from phosd.engine.progress import Progress
@@ -106,6 +109,9 @@ class FakeEngine:
     why: str = ""
     limits: DiskLimits = UNLIMITED
     unreadable: dict[str, PhosError] = field(default_factory=dict)
+    live_blocks: list[tuple[LiveBlock, int]] = field(default_factory=list)
+    launched: list[Kernel] = field(default_factory=list)
+    asked: list[Running] = field(default_factory=list)
 
     def settle(self, unfinished: Sequence[Unfinished]) -> dict[int, str]:
         return {job.job: "its processes run" for job in unfinished}
@@ -164,6 +170,18 @@ class FakeEngine:
 
     def processes(self) -> list[GpuProcess]:
         return self.running
+
+    def blocks(self, process: Running) -> list[tuple[LiveBlock, int]]:
+        self.asked.append(process)
+        return self.live_blocks
+
+    def kernels(self, process: Running) -> list[Kernel]:
+        self.asked.append(process)
+        return self.launched
+
+    def hook_log(self, process: Running) -> str:
+        self.asked.append(process)
+        return "state 0\n1.5 a note\n"
 
     def gpus(self) -> list[GpuInfo]:
         return [GPU]

@@ -1,0 +1,126 @@
+"""What is told of one process or image to whoever looks at it closely.
+
+Each method gets the caller, what the object is about, then its arguments. What is told is for the
+owner and for administrators.
+"""
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, TypeVar
+
+from phosd.engine.errors import NoSuchProcess
+from phosd.engine.hooklink import Block, BlockFlag
+from phosd.engine.kernels import KernelMark
+from phosd.engine.mover.parked import Process
+from phosd.service.history import History
+from phosd.service.identity import Identity, identify, program
+from phosd.service.interfaces import ImageView, ProcessView
+from phosd.service.operations import (
+    BlockOptions,
+    Engine,
+    ImageBlockOptions,
+    KernelOptions,
+    Options,
+    parse_options,
+)
+from phosd.service.polkit import Rights
+from phosd.service.readers import Readers
+from phosd.service.turns import Caller
+
+HOST = -1
+"""Instead of a GPU's ordinal: the memory is the machine's."""
+_FLAGS = {
+    BlockFlag.EXPORTED: "exported",
+    BlockFlag.IMPORTED: "imported",
+    BlockFlag.PROGRAM_VMM: "program",
+    BlockFlag.HOST_LOCATED: "host",
+}
+"""What a block is called that is not just memory of the process's own, made by the hook."""
+
+_T = TypeVar("_T")
+
+
+class Details:
+    """Answers by the engine and the history, from threads of its own. For the event loop."""
+
+    def __init__(self, engine: Engine, history: History, rights: Rights, readers: Readers) -> None:
+        self._engine = engine
+        self._history = history
+        self._rights = rights
+        self._readers = readers
+
+    async def process_blocks(
+        self, caller: Caller, view: ProcessView, options: dict[str, Any]
+    ) -> list[Any]:
+        request = parse_options(options, BlockOptions)
+        found = await self._ask(caller, view, lambda _, process: self._engine.blocks(process))
+        return [[_block(block, gpu) for block, gpu in found[: request.limit]]]
+
+    async def process_kernels(
+        self, caller: Caller, view: ProcessView, options: dict[str, Any]
+    ) -> list[Any]:
+        request = parse_options(options, KernelOptions)
+
+        def read(target: Identity, process: Process) -> list[list[Any]]:
+            suspects = set(self._history.suspects_of(program(target)))
+            rows = [
+                [
+                    kernel.name,
+                    f"{kernel.module:016x}",
+                    kernel.launches,
+                    kernel.suspect or KernelMark(kernel.name, kernel.module) in suspects,
+                ]
+                for kernel in self._engine.kernels(process)
+            ]
+            return sorted(rows, key=lambda row: (row[3], row[2]), reverse=True)[: request.limit]
+
+        return [await self._ask(caller, view, read)]
+
+    async def process_log(
+        self, caller: Caller, view: ProcessView, options: dict[str, Any]
+    ) -> list[Any]:
+        parse_options(options, Options)
+        return [await self._ask(caller, view, lambda _, process: self._engine.hook_log(process))]
+
+    async def image_blocks(
+        self, caller: Caller, view: ImageView, options: dict[str, Any]
+    ) -> list[Any]:
+        request = parse_options(options, ImageBlockOptions)
+        manifest = view.manifest
+        await self._rights.require_sight(caller, manifest.owner, f"image {manifest.id}")
+        return [await self._readers.run(caller.uid, _content, view, request)]
+
+    async def _ask(
+        self, caller: Caller, view: ProcessView, ask: Callable[[Identity, Process], _T]
+    ) -> _T:
+        """Ask a process, which may not be what it was when it was seen last."""
+        process = (view.process.pid, view.process.start_time)
+        now = identify(process[0])
+        if now.start_time != process[1]:
+            raise NoSuchProcess(
+                f"process {process[0]} has ended", hint="`phos ps` lists the GPU processes"
+            )
+        await self._rights.require_sight(caller, now.uid, f"process {now.pid}")
+        return await self._readers.run(caller.uid, ask, now, process)
+
+
+def _block(block: Block, gpu: int) -> list[Any]:
+    flags = [name for flag, name in _FLAGS.items() if block.flags & flag]
+    return [block.id, block.va, block.size, gpu, flags]
+
+
+def _content(view: ImageView, request: ImageBlockOptions) -> list[list[Any]]:
+    """A chunk that several blocks have counts for the first."""
+    manifest = view.manifest
+    rows = []
+    counted: set[tuple[int, int]] = set()
+    for block in islice(manifest.blocks, request.offset + request.limit):
+        new = {(chunk.pack, chunk.offset): chunk.length for chunk in block.chunks}
+        sizes = {place: length for place, length in new.items() if place not in counted}
+        counted |= sizes.keys()
+        older = sum(length for (pack, _), length in sizes.items() if pack in view.shared)
+        gpu = HOST if block.host else block.gpu
+        pid = manifest.processes[block.process].pid
+        stored = sum(sizes.values())
+        rows.append([pid, block.id, block.va, block.size, gpu, len(block.chunks), stored, older])
+    return rows[request.offset :]

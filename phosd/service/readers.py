@@ -1,0 +1,55 @@
+"""Threads for calls that read much, or wait for somebody else's program."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+_THREADS = 8
+_PER_USER = 2
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+class Readers:
+    """A few threads, of which no user takes more than a share. For the event loop.
+
+    What a caller who has left the bus wanted goes on and counts as theirs, so that nobody gets more
+    by leaving and coming back.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="reader")
+        self._shares: defaultdict[int, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(_PER_USER)
+        )
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(
+        self, user: int, read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """What ``read`` returns or raises, called in one of the threads for a user id."""
+        task = asyncio.get_running_loop().create_task(
+            self._run(self._shares[user], partial(read, *args, **kwargs))
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+        return await asyncio.shield(task)
+
+    async def _run(self, share: asyncio.Semaphore, read: Callable[[], _T]) -> _T:
+        async with share:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, read)
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # for who has asked, if they still wait
+
+    def close(self) -> None:
+        """Read no more."""
+        for task in self._tasks:
+            task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)

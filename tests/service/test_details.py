@@ -1,0 +1,200 @@
+"""A close look at one process or image, over the bus."""
+
+import json
+import os
+import pwd
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from phosd.engine import procfs
+from phosd.engine.hooklink import Block, BlockFlag, Kernel
+from phosd.engine.image.manifest import Block as Saved
+from phosd.engine.image.manifest import ChunkRef
+from phosd.engine.kernels import KernelMark
+from phosd.service.history import History
+from phosd.service.identity import Identity, program
+from tests.bus import busctl
+from tests.service.authority import NO, YES, authority
+from tests.service.fake_engine import block, manifest, this_process
+from tests.service.running import Service
+
+STRANGER = pwd.getpwnam("nobody").pw_uid
+OWNER = pwd.getpwnam("daemon").pw_uid
+LOOKS = ("ListBlocks", "ListKernels", "ReadLog")
+
+
+def ask(
+    service: Service, path: str, interface: str, member: str, *options: object, uid: int = 0
+) -> Any:
+    """What a method gives that takes only options: ``name type value`` each."""
+    words = ["a{sv}", str(len(options) // 3), *map(str, options)]
+    reply = busctl(
+        service.address,
+        "--json=short",
+        "call",
+        "org.phos",
+        path,
+        f"org.phos.{interface}",
+        member,
+        *words,
+        uid=uid or None,
+    )
+    return json.loads(reply)["data"][0]
+
+
+def show(service: Service, pid: int, **changes: object) -> str:
+    """Have the engine see a process; its path."""
+    found = procfs.identity(pid)
+    assert found is not None
+    service.engine.running = [
+        this_process(**({"pid": pid, "start_time": found[1], "uid": 0} | changes))
+    ]
+    service.call("ListProcesses")
+    return f"/org/phos/process/_{pid}_{found[1]}"
+
+
+@pytest.fixture
+def target() -> Iterator[int]:
+    """A process of a user."""
+    with subprocess.Popen(["sleep", "1000"], user=OWNER, group=OWNER, extra_groups=[]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_the_blocks_of_a_process(service: Service) -> None:
+    path = show(service, os.getpid())
+    both = BlockFlag.EXPORTED | BlockFlag.PROGRAM_VMM | BlockFlag.HAS_DESCRIPTOR
+    service.engine.live_blocks = [
+        (Block(1, 1 << 47, 2 << 20, 0, BlockFlag.HAS_DESCRIPTOR), 1),
+        (Block(2**64 - 1, 0, 4 << 20, 0, both), 0),
+        (Block(9, 4096, 4096, -1, BlockFlag.HOST_LOCATED), -1),
+    ]
+    rows = [
+        [1, 1 << 47, 2 << 20, 1, []],
+        [2**64 - 1, 0, 4 << 20, 0, ["exported", "program"]],
+        [9, 4096, 4096, -1, ["host"]],
+    ]
+    assert ask(service, path, "Process1", "ListBlocks") == rows
+    assert ask(service, path, "Process1", "ListBlocks", "limit", "u", 2) == rows[:2]
+    assert service.engine.asked == [procfs.identity(os.getpid())] * 2
+
+
+def test_the_kernels_of_a_process(service: Service) -> None:
+    """Also those that the history knows as suspects, and the hook not yet."""
+    path = show(service, os.getpid())
+    service.engine.launched = [
+        Kernel("seldom", 1, 3, suspect=False),
+        Kernel("often", 2, 70, suspect=False),
+        Kernel("told", 3, 5, suspect=True),
+        Kernel("known", 2**64 - 1, 1, suspect=False),
+    ]
+    identity = Identity(os.getpid(), 0, 0)
+    history = History(service.config.state_dir / "history.db")
+    history.suspects(program(identity), [KernelMark("known", 2**64 - 1), KernelMark("often", 7)])
+    history.close()
+    rows = [
+        ["told", "0000000000000003", 5, True],
+        ["known", "ffffffffffffffff", 1, True],
+        ["often", "0000000000000002", 70, False],
+        ["seldom", "0000000000000001", 3, False],
+    ]
+    assert ask(service, path, "Process1", "ListKernels") == rows
+    assert ask(service, path, "Process1", "ListKernels", "limit", "u", 1) == rows[:1]
+
+
+def test_the_log_of_a_hook(service: Service) -> None:
+    path = show(service, os.getpid())
+    assert ask(service, path, "Process1", "ReadLog") == "state 0\n1.5 a note\n"
+
+
+@pytest.mark.parametrize("member", LOOKS)
+def test_a_process_is_only_asked_for_its_owner(service: Service, target: int, member: str) -> None:
+    path = show(service, target, uid=OWNER)
+    with pytest.raises(RuntimeError, match=f"process {target} belongs to uid {OWNER}"):
+        ask(service, path, "Process1", member, uid=STRANGER)
+    assert service.engine.asked == []
+    ask(service, path, "Process1", member, uid=OWNER)
+    ask(service, path, "Process1", member)
+    assert len(service.engine.asked) == 2
+
+
+def test_a_process_that_has_become_somebody_elses(service: Service, target: int) -> None:
+    """What phosd saw last does not count: a set-uid program keeps pid and start time."""
+    path = show(service, target, uid=STRANGER)
+    with pytest.raises(RuntimeError, match=f"process {target} belongs to uid {OWNER}"):
+        ask(service, path, "Process1", "ReadLog", uid=STRANGER)
+    assert service.engine.asked == []
+
+
+def test_who_may_inspect_what_is_others_may_look(service: Service, bus: str, target: int) -> None:
+    path = show(service, target, uid=OWNER)
+    service.engine.stored["i"] = manifest("i", owner=OWNER)
+    service.call("ListImages")
+    with authority(bus, NO) as polkit:
+        polkit.verdicts["org.phos.inspect-others"] = YES
+        assert ask(service, path, "Process1", "ReadLog", uid=STRANGER)
+        assert ask(service, "/org/phos/image/i", "Image1", "ListBlocks", uid=STRANGER) == []
+
+
+@pytest.mark.parametrize("member", LOOKS)
+def test_a_process_that_is_gone(service: Service, member: str) -> None:
+    found = this_process(start_time=1)  # somebody who had this pid long ago
+    service.engine.running = [found]
+    service.call("ListProcesses")
+    with pytest.raises(RuntimeError, match=f"process {os.getpid()} has ended"):
+        ask(service, f"/org/phos/process/_{os.getpid()}_1", "Process1", member)
+    assert service.engine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("member", "option"),
+    [
+        ("ListBlocks", ("speed", "u", 1)),
+        ("ListBlocks", ("limit", "u", 0)),
+        ("ListBlocks", ("limit", "u", 20_001)),
+        ("ListKernels", ("limit", "u", 4_001)),
+        ("ReadLog", ("limit", "u", 1)),
+    ],
+)
+def test_options_that_are_none(
+    service: Service, member: str, option: tuple[str, str, object]
+) -> None:
+    path = show(service, os.getpid())
+    with pytest.raises(RuntimeError, match="the options of this call are"):
+        ask(service, path, "Process1", member, *option)
+    assert service.engine.asked == []
+
+
+def test_the_content_of_an_image(service: Service) -> None:
+    """A chunk that two blocks have is stored once; what an older image holds is told apart."""
+    own = ChunkRef("a", 2, 0, 2 << 20)
+    blocks = (
+        Saved(0, 1, 1 << 40, 4 << 20, 0, (ChunkRef("a", 1, 0, 2 << 20), own)),
+        Saved(0, 2, 0, 4 << 20, 0, (own, ChunkRef("b", 2, 4096, 2 << 20))),
+        Saved(0, 3, 4096, 2 << 20, 0, alias=(0, 1)),
+        Saved(0, 4, 8192, 4096, 0, (ChunkRef("c", 2, 8192, 4096),), host=True),
+    )
+    service.engine.stored["old"] = manifest("old", blocks=(block(1),))
+    service.engine.stored["young"] = manifest("young", pid=77, owner=OWNER, blocks=blocks)
+    service.call("ListImages")
+    mib = 1 << 20
+    rows = [
+        [77, 1, 1 << 40, 4 * mib, 0, 2, 4 * mib, 2 * mib],
+        [77, 2, 0, 4 * mib, 0, 2, 2 * mib, 0],
+        [77, 3, 4096, 2 * mib, 0, 0, 0, 0],
+        [77, 4, 8192, 4096, -1, 1, 4096, 0],
+    ]
+    path = "/org/phos/image/young"
+    assert ask(service, path, "Image1", "ListBlocks", uid=OWNER) == rows
+    assert sum(row[6] for row in rows) == int(service.get(path, "Image1", "StoredBytes"))
+    assert sum(row[7] for row in rows) == int(service.get(path, "Image1", "SharedBytes"))
+    page = ("limit", "u", 2, "offset", "u", 1)
+    assert ask(service, path, "Image1", "ListBlocks", *page) == rows[1:3]
+    assert ask(service, path, "Image1", "ListBlocks", "offset", "u", 9) == []
+    with pytest.raises(RuntimeError, match=f"image young belongs to uid {OWNER}"):
+        ask(service, path, "Image1", "ListBlocks", uid=STRANGER)
+    with pytest.raises(RuntimeError, match="the options of this call are: limit, offset"):
+        ask(service, path, "Image1", "ListBlocks", "parent", "s", "old")
