@@ -1,0 +1,143 @@
+"""One table of what can be done: it feeds the keys, the help and the command palette.
+
+Each action is run by the method ``action_<id>`` of the screen, or the widget, of its scope. ``key``
+may name several keys, with commas.
+"""
+
+from dataclasses import dataclass
+
+from textual.binding import Binding, BindingType
+
+from phosd.tui.node import Contact, Node
+
+ANYWHERE = "anywhere"
+TABLE = "table"
+"""The scope of the actions of every table."""
+MOVE = "move"
+"""The same, for the keys that only move its cursor."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing that can be done in a ``scope``: a screen, or one of the above.
+
+    ``acts``: something changes on the node, which ``--readonly`` does not let happen. ``feature``
+    is what the service must offer for it. ``shown``: in the line of keys, too.
+    """
+
+    id: str
+    key: str
+    name: str
+    help: str
+    scope: str
+    acts: bool = False
+    feature: str = ""
+    shown: bool = True
+    asks: bool = False
+    """phosd is asked for something when it is done."""
+
+
+ACTIONS = (
+    Action("help", "question_mark", "Help", "the keys of this screen", ANYWHERE),
+    Action("leave", "q", "Back", "back to where you were, or out of phos-tui", ANYWHERE),
+    Action("theme", "T", "Theme", "light or dark", ANYWHERE, shown=False),
+    # Tables
+    Action("mark", "space", "Mark", "mark the row, or unmark it; actions take all marked", TABLE),
+    Action("filter", "slash", "Filter", "only rows with these words; esc shows all", TABLE),
+    Action("order", "o", "Sort", "sort by the next column; also a click on its title", TABLE),
+    Action("reverse", "O", "Reverse", "sort the other way round", TABLE, shown=False),
+    Action("unmark", "u", "Unmark", "unmark all rows", TABLE, shown=False),
+    Action("move('up')", "up,k", "Up", "the row above", MOVE, shown=False),
+    Action("move('down')", "down,j", "Down", "the row below", MOVE, shown=False),
+    Action("move('page_up')", "pageup", "Page up", "a page up", MOVE, shown=False),
+    Action("move('page_down')", "pagedown", "Page down", "a page down", MOVE, shown=False),
+    Action("move('first')", "home,g", "First", "the first row", MOVE, shown=False),
+    Action("move('last')", "end,G", "Last", "the last row", MOVE, shown=False),
+    # Processes
+    Action(
+        "checkpoint",
+        "c",
+        "Checkpoint",
+        "save the process; it goes on",
+        "processes",
+        acts=True,
+        feature="checkpoint",
+    ),
+    Action(
+        "checkpoint_with",
+        "C",
+        "Checkpoint with...",
+        "the same, with options asked for first",
+        "processes",
+        acts=True,
+        feature="checkpoint",
+        shown=False,
+    ),
+    Action(
+        "migrate",
+        "m",
+        "Migrate",
+        "move the process to another GPU or node",
+        "processes",
+        acts=True,
+        feature="migrate",
+    ),
+    Action(
+        "suspend",
+        "s",
+        "Suspend/resume",
+        "take the process off its GPU, or bring it back",
+        "processes",
+        acts=True,
+        feature="suspend",
+    ),
+    Action("details", "enter", "Details", "blocks, images, jobs and kernels of it", "processes"),
+    Action(
+        "log",
+        "l",
+        "Log",
+        "follow what its hook noted",
+        "processes",
+        feature="process-log",
+        asks=True,
+    ),
+    # Jobs
+    Action("job_details", "enter", "Details", "phases, mode and why, wrong guesses", "jobs"),
+    Action(
+        "cancel",
+        "x",
+        "Cancel",
+        "stop the job at its next safe point; the program goes on",
+        "jobs",
+        acts=True,
+    ),
+)
+
+
+def of(*scopes: str) -> list[Action]:
+    """The actions of these scopes, in the order of the table."""
+    return [action for action in ACTIONS if action.scope in scopes]
+
+
+def bindings(*scopes: str) -> list[BindingType]:
+    """The keys of these scopes, for the ``BINDINGS`` of who has the methods."""
+    return [
+        Binding(action.key, action.id, action.name, tooltip=action.help) for action in of(*scopes)
+    ]
+
+
+def named(name: str, scope: str) -> Action | None:
+    """The action of the scope that a method ``action_<name>`` runs."""
+    return next((action for action in of(scope) if action.id == name), None)
+
+
+def why_not(action: Action, node: Node, *, readonly: bool) -> str:
+    """Why the action cannot be done now; nothing when it can."""
+    if action.acts and readonly:
+        return "phos-tui was started with --readonly; start it without, to act"
+    if (action.acts or action.asks or action.feature) and node.contact is not Contact.HERE:
+        return "phosd does not answer; it is tried again and again"
+    if action.feature and action.feature not in node.manager.features:
+        version = node.manager.version or "?"
+        return f"phosd {version} does not offer it (no {action.feature!r} in its features)"
+    return ""

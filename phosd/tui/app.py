@@ -1,0 +1,158 @@
+"""The application: which screens there are, and what they share."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.content import Content
+from textual.screen import Screen
+
+from phosd.tui.actions import ANYWHERE, bindings
+from phosd.tui.node import Node
+from phosd.tui.records import Job
+from phosd.tui.screens.base import NodeScreen
+from phosd.tui.screens.jobs import JobsScreen
+from phosd.tui.screens.processes import ProcessesScreen
+from phosd.tui.text import plain, seconds
+
+SCREENS: tuple[type[NodeScreen], ...] = (ProcessesScreen, JobsScreen)
+"""The screens in the order of their number keys."""
+Severity = Literal["information", "warning", "error"]
+_TOAST_SECONDS: dict[Severity, float] = {"information": 6, "warning": 8, "error": 15}
+_SAMPLE_SECONDS = 2.0
+
+
+class Palette(Provider):
+    """The actions of the screen in the command palette; what cannot be done says why."""
+
+    async def discover(self) -> Hits:
+        for display, run, text, about in self._entries():
+            yield DiscoveryHit(display, run, text, about)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for display, run, text, about in self._entries():
+            if (score := matcher.match(text)) > 0:
+                shown = display if display.spans else matcher.highlight(text)
+                yield Hit(score, shown, run, text, about)
+
+    def _entries(self) -> list[tuple[Content, Callable[[], object], str, str]]:
+        screen, app = self.screen, self.app
+        assert isinstance(app, PhosApp)
+        entries: list[tuple[Content, Callable[[], object], str, str]] = []
+        if isinstance(screen, NodeScreen):
+            for action in screen.actions:
+                why = screen.reason(action)
+                text = f"{action.name} ({action.scope})"
+                display = Content.styled(text, "dim") if why else Content(text)
+                about = f"not now: {why}" if why else action.help
+                entries.append((display, partial(screen.do, action), text, about))
+        for name, title in app.titles.items():
+            text = f"Screen: {title}"
+            entries.append((Content(text), partial(app.switch_mode, name), text, "go there"))
+        return entries
+
+
+class PhosApp(App[None]):
+    """phos-tui."""
+
+    TITLE = "phos-tui"
+    COMMANDS = {Palette}  # noqa: RUF012 - as Textual types it
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings(ANYWHERE),
+        *(
+            Binding(str(number), f"go('{screen.SCOPE}')", screen.TITLE_TEXT, show=False)
+            for number, screen in enumerate(SCREENS, 1)
+        ),
+    ]
+    MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = {s.SCOPE: s for s in SCREENS}
+    DEFAULT_MODE = SCREENS[0].SCOPE
+    titles: ClassVar[dict[str, str]] = {screen.SCOPE: screen.TITLE_TEXT for screen in SCREENS}
+
+    def __init__(self, node: Node, *, readonly: bool = False, light: bool = False) -> None:
+        super().__init__()
+        self.node = node
+        self.readonly = readonly
+        self._watched: set[str] = set()
+        self._light = light
+
+    def on_mount(self) -> None:
+        self.theme = "textual-light" if self._light else "textual-dark"
+        self.node.subscribe(self._node_changed)
+        self.node.start()
+        self.set_interval(1.0, self._tick)
+        self.set_interval(_SAMPLE_SECONDS, self.node.sample)
+
+    def on_unmount(self) -> None:
+        self.node.stop()
+
+    def _node_changed(self, changed: frozenset[type]) -> None:
+        if Job in changed:
+            self._tell_ended()
+        for screen in self.screen_stack:
+            if (take := getattr(screen, "node_changed", None)) is not None:
+                self.call_later(take, *((changed,) if isinstance(screen, NodeScreen) else ()))
+
+    def _tick(self) -> None:
+        for screen in self.screen_stack:
+            if isinstance(screen, NodeScreen) and screen.is_mounted:
+                screen.tick()
+
+    # What screens share
+
+    def tell(self, title: str, text: str, severity: Severity = "information") -> None:
+        """A toast. The text may come from anywhere."""
+        self.notify(
+            plain(text),
+            title=plain(title),
+            severity=severity,
+            timeout=_TOAST_SECONDS[severity],
+            markup=False,
+        )
+
+    def watch_job(self, path: str) -> None:
+        """Tell when this job ends, and how."""
+        self._watched.add(path)
+        self._tell_ended()
+
+    def _tell_ended(self) -> None:
+        jobs = self.node.of(Job)
+        for path in sorted(self._watched & jobs.keys()):
+            job = jobs[path]
+            if job.over:
+                self._watched.discard(path)
+                self._tell_result(job)
+
+    def _tell_result(self, job: Job) -> None:
+        title = f"Job {job.number}: {job.operation} of {job.target} is {job.state}"
+        if job.state != "done":
+            severity: Severity = "warning" if job.state == "cancelled" else "error"
+            self.tell(title, job.message or job.error, severity)
+            return
+        stop = (
+            f"; the program stood still for {seconds(job.stop_seconds)}" if job.stop_seconds else ""
+        )
+        self.tell(title, f"{job.result}{stop}")
+
+    # Actions
+
+    def action_go(self, mode: str) -> None:
+        if not self.screen.is_modal:
+            self.switch_mode(mode)
+
+    def action_leave(self) -> None:
+        if len(self.screen_stack) > 1:
+            self.pop_screen()
+        else:
+            self.exit()
+
+    def action_theme(self) -> None:
+        dark = self.current_theme.dark
+        self.theme = "textual-light" if dark else "textual-dark"
+
+    def action_help(self) -> None:
+        if isinstance(self.screen, NodeScreen):
+            self.screen.action_help()

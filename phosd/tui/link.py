@@ -1,0 +1,290 @@
+"""The way to phosd: a D-Bus connection in a thread of its own.
+
+Reading thousands of objects takes the library seconds; here they hold up no screen. The thread
+keeps the properties of all objects and hands over records, at most ten batches a second.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+from phosd.bus import NAME, ROOT, CallError, Connection, NoBusError, Signal
+from phosd.cli.settings import CommandError, of_bus
+from phosd.tui.node import MANAGER, Contact, Update
+from phosd.tui.records import Record, record_of
+
+_DBUS = "org.freedesktop.DBus"
+_PROPERTIES = f"{_DBUS}.Properties"
+_OBJECTS = f"{_DBUS}.ObjectManager"
+_BATCH_SECONDS = 0.1
+_RETRY_SECONDS = 2.0
+_PASSWORD_SECONDS = 330.0
+"""Longer than phosd waits for a password."""
+_MOST_AT_ONCE = 4
+"""Objects that are read again at the same time: a client may have few calls at work."""
+_MOST_SINGLY = 32
+"""More objects than that are read again in one call."""
+_NOBODY = (".ServiceUnknown", ".NameHasNoOwner")
+
+Properties = dict[str, Any]
+
+
+class BusLink:
+    """A :class:`~phosd.tui.node.Link` over D-Bus. To be used on one event loop."""
+
+    def __init__(self, where: str) -> None:
+        """``where``: ``system``, ``session`` or an address."""
+        self._where = where
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._session: _Session | None = None
+        self._main: asyncio.Task[None] | None = None
+
+    def start(self, deliver: Callable[[Update], None]) -> None:
+        """Tell on this event loop what there is and what changes, until :meth:`stop`."""
+        screens = asyncio.get_running_loop()
+
+        def hand_over(update: Update) -> None:
+            with contextlib.suppress(RuntimeError):  # the screens have ended
+                screens.call_soon_threadsafe(deliver, update)
+
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._run, args=(self._loop, hand_over), name="phos-bus", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        if self._loop is None or self._thread is None:
+            return
+        with contextlib.suppress(RuntimeError):  # it has ended by itself
+            self._loop.call_soon_threadsafe(self._cancel)
+        self._thread.join()
+
+    def _cancel(self) -> None:
+        if self._main is not None:
+            self._main.cancel()
+
+    async def call(
+        self, path: str, interface: str, member: str, signature: str = "", *args: Any
+    ) -> list[Any]:
+        """Call a method; the values of its reply. Raises :class:`CommandError`.
+
+        The user may be asked for a password, where a desktop has who asks.
+        """
+        if self._loop is None:
+            raise CommandError("NoDaemon", "there is no way to phosd yet; wait until there is")
+        asked = self._call(path, interface, member, signature, args)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, self._loop))
+
+    async def _call(
+        self, path: str, interface: str, member: str, signature: str, args: tuple[Any, ...]
+    ) -> list[Any]:
+        session = self._session
+        if session is None:
+            raise CommandError(
+                "NoDaemon", f"{member} was not asked for: there is no bus; try again when there is"
+            )
+        try:
+            return await session.connection.call(
+                path,
+                interface,
+                member,
+                signature,
+                *args,
+                patience=_PASSWORD_SECONDS,
+                interactive=True,
+            )
+        except CallError as error:
+            raise of_bus(error) from error
+
+    def _run(self, loop: asyncio.AbstractEventLoop, hand_over: Callable[[Update], None]) -> None:
+        asyncio.set_event_loop(loop)
+        self._main = loop.create_task(self._keep(hand_over))
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                loop.run_until_complete(self._main)
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    async def _keep(self, hand_over: Callable[[Update], None]) -> None:
+        """Be on the bus, again and again."""
+        while True:
+            try:
+                with closing(await Connection.open(self._where)) as connection:
+                    self._session = _Session(connection, hand_over)
+                    await self._session.run()
+                why = "the bus went away"
+            except NoBusError as error:
+                why = f"{error}; {error.hint}"
+            except CallError as error:
+                why = str(of_bus(error))
+            finally:
+                self._session = None
+            hand_over(Update(contact=Contact.GONE, trouble=why))
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+class _Session:
+    """One stay on the bus."""
+
+    def __init__(self, connection: Connection, hand_over: Callable[[Update], None]) -> None:
+        self.connection = connection
+        self._hand_over = hand_over
+        self._news: asyncio.Queue[Signal | None] = asyncio.Queue()
+        self._owner = ""
+        self._objects: dict[str, tuple[str, Properties]] = {}
+        self._changed: set[str] = set()
+        self._gone: set[str] = set()
+        self._unread: set[str] = set()
+        self._read_all = False
+
+    async def run(self) -> None:
+        """Mirror until the bus goes away. Raises :class:`CallError`."""
+        await self.connection.subscribe(
+            self._news.put_nowait,
+            f"type='signal',sender='{NAME}',path_namespace='{ROOT}'",
+            f"type='signal',sender='{_DBUS}',member='NameOwnerChanged',arg0='{NAME}'",
+        )
+        tasks = [
+            asyncio.create_task(self.connection.closed()),
+            asyncio.create_task(self._mirror()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    async def _mirror(self) -> None:
+        """Read everything whenever phosd is there, and follow its signals."""
+        await self._meet()
+        while True:
+            self._take(await self._news.get())
+            await asyncio.sleep(_BATCH_SECONDS)
+            while not self._news.empty():
+                self._take(self._news.get_nowait())
+            if self._read_all:
+                await self._meet()
+                continue
+            if self._unread:
+                await self._read_again()
+            self._deliver()
+
+    async def _meet(self) -> None:
+        """Find phosd and read all that it has; say how that went."""
+        self._read_all = False
+        self._hand_over(Update(contact=Contact.SEEKING))
+        while True:
+            try:
+                # On a system bus this starts phosd, where it may be started so.
+                (manager,) = await self.connection.call(ROOT, _PROPERTIES, "GetAll", "s", MANAGER)
+                (managed,) = await self.connection.call(ROOT, _OBJECTS, "GetManagedObjects")
+                self._owner = await self._unique_name()
+                break
+            except CallError as error:
+                self._hand_over(Update(contact=Contact.GONE, trouble=str(of_bus(error))))
+                if error.name.endswith(_NOBODY):
+                    return  # NameOwnerChanged tells when it is there
+                if error.name.endswith(".Disconnected"):
+                    raise
+                await asyncio.sleep(_RETRY_SECONDS)
+        self._objects = {ROOT: (MANAGER, manager)}
+        for path, interfaces in managed.items():
+            for interface, values in interfaces.items():
+                self._objects[path] = (interface, values)
+        self._changed, self._gone, self._unread = set(), set(), set()
+        records = {path: r for path in self._objects if (r := self._record(path)) is not None}
+        self._hand_over(Update(records, whole=True, contact=Contact.HERE))
+
+    async def _unique_name(self) -> str:
+        path = "/org/freedesktop/DBus"
+        (owner,) = await self.connection.call(
+            path, _DBUS, "GetNameOwner", "s", NAME, destination=_DBUS
+        )
+        return str(owner)
+
+    def _take(self, signal: Signal | None) -> None:
+        if signal is None:
+            return
+        if (signal.sender, signal.member) == (_DBUS, "NameOwnerChanged"):
+            self._owner_changed(*signal.args)
+        elif signal.sender != self._owner:
+            return  # anybody may send us a signal that looks like phosd's
+        elif (signal.interface, signal.member) == (_PROPERTIES, "PropertiesChanged"):
+            interface, changed, invalidated = signal.args
+            if signal.path in self._objects:
+                self._objects[signal.path][1].update(changed)
+                self._changed.add(signal.path)
+                if invalidated:
+                    self._unread.add(signal.path)
+        elif (signal.interface, signal.member) == (_OBJECTS, "InterfacesAdded"):
+            path, interfaces = signal.args
+            for interface, values in interfaces.items():
+                self._objects[path] = (interface, dict(values))
+            self._gone.discard(path)
+            self._unread.add(path)  # a signal tells nothing that is private
+        elif (signal.interface, signal.member) == (_OBJECTS, "InterfacesRemoved"):
+            self._forget(signal.args[0])
+
+    def _owner_changed(self, name: str, _: str, now: str) -> None:
+        if name != NAME:
+            return
+        if now:
+            self._read_all = True
+        else:
+            self._owner = ""
+            why = str(of_bus(CallError(f"{_DBUS}.Error.ServiceUnknown", "")))
+            self._hand_over(Update(contact=Contact.GONE, trouble=why))
+
+    def _forget(self, path: str) -> None:
+        self._objects.pop(path, None)
+        self._changed.discard(path)
+        self._unread.discard(path)
+        self._gone.add(path)
+
+    async def _read_again(self) -> None:
+        """Read the objects of which signals did not tell everything."""
+        if len(self._unread) > _MOST_SINGLY:
+            await self._meet()
+            return
+        turns = asyncio.Semaphore(_MOST_AT_ONCE)
+
+        async def read(path: str) -> None:
+            interface, values = self._objects[path]
+            try:
+                async with turns:
+                    (found,) = await self.connection.call(
+                        path, _PROPERTIES, "GetAll", "s", interface
+                    )
+            except CallError as error:
+                if error.name.endswith((".NotAuthorized", ".UnknownObject")):
+                    self._forget(path)  # somebody else's, or gone already
+                elif error.name.endswith(".LimitsExceeded"):
+                    self._unread.add(path)
+                return
+            values.update(found)
+            self._changed.add(path)
+
+        unread, self._unread = self._unread, set()
+        await asyncio.gather(*(read(path) for path in unread if path in self._objects))
+
+    def _deliver(self) -> None:
+        records = {path: r for path in self._changed if (r := self._record(path)) is not None}
+        if records or self._gone:
+            self._hand_over(Update(records, frozenset(self._gone)))
+        self._changed, self._gone = set(), set()
+
+    def _record(self, path: str) -> Record | None:
+        if path not in self._objects:
+            return None
+        interface, values = self._objects[path]
+        return record_of(path, interface, values)

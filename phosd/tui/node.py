@@ -1,0 +1,242 @@
+"""The node as the screens know it: records, how phosd is, and what can be asked of it.
+
+Everything here happens on the screens' event loop, and nothing here waits: records come in batches
+from a :class:`Link`, whose calls are awaited by whoever made them.
+"""
+
+import enum
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from phosd.bus import ROOT, variants
+from phosd.tui.records import Gpu, Image, Job, Manager, Process, Record
+
+MANAGER = "org.phos.Manager1"
+SAMPLES = 150
+"""Samples of each GPU that are kept: five minutes, one every two seconds."""
+
+
+class Contact(enum.Enum):
+    """How phosd is."""
+
+    SEEKING = "seeking"
+    HERE = "here"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Update:
+    """News from phosd. ``whole``: the records are all that there are. ``trouble`` says why there is
+    no contact, and what to do.
+    """
+
+    records: Mapping[str, Record] = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()
+    whole: bool = False
+    contact: Contact | None = None
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A GPU at one moment (seconds since the epoch)."""
+
+    time: float
+    utilisation: float | None
+    memory_used: int
+    temperature: float | None
+    power: float | None
+
+
+class Link(Protocol):
+    """The way to phosd."""
+
+    async def call(
+        self, path: str, interface: str, member: str, signature: str = "", *args: Any
+    ) -> list[Any]:
+        """Call a method; the values of its reply. Raises ``CommandError``."""
+
+    def start(self, deliver: Callable[[Update], None]) -> None:
+        """Tell what there is, and what changes, until :meth:`stop`."""
+
+    def stop(self) -> None:
+        """Tell nothing any more."""
+
+
+Listener = Callable[[frozenset[type]], None]
+"""Gets the kinds of records that changed; :class:`Contact` stands for how phosd is."""
+_R = TypeVar("_R", bound=Record)
+
+
+class Node:
+    """A mirror of the node. ``now`` is the clock: seconds since the epoch."""
+
+    def __init__(self, link: Link, now: Callable[[], float] = time.time) -> None:
+        self._link = link
+        self.now = now
+        self.contact = Contact.SEEKING
+        self.trouble = ""
+        self.since = now()
+        """When the contact became what it is."""
+        self.heard = 0.0
+        """When phosd was last heard of; 0: never."""
+        self.waiting = 0
+        """Calls that phosd has not answered yet."""
+        self.samples: dict[str, deque[Sample]] = {}
+        """By path of the GPU, oldest first."""
+        self._records: dict[type, dict[str, Any]] = {
+            kind: {} for kind in (Manager, Gpu, Process, Image, Job)
+        }
+        self._listeners: list[Listener] = []
+
+    # What there is
+
+    def of(self, kind: type[_R]) -> Mapping[str, _R]:
+        """All records of a kind, by path."""
+        return self._records[kind]
+
+    @property
+    def manager(self) -> Manager:
+        """The service; an empty record before the first contact."""
+        return next(iter(self.of(Manager).values()), Manager(ROOT))
+
+    @property
+    def gpus(self) -> list[Gpu]:
+        """The GPUs in their order."""
+        return sorted(self.of(Gpu).values(), key=lambda gpu: (gpu.ordinal, gpu.uuid))
+
+    def process(self, pid: int) -> Process | None:
+        """The process with this pid."""
+        return next((p for p in self.of(Process).values() if p.pid == pid), None)
+
+    def image(self, image: str) -> Image | None:
+        """The image with this id."""
+        return next((i for i in self.of(Image).values() if i.id == image), None)
+
+    def job_of(self, target: str) -> Job | None:
+        """The job that works on a pid or an image now."""
+        jobs = (job for job in self.of(Job).values() if not job.over and job.target == target)
+        return max(jobs, key=lambda job: (job.state == "running", -job.number), default=None)
+
+    # What changes
+
+    def subscribe(self, listener: Listener) -> None:
+        """Have ``listener`` called after every change."""
+        self._listeners.append(listener)
+
+    def start(self) -> None:
+        """Begin to mirror."""
+        self._link.start(self.apply)
+
+    def stop(self) -> None:
+        """End it."""
+        self._link.stop()
+
+    def apply(self, update: Update) -> None:
+        """Take over what the link tells, and tell it on."""
+        changed: set[type] = set()
+        if update.whole:
+            for kind, records in self._records.items():
+                if records:
+                    changed.add(kind)
+                records.clear()
+        for path, record in update.records.items():
+            self._records[type(record)][path] = record
+            changed.add(type(record))
+        for path in update.gone:
+            for kind, records in self._records.items():
+                if records.pop(path, None) is not None:
+                    changed.add(kind)
+        if changed or update.contact is Contact.HERE:
+            self.heard = self.now()
+        if update.contact is not None:
+            if update.contact is not self.contact:
+                self.since = self.now()
+            self.contact, self.trouble = update.contact, update.trouble
+            changed.add(Contact)
+        self._tell(frozenset(changed))
+
+    def sample(self) -> None:
+        """Remember how the GPUs are now; to be called every two seconds."""
+        if self.contact is not Contact.HERE:
+            return
+        gpus = self.of(Gpu)
+        self.samples = {path: self.samples.get(path, deque(maxlen=SAMPLES)) for path in gpus}
+        for path, gpu in gpus.items():
+            self.samples[path].append(
+                Sample(self.now(), gpu.utilisation, gpu.memory_used, gpu.temperature, gpu.power)
+            )
+
+    def _tell(self, changed: frozenset[type]) -> None:
+        if changed:
+            for listener in list(self._listeners):
+                listener(changed)
+
+    # What can be asked. Each raises CommandError, which says what to do next.
+
+    async def checkpoint(self, pid: int, **options: bool | int | float | str) -> str:
+        """Save a process; the path of the job, or ``/`` when this ended a schedule."""
+        return str(await self._manager("Checkpoint", "ua{sv}", pid, variants(options)))
+
+    async def restore(self, image: str, **options: bool | int | float | str) -> str:
+        """Bring an image back to life; the path of the job."""
+        return str(await self._manager("Restore", "sa{sv}", image, variants(options)))
+
+    async def verify(self, image: str) -> str:
+        """Read every byte of an image again; the path of the job."""
+        return str(await self._manager("VerifyImage", "sa{sv}", image, {}))
+
+    async def delete(self, image: str) -> None:
+        """Remove an image for good."""
+        await self._manager("DeleteImage", "sa{sv}", image, {})
+
+    async def migrate(self, pid: int, destination: str) -> str:
+        """Move a process to another GPU or node; the path of the job."""
+        return str(await self._manager("Migrate", "usa{sv}", pid, destination, {}))
+
+    async def suspend(self, pid: int) -> str:
+        """Take a process off its GPU; the path of the job."""
+        return str(await self._manager("Suspend", "ua{sv}", pid, {}))
+
+    async def resume(self, pid: int) -> str:
+        """Bring a suspended process back; the path of the job."""
+        return str(await self._manager("Resume", "ua{sv}", pid, {}))
+
+    async def cancel(self, job: Job) -> None:
+        """Have a job stop at its next safe point."""
+        await self.ask(job, "Cancel")
+
+    async def history(self, **options: int | str) -> list[dict[str, Any]]:
+        """Past jobs, newest first, as ``ListHistory`` tells them."""
+        return list(await self._manager("ListHistory", "a{sv}", variants(options)))
+
+    async def events(self, **options: int | str) -> list[dict[str, Any]]:
+        """What the daemon noted, newest first, as ``ListEvents`` tells it."""
+        return list(await self._manager("ListEvents", "a{sv}", variants(options)))
+
+    async def ask(self, record: Record, member: str, **options: int | str) -> Any:
+        """Call a method of the object behind a record, which takes options; its first value."""
+        interface = f"org.phos.{type(record).__name__}1"
+        return await self._call(record.path, interface, member, "a{sv}", variants(options))
+
+    async def _manager(self, member: str, signature: str, *args: Any) -> Any:
+        return await self._call(ROOT, MANAGER, member, signature, *args)
+
+    async def _call(self, *call: Any) -> Any:
+        with self._waits():
+            values = await self._link.call(*call)
+        return values[0] if values else None
+
+    @contextmanager
+    def _waits(self) -> Iterator[None]:
+        self.waiting += 1
+        self._tell(frozenset({Contact}))
+        try:
+            yield
+        finally:
+            self.waiting -= 1
+            self._tell(frozenset({Contact}))

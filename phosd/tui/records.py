@@ -1,0 +1,316 @@
+"""What phosd's objects say, as typed records: all that screens know of the node.
+
+Times are seconds since the epoch (None: not known), durations seconds, sizes bytes. Records are
+built of whatever a service of another version sends: what is missing, or of another type, is empty.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Properties = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Manager:
+    """The service itself."""
+
+    path: str
+    version: str = ""
+    features: frozenset[str] = frozenset()
+    troubles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU. ``utilisation`` is 0..1, ``temperature`` degrees Celsius, ``power`` watts; None where
+    it does not tell.
+    """
+
+    path: str
+    ordinal: int = 0
+    uuid: str = ""
+    name: str = ""
+    memory_total: int = 0
+    memory_used: int = 0
+    utilisation: float | None = None
+    temperature: float | None = None
+    power: float | None = None
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that uses GPUs, which are named by their paths. ``every``: seconds between its
+    periodic checkpoints, of which ``keep`` images are kept; 0: there are none.
+    """
+
+    path: str
+    pid: int = 0
+    start_time: int = 0
+    user: int = 0
+    command: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    device_bytes: int = 0
+    hook: str = ""
+    reason: str = ""
+    state: str = ""
+    last_image: str = ""
+    every: float = 0.0
+    keep: int = 0
+
+
+@dataclass(frozen=True)
+class Image:
+    """A saved process. ``whole`` is what the last verification found, None before the first."""
+
+    path: str
+    id: str = ""
+    created: float | None = None
+    owner: int = 0
+    pid: int = 0
+    command: tuple[str, ...] = ()
+    gpus: tuple[tuple[str, str], ...] = ()
+    total_bytes: int = 0
+    device_bytes: int = 0
+    stored_bytes: int = 0
+    shared_bytes: int = 0
+    mode: str = ""
+    why: str = ""
+    wrong_guesses: int = 0
+    parent: str = ""
+    stop_seconds: float = 0.0
+    verified: float | None = None
+    whole: bool | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a job; ``stopped``: the program stood still in it."""
+
+    name: str
+    stopped: bool
+    seconds: float
+    bytes_done: int
+    bytes_total: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of long work. ``progress``, ``bytes_*``, ``rate`` and ``expected_end`` are of the
+    current phase; ``progress`` is None where nobody knows.
+    """
+
+    path: str
+    number: int = 0
+    operation: str = ""
+    target: str = ""
+    owner: int = 0
+    state: str = ""
+    position: int = 0
+    phase: str = ""
+    stopped: bool = False
+    progress: float | None = None
+    bytes_done: int = 0
+    bytes_total: int = 0
+    rate: float = 0.0
+    started: float | None = None
+    ended: float | None = None
+    expected_end: float | None = None
+    stop_seconds: float = 0.0
+    mode: str = ""
+    why: str = ""
+    wrong_guesses: int = 0
+    suspects: tuple[str, ...] = ()
+    drained_bytes: int = 0
+    drain_rate: float = 0.0
+    scheduled: bool = False
+    details: tuple[tuple[str, float], ...] = ()
+    notes: tuple[str, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    cancelable: bool = False
+    result: str = ""
+    error: str = ""
+    message: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing changes any more."""
+        return self.state not in ("queued", "running")
+
+
+Record = Manager | Gpu | Process | Image | Job
+
+_T = TypeVar("_T")
+
+
+class _Values:
+    """The properties of one object, by type."""
+
+    def __init__(self, properties: Properties) -> None:
+        self._properties = properties
+
+    def _get(self, name: str, kind: type[_T], otherwise: _T) -> _T:
+        value = self._properties.get(name)
+        return value if isinstance(value, kind) else otherwise
+
+    def figures(self, name: str) -> tuple[tuple[str, float], ...]:
+        found = self._get(name, dict, {}).items()
+        return tuple((key, value) for key, value in found if isinstance(value, float))
+
+    def text(self, name: str) -> str:
+        return self._get(name, str, "")
+
+    def flag(self, name: str) -> bool:
+        return self._get(name, bool, False)
+
+    def whole(self, name: str) -> int:
+        return self._get(name, int, 0)
+
+    def number(self, name: str) -> float:
+        return self._get(name, float, 0.0)
+
+    def known(self, name: str) -> float | None:
+        """A figure of a GPU, which is negative when the GPU does not tell it."""
+        value = self._get(name, float, -1.0)
+        return value if value >= 0 else None
+
+    def time(self, name: str) -> float | None:
+        return self.whole(name) / 1e6 or None
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        return self.items(name, str)
+
+    def items(self, name: str, kind: type[_T]) -> tuple[_T, ...]:
+        return tuple(item for item in self._get(name, list, []) if isinstance(item, kind))
+
+    def rows(self, name: str, row: Callable[..., _T]) -> tuple[_T, ...]:
+        """What ``row`` makes of each; those that it does not fit are left out."""
+        found = []
+        for values in self._get(name, list, []):
+            try:
+                found.append(row(*values))
+            except (TypeError, ValueError):
+                continue
+        return tuple(found)
+
+
+def _manager(path: str, values: _Values) -> Manager:
+    return Manager(
+        path,
+        version=values.text("Version"),
+        features=frozenset(values.texts("Features")),
+        troubles=values.texts("Troubles"),
+    )
+
+
+def _gpu(path: str, values: _Values) -> Gpu:
+    return Gpu(
+        path,
+        ordinal=values.whole("Ordinal"),
+        uuid=values.text("UUID"),
+        name=values.text("Name"),
+        memory_total=values.whole("MemoryTotal"),
+        memory_used=values.whole("MemoryUsed"),
+        utilisation=values.known("Utilisation"),
+        temperature=values.known("Temperature"),
+        power=values.known("Power"),
+        pids=values.items("Processes", int),
+    )
+
+
+def _process(path: str, values: _Values) -> Process:
+    return Process(
+        path,
+        pid=values.whole("Pid"),
+        start_time=values.whole("StartTime"),
+        user=values.whole("User"),
+        command=values.texts("CommandLine"),
+        gpus=values.texts("GPUs"),
+        device_bytes=values.whole("DeviceBytes"),
+        hook=values.text("HookState"),
+        reason=values.text("Reason"),
+        state=values.text("State"),
+        last_image=values.text("LastImage"),
+        every=values.number("CheckpointInterval"),
+        keep=values.whole("CheckpointsKept"),
+    )
+
+
+def _image(path: str, values: _Values) -> Image:
+    verified = values.time("Verified")
+    return Image(
+        path,
+        id=values.text("Id"),
+        created=values.time("Created"),
+        owner=values.whole("Owner"),
+        pid=values.whole("Pid"),
+        command=values.texts("CommandLine"),
+        gpus=values.rows("GPUs", lambda uuid, chip: (str(uuid), str(chip))),
+        total_bytes=values.whole("TotalBytes"),
+        device_bytes=values.whole("DeviceBytes"),
+        stored_bytes=values.whole("StoredBytes"),
+        shared_bytes=values.whole("SharedBytes"),
+        mode=values.text("Mode"),
+        why=values.text("Why"),
+        wrong_guesses=values.whole("WrongGuesses"),
+        parent=values.text("Parent"),
+        stop_seconds=values.number("StopSeconds"),
+        verified=verified,
+        whole=values.flag("VerifiedWhole") if verified is not None else None,
+    )
+
+
+def _phase(name: Any, stopped: Any, seconds: Any, done: Any, total: Any) -> Phase:
+    return Phase(str(name), bool(stopped), float(seconds), int(done), int(total))
+
+
+def _job(path: str, values: _Values) -> Job:
+    return Job(
+        path,
+        number=values.whole("Number"),
+        operation=values.text("Operation"),
+        target=values.text("Target"),
+        owner=values.whole("Owner"),
+        state=values.text("State"),
+        position=values.whole("Position"),
+        phase=values.text("Phase"),
+        stopped=values.flag("ProgramStopped"),
+        progress=values.number("Progress") if values.flag("ProgressValid") else None,
+        bytes_done=values.whole("BytesDone"),
+        bytes_total=values.whole("BytesTotal"),
+        rate=values.number("Rate"),
+        started=values.time("Started"),
+        ended=values.time("Ended"),
+        expected_end=values.time("ExpectedEnd"),
+        stop_seconds=values.number("StopSeconds"),
+        mode=values.text("Mode"),
+        why=values.text("Why"),
+        wrong_guesses=values.whole("WrongGuesses"),
+        suspects=values.texts("Suspects"),
+        drained_bytes=values.whole("DrainedBytes"),
+        drain_rate=values.number("DrainRate"),
+        scheduled=values.flag("Scheduled"),
+        details=values.figures("Details"),
+        notes=values.texts("Notes"),
+        phases=values.rows("Phases", _phase),
+        cancelable=values.flag("Cancelable"),
+        result=values.text("Result"),
+        error=values.text("Error"),
+        message=values.text("Message"),
+    )
+
+
+_KINDS: dict[str, Callable[[str, _Values], Record]] = {
+    "org.phos.Manager1": _manager,
+    "org.phos.Gpu1": _gpu,
+    "org.phos.Process1": _process,
+    "org.phos.Image1": _image,
+    "org.phos.Job1": _job,
+}
+
+
+def record_of(path: str, interface: str, properties: Properties) -> Record | None:
+    """The record of an object; None for an interface that this version does not know."""
+    kind = _KINDS.get(interface)
+    return kind(path, _Values(properties)) if kind else None

@@ -1,0 +1,94 @@
+"""Text for the terminal: what programs call themselves, and figures.
+
+Command lines, images' names and errors come from users' programs. They are never markup, and what
+would move the cursor or turn the writing round is shown as an escape.
+"""
+
+import shlex
+import unicodedata
+from collections.abc import Sequence
+from datetime import datetime
+
+from rich.cells import cell_len, set_cell_size
+
+from phosd.cli.settings import human_bytes
+
+__all__ = ["bar", "command_line", "fit", "human_bytes", "plain", "rate", "seconds", "since", "when"]
+
+_LONGEST = 4096
+"""Characters of a text that are looked at: nobody's command line may slow the screen down."""
+_HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+"""Categories of characters that are shown as escapes: controls, formats, surrogates."""
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def plain(text: str, *, lines: bool = False) -> str:
+    """The text without anything that a terminal obeys; ``lines`` keeps line ends and tabs."""
+    text = text[:_LONGEST] if not lines else text
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_shown(character, lines) for character in text)
+
+
+def _shown(character: str, lines: bool) -> str:
+    if lines and character in "\n\t":
+        return character
+    if unicodedata.category(character) in _HIDDEN:
+        return character.encode("unicode_escape").decode()
+    return character
+
+
+def command_line(words: Sequence[str]) -> str:
+    """A command line on one line."""
+    return plain(shlex.join(words))
+
+
+def fit(text: str, width: int, *, right: bool = False) -> str:
+    """The text in exactly ``width`` cells; what is cut off leaves an ellipsis."""
+    length = cell_len(text)
+    if length > width:
+        return set_cell_size(text, width - 1) + "…" if width > 1 else set_cell_size(text, width)
+    space = " " * (width - length)
+    return space + text if right else text + space
+
+
+def seconds(value: float) -> str:
+    """``0.52 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    if value < 10:
+        return f"{value:.2f} s"
+    whole = int(value)
+    for size, unit, lower, small in ((86400, "d", "h", 3600), (3600, "h", "min", 60)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // small} {lower}"
+    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
+
+
+def since(moment: float | None, now: float) -> str:
+    """How long ago, in one unit: ``12 s``, ``5 min``, ``3 h``, ``2 d``; nothing if never."""
+    if moment is None:
+        return ""
+    passed = max(0, int(now - moment))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if passed >= size:
+            return f"{passed // size} {unit}"
+    return f"{passed} s"
+
+
+def when(moment: float | None) -> str:
+    """Local date and time, to the second; nothing for none."""
+    if moment is None:
+        return ""
+    return datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def rate(value: float) -> str:
+    """``1.5 GiB/s``; nothing for none."""
+    return f"{human_bytes(value)}/s" if value else ""
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of ``width`` cells, filled to the ``share`` (0..1)."""
+    eighths = round(min(1.0, max(0.0, share)) * width * 8)
+    filled, rest = divmod(eighths, 8)
+    text = "█" * filled + (_EIGHTHS[rest] if rest else "")
+    return text + "·" * (width - len(text))

@@ -1,0 +1,161 @@
+"""Dialogs: a question, a form of choices, and the help."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Button, Label, Select, Static
+
+from phosd.tui.text import plain
+
+
+class Question(ModalScreen[bool]):
+    """Asks whether to do something that cannot be undone. The answer is No unless one says Yes.
+
+    ``gone`` says why it makes no sense any more, nothing as long as it does: what the dialog is
+    about may vanish while it is open.
+    """
+
+    DEFAULT_CSS = """
+    Question { align: center middle; }
+    Question > Vertical {
+        width: 64; max-width: 90%; height: auto; max-height: 90%; padding: 1 2;
+        background: $surface; border: round $warning;
+    }
+    Question Horizontal { height: auto; margin-top: 1; align-horizontal: right; }
+    Question Button { margin-left: 2; }
+    Question .gone { color: $text-error; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("n,escape", "no", "No"),
+        ("y", "yes", "Yes"),
+        ("left,right", "app.focus_next", "The other"),
+    ]
+
+    def __init__(self, text: str, yes: str, gone: Callable[[], str] = lambda: "") -> None:
+        super().__init__()
+        self._text = text
+        self._yes = yes
+        self._gone = gone
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Static(self._text, markup=False)
+            yield Static("", classes="gone", markup=False)
+            with Horizontal():
+                yield Button("No", id="no")
+                yield Button(self._yes, id="yes", variant="error")
+
+    def on_mount(self) -> None:
+        self.query_one("#no", Button).focus()
+        self.node_changed()
+
+    def node_changed(self) -> None:
+        """Something on the node is different."""
+        why = self._gone()
+        self.query_one(".gone", Static).update(plain(why))
+        self.query_one("#yes", Button).disabled = bool(why)
+
+    @on(Button.Pressed, "#no")
+    def action_no(self) -> None:
+        self.dismiss(False)
+
+    @on(Button.Pressed, "#yes")
+    def action_yes(self) -> None:
+        if not self._gone():
+            self.dismiss(True)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One line of a form: an option's name, what it is about, and what can be chosen: pairs of what
+    is shown and the value, the first of which is the default.
+    """
+
+    name: str
+    label: str
+    values: Sequence[tuple[str, str]]
+
+
+class Form(ModalScreen[dict[str, str] | None]):
+    """Asks for options; gives them by name, or None when the user thinks better of it."""
+
+    DEFAULT_CSS = """
+    Form { align: center middle; }
+    Form > VerticalScroll {
+        width: 70; max-width: 95%; height: auto; max-height: 95%; padding: 1 2;
+        background: $surface; border: round $primary;
+    }
+    Form Label { margin-top: 1; }
+    Form Horizontal { height: auto; margin-top: 1; align-horizontal: right; }
+    Form Button { margin-left: 2; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [("escape", "cancel", "Cancel")]
+
+    def __init__(self, title: str, choices: Sequence[Choice], go: str) -> None:
+        super().__init__()
+        self._title = title
+        self._choices = choices
+        self._go = go
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(can_focus=False):
+            yield Static(self._title, markup=False)
+            for choice in self._choices:
+                yield Label(choice.label, markup=False)
+                yield Select(
+                    [(plain(text), value) for text, value in choice.values],
+                    id=choice.name,
+                    allow_blank=False,
+                    compact=True,
+                )
+            with Horizontal():
+                yield Button("Cancel", id="cancel")
+                yield Button(self._go, id="go", variant="primary")
+
+    def on_mount(self) -> None:
+        self.query_one("#go", Button).focus()
+
+    @on(Button.Pressed, "#cancel")
+    def action_cancel(self) -> None:
+        self.dismiss(None)
+
+    @on(Button.Pressed, "#go")
+    def _finish(self) -> None:
+        self.dismiss({str(select.id): str(select.value) for select in self.query(Select)})
+
+
+class Help(ModalScreen[None]):
+    """The keys: rows of key, name, what it does, and why it cannot be done now."""
+
+    DEFAULT_CSS = """
+    Help { align: center middle; }
+    Help > VerticalScroll {
+        width: 84; max-width: 95%; height: auto; max-height: 95%; padding: 1 2;
+        background: $surface; border: round $primary;
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [("escape,q,question_mark", "dismiss", "Close")]
+
+    def __init__(self, title: str, rows: Sequence[tuple[str, str, str, str]]) -> None:
+        super().__init__()
+        self._title = title
+        self._rows = rows
+
+    def compose(self) -> ComposeResult:
+        text = Text(self._title + "\n\n", style="bold")
+        for key, name, about, why_not in self._rows:
+            dim = "dim" if why_not else ""
+            text.append(f"{key:>9}  ", "bold dim" if why_not else "bold")
+            text.append(f"{name:<18} ", dim)
+            text.append(about + "\n", dim)
+            if why_not:
+                text.append(f"{'':>11}not now: {why_not}\n", "italic dim")
+        with VerticalScroll():
+            yield Static(text)

@@ -1,0 +1,137 @@
+"""What frames every screen: the line on top, the banner, and the line of keys."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from textual import events
+from textual.message import Message
+from textual.widgets import Static
+
+from phosd.tui.actions import Action
+from phosd.tui.node import Contact, Node
+from phosd.tui.text import plain, since
+
+if TYPE_CHECKING:
+    from phosd.tui.app import PhosApp
+
+_IMPATIENT = 2.0
+"""Seconds after which a call that has no answer is talked about."""
+
+
+class TopLine(Static):
+    """The screens by their numbers, and with whom one talks."""
+
+    DEFAULT_CSS = "TopLine { dock: top; height: 1; background: $panel; color: $foreground; }"
+    app: "PhosApp"
+
+    def __init__(self, current: str) -> None:
+        super().__init__()
+        self._current = current
+        self._ends: list[tuple[int, str]] = []
+
+    def show(self, node: Node) -> None:
+        """Draw it anew."""
+        line = Text(no_wrap=True, overflow="crop")
+        self._ends = []
+        for number, (name, title) in enumerate(self.app.titles.items(), 1):
+            here = name == self._current
+            line.append(f"{number}", "bold" if here else "")
+            line.append(f" {title} ", "bold reverse" if here else "")
+            self._ends.append((line.cell_len, name))
+        marks = {Contact.HERE: "●", Contact.SEEKING: "◌", Contact.GONE: "✗"}
+        right = f"{marks[node.contact]} phosd {plain(node.manager.version)}"
+        right += " readonly" if self.app.readonly else ""
+        right += " …" if node.waiting else ""
+        space = self.size.width - line.cell_len - len(right) - 1
+        if space > 0:
+            line.append(" " * space + right)
+        self.update(line)
+
+    def on_click(self, event: events.Click) -> None:
+        name = next((name for end, name in self._ends if event.x < end), None)
+        if name is not None:
+            self.app.switch_mode(name)
+
+
+class KeyLine(Static):
+    """The keys of the screen; a click on one is a press. What cannot be done now is dimmed, and in
+    brackets.
+    """
+
+    DEFAULT_CSS = "KeyLine { dock: bottom; height: 1; background: $panel; color: $foreground; }"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ends: list[tuple[int, Action]] = []
+
+    def show(self, actions: Sequence[tuple[Action, bool]]) -> None:
+        """Draw these, of each whether it can be done now."""
+        line = Text(no_wrap=True, overflow="crop")
+        self._ends = []
+        for action, possible in actions:
+            name = action.name if possible else f"({action.name})"
+            entry = Text.assemble((f" {key_name(action)}", "bold"), f" {name}")
+            if line.cell_len + entry.cell_len > self.size.width:
+                break
+            if not possible:
+                entry.stylize("dim")
+            line.append_text(entry)
+            self._ends.append((line.cell_len, action))
+        self.update(line)
+
+    def on_click(self, event: events.Click) -> None:
+        action = next((action for end, action in self._ends if event.x < end), None)
+        if action is not None:
+            self.post_message(self.Pressed(action))
+
+    class Pressed(Message):
+        """An action was clicked."""
+
+        def __init__(self, action: Action) -> None:
+            super().__init__()
+            self.action = action
+
+
+def key_name(action: Action) -> str:
+    """The key as it is written on it."""
+    names = {"question_mark": "?", "slash": "/", "enter": "⏎", "pageup": "PgUp", "pagedown": "PgDn"}
+    return " ".join(names.get(key, key) for key in action.key.split(","))
+
+
+class Banner(Static):
+    """Says on top that phosd is away, and what is not well with it."""
+
+    DEFAULT_CSS = """
+    Banner {
+        dock: top; display: none; height: auto; padding: 0 1; max-height: 6;
+        background: $error-muted; color: $text-error; text-style: bold;
+    }
+    Banner.-there { display: block; }
+    Banner.-mild { background: $warning-muted; color: $text-warning; }
+    """
+
+    def show(self, node: Node) -> None:
+        """Draw it anew."""
+        text, mild = _words(node)
+        self.set_class(bool(text), "-there")
+        self.set_class(mild, "-mild")
+        if text:
+            self.update(Text(text))
+
+
+def _words(node: Node) -> tuple[str, bool]:
+    """What the banner says, and whether it is less than a misfortune."""
+    now = node.now()
+    old = f" What is shown is {since(node.heard, now)} old." if node.heard else ""
+    if node.contact is Contact.GONE:
+        return f"✗ No phosd for {since(node.since, now)}: {plain(node.trouble)}.{old}", False
+    if node.contact is Contact.SEEKING:
+        if now - node.since < _IMPATIENT:
+            return "", True
+        return f"◌ Waiting for phosd, for {since(node.since, now)}.{old}", True
+    if node.manager.troubles:
+        first, *others = node.manager.troubles
+        more = f" (and {len(others)} more)" if others else ""
+        return f"! {plain(first)}{more}", True
+    return "", True

@@ -1,0 +1,319 @@
+"""A table of records that stays quick with thousands of rows.
+
+Only the lines on the screen are ever drawn; order and filter are lists of keys. (Textual's own
+DataTable measures every cell of every row that is added, and is filled anew for each filter.)
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.reactive import reactive
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from phosd.tui.actions import MOVE, TABLE, bindings
+from phosd.tui.text import fit
+
+_T = TypeVar("_T")
+Cell = str | tuple[str, str]
+"""A text, or a text and its tone: ``dim``, ``good``, ``warn``, ``bad``, ``stop`` or ``accent``."""
+TONES = ("dim", "good", "warn", "bad", "stop", "accent")
+_LEAST_LAST = 12
+"""Cells that the last column must have before another one leaves."""
+
+
+@dataclass(frozen=True)
+class Column(Generic[_T]):
+    """A column of ``width`` cells; the last one of a table takes what is left.
+
+    ``order`` gives what to sort by. Where there is no room, the column with the highest ``rank``
+    leaves first; one of rank 0 stays.
+    """
+
+    title: str
+    width: int
+    cell: Callable[[_T], Cell]
+    order: Callable[[_T], Any]
+    right: bool = False
+    rank: int = 0
+
+
+class RecordTable(ScrollView, Generic[_T], can_focus=True):
+    """Shows records by key. Cursor and marks stay with their records when the order changes."""
+
+    BINDINGS = bindings(TABLE, MOVE)
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "table--head", "table--sorted", "table--cursor", "table--marked",
+        *(f"table--{tone}" for tone in TONES),
+    }  # fmt: skip
+    DEFAULT_CSS = """
+    RecordTable {
+        height: 1fr;
+        overflow-x: hidden;
+        background: $surface;
+        color: $foreground;
+        & .table--head { text-style: bold; background: $panel; color: $foreground; }
+        & .table--sorted { text-style: bold underline; background: $panel; color: $foreground; }
+        & .table--cursor { background: $surface-lighten-2; }
+        &:focus .table--cursor {
+            background: $block-cursor-background; color: $block-cursor-foreground;
+            text-style: bold;
+        }
+        & .table--marked { text-style: bold; color: $accent; }
+        & .table--dim { color: $text-muted; }
+        & .table--good { color: $text-success; }
+        & .table--warn { color: $text-warning; }
+        & .table--bad { color: $text-error; text-style: bold; }
+        & .table--stop { color: $text-warning; text-style: bold reverse; }
+        & .table--accent { color: $text-accent; }
+    }
+    """
+
+    cursor: reactive[int] = reactive(0, repaint=False)
+
+    class Moved(Message):
+        """The cursor is on another record, or on none any more."""
+
+    class Chosen(Message):
+        """A double click on the record under the cursor: what enter does."""
+
+    class WantsFilter(Message):
+        """The user would like to type a filter."""
+
+    def __init__(
+        self,
+        columns: Iterable[Column[_T]],
+        *,
+        sort: int = 0,
+        descending: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._columns = tuple(columns)
+        self._records: Mapping[str, _T] = {}
+        self._texts: dict[str, tuple[_T, str]] = {}
+        self._keys: list[str] = []
+        self._words: list[str] = []
+        self._under = ""
+        self.marks: set[str] = set()
+        self.sort = sort
+        self.descending = descending
+
+    # Records
+
+    def show_records(self, records: Mapping[str, _T]) -> None:
+        """Show these from now on."""
+        self._records = records
+        self.marks &= records.keys()
+        self._arrange()
+
+    @property
+    def current(self) -> _T | None:
+        """The record under the cursor."""
+        return self._records.get(self._under)
+
+    @property
+    def chosen(self) -> list[_T]:
+        """The marked records in the order of the table; without any, the one under the cursor."""
+        marked = [self._records[key] for key in self._keys if key in self.marks]
+        return marked or [record for record in [self.current] if record is not None]
+
+    @property
+    def shown(self) -> int:
+        """How many rows there are."""
+        return len(self._keys)
+
+    def set_filter(self, text: str) -> None:
+        """Show only the records in whose cells all these words occur."""
+        self._words = text.casefold().split()
+        self._arrange()
+
+    def move_to(self, key: str) -> None:
+        """Put the cursor on a record, if it is shown."""
+        if key in self._keys:
+            self._under = key
+            self._follow()
+
+    def _arrange(self) -> None:
+        order = self._columns[self.sort].order
+        records = self._records
+        keys = [key for key in records if self._matches(key)] if self._words else list(records)
+        keys.sort()  # equals stay in one order
+        keys.sort(key=lambda key: order(records[key]), reverse=self.descending)
+        self._keys = keys
+        self._texts = {key: text for key, text in self._texts.items() if key in records}
+        size = Size(self.size.width, len(keys) + 1)
+        if size != self.virtual_size:
+            self.virtual_size = size
+        self._follow(scroll=False)
+        self.refresh()
+
+    def _matches(self, key: str) -> bool:
+        record = self._records[key]
+        known = self._texts.get(key)
+        if known is None or known[0] is not record:
+            cells = (column.cell(record) for column in self._columns)
+            text = "\n".join(c if isinstance(c, str) else c[0] for c in cells).casefold()
+            known = self._texts[key] = (record, text)
+        return all(word in known[1] for word in self._words)
+
+    # The cursor
+
+    def _follow(self, *, scroll: bool = True) -> None:
+        """After a change of the order: the cursor goes with its record, or stays where it was."""
+        before = self._under
+        if self._under in self._records and self._under in self._keys:
+            self.cursor = self._keys.index(self._under)
+        else:
+            self.cursor = max(0, min(self.cursor, len(self._keys) - 1))
+            self._under = self._keys[self.cursor] if self._keys else ""
+        if scroll:
+            self._scroll_to_cursor()
+        if self._under != before:
+            self.post_message(self.Moved())
+        self.refresh()
+
+    def _go(self, row: int) -> None:
+        if self._keys:
+            self._under = ""
+            self.cursor = max(0, min(row, len(self._keys) - 1))
+            self._follow()
+            self.post_message(self.Moved())
+
+    def _scroll_to_cursor(self) -> None:
+        page = max(1, self.size.height - 1)
+        top = round(self.scroll_y)
+        if self.cursor < top:
+            self.scroll_to(y=self.cursor, animate=False)
+        elif self.cursor >= top + page:
+            self.scroll_to(y=self.cursor - page + 1, animate=False)
+
+    def on_click(self, event: events.Click) -> None:
+        line = event.get_content_offset(self)
+        if line is None:
+            return
+        if line.y == 0:
+            self._sort_at(line.x)
+            return
+        row = line.y - 1 + round(self.scroll_y)
+        if row < len(self._keys):
+            again = row == self.cursor and event.chain > 1
+            self._go(row)
+            if again:
+                self.post_message(self.Chosen())
+
+    # Actions
+
+    def action_move(self, where: str) -> None:
+        page = max(1, self.size.height - 2)
+        steps = {"up": -1, "down": 1, "page_up": -page, "page_down": page}
+        ends = {"first": 0, "last": len(self._keys) - 1}
+        self._go(ends[where] if where in ends else self.cursor + steps[where])
+
+    def action_mark(self) -> None:
+        if self._under:
+            self.marks ^= {self._under}
+            self._go(self.cursor + 1)
+
+    def action_unmark(self) -> None:
+        self.marks.clear()
+        self.post_message(self.Moved())
+        self.refresh()
+
+    def action_order(self) -> None:
+        self._sort_by((self.sort + 1) % len(self._columns), descending=False)
+
+    def action_reverse(self) -> None:
+        self._sort_by(self.sort, descending=not self.descending)
+
+    def action_filter(self) -> None:
+        self.post_message(self.WantsFilter())
+
+    def _sort_by(self, column: int, *, descending: bool) -> None:
+        self.sort, self.descending = column, descending
+        self._arrange()
+        self._scroll_to_cursor()
+
+    def _sort_at(self, x: int) -> None:
+        left = 2
+        for index, width in self._layout(self.size.width):
+            if left <= x < left + width:
+                self._sort_by(index, descending=index == self.sort and not self.descending)
+            left += width + 1
+
+    # Drawing
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.virtual_size = Size(event.size.width, len(self._keys) + 1)
+        self.call_after_refresh(self._scroll_to_cursor)
+
+    def _layout(self, width: int) -> list[tuple[int, int]]:
+        """The columns that there is room for: number and width."""
+        kept = list(range(len(self._columns)))
+        last = kept[-1]
+
+        def left() -> int:
+            taken = sum(self._columns[i].width + 1 for i in kept if i != last)
+            return width - 2 - taken
+
+        while left() < _LEAST_LAST:
+            candidates = [i for i in kept if self._columns[i].rank]
+            if not candidates:
+                break
+            kept.remove(max(candidates, key=lambda i: (self._columns[i].rank, i)))
+            if last not in kept:
+                last = kept[-1]
+        return [(i, max(1, left()) if i == last else self._columns[i].width) for i in kept]
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        base = self.rich_style
+        if y == 0:
+            segments = self._head(width)
+        else:
+            row = y - 1 + round(self.scroll_y)
+            segments = self._row(row, width) if row < len(self._keys) else []
+        return Strip(segments).adjust_cell_length(width, base)
+
+    def _head(self, width: int) -> list[Segment]:
+        style, sorted_style = self._style("table--head"), self._style("table--sorted")
+        segments = [Segment("  ", style)]
+        for index, cells in self._layout(width):
+            column = self._columns[index]
+            here = index == self.sort
+            title = column.title + (("▼" if self.descending else "▲") if here else "")
+            text = fit(title, cells, right=column.right)
+            segments += [Segment(text, sorted_style if here else style), Segment(" ", style)]
+        return segments
+
+    def _row(self, row: int, width: int) -> list[Segment]:
+        key = self._keys[row]
+        record = self._records[key]
+        base = self.rich_style
+        marked, under = key in self.marks, row == self.cursor
+        if marked:
+            base += self._style("table--marked", partial=True)
+        over = self._style("table--cursor", partial=True) if under else Style()
+        sign = ("▶" if under else " ") + ("*" if marked else " ")
+        segments = [Segment(sign, base + over)]
+        for index, cells in self._layout(width):
+            column = self._columns[index]
+            cell = column.cell(record)
+            text, tone = (cell, "") if isinstance(cell, str) else cell
+            style = base + self._style(f"table--{tone}", partial=True) if tone else base
+            shown = fit(text, cells, right=column.right)
+            segments += [Segment(shown, style + over), Segment(" ", base + over)]
+        return segments
+
+    def _style(self, name: str, *, partial: bool = False) -> Style:
+        return self.get_component_rich_style(name, partial=partial)
+
+    def region_of_cursor(self) -> Region:
+        """Where the cursor's line is, in the content."""
+        return Region(0, self.cursor - round(self.scroll_y) + 1, self.size.width, 1)
