@@ -161,7 +161,7 @@ class Checkpoints:
             try:
                 self._engine.image(image)
             except NoSuchImage:
-                self._history.image_deleted(image, "it was found to be gone")
+                self._history.image_deleted(image, "it was found to be gone", schedule.target.uid)
                 del images[image]
             except ImageCorrupt:
                 images[image] = False
@@ -169,7 +169,7 @@ class Checkpoints:
             try:
                 self._engine.delete_image(image)
                 why = f"{schedule.keep} newer good ones of its schedule are kept"
-                self._history.image_deleted(image, why)
+                self._history.image_deleted(image, why, schedule.target.uid)
             except PhosError as error:
                 progress.note(f"image {image} is due to go and stays for now: {error}")
 

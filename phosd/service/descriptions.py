@@ -24,7 +24,14 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         ),
         "ListJobs": "The jobs that the caller may see: number, operation, target, state, path.",
         "ListGPUs": "The GPUs: ordinal, UUID, name, memory, used memory, path.",
-        "ListHistory": "The latest jobs that the caller may see, newest first; options: limit.",
+        "ListHistory": (
+            "The latest jobs that the caller may see, newest first, with their phases; options: "
+            "limit, pid, operation, state, since, until."
+        ),
+        "ListEvents": (
+            "What happened lately of which the caller may know, newest first; options: limit, "
+            "severity, since."
+        ),
         "Version": "The version of phosd.",
         "Features": "What this version can do.",
         "GPUs": "The objects of the GPUs.",
@@ -35,6 +42,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "ProcessRemoved": "A GPU process has ended.",
         "ImageNew": "An image is complete.",
         "ImageRemoved": "An image is gone.",
+        "EventNew": "Something happened; ListEvents tells those whom it concerns what.",
     },
     "org.phos.Job1": {
         "": "A piece of long work.",

@@ -17,6 +17,7 @@ from phosd.engine.journal import Entry
 from phosd.engine.kernels import KernelMark
 from phosd.engine.process import GpuProcess
 from phosd.service.database import Database, Row
+from phosd.service.events import Event, Severity
 from phosd.service.identity import Program
 from phosd.service.jobs import Job
 from phosd.service.schedule import Schedule
@@ -27,6 +28,8 @@ again when it is no longer among them.
 """
 _MAX_SUSPECTS = 4096
 """Kernels of one program that are remembered, those found last."""
+_MOST_EVENTS = 100_000
+"""Events that are kept, however young they are."""
 _log = logging.getLogger(__name__)
 
 
@@ -63,10 +66,12 @@ def _earlier(row: Row) -> Earlier:
 class History:
     """What is recorded is written by another thread, in order; reads see what was written so far.
 
-    ``observer`` is called, in that thread, when :attr:`trouble` or :attr:`renewals` has changed.
+    ``observer`` is called, in that thread, when :attr:`trouble` or :attr:`renewals` has changed;
+    ``listener`` in any thread, for each event.
     """
 
     observer: Callable[[], None] | None = None
+    listener: Callable[[Event], None] | None = None
 
     def __init__(self, path: Path) -> None:
         with contextlib.suppress(OSError):  # the database tells that it cannot be reached
@@ -149,7 +154,9 @@ class History:
             "message": f"phosd ended while the job ran; {settled}",
         }
         self._database.record(lambda db: db["jobs"].upsert(_storable(row), pk="id"))
-        self.event("interrupted", f"job {entry.job}", f"{entry.operation} {entry.target}")
+        text = f"{entry.operation} {entry.target}: {settled}"
+        subject = f"job {entry.job}"
+        self.event(Event("interrupted", subject, text, Severity.WARNING, entry.owner))
 
     def image(
         self, manifest: Manifest, whole: bool | None = None, made_for: Schedule | None = None
@@ -180,9 +187,9 @@ class History:
 
         self._database.record(run)
 
-    def image_deleted(self, image: str, why: str) -> None:
-        """An image is gone, and why."""
-        self.event("image-deleted", image, why)
+    def image_deleted(self, image: str, why: str, owner: int | None = None) -> None:
+        """An image of user id ``owner`` (None: nobody knows) is gone, and why."""
+        self.event(Event("image-deleted", image, why, owner=owner))
         row = {"id": image, "deleted": time.time()}
         self._database.record(lambda db: db["images"].upsert(_storable(row), pk="id"))
 
@@ -308,10 +315,19 @@ class History:
         ]
         self._database.record(lambda db: db["gpu_samples"].insert_all(rows, replace=True))
 
-    def event(self, kind: str, subject: str, text: str) -> None:
+    def event(self, event: Event) -> None:
         """Something worth knowing later."""
-        row = {"time": time.time(), "kind": kind, "subject": subject, "text": text}
+        row = {
+            "time": time.time(),
+            "kind": event.kind,
+            "subject": event.subject,
+            "text": event.text,
+            "severity": str(event.severity),
+            "owner": event.owner,
+        }
         self._database.record(lambda db: db["events"].insert(_storable(row)))
+        if self.listener is not None:
+            self.listener(event)
 
     def prune(self, before: float) -> None:
         """Forget jobs, events, samples and suspects older than a time."""
@@ -322,6 +338,10 @@ class History:
                 db.execute(f"delete from job_phases where job in ({old})", [before])
                 db.execute("delete from jobs where started < ? and ended is not null", [before])
                 db.execute("delete from events where time < ?", [before])
+                db.execute(
+                    "delete from events where id <= (select max(id) from events) - ?",
+                    [_MOST_EVENTS],
+                )
                 db.execute("delete from gpu_samples where time < ?", [before])
                 db.execute("delete from processes where last_seen < ?", [before])
                 db.execute("delete from kernels where last_seen < ?", [before])
@@ -350,14 +370,6 @@ class History:
         except Internal:
             return int(time.time())
         return 1 + int(last)
-
-    def jobs(self, limit: int, owner: int | None = None) -> list[Row]:
-        """The latest jobs, newest first; of one owner, or of all."""
-        return self.query(
-            "select * from jobs where :owner is null or owner = :owner "
-            "order by id desc limit :limit",
-            {"owner": owner, "limit": limit},
-        )
 
     def verified(self) -> dict[str, tuple[float, bool]]:
         """When each image was verified last, and whether it was whole."""

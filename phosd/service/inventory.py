@@ -14,6 +14,7 @@ from phosd.engine.process import GpuProcess
 from phosd.engine.procfs import boot_id
 from phosd.service.config import Config
 from phosd.service.details import Details
+from phosd.service.events import Event, Severity
 from phosd.service.history import History
 from phosd.service.identity import ancestors, holds
 from phosd.service.interfaces import (
@@ -124,10 +125,12 @@ class Inventory:
             text = str(error)
             if self._troubles.get(what) != text:
                 _log.warning("cannot look for %s: %s", what, text)
+                self._history.event(Event("looking", what, text, Severity.WARNING))
         except Exception as error:  # whatever it was, the next look may do better
             text = repr(error)
             if self._troubles.get(what) != text:
                 _log.exception("looking for %s failed", what)
+                self._history.event(Event("looking", what, text, Severity.ERROR))
         self._troubles[what] = text
 
     async def _look_for_processes(self) -> None:

@@ -3,14 +3,16 @@
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from phosd.bus import variants
+from phosd.bus import Variant, variants
 from phosd.engine.errors import NoSuchProcess
+from phosd.service import past
+from phosd.service.database import Row
 from phosd.service.history import History
 from phosd.service.identity import identify
 from phosd.service.interfaces import created, job_path
 from phosd.service.inventory import Inventory
 from phosd.service.jobs import JobTable
-from phosd.service.operations import HistoryOptions, parse_options
+from phosd.service.operations import EventOptions, HistoryOptions, parse_options
 from phosd.service.polkit import Rights
 from phosd.service.readers import Readers
 from phosd.service.turns import Caller
@@ -104,8 +106,22 @@ class Lists:
     async def list_history(self, caller: Caller, _: object, options: dict[str, Any]) -> list[Any]:
         request = parse_options(options, HistoryOptions)
         owner = None if await self._rights.inspects(caller) else caller.uid
-        rows = await self._readers.run(caller.uid, self._history.jobs, request.limit, owner)
-        return [[variants({k: v for k, v in row.items() if v is not None}) for row in rows]]
+
+        def read() -> list[dict[str, Variant]]:
+            found = past.jobs(self._history, request, owner)
+            phases = past.phases(self._history, found)
+            return [
+                _told(row) | {"phases": Variant("a(stdtb)", phases.get(row["id"], []))}
+                for row in found
+            ]
+
+        return [await self._readers.run(caller.uid, read)]
+
+    async def list_events(self, caller: Caller, _: object, options: dict[str, Any]) -> list[Any]:
+        request = parse_options(options, EventOptions)
+        owner = None if await self._rights.inspects(caller) else caller.uid
+        found = await self._readers.run(caller.uid, past.events, self._history, request, owner)
+        return [[_told(row) for row in found]]
 
     async def _seen(
         self, caller: Caller, things: Iterable[_Thing], owner: Callable[[_Thing], int]
@@ -116,3 +132,8 @@ class Lists:
         if len(own) < len(found) and await self._rights.inspects(caller):
             return found
         return own
+
+
+def _told(row: Row) -> dict[str, Variant]:
+    """A row as it travels: what is null is left out."""
+    return variants({name: value for name, value in row.items() if value is not None})

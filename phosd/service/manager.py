@@ -22,10 +22,12 @@ from phosd.engine.image.manifest import Manifest
 from phosd.engine.journal import Entry, Journal
 from phosd.engine.procfs import boot_id
 from phosd.engine.progress import Progress
+from phosd.service import events
 from phosd.service.checkpoints import Checkpoints, require_possible
 from phosd.service.clock import age_clock
 from phosd.service.config import Config
 from phosd.service.details import Details
+from phosd.service.events import Severity
 from phosd.service.history import History
 from phosd.service.identity import Identity, identify
 from phosd.service.interfaces import (
@@ -61,6 +63,8 @@ FEATURES = (
     "process-kernels",
     "process-log",
     "image-blocks",
+    "history-filters",
+    "events",
 )
 NO_JOB = "/"
 """Instead of a job's path, when a call ends a schedule."""
@@ -150,7 +154,12 @@ class Manager:
         def observe() -> None:
             loop.call_soon_threadsafe(self._history_changed)
 
+        def listen(event: events.Event) -> None:
+            loop.call_soon_threadsafe(self._announce, event)
+
         self._history.observer = observe
+        self._history.listener = listen
+        self._history.event(events.Event("phosd", self.version, f"phosd {self.version} begins"))
         self._periodic.start()
         self._in_background(self.inventory.watch())
         self._in_background(self._prune())
@@ -162,6 +171,7 @@ class Manager:
         await self._periodic.close()
         await self.jobs.close()
         self._history.observer = None
+        self._history.listener = None
         if self._metrics is not None:
             await self._metrics.close()
         for task in self._background:
@@ -241,15 +251,17 @@ class Manager:
         self, caller: Caller, _: "Manager", image: str, options: dict[str, Any]
     ) -> list[Any]:
         parse_options(options, Options)
+        owner = None
         try:
-            await self._image_for(caller, Action.DELETE, image)
+            manifest, _acting = await self._image_for(caller, Action.DELETE, image)
+            owner = manifest.owner
         except ImageCorrupt:
             if caller.uid != 0:  # whose it was is not known any more
                 raise
 
         def work(_: Progress) -> Outcome:
             self._engine.delete_image(image)
-            self._history.image_deleted(image, f"uid {caller.uid} asked for it")
+            self._history.image_deleted(image, f"uid {caller.uid} asked for it", owner)
             return Outcome(image)
 
         claims = frozenset((f"image {image}",))
@@ -344,6 +356,8 @@ class Manager:
         if self._metrics is not None:
             self._metrics.ended(job)
         self._history.job(job)
+        for event in events.of_end(job):
+            self._history.event(event)
         self._journal.remove(job.number)
         self._in_background(self._announce_end(job))
 
@@ -374,10 +388,17 @@ class Manager:
     def _history_changed(self) -> None:
         """It is in trouble, or no longer, or had to be begun anew."""
         self._tree.changed(ROOT)
+        if trouble := self._history.trouble:  # to be told when it is over
+            self._history.event(events.Event("history", "history.db", trouble, Severity.ERROR))
         if self._renewals != self._history.renewals:
             self._renewals = self._history.renewals
-            self._history.event("history", "history.db", "history.db was damaged and begun anew")
+            text = "history.db was damaged and begun anew"
+            self._history.event(events.Event("history", "history.db", text, Severity.ERROR))
             self._in_background(self._reconcile())
+
+    def _announce(self, event: events.Event) -> None:
+        """Everybody hears it: what it is about is told to those who ask for it."""
+        self._tree.signal(ROOT, "EventNew", str(event.severity), event.kind)
 
     def _open_metrics(self) -> "Metrics":
         try:
@@ -400,7 +421,8 @@ class Manager:
         found = await asyncio.to_thread(self._engine.damaged)
         for image in found.keys() - self._damaged.keys():
             _log.warning("%s", found[image])
-            self._history.event("image-unreadable", image, str(found[image]))
+            text = str(found[image])
+            self._history.event(events.Event("image-unreadable", image, text, Severity.ERROR))
         changed = found.keys() != self._damaged.keys()
         self._damaged = found
         if changed:
@@ -440,7 +462,7 @@ class Manager:
                 return
         if freed:
             _log.info("packs were written anew, which gave back %d bytes", freed)
-            self._history.event("compacted", "packs", f"{freed} bytes given back")
+            self._history.event(events.Event("compacted", "packs", f"{freed} bytes given back"))
             await self.inventory.refresh_images()
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:

@@ -33,6 +33,7 @@ def manager_interface(manager: "Manager") -> Interface:
             Method("ListJobs", (), (("jobs", "a(ussso)"),), manager.lists.list_jobs),
             Method("ListGPUs", (), (("gpus", "a(usstto)"),), manager.lists.list_gpus),
             Method("ListHistory", (_OPTIONS,), (("jobs", "aa{sv}"),), manager.lists.list_history),
+            Method("ListEvents", (_OPTIONS,), (("events", "aa{sv}"),), manager.lists.list_events),
         ),
         (
             Property("Version", "s", lambda m: m.version, constant=True),
@@ -47,5 +48,6 @@ def manager_interface(manager: "Manager") -> Interface:
             Event("ProcessRemoved", (("process", "o"),)),
             Event("ImageNew", (("image", "o"),)),
             Event("ImageRemoved", (("image", "o"),)),
+            Event("EventNew", (("severity", "s"), ("kind", "s"))),
         ),
     )

@@ -19,6 +19,9 @@ from phosd.engine.space import DiskLimits
 Token = Annotated[str, msgspec.Meta(max_length=128)]
 Pid = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=31 * 86_400)]
+_END_OF_TIME = (1 << 63) - 1
+Time = Annotated[int, msgspec.Meta(ge=0, le=_END_OF_TIME)]
+"""Microseconds since the epoch."""
 Keep = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
@@ -153,9 +156,26 @@ class KernelOptions(Options, frozen=True):
 
 
 class HistoryOptions(Options, frozen=True):
-    """Options of ``ListHistory``."""
+    """Options of ``ListHistory``: how many jobs, and of which: those that saved, restored or
+    recovered process ``pid``, and those that began from ``since`` to ``until``.
+    """
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 50
+    pid: Pid | None = None
+    operation: Literal["checkpoint", "restore", "verify", "delete", "recover"] | None = None
+    state: Literal["queued", "running", "done", "failed", "cancelled", "interrupted"] | None = None
+    since: Time = 0
+    until: Time = _END_OF_TIME
+
+
+class EventOptions(Options, frozen=True):
+    """Options of ``ListEvents``: how many, of at least this severity, that happened at ``since`` or
+    later.
+    """
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 200
+    severity: Literal["info", "warning", "error"] = "info"
+    since: Time = 0
 
 
 _T = TypeVar("_T", bound=Options)

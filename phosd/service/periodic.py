@@ -20,6 +20,7 @@ from phosd.engine.process import GpuProcess
 from phosd.engine.procfs import boot_id
 from phosd.service.checkpoints import Checkpoints
 from phosd.service.config import PeriodicRule
+from phosd.service.events import Event, Severity
 from phosd.service.history import History
 from phosd.service.identity import Identity, ancestors, identify
 from phosd.service.jobs import Job, JobState, JobTable
@@ -138,16 +139,18 @@ class Periodic:
         self._history.schedule(schedule)
         self._changed(schedule.target)
 
-    def _end(self, schedule: Schedule, why: str) -> None:
+    def _end(self, schedule: Schedule, why: str, severity: Severity = Severity.INFO) -> None:
         self._stop(_key(schedule.target))
         self._set(dataclasses.replace(schedule, ended=why))
-        self._tell(schedule, f"ended: {why}")
+        self._tell(schedule, f"ended: {why}", severity)
 
     def _run(self, schedule: Schedule, job: Job | None) -> None:
         def done(clock: asyncio.Task[None]) -> None:
             if not clock.cancelled() and clock.exception() is not None:
                 _log.error("no clock for process %d", key[0], exc_info=clock.exception())
-                self._tell(schedule, "its clock failed; phosd's log has the details")
+                self._tell(
+                    schedule, "its clock failed; phosd's log has the details", Severity.ERROR
+                )
 
         key = _key(schedule.target)
         self._stop(key)
@@ -172,7 +175,7 @@ class Periodic:
             if job is not None:
                 await self._jobs.wait(job)
                 if isinstance(job.error, _FOR_GOOD):
-                    self._end(schedule, str(job.error))
+                    self._end(schedule, str(job.error), Severity.WARNING)
                     return
                 failures = failures + 1 if job.state is JobState.FAILED else 0
             due += schedule.every * min(2**failures, _MOST_DELAY)
@@ -193,14 +196,14 @@ class Periodic:
             except PhosError as error:
                 job = None
                 left_out += 1
-                self._tell(schedule, f"one left out: {error}")
+                self._tell(schedule, f"one left out: {error}", Severity.WARNING)
             else:
                 left_out = 0
 
-    def _tell(self, schedule: Schedule, text: str) -> None:
+    def _tell(self, schedule: Schedule, text: str, severity: Severity = Severity.INFO) -> None:
         pid = schedule.target.pid
         _log.info("periodic checkpoints of process %d: %s", pid, text)
-        self._history.event("schedule", str(pid), text)
+        self._history.event(Event("schedule", str(pid), text, severity, schedule.target.uid))
 
 
 def _key(target: Identity) -> _Key:

@@ -93,10 +93,10 @@ class Retention:
             if not limits.delete:
                 continue
             kept = set(in_use) | (last_good(theirs, damaged) if limits.keep_last else set())
-            deleted += self._delete(due(theirs, limits, kept, damaged, age_clock()))
+            deleted += self._delete(owner, due(theirs, limits, kept, damaged, age_clock()))
         return deleted
 
-    def _delete(self, reasons: Mapping[str, str]) -> int:
+    def _delete(self, owner: int, reasons: Mapping[str, str]) -> int:
         deleted = 0
         for image, reason in reasons.items():
             try:
@@ -105,7 +105,7 @@ class Retention:
                 _log.info("image %s is due to go and stays for now: %s", image, error)
                 continue
             _log.info("image %s was deleted: %s", image, reason)
-            self._history.image_deleted(image, reason)
+            self._history.image_deleted(image, reason, owner)
             deleted += 1
         return deleted
 

@@ -149,3 +149,10 @@ def m003_jobs_of_a_process(db: Any) -> None:
     """``process`` is the process that a job was for, as boot id, pid and start time."""
     db["jobs"].add_column("process", str)
     db["jobs"].create_index(["process"])
+
+
+@migrations()
+def m004_events_of_users(db: Any) -> None:
+    """How much an event matters (null: not much), and the user id that it concerns, if any."""
+    db["events"].add_column("severity", str)
+    db["events"].add_column("owner", int)

@@ -16,6 +16,7 @@ from sqlite_utils import Database as Tables
 from phosd.engine.errors import Internal
 from phosd.service.database import Database
 from phosd.service.history import History
+from phosd.service.past import jobs
 from phosd.service.tables import migrations
 from tests.harness import wait_until
 from tests.service.fake_engine import manifest
@@ -267,7 +268,7 @@ def test_what_a_long_trouble_leaves_in_memory_is_bounded(watched: Watched) -> No
     assert watched.texts() == [f"{number}" for number in range(5000 - 4096, 5000)]
 
 
-@pytest.mark.parametrize("name", ["m001.db", "m002.db"])
+@pytest.mark.parametrize("name", ["m001.db", "m002.db", "m003.db"])
 def test_an_upgrade_keeps_what_an_older_phosd_recorded(tmp_path: Path, name: str) -> None:
     path = tmp_path / "history.db"
     shutil.copy(OLDER / name, path)
@@ -277,7 +278,7 @@ def test_an_upgrade_keeps_what_an_older_phosd_recorded(tmp_path: Path, name: str
     history.settle(7.0)
     history.flush()
     assert (history.trouble, history.renewals) == ("", 0)
-    assert [(row["id"], row["state"]) for row in history.jobs(10)] == [
+    assert [(row["id"], row["state"]) for row in jobs(history)] == [
         (42, "interrupted"),
         (41, "done"),
     ]
@@ -286,7 +287,7 @@ def test_an_upgrade_keeps_what_an_older_phosd_recorded(tmp_path: Path, name: str
     assert history.query("select text from events") == [{"text": "every 60 s"}]
     history.job(job(43))
     history.flush()
-    assert [row["id"] for row in history.jobs(10)] == [43, 42, 41]
+    assert [row["id"] for row in jobs(history)] == [43, 42, 41]
     history.close()
     with closing(Tables(path).conn) as after:
         now = after.execute("select count(*) from _sqlite_migrations").fetchone()[0]

@@ -59,6 +59,7 @@ def test_the_manager_is_introspected_completely(service: Service) -> None:
         "ListJobs": ["", "a(ussso)"],
         "ListGPUs": ["", "a(usstto)"],
         "ListHistory": ["a{sv}", "aa{sv}"],
+        "ListEvents": ["a{sv}", "aa{sv}"],
     }
     signals = {s.attrib["name"] for s in manager.iter("signal")}
     assert signals == {
@@ -68,6 +69,7 @@ def test_the_manager_is_introspected_completely(service: Service) -> None:
         "ProcessRemoved",
         "ImageNew",
         "ImageRemoved",
+        "EventNew",
     }
 
 

@@ -19,9 +19,12 @@ from phosd.engine.experience import Earlier
 from phosd.engine.journal import Entry, Journal
 from phosd.engine.kernels import KernelMark
 from phosd.engine.procfs import boot_id
+from phosd.service.events import Event
 from phosd.service.history import History
 from phosd.service.identity import Program
 from phosd.service.jobs import Job, JobState, Outcome, Task
+from phosd.service.operations import HistoryOptions
+from phosd.service.past import jobs
 from phosd.service.tables import migrations
 from tests.harness import wait_until
 from tests.service.fake_engine import GPU, manifest, this_process
@@ -44,10 +47,10 @@ def test_history_keeps_jobs_with_their_phases(tmp_path: Path) -> None:
     history.job(job(1))
     history.job(job(2, owner=5))
     history.flush()
-    assert [row["id"] for row in history.jobs(10)] == [2, 1]
-    assert [row["id"] for row in history.jobs(10, owner=5)] == [2]
-    assert [row["id"] for row in history.jobs(1)] == [2]
-    row = history.jobs(10)[1]
+    assert [row["id"] for row in jobs(history)] == [2, 1]
+    assert [row["id"] for row in jobs(history, owner=5)] == [2]
+    assert [row["id"] for row in jobs(history, HistoryOptions(limit=1))] == [2]
+    row = jobs(history)[1]
     assert (row["state"], row["result"], row["mode"]) == ("done", "i", "stop")
     phases = history.query("select * from job_phases where job = 1 order by position")
     assert [(p["name"], p["stopped"], p["bytes"]) for p in phases] == [
@@ -71,7 +74,7 @@ def test_history_forgets_what_is_old_and_nothing_else(tmp_path: Path) -> None:
     history.job(running)
     history.prune(before=3000.0)
     history.flush()
-    assert [row["id"] for row in history.jobs(10)] == [3, 2]
+    assert [row["id"] for row in jobs(history)] == [3, 2]
     assert {p["job"] for p in history.query("select * from job_phases")} == {2}
     history.close()
 
@@ -85,7 +88,7 @@ def test_history_keeps_images_processes_and_samples(tmp_path: Path) -> None:
     history.process(this_process(), "boot")
     history.process(this_process(), "boot")
     history.gpu_samples([GPU])
-    history.event("kind", "subject", "text")
+    history.event(Event("kind", "subject", "text"))
     history.flush()
     assert {k: whole for k, (_, whole) in history.verified().items()} == {"a": False}
     (process,) = history.query("select * from processes")
@@ -106,6 +109,7 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
         "m001_tables",
         "m002_guesses_and_schedules",
         "m003_jobs_of_a_process",
+        "m004_events_of_users",
     ]
     assert {
         "processes",
@@ -133,7 +137,7 @@ def test_a_history_of_the_first_version_is_brought_up_to_date(tmp_path: Path) ->
     history.job(job(2))
     history.image(manifest("i"), whole=True)
     history.flush()
-    assert [row["wrong_guesses"] for row in history.jobs(10)] == [0, None]
+    assert [row["wrong_guesses"] for row in jobs(history)] == [0, None]
     assert history.verified().keys() == {"i"}
     assert history.suspects_of(Program(0, "/bin/train")) == ()
     history.close()
@@ -177,7 +181,7 @@ def test_jobs_that_ran_or_waited_when_phosd_died_are_settled(tmp_path: Path) -> 
     history.job(job(3))
     history.settle(7.0)
     history.flush()
-    assert [(r["state"], r["ended"]) for r in history.jobs(10)] == [
+    assert [(r["state"], r["ended"]) for r in jobs(history)] == [
         ("done", 1001.0),
         ("interrupted", 7.0),
         ("interrupted", 7.0),
@@ -191,11 +195,11 @@ def test_a_write_that_fails_stops_nothing(tmp_path: Path, caplog: pytest.LogCapt
         other.execute(
             "create trigger full before insert on events begin select raise(abort, 'full'); end"
         )
-    history.event("lost", "", "")
+    history.event(Event("lost", "", ""))
     history.job(job(1))
     history.flush()
     assert "could not be written" in caplog.text
-    assert len(history.jobs(10)) == 1
+    assert len(jobs(history)) == 1
     history.close()
 
 
@@ -210,7 +214,7 @@ def test_a_damaged_history_is_put_aside(tmp_path: Path, content: bytes | None) -
     history = History(path)
     history.job(job(1))
     history.flush()
-    assert len(history.jobs(10)) == 1
+    assert len(jobs(history)) == 1
     history.close()
     (aside,) = (p for p in tmp_path.glob("history.db.damaged-*") if p.name[-4] != "-")
     assert aside.read_bytes() == content
@@ -283,7 +287,7 @@ def test_the_real_daemon_settles_what_its_predecessor_left(bus: str, tmp_path: P
         _, rest = daemon.communicate(timeout=30)
     assert daemon.returncode == 0, rest
     history = History(state / "history.db")
-    (row,) = history.jobs(10)
+    (row,) = jobs(history)
     assert (row["id"], row["state"], row["target"]) == (12, "interrupted", "42")
     assert history.next_job() == 13
     assert list((runtime / "journal").iterdir()) == []
