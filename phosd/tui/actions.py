@@ -38,13 +38,27 @@ class Action:
 
 
 ACTIONS = (
-    Action("help", "question_mark", "Help", "the keys of this screen", ANYWHERE),
     Action("leave", "q", "Back", "back to where you were, or out of phos-tui", ANYWHERE),
     Action("theme", "T", "Theme", "light or dark", ANYWHERE, shown=False),
+    Action("help", "question_mark", "Help", "the keys of this screen", ANYWHERE),
     # Tables
-    Action("mark", "space", "Mark", "mark the row, or unmark it; actions take all marked", TABLE),
+    Action(
+        "mark",
+        "space",
+        "Mark",
+        "mark the row, or unmark it; actions take all marked",
+        TABLE,
+        shown=False,
+    ),
     Action("filter", "slash", "Filter", "only rows with these words; esc shows all", TABLE),
-    Action("order", "o", "Sort", "sort by the next column; also a click on its title", TABLE),
+    Action(
+        "order",
+        "o",
+        "Sort",
+        "sort by the next column; also a click on its title",
+        TABLE,
+        shown=False,
+    ),
     Action("reverse", "O", "Reverse", "sort the other way round", TABLE, shown=False),
     Action("unmark", "u", "Unmark", "unmark all rows", TABLE, shown=False),
     Action("move('up')", "up,k", "Up", "the row above", MOVE, shown=False),
@@ -85,7 +99,7 @@ ACTIONS = (
     Action(
         "suspend",
         "s",
-        "Suspend/resume",
+        "Suspend",
         "take the process off its GPU, or bring it back",
         "processes",
         acts=True,
@@ -111,6 +125,27 @@ ACTIONS = (
         "jobs",
         acts=True,
     ),
+    # One job
+    Action(
+        "cancel_job",
+        "x",
+        "Cancel",
+        "stop the job at its next safe point; the program goes on",
+        "job",
+        acts=True,
+    ),
+    # One process
+    Action("tab(1)", "right,l", "Next tab", "images, jobs, blocks, kernels", "process"),
+    Action("tab(-1)", "left,h", "Tab before", "the other way round", "process", shown=False),
+    Action("open", "enter", "Open", "the page of a job", "process"),
+    Action(
+        "read_again",
+        "r",
+        "Read again",
+        "ask for its blocks and kernels once more",
+        "process",
+        asks=True,
+    ),
 )
 
 
@@ -128,7 +163,7 @@ def bindings(*scopes: str) -> list[BindingType]:
 
 def named(name: str, scope: str) -> Action | None:
     """The action of the scope that a method ``action_<name>`` runs."""
-    return next((action for action in of(scope) if action.id == name), None)
+    return next((a for a in of(scope) if a.id.partition("(")[0] == name), None)
 
 
 def why_not(action: Action, node: Node, *, readonly: bool) -> str:

@@ -6,6 +6,8 @@ keeps the properties of all objects and hands over records, at most ten batches 
 
 import asyncio
 import contextlib
+import functools
+import pwd
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -30,6 +32,15 @@ _MOST_SINGLY = 32
 _NOBODY = (".ServiceUnknown", ".NameHasNoOwner")
 
 Properties = dict[str, Any]
+
+
+@functools.cache
+def _user_name(uid: int) -> str:
+    """The name of a user, or the number. May ask the network: not for the screens' event loop."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return str(uid)
 
 
 class BusLink:
@@ -287,4 +298,4 @@ class _Session:
         if path not in self._objects:
             return None
         interface, values = self._objects[path]
-        return record_of(path, interface, values)
+        return record_of(path, interface, values, _user_name)

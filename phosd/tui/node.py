@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from phosd.bus import ROOT, variants
+from phosd.bus import ROOT, path_of, variants
 from phosd.tui.records import Gpu, Image, Job, Manager, Process, Record
 
 MANAGER = "org.phos.Manager1"
@@ -91,6 +91,7 @@ class Node:
         self._records: dict[type, dict[str, Any]] = {
             kind: {} for kind in (Manager, Gpu, Process, Image, Job)
         }
+        self._busy: dict[str, Job] = {}
         self._listeners: list[Listener] = []
 
     # What there is
@@ -115,12 +116,18 @@ class Node:
 
     def image(self, image: str) -> Image | None:
         """The image with this id."""
-        return next((i for i in self.of(Image).values() if i.id == image), None)
+        return self.of(Image).get(path_of("image", image))
 
     def job_of(self, target: str) -> Job | None:
-        """The job that works on a pid or an image now."""
-        jobs = (job for job in self.of(Job).values() if not job.over and job.target == target)
-        return max(jobs, key=lambda job: (job.state == "running", -job.number), default=None)
+        """The job that works on a pid or an image now, or else the first that waits to."""
+        return self._busy.get(target)
+
+    @property
+    def active_jobs(self) -> list[Job]:
+        """Those that run or wait, in their order."""
+        return sorted(
+            (job for job in self.of(Job).values() if not job.over), key=lambda job: job.number
+        )
 
     # What changes
 
@@ -158,6 +165,9 @@ class Node:
                 self.since = self.now()
             self.contact, self.trouble = update.contact, update.trouble
             changed.add(Contact)
+        if Job in changed:
+            waiting_first = sorted(self.active_jobs, key=lambda job: (job.state, -job.number))
+            self._busy = {job.target: job for job in waiting_first}
         self._tell(frozenset(changed))
 
     def sample(self) -> None:

@@ -49,6 +49,7 @@ class Process:
     pid: int = 0
     start_time: int = 0
     user: int = 0
+    user_name: str = ""
     command: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
     device_bytes: int = 0
@@ -68,6 +69,7 @@ class Image:
     id: str = ""
     created: float | None = None
     owner: int = 0
+    owner_name: str = ""
     pid: int = 0
     command: tuple[str, ...] = ()
     gpus: tuple[tuple[str, str], ...] = ()
@@ -106,6 +108,7 @@ class Job:
     operation: str = ""
     target: str = ""
     owner: int = 0
+    owner_name: str = ""
     state: str = ""
     position: int = 0
     phase: str = ""
@@ -147,8 +150,9 @@ _T = TypeVar("_T")
 class _Values:
     """The properties of one object, by type."""
 
-    def __init__(self, properties: Properties) -> None:
+    def __init__(self, properties: Properties, name_of: Callable[[int], str]) -> None:
         self._properties = properties
+        self._name_of = name_of
 
     def _get(self, name: str, kind: type[_T], otherwise: _T) -> _T:
         value = self._properties.get(name)
@@ -166,6 +170,10 @@ class _Values:
 
     def whole(self, name: str) -> int:
         return self._get(name, int, 0)
+
+    def user(self, name: str) -> str:
+        """The name of the user whose id this is."""
+        return self._name_of(self.whole(name))
 
     def number(self, name: str) -> float:
         return self._get(name, float, 0.0)
@@ -225,6 +233,7 @@ def _process(path: str, values: _Values) -> Process:
         pid=values.whole("Pid"),
         start_time=values.whole("StartTime"),
         user=values.whole("User"),
+        user_name=values.user("User"),
         command=values.texts("CommandLine"),
         gpus=values.texts("GPUs"),
         device_bytes=values.whole("DeviceBytes"),
@@ -244,6 +253,7 @@ def _image(path: str, values: _Values) -> Image:
         id=values.text("Id"),
         created=values.time("Created"),
         owner=values.whole("Owner"),
+        owner_name=values.user("Owner"),
         pid=values.whole("Pid"),
         command=values.texts("CommandLine"),
         gpus=values.rows("GPUs", lambda uuid, chip: (str(uuid), str(chip))),
@@ -272,6 +282,7 @@ def _job(path: str, values: _Values) -> Job:
         operation=values.text("Operation"),
         target=values.text("Target"),
         owner=values.whole("Owner"),
+        owner_name=values.user("Owner"),
         state=values.text("State"),
         position=values.whole("Position"),
         phase=values.text("Phase"),
@@ -310,7 +321,12 @@ _KINDS: dict[str, Callable[[str, _Values], Record]] = {
 }
 
 
-def record_of(path: str, interface: str, properties: Properties) -> Record | None:
-    """The record of an object; None for an interface that this version does not know."""
+def record_of(
+    path: str, interface: str, properties: Properties, name_of: Callable[[int], str]
+) -> Record | None:
+    """The record of an object; None for an interface that this version does not know.
+
+    ``name_of`` gives the name of a user id.
+    """
     kind = _KINDS.get(interface)
-    return kind(path, _Values(properties)) if kind else None
+    return kind(path, _Values(properties, name_of)) if kind else None

@@ -13,12 +13,25 @@ from rich.cells import cell_len, set_cell_size
 
 from phosd.cli.settings import human_bytes
 
-__all__ = ["bar", "command_line", "fit", "human_bytes", "plain", "rate", "seconds", "since", "when"]
+__all__ = [
+    "bar",
+    "command_line",
+    "fit",
+    "human_bytes",
+    "plain",
+    "rate",
+    "seconds",
+    "since",
+    "spark",
+    "when",
+]
 
 _LONGEST = 4096
 """Characters of a text that are looked at: nobody's command line may slow the screen down."""
+_MOST_WORDS = 256
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 """Categories of characters that are shown as escapes: controls, formats, surrogates."""
+_HEIGHTS = "▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -40,7 +53,7 @@ def _shown(character: str, lines: bool) -> str:
 
 def command_line(words: Sequence[str]) -> str:
     """A command line on one line."""
-    return plain(shlex.join(words))
+    return plain(shlex.join(word[:_LONGEST] for word in words[:_MOST_WORDS]))
 
 
 def fit(text: str, width: int, *, right: bool = False) -> str:
@@ -84,6 +97,12 @@ def when(moment: float | None) -> str:
 def rate(value: float) -> str:
     """``1.5 GiB/s``; nothing for none."""
     return f"{human_bytes(value)}/s" if value else ""
+
+
+def spark(shares: Sequence[float | None], width: int) -> str:
+    """The last ``width`` shares (0..1), one a cell; one that is not known leaves its cell empty."""
+    cells = [" " if x is None else _HEIGHTS[round(min(1.0, max(0.0, x)) * 7)] for x in shares]
+    return "".join(cells[-width:] if width else []).rjust(width)
 
 
 def bar(share: float, width: int) -> str:

@@ -75,6 +75,7 @@ def process(pid: int = 4711, **changes: Any) -> Process:
     values: dict[str, Any] = {
         "start_time": 99,
         "user": 0,
+        "user_name": "root",
         "command": ("python", "train.py", "--epochs", "3"),
         "gpus": (f"{ROOT}/gpu/GPU_2d0",),
         "device_bytes": 40 << 30,

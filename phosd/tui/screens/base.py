@@ -1,6 +1,6 @@
 """What every screen has: its frame, its actions, and the node's news."""
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
@@ -11,7 +11,6 @@ from textual.screen import Screen
 from phosd.cli.settings import CommandError
 from phosd.tui.actions import ANYWHERE, MOVE, TABLE, Action, named, of, why_not
 from phosd.tui.node import Contact, Node
-from phosd.tui.records import Job
 from phosd.tui.widgets.dialogs import Help
 from phosd.tui.widgets.frame import Banner, KeyLine, TopLine, key_name
 from phosd.tui.widgets.table import RecordTable
@@ -157,8 +156,3 @@ class NodeScreen(Screen[None]):
             self.app.watch_job(told)
         elif told:
             self.app.tell(what, told)
-
-
-def active_jobs(jobs: Iterable[Job]) -> list[Job]:
-    """Those that are not over, in their order."""
-    return sorted((job for job in jobs if not job.over), key=lambda job: job.number)

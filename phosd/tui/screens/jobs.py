@@ -1,40 +1,17 @@
-"""Jobs: what phosd does now and did lately."""
+"""Jobs: what phosd does now and did lately, and all about one of them."""
 
 from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.widgets import Static
 
 from phosd.tui.actions import Action, bindings
-from phosd.tui.node import Node
+from phosd.tui.node import Contact, Node
 from phosd.tui.records import Job
 from phosd.tui.screens.base import NodeScreen
-from phosd.tui.text import bar, plain, rate, seconds, since
+from phosd.tui.text import plain, rate, seconds, since
+from phosd.tui.widgets.job import job_page, progress_text, state_cell
 from phosd.tui.widgets.listing import Listing
 from phosd.tui.widgets.table import Cell, Column, RecordTable
-
-_STATES: dict[str, Cell] = {
-    "queued": ("◌ queued", "dim"),
-    "running": ("▶ running", "accent"),
-    "done": ("✓ done", "good"),
-    "failed": ("✗ failed", "bad"),
-    "cancelled": ("- cancelled", "warn"),
-}
-
-
-def _state(job: Job) -> Cell:
-    if job.state == "running" and job.stopped:
-        return ("■ stopped", "stop")
-    return _STATES.get(job.state, job.state)
-
-
-def _done(job: Job) -> str:
-    if job.over or job.progress is None:
-        return ""
-    return f"{bar(job.progress, 6)} {job.progress:4.0%}"
-
-
-def _result(job: Job) -> Cell:
-    if job.state == "failed":
-        return (plain(f"{job.error}: {job.message}"), "bad")
-    return plain(job.result)
 
 
 class JobsScreen(NodeScreen):
@@ -50,41 +27,101 @@ class JobsScreen(NodeScreen):
             Column("JOB", 6, lambda j: str(j.number), lambda j: j.number, right=True),
             Column("OPERATION", 11, lambda j: plain(j.operation), lambda j: j.operation),
             Column("TARGET", 10, lambda j: plain(j.target), lambda j: j.target, rank=1),
-            Column("STATE", 11, _state, lambda j: j.state),
+            Column("STATE", 11, state_cell, lambda j: j.state),
             Column("PHASE", 9, lambda j: plain(j.phase), lambda j: j.phase, rank=5),
-            Column("PROGRESS", 11, _done, lambda j: j.progress or 0.0, rank=3),
+            Column("PROGRESS", 11, progress_text, lambda j: j.progress or 0.0, rank=3),
             Column("RATE", 11, lambda j: "" if j.over else rate(j.rate), lambda j: j.rate,
                    right=True, rank=7),
             Column("STOP", 8, lambda j: seconds(j.stop_seconds) if j.stop_seconds else "",
                    lambda j: j.stop_seconds, right=True, rank=2),
-            Column("AGE", 7, self._age, lambda j: -(j.started or 0), right=True, rank=4),
+            Column("AGE", 7, lambda j: since(j.started, self.node.now()),
+                   lambda j: -(j.started or 0), right=True, rank=4),
             Column("MODE", 10, lambda j: plain(j.mode), lambda j: j.mode, rank=6),
             Column("RESULT", 0, _result, lambda j: j.result),
         ]  # fmt: skip
-        table = RecordTable(columns, descending=True, classes="-table")
-        yield Listing(table, "no jobs yet; `c` on a process begins one")
-
-    def _age(self, job: Job) -> str:
-        return since(job.started, self.node.now())
+        yield Listing(
+            RecordTable(columns, descending=True), "no jobs yet; `c` on a process begins one"
+        )
 
     @property
-    def _table(self) -> RecordTable[Job]:
+    def table(self) -> RecordTable[Job]:
+        """The table of jobs."""
         return self.query_one(RecordTable)
 
     def show(self, node: Node) -> None:
         self.query_one(Listing).show_records(node.of(Job))
 
+    def tick(self) -> None:
+        super().tick()
+        self.table.refresh()
+
     def cannot(self, action: Action) -> str:
-        if not self.is_mounted or not self._table.chosen:
+        if not self.table.chosen:
             return "there is no job"
-        if action.id == "cancel" and not any(job.cancelable for job in self._table.chosen):
+        if action.id == "cancel" and not any(job.cancelable for job in self.table.chosen):
             return "it has ended"
         return ""
 
     def action_cancel(self) -> None:
-        for job in self._table.chosen:
+        for job in self.table.chosen:
             if job.cancelable:
                 self.ask(f"Cancel job {job.number}", self.node.cancel(job))
 
     def action_job_details(self) -> None:
-        pass
+        if self.table.current is not None:
+            self.app.push_screen(JobScreen(self.table.current))
+
+
+class JobScreen(NodeScreen):
+    """One job: live while it runs, its time line when it has ended."""
+
+    SCOPE = "job"
+    TITLE_TEXT = "Job"
+    SHOWS = frozenset({Job, Contact})
+    BINDINGS = bindings("job")
+    DEFAULT_CSS = """
+    JobScreen .title { padding: 0 1; text-style: bold; background: $boost; height: 1; }
+    JobScreen VerticalScroll { padding: 0 1; }
+    """
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._job = job
+        self._gone = False
+
+    def body(self) -> ComposeResult:
+        yield Static(classes="title", markup=False)
+        with VerticalScroll():
+            yield Static(classes="page", markup=False)
+
+    @property
+    def job(self) -> Job:
+        """The job as it was last."""
+        return self._job
+
+    def show(self, node: Node) -> None:
+        known = node.of(Job).get(self._job.path)
+        self._gone = known is None
+        self._job = known or self._job
+        job = self._job
+        forgotten = " (phosd has forgotten it; this is how it was)" if self._gone else ""
+        title = plain(f"Job {job.number}: {job.operation} of {job.target}{forgotten}")
+        self.query_one(".title", Static).update(title)
+        page = job_page(job, node.now(), max(20, self.size.width - 4))
+        self.query_one(".page", Static).update(page)
+
+    def tick(self) -> None:
+        super().tick()
+        self.show(self.node)
+
+    def cannot(self, action: Action) -> str:
+        return "" if self._job.cancelable and not self._gone else "it has ended"
+
+    def action_cancel_job(self) -> None:
+        self.ask(f"Cancel job {self._job.number}", self.node.cancel(self._job))
+
+
+def _result(job: Job) -> Cell:
+    if job.state == "failed":
+        return plain(f"{job.error}: {job.message}"), "bad"
+    return plain(job.result)

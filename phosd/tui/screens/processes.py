@@ -1,14 +1,32 @@
-"""Processes, the home screen: the GPUs, and who uses them."""
+"""Processes, the home screen: the GPUs, who uses them, and the jobs that work on them."""
 
+from functools import partial
+
+from rich.text import Text
 from textual.app import ComposeResult
+from textual.widgets import Static
 
 from phosd.tui.actions import Action, bindings
-from phosd.tui.node import Node
+from phosd.tui.node import Contact, Node
 from phosd.tui.records import Gpu, Image, Job, Process
 from phosd.tui.screens.base import NodeScreen
+from phosd.tui.screens.process import ProcessScreen
+from phosd.tui.screens.ring import RingScreen
 from phosd.tui.text import command_line, human_bytes, plain, since
+from phosd.tui.widgets.dialogs import Choice, Form
+from phosd.tui.widgets.gpus import GpuLines
+from phosd.tui.widgets.job import job_line
 from phosd.tui.widgets.listing import Listing
 from phosd.tui.widgets.table import Cell, Column, RecordTable
+
+_MOST_JOBS = 4
+"""Jobs that are told below the table; the screen Jobs has all."""
+_HOOKS: dict[str, tuple[str, str]] = {
+    "hooked": ("● hooked", "good"),
+    "driver": ("○ driver", "warn"),
+    "unsupported": ("✗ unsupp.", "bad"),
+}
+_STATES: dict[str, tuple[str, str]] = {"running": ("running", "")}
 
 
 class ProcessesScreen(NodeScreen):
@@ -16,31 +34,197 @@ class ProcessesScreen(NodeScreen):
 
     SCOPE = "processes"
     TITLE_TEXT = "Processes"
-    SHOWS = frozenset({Process, Gpu, Job, Image})
+    SHOWS = frozenset({Process, Gpu, Job, Image, Contact})
     BINDINGS = bindings("processes")
+    DEFAULT_CSS = """
+    ProcessesScreen .about { height: auto; max-height: 3; padding: 0 1; color: $text-muted; }
+    ProcessesScreen .jobs {
+        height: auto; padding: 0 1; background: $boost;
+        text-wrap: nowrap; text-overflow: ellipsis;
+    }
+    """
 
     def body(self) -> ComposeResult:
         columns: list[Column[Process]] = [
             Column("PID", 8, lambda p: str(p.pid), lambda p: p.pid, right=True),
+            Column("USER", 8, lambda p: plain(p.user_name), lambda p: p.user_name, rank=4),
+            Column("GPU", 5, self._gpus, self._gpus, rank=5),
             Column("MEMORY", 10, lambda p: human_bytes(p.device_bytes), lambda p: p.device_bytes,
                    right=True),
-            Column("COMMAND", 0, lambda p: command_line(p.command), lambda p: p.command),
+            Column("HOOK", 10, lambda p: _HOOKS.get(p.hook, plain(p.hook)), lambda p: p.hook),
+            Column("IMAGE", 7, self._age, lambda p: self._made(p) or 0.0, right=True, rank=3),
+            Column("STATE", 14, self._state, self._state, rank=1),
+            Column("COMMAND", 0, _command, lambda p: p.command),
         ]  # fmt: skip
-        yield Listing(RecordTable(columns, classes="-table"), "no GPU processes")
+        yield GpuLines()
+        nothing = "no GPU processes; `phos run -- python train.py` starts one that can be saved"
+        yield Listing(RecordTable(columns), nothing)
+        yield Static(classes="about", markup=False)
+        yield Static(classes="jobs", markup=False)
+
+    # Cells
+
+    def _gpus(self, process: Process) -> str:
+        gpus = self.node.of(Gpu)
+        return ",".join(str(gpus[path].ordinal) if path in gpus else "?" for path in process.gpus)
+
+    def _made(self, process: Process) -> float | None:
+        image = self.node.image(process.last_image) if process.last_image else None
+        return image.created if image else None
+
+    def _age(self, process: Process) -> Cell:
+        made = self._made(process)
+        return since(made, self.node.now()) if made else ("never", "dim")
+
+    def _state(self, process: Process) -> Cell:
+        job = self.node.job_of(str(process.pid))
+        if job is None:
+            return _STATES.get(process.state, (plain(process.state), "warn"))
+        if job.state == "queued":
+            return "◌ queued", "dim"
+        share = "" if job.progress is None else f" {job.progress:.0%}"
+        if job.stopped:
+            return f"■ {plain(job.phase)}{share}", "stop"
+        return f"▶ {plain(job.phase)}{share}", "accent"
+
+    # Drawing
 
     @property
-    def _table(self) -> RecordTable[Process]:
+    def table(self) -> RecordTable[Process]:
+        """The table of processes."""
         return self.query_one(RecordTable)
 
     def show(self, node: Node) -> None:
+        self.query_one(GpuLines).show(node, most=8 if self.size.height >= 40 else 3)
         self.query_one(Listing).show_records(node.of(Process))
+        self._show_jobs()
+        self._show_about()
+
+    def tick(self) -> None:
+        super().tick()
+        self.query_one(GpuLines).show(self.node, most=8 if self.size.height >= 40 else 3)
+        self.table.refresh()
+        self._show_jobs()
+
+    def _show_jobs(self) -> None:
+        jobs = self.node.active_jobs
+        lines = [job_line(job, self.node.now()) for job in jobs[:_MOST_JOBS]]
+        if len(jobs) > _MOST_JOBS:
+            lines.append(Text(f"and {len(jobs) - _MOST_JOBS} more jobs (2)", "dim"))
+        place = self.query_one(".jobs", Static)
+        place.display = bool(lines)
+        place.update(Text("\n").join(lines))
+
+    def _show_about(self) -> None:
+        """What does not fit into the row: why it is not hooked, its schedule."""
+        process = self.table.current
+        parts = []
+        if process is not None:
+            if process.reason:
+                parts.append(f"{process.hook}: {process.reason}")
+            if process.every:
+                parts.append(f"saved every {process.every:g} s, the last {process.keep} are kept")
+            if process.last_image:
+                parts.append(f"last image {process.last_image}")
+        place = self.query_one(".about", Static)
+        place.display = bool(parts)
+        place.update(plain("; ".join(parts)))
+
+    def on_record_table_moved(self) -> None:
+        super().on_record_table_moved()
+        self._show_about()
+
+    # Actions
 
     def cannot(self, action: Action) -> str:
-        return "" if self.is_mounted and self._table.chosen else "there is no process"
+        chosen = self.table.chosen
+        if not chosen:
+            return "there is no process"
+        if action.id.startswith("checkpoint") and all(p.hook == "unsupported" for p in chosen):
+            first = chosen[0]
+            return f"{first.pid} cannot be saved: {first.reason or 'it is not supported'}"
+        if action.id == "log" and chosen[0].hook != "hooked":
+            return f"{chosen[0].pid} has no hook; start it with `phos run`"
+        return ""
 
     def action_checkpoint(self) -> None:
-        for process in self._table.chosen:
+        for process in self.table.chosen:
             self.ask(f"Checkpoint of {process.pid}", self.node.checkpoint(process.pid))
 
+    def action_checkpoint_with(self) -> None:
+        chosen = self.table.chosen
+        self.app.push_screen(
+            Form(_title("Checkpoint", chosen), self._checkpoint_choices(), "Checkpoint"),
+            partial(self._checkpoint_with, chosen),
+        )
 
-__all__ = ["Cell", "ProcessesScreen", "plain", "since"]
+    def _checkpoint_choices(self) -> list[Choice]:
+        modes = ["concurrent", "recopy", "stop", "driver"]
+        offered = [mode for mode in modes if f"mode-{mode}" in self.node.manager.features]
+        repeat = [("once", "")]
+        if "periodic" in self.node.manager.features:
+            repeat += [("every minute", "60"), ("every 10 minutes", "600"), ("every hour", "3600"),
+                       ("end the schedule", "0")]  # fmt: skip
+        return [
+            Choice("mode", "Mode", [("auto: phosd chooses", "auto"), *((m, m) for m in offered)]),
+            Choice("fallback", "When the program writes where nobody expected it",
+                   [("go on in a mode that guesses less", "auto"), ("fail", "none")]),
+            Choice("parent", "What is saved",
+                   [("everything", ""), ("what differs from its latest image", "auto")]),
+            Choice("tcp", "Connected TCP sockets",
+                   [("refuse to save the program", "refuse"),
+                    ("close them when it is restored", "close")]),
+            Choice("every", "How often", repeat),
+        ]  # fmt: skip
+
+    def _checkpoint_with(self, chosen: list[Process], given: dict[str, str] | None) -> None:
+        if given is None:
+            return
+        options: dict[str, str | float] = {k: v for k, v in given.items() if v and k != "every"}
+        if given["every"]:
+            options["every"] = float(given["every"])
+        for process in chosen:
+            work = self.node.checkpoint(process.pid, **options)
+            self.ask(f"Checkpoint of {process.pid}", work)
+
+    def action_suspend(self) -> None:
+        for process in self.table.chosen:
+            if process.state == "suspended":
+                self.ask(f"Resume {process.pid}", self.node.resume(process.pid))
+            else:
+                self.ask(f"Suspend {process.pid}", self.node.suspend(process.pid))
+
+    def action_migrate(self) -> None:
+        chosen = self.table.chosen
+        places = [(f"GPU {gpu.ordinal}: {gpu.name}", gpu.uuid) for gpu in self.node.gpus]
+        self.app.push_screen(
+            Form(_title("Migrate", chosen), [Choice("to", "To", places)], "Migrate"),
+            partial(self._migrate, chosen),
+        )
+
+    def _migrate(self, chosen: list[Process], given: dict[str, str] | None) -> None:
+        if given is not None:
+            for process in chosen:
+                work = self.node.migrate(process.pid, given["to"])
+                self.ask(f"Migrate {process.pid}", work)
+
+    def action_details(self) -> None:
+        process = self.table.current
+        if process is not None:
+            self.app.push_screen(ProcessScreen(process))
+
+    def action_log(self) -> None:
+        process = self.table.current
+        if process is not None:
+            self.app.push_screen(RingScreen(process))
+
+
+def _command(process: Process) -> Cell:
+    return command_line(process.command) if process.command else ("not told", "dim")
+
+
+def _title(what: str, chosen: list[Process]) -> str:
+    """What is done, and to which processes."""
+    if len(chosen) == 1:
+        return f"{what} of {chosen[0].pid} ({command_line(chosen[0].command)})"
+    return f"{what} of {len(chosen)} processes: {', '.join(str(p.pid) for p in chosen)}"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rich.table import Table
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
@@ -149,13 +150,16 @@ class Help(ModalScreen[None]):
         self._rows = rows
 
     def compose(self) -> ComposeResult:
-        text = Text(self._title + "\n\n", style="bold")
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(justify="right", style="bold", no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column()
         for key, name, about, why_not in self._rows:
             dim = "dim" if why_not else ""
-            text.append(f"{key:>9}  ", "bold dim" if why_not else "bold")
-            text.append(f"{name:<18} ", dim)
-            text.append(about + "\n", dim)
+            entry = Text(about)
             if why_not:
-                text.append(f"{'':>11}not now: {why_not}\n", "italic dim")
+                entry.append(f"\nnot now: {why_not}", "italic")
+            table.add_row(Text(key), Text(name), entry, style=dim)
         with VerticalScroll():
-            yield Static(text)
+            yield Static(Text(self._title + "\n", style="bold"))
+            yield Static(table)

@@ -41,12 +41,12 @@ class TopLine(Static):
             self._ends.append((line.cell_len, name))
         marks = {Contact.HERE: "●", Contact.SEEKING: "◌", Contact.GONE: "✗"}
         right = f"{marks[node.contact]} phosd {plain(node.manager.version)}"
+        right = ("… " if node.waiting else "") + right
         right += " readonly" if self.app.readonly else ""
-        right += " …" if node.waiting else ""
         space = self.size.width - line.cell_len - len(right) - 1
         if space > 0:
             line.append(" " * space + right)
-        self.update(line)
+        self.update(line, layout=False)
 
     def on_click(self, event: events.Click) -> None:
         name = next((name for end, name in self._ends if event.x < end), None)
@@ -63,22 +63,22 @@ class KeyLine(Static):
 
     def __init__(self) -> None:
         super().__init__()
+        self._line = Text()
         self._ends: list[tuple[int, Action]] = []
 
     def show(self, actions: Sequence[tuple[Action, bool]]) -> None:
         """Draw these, of each whether it can be done now."""
+        entries = [(action, _entry(action, possible)) for action, possible in actions]
+        while len(entries) > 1 and sum(e.cell_len for _, e in entries) > self.size.width:
+            entries.pop(-2)  # the last one is the help, which tells the others
         line = Text(no_wrap=True, overflow="crop")
         self._ends = []
-        for action, possible in actions:
-            name = action.name if possible else f"({action.name})"
-            entry = Text.assemble((f" {key_name(action)}", "bold"), f" {name}")
-            if line.cell_len + entry.cell_len > self.size.width:
-                break
-            if not possible:
-                entry.stylize("dim")
+        for action, entry in entries:
             line.append_text(entry)
             self._ends.append((line.cell_len, action))
-        self.update(line)
+        if line != self._line:
+            self._line = line
+            self.update(line, layout=False)
 
     def on_click(self, event: events.Click) -> None:
         action = next((action for end, action in self._ends if event.x < end), None)
@@ -91,6 +91,14 @@ class KeyLine(Static):
         def __init__(self, action: Action) -> None:
             super().__init__()
             self.action = action
+
+
+def _entry(action: Action, possible: bool) -> Text:
+    name = action.name if possible else f"({action.name})"
+    entry = Text.assemble((f" {key_name(action)}", "bold"), f" {name}")
+    if not possible:
+        entry.stylize("dim")
+    return entry
 
 
 def key_name(action: Action) -> str:
@@ -111,9 +119,16 @@ class Banner(Static):
     Banner.-mild { background: $warning-muted; color: $text-warning; }
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._words = ("", False)
+
     def show(self, node: Node) -> None:
         """Draw it anew."""
         text, mild = _words(node)
+        if (text, mild) == self._words:
+            return
+        self._words = text, mild
         self.set_class(bool(text), "-there")
         self.set_class(mild, "-mild")
         if text:

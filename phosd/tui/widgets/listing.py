@@ -30,6 +30,7 @@ class Listing(Vertical, Generic[_T]):
         self.table = table
         self._nothing = nothing
         self._all = 0
+        self._counted = ""
 
     def compose(self) -> ComposeResult:
         yield self.table
@@ -37,6 +38,11 @@ class Listing(Vertical, Generic[_T]):
         yield Input(placeholder="words that a row must have; enter keeps them, esc shows all")
 
     def on_mount(self) -> None:
+        self._count()
+
+    def say(self, nothing: str) -> None:
+        """What to say from now on when there is no record."""
+        self._nothing = nothing
         self._count()
 
     def show_records(self, records: Mapping[str, _T]) -> None:
@@ -73,9 +79,10 @@ class Listing(Vertical, Generic[_T]):
             text = f"{shown} of {self._all}"
         else:
             text = f"{shown}"
-        self.query_one(".listing--count", Static).update(
-            plain(text) + (f", {marked} marked" if marked else "")
-        )
+        text = plain(text) + (f", {marked} marked" if marked else "")
+        if text != self._counted:
+            self._counted = text
+            self.query_one(".listing--count", Static).update(text, layout=False)
 
     def key_escape(self) -> None:
         """All rows again, no marks."""

@@ -1,0 +1,71 @@
+"""The GPUs in a few lines: load, memory, temperature and power, over the last minutes."""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+from textual.widgets import Static
+
+from phosd.tui.node import Node, Sample
+from phosd.tui.records import Gpu
+from phosd.tui.text import fit, human_bytes, plain, spark
+
+_HOT = 85.0
+"""Degrees Celsius from which on a GPU is told to be hot."""
+_BUSY = 0.9
+_MOST_WATTS = 1000.0
+"""What the sparkline of the power is measured by, until a GPU needs more."""
+_FIGURES = 56
+"""Cells that the figures take, without name and sparklines."""
+
+
+class GpuLines(Static):
+    """A line a GPU, at most ``most``; the rest is said to be there."""
+
+    DEFAULT_CSS = """
+    GpuLines {
+        height: auto; padding: 0 1; background: $boost; color: $foreground; text-wrap: nowrap;
+    }
+    """
+
+    def show(self, node: Node, most: int) -> None:
+        """Draw them anew."""
+        gpus = node.gpus
+        width = max(10, self.app.size.width - 2)
+        lines = [gpu_line(gpu, list(node.samples.get(gpu.path, ())), width) for gpu in gpus[:most]]
+        if len(gpus) > most:
+            lines.append(Text(f"and {len(gpus) - most} more GPUs", "dim"))
+        if not gpus:
+            lines = [Text("no GPUs", "dim")]
+        self.update(Text("\n").join(lines))
+
+
+def gpu_line(gpu: Gpu, samples: Sequence[Sample], width: int) -> Text:
+    """One GPU; sparklines take what room there is."""
+    name = fit(f"{gpu.ordinal} {plain(gpu.name)}", 16)
+    cells = max(0, min(20, (width - 16 - _FIGURES) // 4))
+    line = Text(name, "bold", no_wrap=True, overflow="crop")
+    total = gpu.memory_total or 1
+    _figure(line, spark([s.utilisation for s in samples], cells), _load(gpu), 5)
+    memory = f"{human_bytes(gpu.memory_used)} of {human_bytes(gpu.memory_total)}"
+    _figure(line, spark([s.memory_used / total for s in samples], cells), memory, 23)
+    if gpu.temperature is None and gpu.power is None and gpu.utilisation is None:
+        line.append("  load, temperature and power: not told", "dim")
+        return line
+    temperatures = [None if s.temperature is None else s.temperature / 100 for s in samples]
+    heat = "" if gpu.temperature is None else f"{gpu.temperature:.0f} °C"
+    hot = gpu.temperature is not None and gpu.temperature >= _HOT
+    _figure(line, spark(temperatures, cells), heat + (" hot!" if hot else ""), 6, hot)
+    watts = [s.power for s in samples]
+    most = max([_MOST_WATTS, *(w for w in watts if w is not None)])
+    power = "" if gpu.power is None else f"{gpu.power:.0f} W"
+    _figure(line, spark([None if w is None else w / most for w in watts], cells), power, 6)
+    return line
+
+
+def _load(gpu: Gpu) -> str:
+    return "" if gpu.utilisation is None else f"{gpu.utilisation:.0%}"
+
+
+def _figure(line: Text, history: str, figure: str, width: int, alarm: bool = False) -> None:
+    line.append(f"  {history}", "cyan")
+    line.append(f"{figure:>{width}}", "bold red" if alarm else "")

@@ -1,0 +1,156 @@
+"""Jobs as text: one line of what goes on, and the page that tells all about one."""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from phosd.tui.records import Job, Phase
+from phosd.tui.text import bar, fit, human_bytes, plain, rate, seconds, since, when
+
+_STATES: dict[str, tuple[str, str]] = {
+    "queued": ("◌", "dim"),
+    "running": ("▶", "accent"),
+    "done": ("✓", "good"),
+    "failed": ("✗", "bad"),
+    "cancelled": ("-", "warn"),
+}
+_STYLES = {
+    "dim": "dim", "good": "green", "warn": "yellow", "bad": "bold red", "accent": "cyan",
+    "stop": "bold yellow reverse",
+}  # fmt: skip
+_RUNNING_FILLS = "▒░"
+_BAR = 10
+
+
+def state_cell(job: Job) -> tuple[str, str]:
+    """The state with its sign; a stop of the program before all else."""
+    if job.state == "running" and job.stopped:
+        return "■ stopped", "stop"
+    sign, tone = _STATES.get(job.state, ("?", ""))
+    place = f" {job.position}" if job.position else ""
+    return f"{sign} {plain(job.state)}{place}", tone
+
+
+def progress_text(job: Job) -> str:
+    """A bar and a share of the phase; nothing where nobody knows."""
+    if job.over or job.progress is None:
+        return ""
+    return f"{bar(job.progress, 6)} {job.progress:4.0%}"
+
+
+def time_left(job: Job, now: float) -> str:
+    """Until the end of the phase; nothing where nobody knows."""
+    if job.over or job.expected_end is None:
+        return ""
+    return f"{seconds(max(0.0, job.expected_end - now))} left"
+
+
+def job_line(job: Job, now: float) -> Text:
+    """What a job does now, in one line."""
+    shown, tone = state_cell(job)
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(f"{shown} ", _STYLES.get(tone, ""))
+    line.append(f"job {job.number}: {plain(job.operation)} {plain(job.target)}  ")
+    if job.state == "queued":
+        line.append("others must end first", "dim")
+        return line
+    line.append(fit(plain(job.phase), 9) + " ", "bold")
+    if job.progress is not None:
+        line.append(f"{bar(job.progress, _BAR)} {job.progress:4.0%}  ")
+    parts = [rate(job.rate), time_left(job, now)]
+    line.append("  ".join(part for part in parts if part))
+    return line
+
+
+def job_page(job: Job, now: float, width: int) -> Text:
+    """All about a job: how it is, its time line, its phases, and what a reader should know."""
+    page = Text()
+    for name, value, tone in _facts(job, now):
+        page.append(f"{name:<14}", "bold")
+        page.append(f"{value}\n", _STYLES.get(tone, ""))
+    if job.phases:
+        page.append("\n")
+        page.append_text(time_line(job.phases, width))
+        page.append("\n\n")
+        page.append_text(_phases(job))
+    for note in job.notes:
+        page.append(f"\n{'note':<14}", "bold")
+        page.append(plain(note))
+    for figure, number in job.details:
+        page.append(f"\n{'figure':<14}", "bold")
+        page.append(f"{plain(figure).replace('_', ' ')} {number:g}")
+    return page
+
+
+def _facts(job: Job, now: float) -> list[tuple[str, str, str]]:
+    """Name, text and tone of what is to be said of the job."""
+    text, tone = state_cell(job)
+    mode = f"{job.mode}: {job.why}" if job.why else job.mode
+    drained = f"{human_bytes(job.drained_bytes)} at {rate(job.drain_rate)}"
+    wrong = f"{job.wrong_guesses} (the program wrote where nobody expected it)"
+    started = f"{when(job.started)}, {since(job.started, now)} ago"
+    taken = job.ended - job.started if job.ended and job.started else None
+    facts = [
+        ("state", text + (", by a schedule" if job.scheduled else ""), tone),
+        ("now", _now(job, now), ""),
+        ("started", started if job.started else "", ""),
+        ("took", seconds(taken) if taken is not None else "", ""),
+        ("mode", plain(mode), ""),
+        ("stopped for", seconds(job.stop_seconds) if job.stop_seconds else "", ""),
+        ("saved", drained if job.drained_bytes else "", ""),
+        ("wrong guesses", wrong if job.wrong_guesses else "", "warn"),
+        ("suspects", ", ".join(map(plain, job.suspects)), "warn"),
+        ("result", plain(job.result), "good"),
+        ("error", plain(f"{job.error}: {job.message}") if job.error else "", "bad"),
+    ]
+    return [fact for fact in facts if fact[1]]
+
+
+def _now(job: Job, now: float) -> str:
+    if job.state != "running":
+        return ""
+    share = "" if job.progress is None else f"{bar(job.progress, _BAR)} {job.progress:.0%}"
+    size = f"{human_bytes(job.bytes_done)} of {human_bytes(job.bytes_total)}"
+    parts = [job.phase, share, size if job.bytes_total else "", rate(job.rate), time_left(job, now)]
+    return plain("  ".join(part for part in parts if part))
+
+
+def time_line(phases: Sequence[Phase], width: int) -> Text:
+    """A bar as long as the job, a piece a phase by how long it took; the stop is solid.
+
+    Below it are the first letters of the phases where there is room for their names.
+    """
+    whole = sum(phase.seconds for phase in phases) or 1.0
+    width = max(width, 2 * len(phases))
+    lengths = [1 + int(phase.seconds / whole * (width - len(phases))) for phase in phases]
+    line, names = Text(no_wrap=True), Text(no_wrap=True)
+    for number, (phase, length) in enumerate(zip(phases, lengths, strict=True)):
+        fill = "█" if phase.stopped else _RUNNING_FILLS[number % 2]
+        line.append(fill * length, "bold yellow" if phase.stopped else "cyan")
+        names.append(fit(plain(phase.name), length) if length > 3 else " " * length, "dim")
+    stopped = sum(phase.seconds for phase in phases if phase.stopped)
+    line.append("\n")
+    line.append_text(names)
+    line.append(f"\n█ the program stood still, {seconds(stopped)}", "bold yellow")
+    line.append(f"   ▒░ it ran, {seconds(whole - stopped)}", "cyan")
+    return line
+
+
+def _phases(job: Job) -> Text:
+    whole = sum(phase.seconds for phase in job.phases) or 1.0
+    text = Text(
+        f"{'PHASE':<12}{'SECONDS':>10}{'SHARE':>7}{'BYTES':>11}{'RATE':>13}  PROGRAM\n", "bold"
+    )
+    last = len(job.phases) - 1
+    for number, phase in enumerate(job.phases):
+        going = number == last and not job.over
+        size = human_bytes(phase.bytes_done) if phase.bytes_done else ""
+        speed = rate(phase.bytes_done / phase.seconds) if phase.seconds > 0 else ""
+        style = "bold yellow" if phase.stopped else "bold" if going else ""
+        program = "■ stood still" if phase.stopped else "ran"
+        text.append(
+            f"{fit(plain(phase.name), 12)}{phase.seconds:>10.3f}{phase.seconds / whole:>7.1%}"
+            f"{size:>11}{speed:>13}  {program}{' ◀ now' if going else ''}\n",
+            style,
+        )
+    return text
