@@ -136,6 +136,11 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
     },
     "org.phos.Gpu1": {
         "": "A GPU of this node.",
+        "ListSamples": (
+            "What it did during the last ten minutes, oldest first: time in microseconds since "
+            "the epoch, utilisation, used memory, temperature, power, as the properties have them; "
+            "options: since."
+        ),
         "Ordinal": "Its number for CUDA.",
         "UUID": "Its UUID.",
         "Name": "What it is.",

@@ -1,30 +1,33 @@
-"""What is told of one process or image to whoever looks at it closely.
+"""What is told of one process, image or GPU to whoever looks at it closely.
 
-Each method gets the caller, what the object is about, then its arguments. What is told is for the
-owner and for administrators.
+Each method gets the caller, what the object is about, then its arguments. What is told of processes
+and images is for the owner and for administrators.
 """
 
 from collections.abc import Callable
 from itertools import islice
 from typing import Any, TypeVar
 
-from phosd.engine.errors import NoSuchProcess
+from phosd.engine.errors import NoSuchProcess, Unsupported
+from phosd.engine.gpus import GpuInfo
 from phosd.engine.hooklink import Block, BlockFlag
 from phosd.engine.kernels import KernelMark
 from phosd.engine.mover.parked import Process
 from phosd.service.history import History
 from phosd.service.identity import Identity, identify, program
-from phosd.service.interfaces import ImageView, ProcessView
+from phosd.service.interfaces import ImageView, ProcessView, microseconds, or_unknown
 from phosd.service.operations import (
     BlockOptions,
     Engine,
     ImageBlockOptions,
     KernelOptions,
     Options,
+    SampleOptions,
     parse_options,
 )
 from phosd.service.polkit import Rights
 from phosd.service.readers import Readers
+from phosd.service.samples import Sample, Samples
 from phosd.service.turns import Caller
 
 HOST = -1
@@ -43,11 +46,19 @@ _T = TypeVar("_T")
 class Details:
     """Answers by the engine and the history, from threads of its own. For the event loop."""
 
-    def __init__(self, engine: Engine, history: History, rights: Rights, readers: Readers) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        history: History,
+        rights: Rights,
+        readers: Readers,
+        samples: Samples,
+    ) -> None:
         self._engine = engine
         self._history = history
         self._rights = rights
         self._readers = readers
+        self._samples = samples
 
     async def process_blocks(
         self, caller: Caller, view: ProcessView, options: dict[str, Any]
@@ -90,6 +101,16 @@ class Details:
         await self._rights.require_sight(caller, manifest.owner, f"image {manifest.id}")
         return [await self._readers.run(caller.uid, _content, view, request)]
 
+    async def gpu_samples(self, _: Caller, gpu: GpuInfo, options: dict[str, Any]) -> list[Any]:
+        request = parse_options(options, SampleOptions)
+        found = self._samples.of(gpu.uuid)
+        if not found:
+            raise Unsupported(
+                f"{gpu.name} tells no figures: there is no NVML for it",
+                hint="`ListProcesses` tells what each process holds of its memory",
+            )
+        return [[_figures(each) for each in found if microseconds(each.time) >= request.since]]
+
     async def _ask(
         self, caller: Caller, view: ProcessView, ask: Callable[[Identity, Process], _T]
     ) -> _T:
@@ -102,6 +123,16 @@ class Details:
             )
         await self._rights.require_sight(caller, now.uid, f"process {now.pid}")
         return await self._readers.run(caller.uid, ask, now, process)
+
+
+def _figures(sample: Sample) -> list[Any]:
+    return [
+        microseconds(sample.time),
+        or_unknown(sample.utilisation),
+        sample.memory_used or 0,
+        or_unknown(sample.temperature),
+        or_unknown(sample.power),
+    ]
 
 
 def _block(block: Block, gpu: int) -> list[Any]:

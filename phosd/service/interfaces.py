@@ -278,7 +278,7 @@ def root_command(manifest: Manifest) -> tuple[str, ...]:
     return next((p.command for p in manifest.processes if p.pid == root), ())
 
 
-def _or_unknown(value: float | None) -> float:
+def or_unknown(value: float | None) -> float:
     return UNKNOWN if value is None else value
 
 
@@ -286,17 +286,20 @@ def _memory_used(gpu: GpuInfo) -> int:
     return gpu.memory_used or 0
 
 
-GPU = Interface(
-    "org.phos.Gpu1",
-    properties=(
-        Property("Ordinal", "u", lambda gpu: gpu.ordinal),
-        Property("UUID", "s", lambda gpu: gpu.uuid, constant=True),
-        Property("Name", "s", lambda gpu: gpu.name, constant=True),
-        Property("MemoryTotal", "t", lambda gpu: gpu.memory_total),
-        Property("MemoryUsed", "t", _memory_used),
-        Property("Utilisation", "d", lambda gpu: _or_unknown(gpu.utilisation)),
-        Property("Temperature", "d", lambda gpu: _or_unknown(gpu.temperature)),
-        Property("Power", "d", lambda gpu: _or_unknown(gpu.power)),
-        Property("Processes", "au", lambda gpu: list(gpu.pids)),
-    ),
-)
+def gpu_interface(details: "Details") -> Interface:
+    """``org.phos.Gpu1``."""
+    return Interface(
+        "org.phos.Gpu1",
+        (Method("ListSamples", _OPTIONS, (("samples", "a(tdtdd)"),), details.gpu_samples),),
+        (
+            Property("Ordinal", "u", lambda gpu: gpu.ordinal),
+            Property("UUID", "s", lambda gpu: gpu.uuid, constant=True),
+            Property("Name", "s", lambda gpu: gpu.name, constant=True),
+            Property("MemoryTotal", "t", lambda gpu: gpu.memory_total),
+            Property("MemoryUsed", "t", _memory_used),
+            Property("Utilisation", "d", lambda gpu: or_unknown(gpu.utilisation)),
+            Property("Temperature", "d", lambda gpu: or_unknown(gpu.temperature)),
+            Property("Power", "d", lambda gpu: or_unknown(gpu.power)),
+            Property("Processes", "au", lambda gpu: list(gpu.pids)),
+        ),
+    )

@@ -173,7 +173,12 @@ class _Nobody:
 def own_interfaces() -> tuple[Interface, ...]:
     """The interfaces that are phosd's own."""
     # They are built of what is above.
-    from phosd.service.interfaces import GPU, image_interface, job_interface, process_interface
+    from phosd.service.interfaces import (
+        gpu_interface,
+        image_interface,
+        job_interface,
+        process_interface,
+    )
     from phosd.service.manager_interface import manager_interface
 
     nobody: Any = _Nobody()
@@ -182,7 +187,7 @@ def own_interfaces() -> tuple[Interface, ...]:
         job_interface(_by_the_tree),
         process_interface(nobody),
         image_interface(nobody),
-        GPU,
+        gpu_interface(nobody),
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Set
 from pathlib import Path
@@ -18,9 +19,9 @@ from phosd.service.events import Event, Severity
 from phosd.service.history import History
 from phosd.service.identity import ancestors, holds
 from phosd.service.interfaces import (
-    GPU,
     ImageView,
     ProcessView,
+    gpu_interface,
     gpu_path,
     image_interface,
     image_path,
@@ -30,9 +31,11 @@ from phosd.service.interfaces import (
 from phosd.service.objects import ObjectTree
 from phosd.service.operations import Engine
 from phosd.service.periodic import Periodic
+from phosd.service.samples import PERIOD, Samples
 
 _POLL_SECONDS = 0.25
-_SAMPLE_SECONDS = 60.0
+_RECORD_SECONDS = 60.0
+"""Seconds from one record of the GPUs' figures in the history to the next."""
 _log = logging.getLogger(__name__)
 
 
@@ -80,6 +83,7 @@ class Inventory:
         history: History,
         periodic: Periodic,
         details: Details,
+        samples: Samples,
     ) -> None:
         self._config = config
         self._engine = engine
@@ -88,25 +92,30 @@ class Inventory:
         self._periodic = periodic
         self._process_interface = process_interface(details)
         self._image_interface = image_interface(details)
+        self._gpu_interface = gpu_interface(details)
         looking = asyncio.Lock()
         self.refresh_processes = _Look(looking, self._look_for_processes)
         self.refresh_images = _Look(looking, self._look_for_images)
-        self.refresh_gpus = _Look(looking, self._look_for_gpus)
+        # A slow look at processes does not delay those at the GPUs.
+        self.refresh_gpus = _Look(asyncio.Lock(), self._look_for_gpus)
         self._troubles: dict[str, str] = {}
-        self._sampled = 0.0
+        self._samples = samples
+        self._seen_gpus = self._recorded_gpus = -math.inf
         self.processes: dict[str, GpuProcess] = {}
         self.images: dict[str, ImageView] = {}
         self._boot = boot_id()
         self.gpus: dict[str, GpuInfo] = {}
 
     async def watch(self) -> None:
-        """Look again every few seconds, and at once when a hook comes or goes."""
+        """Look for processes and images again every few seconds, and at once when a hook comes or
+        goes.
+        """
         hooks = self._config.runtime_dir / "hook"
         images = self._config.state_dir / "images"
         seen_images = _stamp(images)
+        await self._try("GPUs", self.refresh_gpus)  # which the processes name
         while True:
             seen_hooks = _stamp(hooks)
-            await self._try("GPUs", self.refresh_gpus)
             await self._try("processes", self.refresh_processes)
             if seen_images != (now := _stamp(images)):
                 seen_images = now
@@ -115,6 +124,12 @@ class Inventory:
                 await asyncio.sleep(_POLL_SECONDS)
                 if _stamp(hooks) != seen_hooks:
                     break
+
+    async def sample(self) -> None:
+        """Look at the GPUs again and again."""
+        while True:
+            await self._try("GPUs", self.refresh_gpus)
+            await asyncio.sleep(PERIOD)
 
     async def _try(self, what: str, look: Callable[[], Awaitable[None]]) -> None:
         """A look that fails is logged, once for each reason, and tried again later."""
@@ -191,7 +206,9 @@ class Inventory:
         return known if same == (*found, view.shared) else view
 
     async def _look_for_gpus(self) -> None:
-        """Publish the GPUs with their figures of now."""
+        """Publish the GPUs with their figures, which are as old as a sample at most."""
+        if time.monotonic() - self._seen_gpus < 0.99 * PERIOD:
+            return
         found = await asyncio.to_thread(self._engine.gpus)
         current = {gpu_path(gpu.uuid): gpu for gpu in found}
         for path in self.gpus.keys() - current.keys():
@@ -200,9 +217,11 @@ class Inventory:
             if path in self.gpus:
                 self._tree.replace(path, gpu)
             else:
-                self._tree.publish(path, GPU, gpu, None)
-        if time.monotonic() - self._sampled >= _SAMPLE_SECONDS:
-            self._sampled = time.monotonic()
+                self._tree.publish(path, self._gpu_interface, gpu, None)
+        self._seen_gpus = time.monotonic()
+        self._samples.take(found, time.time())
+        if self._seen_gpus - self._recorded_gpus >= _RECORD_SECONDS:
+            self._recorded_gpus = self._seen_gpus
             self._history.gpu_samples(gpu for gpu in found if gpu.memory_used is not None)
         listed_anew = self.gpus.keys() != current.keys()
         self.gpus = current

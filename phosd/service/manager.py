@@ -51,6 +51,7 @@ from phosd.service.periodic import Periodic
 from phosd.service.polkit import Action, Rights
 from phosd.service.readers import Readers
 from phosd.service.retention import Retention
+from phosd.service.samples import Samples
 from phosd.service.turns import Caller
 
 FEATURES = (
@@ -65,6 +66,7 @@ FEATURES = (
     "image-blocks",
     "history-filters",
     "events",
+    "gpu-samples",
 )
 NO_JOB = "/"
 """Instead of a job's path, when a call ends a schedule."""
@@ -116,8 +118,11 @@ class Manager:
         self._job_interface = job_interface(self._cancel)
         # Who asks for much of the past, or a slow program, does not delay looks at the present.
         self._readers = Readers()
-        details = Details(engine, history, self._rights, self._readers)
-        self.inventory = Inventory(config, engine, self._tree, history, self._periodic, details)
+        samples = Samples()
+        details = Details(engine, history, self._rights, self._readers, samples)
+        self.inventory = Inventory(
+            config, engine, self._tree, history, self._periodic, details, samples
+        )
         self.lists = Lists(self.inventory, self.jobs, history, self._rights, self._readers)
         self._tree.publish(ROOT, manager_interface(self), self, owner=None)
         self._retention = Retention(engine, history)
@@ -162,6 +167,7 @@ class Manager:
         self._history.event(events.Event("phosd", self.version, f"phosd {self.version} begins"))
         self._periodic.start()
         self._in_background(self.inventory.watch())
+        self._in_background(self.inventory.sample())
         self._in_background(self._prune())
         if self.config.metrics:
             self._metrics = self._open_metrics()

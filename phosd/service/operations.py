@@ -155,6 +155,12 @@ class KernelOptions(Options, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=4_000)] = 500
 
 
+class SampleOptions(Options, frozen=True):
+    """Options of ``ListSamples``: the figures of ``since`` or later."""
+
+    since: Time = 0
+
+
 class HistoryOptions(Options, frozen=True):
     """Options of ``ListHistory``: how many jobs, and of which: those that saved, restored or
     recovered process ``pid``, and those that began from ``since`` to ``until``.

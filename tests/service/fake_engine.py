@@ -112,6 +112,8 @@ class FakeEngine:
     live_blocks: list[tuple[LiveBlock, int]] = field(default_factory=list)
     launched: list[Kernel] = field(default_factory=list)
     asked: list[Running] = field(default_factory=list)
+    devices: list[GpuInfo] = field(default_factory=lambda: [GPU])
+    looks_at_gpus: int = 0
 
     def settle(self, unfinished: Sequence[Unfinished]) -> dict[int, str]:
         return {job.job: "its processes run" for job in unfinished}
@@ -184,7 +186,8 @@ class FakeEngine:
         return "state 0\n1.5 a note\n"
 
     def gpus(self) -> list[GpuInfo]:
-        return [GPU]
+        self.looks_at_gpus += 1
+        return self.devices
 
     def compact(self, go_on: Callable[[], bool]) -> int:
         return 0
