@@ -22,7 +22,7 @@ _IMPATIENT = 2.0
 class TopLine(Static):
     """The screens by their numbers, and with whom one talks."""
 
-    DEFAULT_CSS = "TopLine { dock: top; height: 1; background: $panel; color: $foreground; }"
+    DEFAULT_CSS = "TopLine { height: 1; background: $panel; color: $foreground; }"
     app: "PhosApp"
 
     def __init__(self, current: str) -> None:
@@ -112,7 +112,7 @@ class Banner(Static):
 
     DEFAULT_CSS = """
     Banner {
-        dock: top; display: none; height: auto; padding: 0 1; max-height: 6;
+        display: none; height: auto; padding: 0 1; max-height: 6;
         background: $error-muted; color: $text-error; text-style: bold;
     }
     Banner.-there { display: block; }
