@@ -1,6 +1,7 @@
 """Fault points: only what PHOS_FAULT names goes wrong, at the visit it names."""
 
 import errno
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,13 @@ def test_a_fault_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert point(Point.MOVER_READ)
     assert not point(Point.MOVER_READ)
     assert not point(Point.MOVER_WRITE)
+
+
+def test_the_hook_has_the_same_names() -> None:
+    """Those that begin with ``hook-``, and no others."""
+    definitions = Path(__file__).parents[1] / "phosd/hook/faults.def"
+    names = re.findall(r'PHOS_FAULT_POINT\(\w+, "([^"]+)"\)', definitions.read_text())
+    assert names == [p for p in Point if p.startswith("hook-")]
 
 
 @pytest.mark.parametrize(("kind", "status"), [("kill", -9), ("hang", None)])

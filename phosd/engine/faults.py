@@ -4,6 +4,9 @@
 happens: ``raise`` (the default) an internal error, ``kill`` SIGKILL to the process, ``enospc`` a
 full disk, ``short`` a transfer that moves less than asked, ``hang`` a wait without end. Several
 points are separated by commas. Without the variable a point costs one look at an empty table.
+
+The points ``hook-...`` lie in the hook, which reads the variable of the program that it is in;
+``phosd/hook/faults.h`` says what the kinds do there.
 """
 
 import enum
@@ -46,8 +49,8 @@ class Point(enum.StrEnum):
     CHECKPOINT_UNPARK = "checkpoint-unpark"
     CHECKPOINT_PERSIST = "checkpoint-persist"
     CHECKPOINT_PUBLISH = "checkpoint-publish"
-    HOOK_PARK = "hook-park"
-    HOOK_DETACH = "hook-detach"
+    PARKING_PARK = "parking-park"
+    PARKING_DETACH = "parking-detach"
     DRIVER_LOCK = "driver-lock"
     DRIVER_CHECKPOINT = "driver-checkpoint"
     RESTORE_LOAD = "restore-load"
@@ -56,6 +59,16 @@ class Point(enum.StrEnum):
     RESTORE_MAP = "restore-map"
     RESTORE_VERIFY = "restore-verify"
     RESTORE_OPEN = "restore-open"
+    HOOK_EXPORT = "hook-export"
+    HOOK_CLOSE = "hook-close"
+    HOOK_REHOME = "hook-rehome"
+    HOOK_UNMAP = "hook-unmap"
+    HOOK_IMPORT = "hook-import"
+    HOOK_MAP = "hook-map"
+    HOOK_ARM = "hook-arm"
+    HOOK_SHADOW = "hook-shadow"
+    HOOK_DISARM = "hook-disarm"
+    HOOK_OPEN = "hook-open"
 
 
 class Kind(enum.StrEnum):

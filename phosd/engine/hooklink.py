@@ -342,9 +342,14 @@ class HookLink:
         """``until`` (of the monotonic clock) is when there must be an answer, if not within the
         deadline of every request.
         """
-        if self._channel is None or self._channel.closed:
+        if self._channel is None:
             raise Internal(
                 f"no connection to the hook of process {self.pid}", hint="connect it first"
+            )
+        if self._channel.closed:  # by a request that failed
+            raise NoSuchProcess(
+                f"the connection to the hook of process {self.pid} was lost",
+                hint="the process may have ended; try again",
             )
         patience = self._deadline if until is None else max(0.0, until - time.monotonic())
         return self._channel.request(type_, payload, descriptors, patience)

@@ -1,17 +1,22 @@
 """Parking: processes let go of their device memory while the driver and CRIU save the rest."""
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 
 from phosd.engine import procfs
-from phosd.engine.errors import PhosError
+from phosd.engine.errors import PhosError, Timeout
 from phosd.engine.faults import Point, point
 from phosd.engine.holdings import Held, Holdings, if_alive
 from phosd.engine.hooklink import HookLink, HookState
 from phosd.engine.mover import Mover, Process
 from phosd.engine.progress import Progress
 from phosd.engine.undo import Undo
+
+_AGAIN_SECONDS = 5.0
+"""For how long memory is offered to a program whose hook fails to take it."""
+_PAUSE = 0.05
 
 
 @contextlib.contextmanager
@@ -27,7 +32,7 @@ def parked(links: Sequence[HookLink], holdings: Holdings) -> Iterator[None]:
         _guard(holdings)
         for link in links:
             undo.add(_give_back, link, holdings.of(link.pid), back)
-            point(Point.HOOK_PARK)
+            point(Point.PARKING_PARK)
             link.park()
         with detached(links):
             yield
@@ -39,7 +44,7 @@ def detached(links: Sequence[HookLink]) -> Iterator[None]:
     with Undo() as undo:
         for link in links:
             undo.add(_connected, link)
-            point(Point.HOOK_DETACH)
+            point(Point.PARKING_DETACH)
             link.detach()
         yield
 
@@ -74,10 +79,23 @@ def _unguard(holdings: Holdings, back: Sequence[int]) -> None:
 
 
 def _give_back(link: HookLink, held: Sequence[Held], back: list[int]) -> None:
-    _connected(link)
-    if link.hello().state is HookState.PARKED:
-        link.unpark((h.block.id, h.descriptor) for h in held)
-    back.append(link.pid)
+    """Again, if it fails: without its memory a program is lost. One that does not answer has been
+    waited for already.
+    """
+    give_up = time.monotonic() + _AGAIN_SECONDS
+    while True:
+        try:
+            _connected(link)
+            if link.hello().state is HookState.PARKED:
+                link.unpark((h.block.id, h.descriptor) for h in held)
+            back.append(link.pid)
+            return
+        except Timeout:
+            raise
+        except PhosError:
+            if procfs.identity(link.pid) is None or time.monotonic() > give_up:
+                raise
+            time.sleep(_PAUSE)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@
 #include "channel.h"
 #include "descriptors.h"
 #include "driver.h"
+#include "faults.h"
 #include "gate.h"
 #include "hook.h"
 #include "ipc.h"
@@ -111,6 +112,9 @@ Reply answer(int client, Message& request) {
             return requests::list_kernels(request);
         case Type::open_gate:
             if (parked) return {Status::wrong_state, "the memory is parked"};
+            if (const CUresult fault = faults::point(faults::Point::open_gate);
+                fault != CUDA_SUCCESS)
+                return {Status::driver, std::string("opening failed with ") + error_name(fault)};
             gate::open();
             gate_owner = kNoClient;
             return {};
@@ -173,8 +177,8 @@ bool serve(int client) {
     if (whole && reply.status == Status::ok &&
         request.header.type == static_cast<uint16_t>(Type::detach))
         detach(client);
-    const bool sent =
-        whole && channel::send(client, header, reply.payload.data(), reply.descriptors);
+    const bool sent = whole && !faults::take_short() &&
+                      channel::send(client, header, reply.payload.data(), reply.descriptors);
     for (const int descriptor : reply.descriptors) descriptors::release(descriptor);
     return sent && !detached && reply.status != Status::bad_message;
 }

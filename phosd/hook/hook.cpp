@@ -12,6 +12,7 @@
 #include "cow.h"
 #include "descriptors.h"
 #include "driver.h"
+#include "faults.h"
 #include "gate.h"
 #include "log.h"
 #include "own.h"
@@ -101,6 +102,7 @@ void start() {
             mark_not_parkable(
                 "the kernel or a seccomp filter refuses membarrier(2), without which "
                 "calls under way cannot be told from calls to come");
+        faults::load();
         if (pthread_atfork(nullptr, nullptr, become_inert) != 0) return false;
         is_active.store(true, std::memory_order_release);
         control::start();

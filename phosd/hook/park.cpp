@@ -7,6 +7,7 @@
 #include "blocks.h"
 #include "cow.h"
 #include "descriptors.h"
+#include "faults.h"
 #include "log.h"
 
 namespace phos::park {
@@ -15,6 +16,7 @@ namespace {
 using blocks::Block;
 using blocks::Mapping;
 using Lock = std::lock_guard<std::mutex>;
+using faults::Point;
 
 // Descriptors kept for memory that the program might export, beyond what it has exported.
 constexpr unsigned kSpareDescriptors = 256;
@@ -67,7 +69,8 @@ Listing list(uint64_t after, bool with_descriptors) {
         if (block.exportable()) row.flags |= wire::kHasDescriptor;
         if (with_descriptors && block.exportable()) {
             int descriptor = -1;
-            const CUresult result = blocks::export_descriptor(block, &descriptor);
+            const CUresult result = faults::step(
+                Point::export_block, [&] { return blocks::export_descriptor(block, &descriptor); });
             if (result != CUDA_SUCCESS) {
                 listing.outcome = failure(result, "exporting", block.id);
                 break;
@@ -91,8 +94,12 @@ Outcome park() {
         if (!block.foreign && !block.handed_out && !block.borrowed)
             return {wire::Status::wrong_state, 0,
                     "block " + std::to_string(id) + " was never exported to a client"};
-    Outcome outcome =
-        for_all_mappings("unmapping", unmap_one, [](uint64_t address, const Mapping& mapping) {
+    Outcome outcome = for_all_mappings(
+        "unmapping",
+        [](uint64_t address, const Mapping& mapping) {
+            return faults::step(Point::unmap, [&] { return unmap_one(address, mapping); });
+        },
+        [](uint64_t address, const Mapping& mapping) {
             const CUresult result = blocks::map_again(address, mapping);
             if (result != CUDA_SUCCESS) failure(result, "mapping again", mapping.block->id);
         });
@@ -120,9 +127,11 @@ Outcome hand_back(const uint64_t* ids, size_t count, std::vector<int>& given) {
                     "there is no block " + std::to_string(ids[i])};
         Block& block = found->second;
         if (block.present) continue;  // a repeated request
-        const CUresult result = driver.cuMemImportFromShareableHandle(
-            &block.handle, reinterpret_cast<void*>(static_cast<intptr_t>(given[i])),
-            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+        const CUresult result = faults::step(Point::import_block, [&] {
+            return driver.cuMemImportFromShareableHandle(
+                &block.handle, reinterpret_cast<void*>(static_cast<intptr_t>(given[i])),
+                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+        });
         if (result != CUDA_SUCCESS) return failure(result, "importing", block.id);
         block.present = true;
         block.borrowed = true;
@@ -142,7 +151,11 @@ Outcome unpark() {
             return {wire::Status::wrong_state, 0,
                     "block " + std::to_string(id) + " was not handed back"};
     Outcome outcome = for_all_mappings(
-        "mapping", blocks::map_again, [](uint64_t address, const Mapping& mapping) {
+        "mapping",
+        [](uint64_t address, const Mapping& mapping) {
+            return faults::step(Point::map, [&] { return blocks::map_again(address, mapping); });
+        },
+        [](uint64_t address, const Mapping& mapping) {
             const CUresult result = unmap_one(address, mapping);
             if (result != CUDA_SUCCESS) failure(result, "unmapping again", mapping.block->id);
         });

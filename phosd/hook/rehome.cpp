@@ -2,6 +2,7 @@
 
 #include "blocks.h"
 #include "contexts.h"
+#include "faults.h"
 #include "log.h"
 #include "quiesce.h"
 
@@ -58,7 +59,9 @@ CUresult make_own(Block& block) {
         const Window to(own, block);
         result = from.result != CUDA_SUCCESS ? from.result : to.result;
         if (result == CUDA_SUCCESS)
-            result = driver.cuMemcpyDtoD_v2(to.address, from.address, block.size);
+            result = faults::step(faults::Point::rehome, [&] {
+                return driver.cuMemcpyDtoD_v2(to.address, from.address, block.size);
+            });
         if (result == CUDA_SUCCESS) result = driver.cuCtxSynchronize();
     }
     for (const uint64_t address : block.mappings) {

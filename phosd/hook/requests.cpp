@@ -7,6 +7,7 @@
 #include "contexts.h"
 #include "cow.h"
 #include "descriptors.h"
+#include "faults.h"
 #include "gate.h"
 #include "hook.h"
 #include "introduction.h"
@@ -73,7 +74,11 @@ Reply close_gate(const Message& request) {
     const Reply too_late(
         Status::busy, "the program could not be brought to rest before the deadline, and runs on");
     if (gate::take_expired()) return too_late;
-    if (gate::state() == State::running) quiesce::begin();
+    if (gate::state() == State::running) {
+        if (const CUresult fault = faults::point(faults::Point::close_gate); fault != CUDA_SUCCESS)
+            return {Status::driver, std::string("closing failed with ") + error_name(fault)};
+        quiesce::begin();
+    }
     if (!gate::close(wanted.deadline_ms))
         return {Status::unsupported,
                 "the kernel refuses membarrier(2), without which the gate "

@@ -10,6 +10,7 @@
 #include <ctime>
 
 #include "blocks.h"
+#include "faults.h"
 #include "gate.h"
 #include "hook.h"
 #include "kernels.h"
@@ -277,7 +278,8 @@ Outcome arm(int client, const std::vector<int>& descriptors) {
 Outcome disarm() {
     const std::lock_guard turn(lifetime);
     Session* const session = current.load(std::memory_order_acquire);
-    if (session && !stand_down(*session)) return kBusy;
+    if (session && (faults::point(faults::Point::disarm) != CUDA_SUCCESS || !stand_down(*session)))
+        return kBusy;
     Outcome outcome;
     outcome.count = shadowed_last;
     return outcome;

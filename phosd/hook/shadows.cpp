@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "contexts.h"
+#include "faults.h"
 #include "log.h"
 
 namespace phos::cow {
@@ -18,9 +19,11 @@ CUresult Shadows::add_slab(uint32_t row, uint32_t first_slot, uint32_t slots, in
     slab.slots.resize(slots);
     CUmemAllocationProp properties{};
     *call = "cuMemImportFromShareableHandle";
-    CUresult result = driver.cuMemImportFromShareableHandle(
-        &slab.handle, reinterpret_cast<void*>(static_cast<intptr_t>(descriptor)),
-        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    CUresult result = faults::step(faults::Point::arm, [&] {
+        return driver.cuMemImportFromShareableHandle(
+            &slab.handle, reinterpret_cast<void*>(static_cast<intptr_t>(descriptor)),
+            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    });
     if (result != CUDA_SUCCESS) return result;
     *call = "cuMemGetAllocationPropertiesFromHandle";
     result = driver.cuMemGetAllocationPropertiesFromHandle(&properties, slab.handle);
@@ -126,9 +129,12 @@ uint32_t Shadows::shadow(const Kept& block, uint32_t first, uint32_t last) {
     if (!count) return 0;
     occupy(run, count, chunk);
     const Current current(context_);
-    const CUresult result = driver.cuMemcpyDtoDAsync_v2(
-        run.slab->address + run.first * kChunk, from->address + (begin - from->offset),
-        std::min(count * kChunk, block.size - begin), stream_);
+    const CUresult result = faults::step(faults::Point::shadow, [&] {
+        const uint64_t size = std::min(count * kChunk, block.size - begin);
+        return driver.cuMemcpyDtoDAsync_v2(run.slab->address + run.first * kChunk,
+                                           from->address + (begin - from->offset),
+                                           faults::take_short() ? size / 2 : size, stream_);
+    });
     if (result == CUDA_SUCCESS) return count;
     log::note("shadowing on device %d: %s", device_, error_name(result));
     failed_ = true;

@@ -20,8 +20,8 @@ from phosd.engine.node import Node, NodeConfig
 from phosd.engine.procfs import boot_id, identity
 from phosd.engine.unit import gather
 from tests.core.conftest import Starter, place, start, undisturbed
-from tests.core.cycle import Undisturbed
-from tests.faults.plant import Plant, computes_right
+from tests.core.cycle import Undisturbed, computes_right
+from tests.faults.plant import Plant
 from tests.harness import Target, wait_until
 
 __all__ = ["place", "start", "undisturbed"]

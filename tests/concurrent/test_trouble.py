@@ -20,8 +20,9 @@ from tests.concurrent.conftest import Starter, Undisturbed
 from tests.concurrent.instant import differences
 from tests.concurrent.test_guesses import continues
 from tests.concurrent.watch import Watch, slow_movers, watched
+from tests.core.cycle import computes_right
 from tests.core.test_fault_points import left, staging
-from tests.core.test_trouble import at_phase, still_right
+from tests.core.test_trouble import at_phase
 from tests.harness import Target, alive, wait_until
 
 __all__ = ["staging"]  # a fixture: nobody else's files are where this engine stages its own
@@ -92,7 +93,7 @@ def test_a_mover_dies_while_draining(
         with pytest.raises(Internal, match="data mover"):
             checkpoint(node, target.pid, CONCURRENT, progress)
         assert node.store.list() == []
-        still_right(target, undisturbed)
+        computes_right(target, undisturbed)
         wait_until(lambda: not mover.alive, "the last of its threads to end")
         assert left(node)[1:3] == before[1:3]
     manifest, _ = watched(node, target, CONCURRENT)
@@ -125,7 +126,7 @@ def test_the_engine_dies_while_draining(
     )
     assert done.returncode == -signal.SIGKILL
     target.more_steps(30)  # each of its blocks is written meanwhile
-    still_right(target, undisturbed)
+    computes_right(target, undisturbed)
     manifest, _ = watched(node, target, CONCURRENT)
     continues(node, target, manifest.id, undisturbed("single"))
 
@@ -176,7 +177,7 @@ def test_a_job_is_cancelled_in_every_phase(
                     pass
                 assert len(node.store.list()) == published
                 assert left(node)[1:3] == before[1:3], f"something is left of a cancelled {phase}"
-                still_right(target, undisturbed)
+                computes_right(target, undisturbed)
         assert late.count("drain") == 0 or mode != "concurrent", "it could not be cancelled"
     manifest, _ = watched(node, target, options)
     continues(node, target, manifest.id, undisturbed("single"))

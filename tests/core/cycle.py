@@ -13,7 +13,7 @@ from tests.harness import Target
 AFTER = 16
 """Steps to compare after a restore: more than the programs need to touch all of their memory."""
 
-Undisturbed = Callable[[str], dict[int, str]]
+Undisturbed = Callable[..., dict[int, str]]
 
 
 def save(node: Node, target: Target, mode: str) -> Manifest:
@@ -41,6 +41,15 @@ def check(restored: dict[int, str], original: dict[int, str], right: dict[int, s
     known = (restored.keys() | original.keys()) & right.keys()
     both = original | restored
     assert {s: both[s] for s in known} == {s: right[s] for s in known}
+
+
+def computes_right(target: Target, undisturbed: Undisturbed) -> None:
+    """The target goes on, and all that it has computed is what it computes undisturbed."""
+    target.more_steps(2)
+    values = target.values()
+    right = undisturbed(target.program, steps=max(values) + 1)
+    wrong = [step for step in sorted(values) if values[step] != right[step]]
+    assert not wrong, f"{target.program} computed wrong values at steps {wrong[:3]}"
 
 
 def run_cycle(node: Node, target: Target, mode: str, undisturbed: Undisturbed) -> Manifest:

@@ -24,8 +24,7 @@ from phosd.engine.procfs import identity
 from phosd.engine.progress import Progress
 from phosd.engine.restore import RestoreOptions, restore
 from tests.core.conftest import Starter
-from tests.core.cycle import Undisturbed, save
-from tests.core.test_trouble import still_right
+from tests.core.cycle import Undisturbed, computes_right, save
 from tests.harness import alive, children, wait_until
 from tests.pids import occupy, release
 
@@ -63,7 +62,7 @@ def test_a_journal_that_cannot_be_written_ends_the_job_before_the_stop(
     with pytest.raises(Internal, match="journal is full"):
         checkpoint(node, target.pid, CheckpointOptions(mode="stop"), progress)
     assert progress.stop_seconds == 0
-    still_right(target, undisturbed)
+    computes_right(target, undisturbed)
     target.kill()
     with pytest.raises(Internal, match="journal is full"):
         restore(node, image, RestoreOptions(), Progress(recorder=full))
@@ -120,7 +119,7 @@ def test_a_restored_process_that_waits_is_ended_and_another_is_not(
     concern = Concern(touched, (0,), image, now())
     said = settle(node, [Unfinished(1, concern)])
     assert said == {1: "nothing had been restored; start the job again"}, "it is older than the job"
-    still_right(target, undisturbed)
+    computes_right(target, undisturbed)
     target.kill()
     other = occupy(target.pid)  # somebody else's, in the same second
     try:
@@ -150,7 +149,7 @@ restore(node, {image!r}, RestoreOptions(), Progress())
     files = [p for p in (node.store.images / image).rglob("*") if p.is_file()]
     assert {p.stat().st_mode & 0o777 for p in files} == {0o600}
     restore(node, image, RestoreOptions(), Progress())
-    still_right(target, undisturbed)
+    computes_right(target, undisturbed)
 
 
 def test_criu_is_waited_for(
@@ -193,7 +192,7 @@ checkpoint(node, {target.pid}, CheckpointOptions(mode="stop"), Progress(observer
         touched = Touched(*known, gpu=True, hooked=True)
         (text,) = settle(node, [Unfinished(1, Concern((touched,), (0,)))]).values()
         assert "could not be brought back" not in text, text
-        still_right(target, undisturbed)
+        computes_right(target, undisturbed)
     save(node, target, "stop")
 
 

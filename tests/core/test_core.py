@@ -4,7 +4,7 @@ import pytest
 
 from phosd.engine.node import Node
 from tests.core.conftest import Starter
-from tests.core.cycle import AFTER, Undisturbed, bring_back, check, run_cycle, save
+from tests.core.cycle import AFTER, Undisturbed, bring_back, check, computes_right, run_cycle, save
 
 PROGRAMS = ("single", "threads", "features", "churn", "workers", "two_devices")
 
@@ -73,8 +73,7 @@ def test_processes_that_share_device_memory_go_on(
         target.more_steps(3)
     assert any(block.alias for block in manifest.blocks), "the shared block was saved twice"
     target.more_steps(AFTER)
-    values, right = target.values(), undisturbed("shared_pair")
-    assert all(values[step] == right[step] for step in values.keys() & right.keys())
+    computes_right(target, undisturbed)
 
 
 def test_processes_that_share_device_memory_are_restored_together(

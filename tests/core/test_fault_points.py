@@ -23,19 +23,24 @@ from phosd.engine.progress import Progress
 from phosd.engine.restore import RestoreOptions, restore
 from phosd.engine.verify import verify
 from tests.core.conftest import Starter
-from tests.core.cycle import AFTER, Undisturbed, bring_back, check, run_cycle, save
-from tests.core.test_trouble import at_phase, still_right
+from tests.core.cycle import AFTER, Undisturbed, bring_back, check, computes_right, run_cycle, save
+from tests.core.test_trouble import at_phase
 from tests.harness import Target, alive, children, wait_until
 
-STEPS = [p for p in Point if p.startswith(("checkpoint-", "hook-", "driver-", "manifest-"))]
+STEPS = [p for p in Point if p.startswith(("checkpoint-", "parking-", "driver-", "manifest-"))]
 STOP_ONLY = {
     Point.CHECKPOINT_QUIESCE,
     Point.CHECKPOINT_DIGEST,
     Point.CHECKPOINT_DRAIN,
     Point.CHECKPOINT_PARK,
-    Point.HOOK_PARK,
+    Point.PARKING_PARK,
 }
-EACH_PROCESS = {Point.HOOK_PARK, Point.HOOK_DETACH, Point.DRIVER_LOCK, Point.DRIVER_CHECKPOINT}
+EACH_PROCESS = {
+    Point.PARKING_PARK,
+    Point.PARKING_DETACH,
+    Point.DRIVER_LOCK,
+    Point.DRIVER_CHECKPOINT,
+}
 RESTORE_STEPS = [p for p in Point if p.startswith("restore-")]
 
 
@@ -94,7 +99,7 @@ def refused(node: Node, target: Target, mode: str, fault: str, undisturbed: Undi
         attempt(node, target, mode)
     assert not getattr(raised.value, "__notes__", ()), "what failed could not be undone"
     settled(node, before)
-    still_right(target, undisturbed)
+    computes_right(target, undisturbed)
 
 
 @pytest.mark.parametrize(("program", "mode"), [("single", "stop"), ("single", "driver")])
@@ -164,7 +169,7 @@ def test_the_mover_dies_in_every_phase(
             assert "data mover" in str(error)
         wait_until(lambda: not mover.alive, "the last of its threads to end")  # noqa: B023
         assert len(node.store.list()) == published
-        still_right(target, undisturbed)
+        computes_right(target, undisturbed)
     assert failed >= {"quiesce", "digest", "drain", "park"} and "control" not in failed
     for manifest in node.store.list():
         verify(node.store, manifest.id, Progress())
@@ -219,7 +224,7 @@ def test_criu_is_killed(
             except Internal as error:
                 assert "criu" in str(error).lower()
             assert sorted(m.id for m in cut_short.store.list()) == sorted(images)
-            still_right(target, undisturbed)
+            computes_right(target, undisturbed)
             if len(images) > 1:
                 break
         assert delay != "0.005", "no dump was cut short"
@@ -262,5 +267,5 @@ def test_the_answer_to_a_request_is_lost(
         with pytest.raises(Timeout, match="is lost"):
             attempt(node, target, "stop")
     assert node.store.list() == []
-    still_right(target, undisturbed)
+    computes_right(target, undisturbed)
     run_cycle(node, target, "stop", undisturbed)

@@ -11,8 +11,8 @@ from phosd.engine.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.errors import OutOfSpace
 from phosd.engine.node import Node, NodeConfig
 from tests.core.conftest import Starter
-from tests.core.cycle import Undisturbed, run_cycle
-from tests.core.test_trouble import at_phase, still_right
+from tests.core.cycle import Undisturbed, computes_right, run_cycle
+from tests.core.test_trouble import at_phase
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_somebody_else_fills_the_disk(
         with pytest.raises(OutOfSpace, match="delete images"):
             checkpoint(node, target.pid, CheckpointOptions(mode=mode), progress)
         assert node.store.list() == []
-        still_right(target, undisturbed)
+        computes_right(target, undisturbed)
         filled[0].unlink()
         assert node.store.sweep() == [], "the failed job left something"
         run_cycle(node, target, mode, undisturbed)

@@ -13,19 +13,12 @@ from phosd.engine.errors import Busy, NoSuchProcess, Unsupported
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
 from tests.core.conftest import Starter
-from tests.core.cycle import Undisturbed
-from tests.harness import Target, wait_until
+from tests.core.cycle import Undisturbed, computes_right
+from tests.harness import wait_until
 
 
 def attempt(node: Node, pid: int, mode: str = "auto") -> None:
     checkpoint(node, pid, CheckpointOptions(mode=mode), Progress())
-
-
-def went_on(target: Target, undisturbed: Undisturbed) -> bool:
-    """The program computes on, and what is right."""
-    target.more_steps(3)
-    values, right = target.values(), undisturbed(target.program)
-    return all(values[step] == right[step] for step in values.keys() & right.keys())
 
 
 def test_a_pid_that_does_not_exist(node: Node) -> None:
@@ -62,7 +55,7 @@ def test_managed_memory(mode: str, node: Node, start: Starter, undisturbed: Undi
     with pytest.raises(Unsupported, match="managed memory"):
         attempt(node, target.pid, mode)
     assert node.store.list() == []
-    assert went_on(target, undisturbed)
+    computes_right(target, undisturbed)
 
 
 def test_managed_memory_without_the_hook(
@@ -73,7 +66,7 @@ def test_managed_memory_without_the_hook(
     with pytest.raises(Unsupported):
         attempt(node, target.pid)
     assert node.store.list() == []
-    assert went_on(target, undisturbed)
+    computes_right(target, undisturbed)
 
 
 def test_stop_needs_the_hook(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
@@ -81,7 +74,7 @@ def test_stop_needs_the_hook(node: Node, start: Starter, undisturbed: Undisturbe
     target.wait_for_steps(3)
     with pytest.raises(Unsupported, match="without the hook"):
         attempt(node, target.pid, "stop")
-    assert went_on(target, undisturbed)
+    computes_right(target, undisturbed)
 
 
 def test_driver_mode_is_refused_for_memory_shared_between_processes(
@@ -93,7 +86,7 @@ def test_driver_mode_is_refused_for_memory_shared_between_processes(
     with pytest.raises(Unsupported):
         attempt(node, target.pid, "driver")
     assert node.store.list() == []
-    assert went_on(target, undisturbed)
+    computes_right(target, undisturbed)
 
 
 def test_one_job_at_a_time(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
@@ -117,7 +110,7 @@ def test_one_job_at_a_time(node: Node, start: Starter, undisturbed: Undisturbed)
     job.join()
     assert not first_failure
     assert len(node.store.list()) == 1
-    assert went_on(target, undisturbed)
+    computes_right(target, undisturbed)
 
 
 def test_no_gpu_and_no_software_gpu(place: Path) -> None:

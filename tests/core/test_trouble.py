@@ -16,8 +16,8 @@ from phosd.engine.node import Node, NodeConfig
 from phosd.engine.progress import Progress
 from phosd.engine.restore import RestoreOptions, restore
 from tests.core.conftest import Starter
-from tests.core.cycle import AFTER, Undisturbed, bring_back, check, run_cycle, save
-from tests.harness import Target, alive, wait_until
+from tests.core.cycle import AFTER, Undisturbed, bring_back, check, computes_right, run_cycle, save
+from tests.harness import alive, wait_until
 from tests.pids import occupy, release
 
 PHASES = ("prepare", "quiesce", "digest", "drain", "park", "control", "cpu", "unpark")
@@ -34,12 +34,6 @@ def at_phase(name: str, action: Callable[[Progress], None]) -> Progress:
             action(progress)
 
     return Progress(observer=observe)
-
-
-def still_right(target: Target, undisturbed: Undisturbed) -> None:
-    target.more_steps(2)
-    values, right = target.values(), undisturbed(target.program)
-    assert all(values[step] == right[step] for step in values.keys() & right.keys())
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -71,7 +65,7 @@ def test_a_neighbour_does_not_take_the_room_of_a_stopped_program(
 
     progress = at_phase("cpu", take_everything)
     checkpoint(node, target.pid, CheckpointOptions(mode="stop"), progress)
-    still_right(target, undisturbed)
+    computes_right(target, undisturbed)
 
 
 @pytest.mark.parametrize("mode", ["stop", "driver"])
@@ -92,7 +86,7 @@ def test_a_job_is_cancelled_in_every_phase(
         except Cancelled:
             pass
         assert len(node.store.list()) == published
-        still_right(target, undisturbed)
+        computes_right(target, undisturbed)
     assert published < len(whole.phases), "cancelling never had an effect"
 
 
@@ -112,7 +106,7 @@ def test_the_disk_fills_up(
         with pytest.raises(OutOfSpace):
             checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress())
     assert node.store.list() == []
-    still_right(target, undisturbed)
+    computes_right(target, undisturbed)
     run_cycle(node, target, "stop", undisturbed)
 
 
@@ -136,7 +130,7 @@ def test_a_small_disk_is_found_before_the_stop(
         with pytest.raises(OutOfSpace):
             checkpoint(node, target.pid, CheckpointOptions(mode="stop"), progress)
         assert progress.stop_seconds == 0
-        still_right(target, undisturbed)
+        computes_right(target, undisturbed)
 
 
 def test_criu_is_missing(place: Path, start: Starter, undisturbed: Undisturbed) -> None:
@@ -146,7 +140,7 @@ def test_criu_is_missing(place: Path, start: Starter, undisturbed: Undisturbed) 
         target.wait_for_steps(3)
         with pytest.raises(PhosError, match="no-criu"):
             checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress())
-        still_right(target, undisturbed)
+        computes_right(target, undisturbed)
 
 
 def test_criu_fails(node: Node, place: Path, start: Starter, undisturbed: Undisturbed) -> None:
@@ -166,7 +160,7 @@ def test_criu_fails(node: Node, place: Path, start: Starter, undisturbed: Undist
         with pytest.raises(PhosError, match="out of luck"):
             checkpoint(failing, target.pid, CheckpointOptions(mode="stop"), Progress())
         assert [m.id for m in failing.store.list()] == [image]
-        still_right(target, undisturbed)
+        computes_right(target, undisturbed)
         target.more_steps(AFTER)
         target.kill()
         with pytest.raises(PhosError, match="out of luck"):
@@ -182,7 +176,7 @@ def test_the_original_still_runs(node: Node, start: Starter, undisturbed: Undist
     image = save(node, target, "stop").id
     with pytest.raises(PhosError, match=str(target.pid)):
         restore(node, image, RestoreOptions(), Progress())
-    still_right(target, undisturbed)
+    computes_right(target, undisturbed)
 
 
 @pytest.mark.parametrize("which", ["pid", "thread id"])
@@ -221,4 +215,4 @@ def test_the_engine_dies_while_the_program_stands_still(
     )
     done = subprocess.run([sys.executable, "-c", closer, str(target.pid), str(place / "run")])
     assert done.returncode == -signal.SIGKILL
-    still_right(target, undisturbed)
+    computes_right(target, undisturbed)

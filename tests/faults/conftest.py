@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.bus import private_bus
+from tests.concurrent.conftest import surroundings
+from tests.concurrent.conftest import undisturbed as variant_undisturbed
 from tests.core.conftest import start, undisturbed
 from tests.faults.plant import Plant
 
-__all__ = ["bus", "plant", "start", "undisturbed"]
+__all__ = ["bus", "plant", "start", "surroundings", "undisturbed", "variant_undisturbed"]
 
 
 @pytest.fixture

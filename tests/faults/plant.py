@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bus import busctl
-from tests.core.cycle import Undisturbed
-from tests.harness import Target, alive, wait_until
+from tests.harness import alive, wait_until
 
 NAME, ROOT, MANAGER = "org.phos", "/org/phos", "org.phos.Manager1"
 DIED = "died"
@@ -169,15 +168,6 @@ class Plant:
             self.kill()
         for mover in self.movers():
             os.kill(mover, signal.SIGKILL)
-
-
-def computes_right(target: Target, undisturbed: Undisturbed) -> None:
-    """The target goes on, and what it computes is what it computes undisturbed."""
-    target.more_steps(2)
-    values, right = target.values(), undisturbed(target.program)
-    assert values.keys() & right.keys()
-    wrong = {step for step in values.keys() & right.keys() if values[step] != right[step]}
-    assert not wrong, f"{target.program} computed wrong values at steps {sorted(wrong)[:3]}"
 
 
 def wait_for_fault(plant: Plant, since: bytes, point: str) -> None:

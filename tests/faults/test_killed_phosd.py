@@ -6,22 +6,21 @@ import pytest
 
 from tests.bus import private_bus
 from tests.core.conftest import Starter
-from tests.core.cycle import AFTER, Undisturbed, check
+from tests.core.cycle import AFTER, Undisturbed, check, computes_right
 from tests.faults.plant import (
     DIED,
     Plant,
-    computes_right,
     eventually_alone,
     leftovers,
     partial,
 )
 from tests.harness import alive
 
-PARKED = ("hook-park", "hook-detach", "checkpoint-control", "driver-checkpoint")
+PARKED = ("parking-park", "parking-detach", "checkpoint-control", "driver-checkpoint")
 FROZEN = ("checkpoint-cpu", "checkpoint-unpark")
 RUNNING = ("checkpoint-drain", "checkpoint-persist")
 RESTORE = ("restore-cpu", "restore-control", "restore-map", "restore-open")
-WITHOUT_PARKING = ("hook-detach", "checkpoint-control", "driver-lock", *FROZEN)
+WITHOUT_PARKING = ("parking-detach", "checkpoint-control", "driver-lock", *FROZEN)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,7 @@ WITHOUT_PARKING = ("hook-detach", "checkpoint-control", "driver-lock", *FROZEN)
         ("single", "concurrent", (*PARKED, *FROZEN, *RUNNING)),
         ("single", "stop", (*PARKED, *FROZEN, "checkpoint-persist")),
         ("single", "driver", WITHOUT_PARKING),
-        ("shared_pair", "concurrent", ("hook-park:2", "checkpoint-control", *FROZEN)),
+        ("shared_pair", "concurrent", ("parking-park:2", "checkpoint-control", *FROZEN)),
         ("two_devices", "stop", ("checkpoint-control", "checkpoint-unpark")),
     ],
 )

@@ -1,4 +1,5 @@
-"""Every fault point, every kind: what goes wrong there, and that all is well afterwards.
+"""Every fault point of phosd and of its movers, every kind: what goes wrong there, and that all is
+well afterwards.
 
 After each fault: the program runs and computes what it should, nothing of an unfinished image can
 be seen, the job has a final state with a reason, every image is whole, and a new job succeeds. A
@@ -10,86 +11,22 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from phosd.engine.faults import Kind, Point
 from tests.core.conftest import Starter
 from tests.core.cycle import Undisturbed
-from tests.faults.plant import (
-    DIED,
-    Plant,
-    computes_right,
-    eventually_alone,
-    leftovers,
-    partial,
-    wait_for_fault,
-)
-from tests.harness import Target, alive
-
-RESTORE = tuple(
-    p for p in Point if p.startswith("restore-") or p in (Point.MOVER_READ, Point.MOVER_COPY_IN)
-)
-DELETE = tuple(p for p in Point if p.startswith("delete-"))
-CHECKPOINT = tuple(p for p in Point if p not in (*RESTORE, *DELETE))
-FAILING = (Kind.RAISE, Kind.ENOSPC, Kind.SHORT)
-ENDING = (Kind.KILL, Kind.HANG)
-REPORT = Path(__file__).parents[2] / "build" / "fault-matrix.txt"
-
-table: dict[tuple[Point, Kind], str] = {}
-"""How the job ended that met the fault. Written when all was found well after it."""
-
-
-class Case:
-    """A target that lives through all faults of one kind, and the plant that saves it."""
-
-    def __init__(self, plant: Plant, target: Target, undisturbed: Undisturbed, kind: Kind) -> None:
-        self.plant, self.target, self.undisturbed, self.kind = plant, target, undisturbed, kind
-
-    def save(self) -> str:
-        """A checkpoint to its end, whatever that is."""
-        return self.plant.end_of(self.plant.checkpoint(self.target.pid, "stop"))
-
-    def restore(self) -> str:
-        """The target is brought to life from the last image; how that ended."""
-        self.target.kill()
-        image = self.plant.images()[-1]
-        return self.plant.end_of(self.plant.begin("Restore", "sa{sv}", image, 0))
-
-    def delete(self) -> str:
-        """The oldest image is deleted."""
-        if not self.plant.images():
-            assert self.save() == "done"
-        try:
-            self.plant.call("DeleteImage", "sa{sv}", self.plant.images()[0], 0)
-        except RuntimeError as error:
-            return DIED if "org.phos.Error" not in str(error) and self.plant.ends() else "failed"
-        return "done"
-
-    def require_well(self, points: Sequence[Point], outcome: str, *, runs: bool = True) -> None:
-        """What must hold after each fault."""
-        if runs:
-            computes_right(self.target, self.undisturbed)
-        seen = {*self.plant.images()}
-        hidden = {folder.name for folder in partial(self.plant.place)}
-        assert not hidden & seen, points
-        # What is left of a deleted image the next phosd removes.
-        assert not hidden or {*points} <= {*DELETE}, points
-        last = self.plant.last()
-        assert last["state"] in ("done", "failed", "interrupted"), (points, last)
-        assert last["state"] == "done" or last["message"], points
-        table.update({(point, self.kind): outcome for point in points})
-
-    def require_images_whole(self) -> None:
-        assert {self.plant.verify(image) for image in self.plant.images()} == {"done"}
+from tests.faults.case import CHECKPOINT, DELETE, ENDING, FAILING, RESTORE, SELDOM, Case
+from tests.faults.plant import DIED, Plant, eventually_alone, leftovers, wait_for_fault
+from tests.harness import alive
 
 
 @pytest.fixture
 def case(
     plant: Plant, start: Starter, undisturbed: Undisturbed, request: pytest.FixtureRequest
 ) -> Iterator[Case]:
-    target = start("single")
+    target = start("single", extra=SELDOM)
     target.wait_for_steps(3)
     yield Case(plant, target, undisturbed, request.param)
     plant.stop()
@@ -106,7 +43,8 @@ def fired(plant: Plant, since: bytes) -> list[Point]:
 def test_a_step_fails(case: Case) -> None:
     """All points are armed; each job meets the first that is left, until one meets none."""
     plant = case.plant
-    plant.start(",".join(f"{point}:1:{case.kind}" for point in Point))
+    armed = (*CHECKPOINT, *RESTORE, *DELETE)
+    plant.start(",".join(f"{point}:1:{case.kind}" for point in armed))
     work = ((CHECKPOINT, case.save), (RESTORE, case.restore), (DELETE, case.delete))
     for points, job in work:
         left = {*points}
@@ -191,17 +129,3 @@ def meet_deleting(case: Case, point: Point, before: bytes) -> str:
             plant.kill()
         assert answer.result() == DIED
     return DIED
-
-
-def test_every_point_and_kind_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table, for who reads the log; and nothing is missing in it."""
-    rows = [["point", *Kind]]
-    rows += [[point, *(table.get((point, kind), "not tried") for kind in Kind)] for point in Point]
-    text = "".join(
-        f"{name:<22}{''.join(f'{cell:<12}' for cell in cells)}\n" for name, *cells in rows
-    )
-    REPORT.parent.mkdir(exist_ok=True)
-    REPORT.write_text(text)
-    with capsys.disabled():
-        print(f"\nHow jobs ended at each fault; all was well afterwards.\n{text}")
-    assert {*table} == {(point, kind) for point in Point for kind in Kind}

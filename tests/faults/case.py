@@ -1,0 +1,67 @@
+"""A program that lives through faults, and the table of how its jobs ended."""
+
+from collections.abc import Sequence
+
+from phosd.engine.faults import Kind, Point
+from tests.core.cycle import Undisturbed, computes_right
+from tests.faults.plant import DIED, Plant, partial
+from tests.harness import Target
+
+HOOK = tuple(p for p in Point if p.startswith("hook-"))
+RESTORE = tuple(
+    p for p in Point if p.startswith("restore-") or p in (Point.MOVER_READ, Point.MOVER_COPY_IN)
+)
+DELETE = tuple(p for p in Point if p.startswith("delete-"))
+CHECKPOINT = tuple(p for p in Point if p not in (*HOOK, *RESTORE, *DELETE))
+FAILING = (Kind.RAISE, Kind.ENOSPC, Kind.SHORT)
+ENDING = (Kind.KILL, Kind.HANG)
+
+SELDOM = {"PHOS_TEST_PACE": "0.1"}
+"""For a program that is computed again, undisturbed, up to where it is after minutes."""
+
+table: dict[tuple[Point, Kind], str] = {}
+"""How the job ended that met the fault. Written when all was found well after it."""
+
+
+class Case:
+    """A target that lives through all faults of one kind, and the plant that saves it."""
+
+    def __init__(self, plant: Plant, target: Target, undisturbed: Undisturbed, kind: Kind) -> None:
+        self.plant, self.target, self.undisturbed, self.kind = plant, target, undisturbed, kind
+
+    def save(self, mode: str = "stop") -> str:
+        """A checkpoint to its end, whatever that is."""
+        return self.plant.end_of(self.plant.checkpoint(self.target.pid, mode))
+
+    def restore(self) -> str:
+        """The target is brought to life from the last image; how that ended."""
+        self.target.kill()
+        image = self.plant.images()[-1]
+        return self.plant.end_of(self.plant.begin("Restore", "sa{sv}", image, 0))
+
+    def delete(self) -> str:
+        """The oldest image is deleted."""
+        if not self.plant.images():
+            assert self.save() == "done"
+        try:
+            self.plant.call("DeleteImage", "sa{sv}", self.plant.images()[0], 0)
+        except RuntimeError as error:
+            return DIED if "org.phos.Error" not in str(error) and self.plant.ends() else "failed"
+        return "done"
+
+    def require_well(self, points: Sequence[Point], outcome: str, *, runs: bool = True) -> None:
+        """What must hold after each fault."""
+        if runs:
+            computes_right(self.target, self.undisturbed)
+        seen = {*self.plant.images()}
+        hidden = {folder.name for folder in partial(self.plant.place)}
+        assert not hidden & seen, points
+        # What is left of a deleted image the next phosd removes.
+        assert not hidden or {*points} <= {*DELETE}, points
+        last = self.plant.last()
+        assert last["state"] in ("done", "failed", "interrupted"), (points, last)
+        assert last["state"] == "done" or last["message"], points
+        table.update({(point, self.kind): outcome for point in points})
+
+    def require_images_whole(self) -> None:
+        assert {self.plant.verify(image) for image in self.plant.images()} == {"done"}
