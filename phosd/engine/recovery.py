@@ -8,7 +8,7 @@ movers have the memory of those that are parked. Every step looks first, so it m
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from phosd.engine.journal import entries
 from phosd.engine.mover.parked import Process
 from phosd.engine.mover.visit import Visit, visits
 
+Claim = Callable[[set[int]], contextlib.AbstractContextManager[None]]
+"""Keeps jobs from some processes, by pid, as long as the context lasts."""
 _CRIU_SECONDS = 180.0
 """CRIU's script gives up within seconds of phosd's end, but CRIU may not have come to it yet."""
 _LOOK_SECONDS = 0.05
@@ -80,10 +82,13 @@ def free(processes: Collection[Process], runtime_dir: Path) -> Account:
     return account
 
 
-def bring_back(pid: int, runtime_dir: Path) -> Account:
+def bring_back(
+    pid: int, runtime_dir: Path, claim: Claim = lambda _: contextlib.nullcontext()
+) -> Account:
     """Free a process, and with it all that movers keep memory for: they may belong together.
 
-    Works beside a phosd and without one. Raises :class:`NoSuchProcess`; :class:`Busy` while a job
+    Works beside a phosd and without one, and in one, which can ``claim`` these processes as its
+    jobs do. Raises :class:`NoSuchProcess`; :class:`Busy` while a job
     of a running phosd works on the process; :class:`NotAuthorized` for all but root.
     """
     if os.geteuid() != 0:
@@ -102,6 +107,7 @@ def bring_back(pid: int, runtime_dir: Path) -> Account:
                 hint=f"wait for its end, or cancel it (`phos jobs --cancel {job}`)",
             )
         others = {each for each in left_parked(runtime_dir) if each[0] not in worked_on}
+        stack.enter_context(claim({each[0] for each in {wanted} | others}))
         return free({wanted} | others, runtime_dir)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from phosd.engine.errors import ImageCorrupt, InvalidOption, NoSuchImage, NoSuchProcess, PhosError
+from phosd.engine.errors import ImageCorrupt, InvalidOption, NoSuchImage, PhosError
 from phosd.engine.experience import Experience
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.store import packs_of
@@ -16,9 +16,9 @@ from phosd.service.identity import (
     Program,
     ancestors,
     holds,
-    identify,
     process_key,
     program,
+    require_same,
 )
 from phosd.service.jobs import Job, JobTable, Outcome, Task
 from phosd.service.operations import CheckpointRequest, Engine
@@ -65,10 +65,7 @@ class Checkpoints:
         rights = owner if acting is None else acting
 
         def work(progress: Progress) -> Outcome:
-            if identify(target.pid) != target:
-                raise NoSuchProcess(
-                    f"process {target.pid} has ended", hint="`phos ps` lists the others"
-                )
+            require_same(target)
             for note in notes:
                 progress.note(note)
             try:
@@ -84,7 +81,7 @@ class Checkpoints:
             operation="checkpoint",
             target=str(target.pid),
             owner=owner,
-            claims=frozenset((_claim(target.pid),)),
+            claims=frozenset((claim_of(target.pid),)),
             work=work,
             mode=request.mode,
             token=request.token,
@@ -123,7 +120,7 @@ class Checkpoints:
         above = ancestors(target.pid)
         for held in {int(claim.split()[1]) for claim in self._jobs.claimed("process")}:
             if held in above or target.pid in ancestors(held):
-                self._jobs.require_free((_claim(held),))
+                self._jobs.require_free((claim_of(held),))
         self._write_down(job, target)
 
     def _latest_of(self, target: Identity) -> str:
@@ -198,5 +195,6 @@ def _named(target: Identity) -> str:
     return process_key(boot_id(), target.pid, target.start_time)
 
 
-def _claim(pid: int) -> str:
+def claim_of(pid: int) -> str:
+    """What a job that works on a process claims."""
     return f"process {pid}"

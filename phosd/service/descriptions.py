@@ -13,6 +13,10 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "Migrate": "Move a process to another GPU or node.",
         "Suspend": "Take a process off its GPU.",
         "Resume": "Bring a suspended process back.",
+        "Recover": (
+            "Set a process running again that was left locked, checkpointed or parked; returns "
+            "what was done when it is over."
+        ),
         "GetProcess": "The object of a GPU process.",
         "ListProcesses": (
             "The GPU processes that the caller may see: pid, user, command line, device bytes, "
@@ -48,7 +52,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "": "A piece of long work.",
         "Cancel": "Stop at the next safe point; the program runs on.",
         "Number": "Its number, which no other job of this node ever has.",
-        "Operation": "checkpoint, restore, verify or delete.",
+        "Operation": "checkpoint, restore, verify, delete or recover.",
         "Target": "The pid, or the id of the image, that it is about.",
         "Owner": "The user id that asked for it.",
         "State": "queued, running, done, failed or cancelled.",
@@ -79,7 +83,9 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
             "Each phase: name, whether the program stood still, seconds, bytes done, bytes in all."
         ),
         "Cancelable": "Whether Cancel can still do something.",
-        "Result": "What it made: an image id, or the pid of a restored process.",
+        "Result": (
+            "What it made: an image id, or the pid of a restored process; or what it recovered."
+        ),
         "Error": "The last part of the name of the error that ended it.",
         "Message": "What that error says.",
     },

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, TypeVar
 
-from phosd.engine.errors import NoSuchProcess, Unsupported
+from phosd.engine.errors import Unsupported
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.hooklink import Block, BlockFlag
 from phosd.engine.kernels import KernelMark
 from phosd.engine.mover.parked import Process
 from phosd.service.history import History
-from phosd.service.identity import Identity, identify, program
+from phosd.service.identity import Identity, has_ended, identify, program
 from phosd.service.interfaces import ImageView, ProcessView, microseconds, or_unknown
 from phosd.service.operations import (
     BlockOptions,
@@ -118,9 +118,7 @@ class Details:
         process = (view.process.pid, view.process.start_time)
         now = identify(process[0])
         if now.start_time != process[1]:
-            raise NoSuchProcess(
-                f"process {process[0]} has ended", hint="`phos ps` lists the GPU processes"
-            )
+            raise has_ended(process[0])
         await self._rights.require_sight(caller, now.uid, f"process {now.pid}")
         return await self._readers.run(caller.uid, ask, now, process)
 

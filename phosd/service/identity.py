@@ -39,6 +39,17 @@ def identify(pid: int) -> Identity:
     return Identity(pid, found.start_time, uids.pop() if len(uids) == 1 else 0)
 
 
+def require_same(process: Identity) -> None:
+    """Raise :class:`NoSuchProcess` when the process has ended, whoever has its pid now."""
+    if identify(process.pid) != process:
+        raise has_ended(process.pid)
+
+
+def has_ended(pid: int) -> NoSuchProcess:
+    """The error for a process that is no more, whoever has its pid now."""
+    return NoSuchProcess(f"process {pid} has ended", hint="`phos ps` lists the GPU processes")
+
+
 def process_key(boot_id: str, pid: int, start_time: int) -> str:
     """Names a process for ever."""
     return f"{boot_id}/{pid}/{start_time}"

@@ -46,8 +46,8 @@ def concerning(job: Job) -> None:
 def ended(job: Job) -> None:
     """Log how the job ended."""
     fields = _fields(job) | {"MESSAGE_ID": JOB_ENDED}
-    if job.state is JobState.DONE and job.outcome.result:
-        made = "PHOS_PID" if job.task.operation == "restore" else "PHOS_IMAGE"
+    made = {"checkpoint": "PHOS_IMAGE", "restore": "PHOS_PID"}.get(job.task.operation)
+    if made is not None and job.state is JobState.DONE:
         fields[made] = job.outcome.result
     why = f": {job.error}" if job.error is not None else ""
     level = logging.WARNING if job.state is JobState.FAILED else logging.INFO
@@ -57,7 +57,8 @@ def ended(job: Job) -> None:
 
 
 def _fields(job: Job) -> dict[str, str]:
-    target = "PHOS_PID" if job.task.operation == "checkpoint" else "PHOS_IMAGE"
+    of_process = job.task.operation in ("checkpoint", "recover")
+    target = "PHOS_PID" if of_process else "PHOS_IMAGE"
     return {"PHOS_JOB": str(job.number), target: job.task.target}
 
 

@@ -23,13 +23,13 @@ from phosd.engine.journal import Entry, Journal
 from phosd.engine.procfs import boot_id
 from phosd.engine.progress import Progress
 from phosd.service import events
-from phosd.service.checkpoints import Checkpoints, require_possible
+from phosd.service.checkpoints import Checkpoints, claim_of, require_possible
 from phosd.service.clock import age_clock
 from phosd.service.config import Config
 from phosd.service.details import Details
 from phosd.service.events import Severity
 from phosd.service.history import History
-from phosd.service.identity import Identity, identify
+from phosd.service.identity import Identity, identify, require_same
 from phosd.service.interfaces import (
     job_interface,
     job_path,
@@ -67,6 +67,7 @@ FEATURES = (
     "history-filters",
     "events",
     "gpu-samples",
+    "recover",
 )
 NO_JOB = "/"
 """Instead of a job's path, when a call ends a schedule."""
@@ -272,11 +273,28 @@ class Manager:
 
         claims = frozenset((f"image {image}",))
         task = Task("delete", image, caller.uid, claims, work, short=True)
-        job = self.jobs.submit(task, self._write_down)
-        await self.jobs.wait(job)
-        if job.error is not None:
-            raise job.error
+        await self._to_the_end(self.jobs.submit(task, self._write_down))
         return []
+
+    async def recover(
+        self, caller: Caller, _: "Manager", pid: int, options: dict[str, Any]
+    ) -> list[Any]:
+        parse_options(options, Options)
+        target = identify(pid)
+        await self._may(caller, Action.RECOVER, target)
+
+        def work(_: Progress) -> Outcome:
+            require_same(target)
+            return Outcome(self._engine.recover(pid))
+
+        task = Task("recover", str(pid), caller.uid, frozenset((claim_of(pid),)), work)
+        # It looks before each step, so nobody has to set it right if it is not ended.
+        job = self.jobs.submit(task, lambda _: None)
+        try:
+            await self._to_the_end(job)
+        finally:
+            await self.inventory.refresh_processes()
+        return [job.outcome.result]
 
     async def unsupported(self, caller: Caller, _: "Manager", pid: int, *_args: Any) -> list[Any]:
         await self._may(caller, Action.MIGRATE, identify(pid))
@@ -295,6 +313,12 @@ class Manager:
         return []
 
     # How jobs begin and end.
+
+    async def _to_the_end(self, job: Job) -> None:
+        """Wait for a job; raise what ended it."""
+        await self.jobs.wait(job)
+        if job.error is not None:
+            raise job.error
 
     async def _may(self, caller: Caller, action: Action, target: Identity) -> int:
         """The user id whose rights count for what the caller wants to do with a process."""

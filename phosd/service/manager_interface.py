@@ -25,6 +25,7 @@ def manager_interface(manager: "Manager") -> Interface:
             ),
             Method("Suspend", (("pid", "u"), _OPTIONS), _JOB, manager.unsupported),
             Method("Resume", (("pid", "u"), _OPTIONS), _JOB, manager.unsupported),
+            Method("Recover", (("pid", "u"), _OPTIONS), (("done", "s"),), manager.recover),
             Method("GetProcess", (("pid", "u"),), (("process", "o"),), manager.lists.get_process),
             Method(
                 "ListProcesses", (), (("processes", "a(uustsso)"),), manager.lists.list_processes

@@ -18,6 +18,7 @@ from phosd.engine.mover.parked import Process
 from phosd.engine.node import Node, NodeConfig
 from phosd.engine.process import GpuProcess
 from phosd.engine.progress import Progress
+from phosd.engine.recovery import bring_back
 from phosd.engine.restore import RestoreOptions, restore
 from phosd.engine.rights import require_may_restore
 from phosd.engine.space import DiskLimits
@@ -94,6 +95,13 @@ class NodeEngine:
 
     def processes(self) -> list[GpuProcess]:
         return self._node.processes()
+
+    def recover(self, pid: int) -> str:
+        account = bring_back(pid, self._node.config.runtime_dir, self._node.claim)
+        if pid in account.failures:
+            raise account.failures[pid]
+        done = account.text(sorted({pid, *account.deeds, *account.failures}))
+        return done or f"process {pid} runs; there was nothing to do"
 
     def blocks(self, process: Process) -> list[tuple[Block, int]]:
         return inspection.blocks(self._node, process)

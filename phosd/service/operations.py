@@ -51,6 +51,11 @@ class Engine(Protocol):
     ) -> int:
         """Bring an image back to life for user id ``caller``; the pid that it runs under."""
 
+    def recover(self, pid: int) -> str:
+        """Bring a process back that was left locked, checkpointed or parked, and what belongs to
+        it; what was found and done. Raises ``Busy`` while a job works on one of them.
+        """
+
     def verify(self, image: str, progress: Progress) -> None:
         """Read every byte of an image again. Raises ``ImageCorrupt``."""
 

@@ -114,6 +114,8 @@ class FakeEngine:
     asked: list[Running] = field(default_factory=list)
     devices: list[GpuInfo] = field(default_factory=lambda: [GPU])
     looks_at_gpus: int = 0
+    recovered: list[int] = field(default_factory=list)
+    trouble: PhosError | None = None
 
     def settle(self, unfinished: Sequence[Unfinished]) -> dict[int, str]:
         return {job.job: "its processes run" for job in unfinished}
@@ -151,6 +153,12 @@ class FakeEngine:
         progress.phase("load")
         self.act(progress)
         return 4711
+
+    def recover(self, pid: int) -> str:
+        self.recovered.append(pid)
+        if self.trouble is not None:
+            raise self.trouble
+        return f"process {pid} was given back its parked memory, and runs again"
 
     def verify(self, image: str, progress: Progress) -> None:
         progress.phase("verify")

@@ -51,6 +51,7 @@ def test_the_manager_is_introspected_completely(service: Service) -> None:
         "Migrate": ["usa{sv}", "o"],
         "Suspend": ["ua{sv}", "o"],
         "Resume": ["ua{sv}", "o"],
+        "Recover": ["ua{sv}", "s"],
         "VerifyImage": ["sa{sv}", "o"],
         "DeleteImage": ["sa{sv}", ""],
         "GetProcess": ["u", "o"],
