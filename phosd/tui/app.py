@@ -11,8 +11,8 @@ from textual.content import Content
 from textual.screen import Screen
 
 from phosd.tui.actions import ANYWHERE, bindings
-from phosd.tui.node import Node
-from phosd.tui.records import Job
+from phosd.tui.node import Contact, Node
+from phosd.tui.records import Job, Manager
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.jobs import JobsScreen
 from phosd.tui.screens.processes import ProcessesScreen
@@ -92,6 +92,8 @@ class PhosApp(App[None]):
     def _node_changed(self, changed: frozenset[type]) -> None:
         if Job in changed:
             self._tell_ended()
+        if Manager in changed and self.node.contact is Contact.HERE:
+            self.run_worker(self.node.recall(), exclusive=True, group="recall")
         for screen in self.screen_stack:
             if (take := getattr(screen, "node_changed", None)) is not None:
                 self.call_later(take, *((changed,) if isinstance(screen, NodeScreen) else ()))

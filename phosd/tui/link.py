@@ -152,7 +152,13 @@ class _Session:
         self._objects: dict[str, tuple[str, Properties]] = {}
         self._changed: set[str] = set()
         self._gone: set[str] = set()
+        self._noted = False
         self._unread: set[str] = set()
+        self._hidden: set[str] = set()
+        """New objects of which only a signal has told: they may be somebody else's."""
+        self._wants_reading = asyncio.Event()
+        self._told: dict[str, set[str]] = {}
+        """What signals told of the objects that are being read: newer than what is read."""
         self._read_all = False
 
     async def run(self) -> None:
@@ -162,10 +168,8 @@ class _Session:
             f"type='signal',sender='{NAME}',path_namespace='{ROOT}'",
             f"type='signal',sender='{_DBUS}',member='NameOwnerChanged',arg0='{NAME}'",
         )
-        tasks = [
-            asyncio.create_task(self.connection.closed()),
-            asyncio.create_task(self._mirror()),
-        ]
+        work = (self.connection.closed(), self._mirror(), self._read())
+        tasks = [asyncio.create_task(each) for each in work]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -185,15 +189,14 @@ class _Session:
                 self._take(self._news.get_nowait())
             if self._read_all:
                 await self._meet()
-                continue
-            if self._unread:
-                await self._read_again()
-            self._deliver()
+            else:
+                self._deliver()
 
     async def _meet(self) -> None:
         """Find phosd and read all that it has; say how that went."""
         self._read_all = False
-        self._hand_over(Update(contact=Contact.SEEKING))
+        if not self._owner:
+            self._hand_over(Update(contact=Contact.SEEKING))
         while True:
             try:
                 # On a system bus this starts phosd, where it may be started so.
@@ -212,7 +215,8 @@ class _Session:
         for path, interfaces in managed.items():
             for interface, values in interfaces.items():
                 self._objects[path] = (interface, values)
-        self._changed, self._gone, self._unread = set(), set(), set()
+        for pending in (self._changed, self._gone, self._unread, self._hidden):
+            pending.clear()
         records = {path: r for path in self._objects if (r := self._record(path)) is not None}
         self._hand_over(Update(records, whole=True, contact=Contact.HERE))
 
@@ -226,73 +230,95 @@ class _Session:
     def _take(self, signal: Signal | None) -> None:
         if signal is None:
             return
+        name = (signal.interface, signal.member)
         if (signal.sender, signal.member) == (_DBUS, "NameOwnerChanged"):
             self._owner_changed(*signal.args)
         elif signal.sender != self._owner:
             return  # anybody may send us a signal that looks like phosd's
-        elif (signal.interface, signal.member) == (_PROPERTIES, "PropertiesChanged"):
-            interface, changed, invalidated = signal.args
+        elif name == (_PROPERTIES, "PropertiesChanged"):
+            _, changed, invalidated = signal.args
             if signal.path in self._objects:
                 self._objects[signal.path][1].update(changed)
+                self._told.get(signal.path, set()).update(changed)
                 self._changed.add(signal.path)
                 if invalidated:
-                    self._unread.add(signal.path)
-        elif (signal.interface, signal.member) == (_OBJECTS, "InterfacesAdded"):
+                    self._want(signal.path)
+        elif name == (_OBJECTS, "InterfacesAdded"):
             path, interfaces = signal.args
             for interface, values in interfaces.items():
                 self._objects[path] = (interface, dict(values))
-            self._gone.discard(path)
-            self._unread.add(path)  # a signal tells nothing that is private
-        elif (signal.interface, signal.member) == (_OBJECTS, "InterfacesRemoved"):
+            self._hidden.add(path)
+            self._want(path)
+        elif name == (_OBJECTS, "InterfacesRemoved"):
             self._forget(signal.args[0])
+        elif name == (MANAGER, "EventNew"):
+            self._noted = True
 
     def _owner_changed(self, name: str, _: str, now: str) -> None:
-        if name != NAME:
+        if name != NAME or now == self._owner:
             return
+        self._owner = ""
         if now:
             self._read_all = True
         else:
-            self._owner = ""
+            self._read_all = False
             why = str(of_bus(CallError(f"{_DBUS}.Error.ServiceUnknown", "")))
             self._hand_over(Update(contact=Contact.GONE, trouble=why))
 
+    def _want(self, path: str) -> None:
+        """Signals tell nothing that is private: the object must be asked."""
+        self._unread.add(path)
+        self._wants_reading.set()
+
     def _forget(self, path: str) -> None:
         self._objects.pop(path, None)
-        self._changed.discard(path)
-        self._unread.discard(path)
+        for pending in (self._changed, self._unread, self._hidden):
+            pending.discard(path)
         self._gone.add(path)
 
-    async def _read_again(self) -> None:
-        """Read the objects of which signals did not tell everything."""
-        if len(self._unread) > _MOST_SINGLY:
-            await self._meet()
-            return
-        turns = asyncio.Semaphore(_MOST_AT_ONCE)
+    async def _read(self) -> None:
+        """Read the objects of which signals did not tell everything, beside the signals."""
+        while True:
+            await self._wants_reading.wait()
+            await asyncio.sleep(_BATCH_SECONDS)
+            self._wants_reading.clear()
+            wanted, self._unread = self._unread, set()
+            if len(wanted) > _MOST_SINGLY:
+                self._read_all = True
+            else:
+                turns = asyncio.Semaphore(_MOST_AT_ONCE)
+                await asyncio.gather(*(self._read_one(path, turns) for path in wanted))
+            self._news.put_nowait(None)
 
-        async def read(path: str) -> None:
-            interface, values = self._objects[path]
-            try:
-                async with turns:
-                    (found,) = await self.connection.call(
-                        path, _PROPERTIES, "GetAll", "s", interface
-                    )
-            except CallError as error:
-                if error.name.endswith((".NotAuthorized", ".UnknownObject")):
-                    self._forget(path)  # somebody else's, or gone already
-                elif error.name.endswith(".LimitsExceeded"):
-                    self._unread.add(path)
-                return
-            values.update(found)
+    async def _read_one(self, path: str, turns: asyncio.Semaphore) -> None:
+        if path not in self._objects:
+            return
+        interface, _ = self._objects[path]
+        told = self._told[path] = set()
+        try:
+            async with turns:
+                (found,) = await self.connection.call(path, _PROPERTIES, "GetAll", "s", interface)
+        except CallError as error:
+            if error.name.endswith((".NotAuthorized", ".UnknownObject")):
+                self._forget(path)  # somebody else's, or gone already
+            elif self._owner:
+                await asyncio.sleep(_RETRY_SECONDS)
+                self._want(path)
+            return
+        finally:
+            del self._told[path]
+        if path in self._objects:
+            newer = {name: self._objects[path][1][name] for name in told}
+            self._objects[path] = (interface, found | newer)
+            self._hidden.discard(path)
             self._changed.add(path)
 
-        unread, self._unread = self._unread, set()
-        await asyncio.gather(*(read(path) for path in unread if path in self._objects))
-
     def _deliver(self) -> None:
-        records = {path: r for path in self._changed if (r := self._record(path)) is not None}
-        if records or self._gone:
-            self._hand_over(Update(records, frozenset(self._gone)))
-        self._changed, self._gone = set(), set()
+        told = self._changed - self._hidden
+        records = {path: r for path in told if (r := self._record(path)) is not None}
+        if records or self._gone or self._noted:
+            self._hand_over(Update(records, frozenset(self._gone), noted=self._noted))
+        self._changed, self._gone, self._noted = set(), set(), False
 
     def _record(self, path: str) -> Record | None:
         if path not in self._objects:

@@ -8,11 +8,12 @@ import enum
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from phosd.bus import ROOT, path_of, variants
+from phosd.cli.settings import CommandError
 from phosd.tui.records import Gpu, Image, Job, Manager, Process, Record
 
 MANAGER = "org.phos.Manager1"
@@ -28,6 +29,10 @@ class Contact(enum.Enum):
     GONE = "gone"
 
 
+class Noted:
+    """Stands among the kinds that changed for: there are new events."""
+
+
 @dataclass(frozen=True)
 class Update:
     """News from phosd. ``whole``: the records are all that there are. ``trouble`` says why there is
@@ -37,6 +42,8 @@ class Update:
     records: Mapping[str, Record] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()
     whole: bool = False
+    noted: bool = False
+    """phosd has noted an event."""
     contact: Contact | None = None
     trouble: str = ""
 
@@ -50,6 +57,12 @@ class Sample:
     memory_used: int
     temperature: float | None
     power: float | None
+
+
+def _sample(time: int, load: float, memory: int, temperature: float, power: float) -> Sample:
+    """One row of ``ListSamples``, where what is not known is negative."""
+    known = [figure if figure >= 0 else None for figure in (load, temperature, power)]
+    return Sample(time / 1e6, known[0], memory, known[1], known[2])
 
 
 class Link(Protocol):
@@ -68,7 +81,9 @@ class Link(Protocol):
 
 
 Listener = Callable[[frozenset[type]], None]
-"""Gets the kinds of records that changed; :class:`Contact` stands for how phosd is."""
+"""Gets the kinds of records that changed; :class:`Contact` stands for how phosd is, and
+:class:`Noted` for new events.
+"""
 _R = TypeVar("_R", bound=Record)
 
 
@@ -160,6 +175,8 @@ class Node:
                     changed.add(kind)
         if changed or update.contact is Contact.HERE:
             self.heard = self.now()
+        if update.noted:
+            changed.add(Noted)
         if update.contact is not None:
             if update.contact is not self.contact:
                 self.since = self.now()
@@ -180,6 +197,19 @@ class Node:
             self.samples[path].append(
                 Sample(self.now(), gpu.utilisation, gpu.memory_used, gpu.temperature, gpu.power)
             )
+
+    async def recall(self) -> None:
+        """Ask phosd how the GPUs were before this began to look."""
+        if "gpu-samples" not in self.manager.features:
+            return
+        for gpu in self.gpus:
+            with suppress(CommandError):  # a GPU without NVML has none
+                rows = await self.ask(gpu, "ListSamples")
+                own = self.samples.setdefault(gpu.path, deque(maxlen=SAMPLES))
+                first = own[0].time if own else self.now()
+                before = [sample for row in rows if (sample := _sample(*row)).time < first]
+                self.samples[gpu.path] = deque([*before, *own], maxlen=SAMPLES)
+        self._tell(frozenset({Gpu}))
 
     def _tell(self, changed: frozenset[type]) -> None:
         if changed:

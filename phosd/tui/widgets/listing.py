@@ -19,7 +19,7 @@ class Listing(Vertical, Generic[_T]):
 
     DEFAULT_CSS = """
     Listing { height: 1fr; }
-    Listing > Input { display: none; height: 1; border: none; padding: 0 1; }
+    Listing > Input { display: none; height: 1; padding: 0 1; }
     Listing.-filtering > Input { display: block; }
     Listing > .listing--count { height: 1; color: $text-muted; padding: 0 1; }
     """
@@ -35,7 +35,8 @@ class Listing(Vertical, Generic[_T]):
     def compose(self) -> ComposeResult:
         yield self.table
         yield Static("", classes="listing--count", markup=False)
-        yield Input(placeholder="words that a row must have; enter keeps them, esc shows all")
+        hint = "words that a row must have; enter keeps them, esc shows all"
+        yield Input(placeholder=hint, compact=True)
 
     def on_mount(self) -> None:
         self._count()

@@ -1,0 +1,51 @@
+"""The application, driven by a test."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from textual.pilot import Pilot
+
+from phosd.tui.app import PhosApp
+from phosd.tui.node import Node
+from tests.harness import PATIENCE
+from tests.tui.snapshots import text
+
+_T = TypeVar("_T")
+SMALL, LARGE = (80, 24), (160, 48)
+
+
+def run(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Run the body of a test on an event loop."""
+    return asyncio.run(work())
+
+
+@asynccontextmanager
+async def opened(
+    node: Node, size: tuple[int, int] = SMALL, **options: bool
+) -> AsyncIterator[Pilot[None]]:
+    """phos-tui on a terminal of this size."""
+    app = PhosApp(node, **options)
+    app.animation_level = "none"
+    async with app.run_test(size=size, notifications=True) as pilot:
+        await pilot.pause()
+        yield pilot
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], object], what: str) -> None:
+    """Wait for a condition; fails the test, naming ``what``, when it does not come true."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE
+    while not condition():
+        if loop.time() > deadline:
+            raise AssertionError(f"waited {PATIENCE:.0f} s in vain for {what}:\n{text(pilot)}")
+        await pilot.pause(0.02)
+
+
+async def until_shown(pilot: Pilot[None], *words: str) -> None:
+    """Wait until all these are on the screen."""
+    await until(pilot, lambda: all(word in text(pilot) for word in words), f"{words} to be shown")
+
+
+Work = Callable[[], Awaitable[None]]

@@ -1,0 +1,232 @@
+"""The way to phosd: a real manager on a real bus, its signals, its absence."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from phosd.cli.settings import CommandError
+from phosd.tui.link import BusLink
+from phosd.tui.node import Contact, Node, Noted
+from phosd.tui.records import Gpu, Image, Job, Process
+from tests.bus import busctl, private_bus, start_bus
+from tests.harness import PATIENCE, running, wait_until
+from tests.service.fake_engine import manifest, this_process
+from tests.service.running import Service
+from tests.tui.opened import run
+
+
+async def come_true(condition: Callable[[], object], what: str) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE
+    while not condition():
+        assert loop.time() < deadline, f"waited in vain for {what}"
+        await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def mirrored(where: str) -> AsyncIterator[Node]:
+    node = Node(BusLink(where))
+    node.start()
+    try:
+        yield node
+    finally:
+        node.stop()
+
+
+async def is_here(node: Node) -> None:
+    await come_true(lambda: node.contact is Contact.HERE, "phosd")
+
+
+def test_what_is_there_and_what_comes_and_goes_is_mirrored(service: Service) -> None:
+    service.engine.running = [this_process()]
+    service.engine.stored["old"] = manifest("old")
+
+    async def body() -> None:
+        async with mirrored(service.address) as node:
+            await is_here(node)
+            assert "checkpoint" in node.manager.features
+            assert [gpu.name for gpu in node.gpus] == ["A test's GPU"]
+            await come_true(lambda: node.process(os.getpid()), "the process")
+            process = node.process(os.getpid())
+            assert process is not None
+            assert (process.user_name, process.command) == ("root", ("python", "train.py"))
+            service.engine.running = [this_process(device_bytes=8192, state="locked")]
+            await come_true(
+                lambda: [p.state for p in node.of(Process).values()] == ["locked"], "the change"
+            )
+            service.engine.running = []
+            await come_true(lambda: not node.of(Process), "its end")
+            assert all(isinstance(gpu, Gpu) for gpu in node.gpus)
+
+    run(body)
+
+
+def test_a_job_is_followed_to_its_end_with_what_is_private(service: Service) -> None:
+    service.engine.running = [this_process()]
+    kinds: set[type] = set()
+
+    async def body() -> None:
+        async with mirrored(service.address) as node:
+            node.subscribe(kinds.update)
+            await is_here(node)
+            await come_true(lambda: node.process(os.getpid()), "the process")
+            path = await node.checkpoint(os.getpid())
+            await come_true(lambda: path in node.of(Job), "the job")
+            await come_true(lambda: node.job_of(str(os.getpid())), "the job by its target")
+            await come_true(lambda: node.of(Job)[path].stopped, "the stop")
+            service.engine.go.set()
+            await come_true(lambda: node.of(Job)[path].over, "the end")
+            job = node.of(Job)[path]
+            await come_true(lambda: node.of(Job)[path].result, "the result, which is private")
+            assert (job.state, job.target) == ("done", str(os.getpid()))
+            assert [phase.name for phase in job.phases] == ["prepare", "quiesce", "publish"]
+            await come_true(lambda: node.image(node.of(Job)[path].result), "the image")
+            image = node.image(node.of(Job)[path].result)
+            assert image is not None and image.command == ("train", "--secret")
+            assert node.job_of(str(os.getpid())) is None
+            await come_true(lambda: Noted in kinds, "the event")
+            await node.delete(image.id)
+            await come_true(lambda: not node.of(Image), "the image to go")
+
+    run(body)
+
+
+def test_an_error_says_what_to_do_next(service: Service) -> None:
+    async def body() -> None:
+        async with mirrored(service.address) as node:
+            await is_here(node)
+            with pytest.raises(CommandError, match="phos images") as caught:
+                await node.restore("no-such-image")
+            assert caught.value.code == "NoSuchImage"
+            assert node.waiting == 0
+
+    run(body)
+
+
+def test_a_signal_of_somebody_else_is_not_believed(service: Service) -> None:
+    """The bus lets anybody send a signal to one connection; only its sender is certain."""
+    service.engine.running = [this_process()]
+
+    async def body() -> None:
+        link = BusLink(service.address)
+        node = Node(link)
+        node.start()
+        try:
+            await is_here(node)
+            await come_true(lambda: node.process(os.getpid()), "the process")
+            path = next(iter(node.of(Process)))
+            assert link._session is not None
+            to = f"--destination={link._session.connection._bus.unique_name}"
+            lie = ("org.freedesktop.DBus.Properties", "PropertiesChanged", "sa{sv}as")
+            values = ("org.phos.Process1", "1", "HookState", "s", "lie", "0")
+            await asyncio.to_thread(busctl, service.address, "emit", to, path, *lie, *values)
+            service.engine.running = [this_process(state="locked")]  # it is told after the lie
+            await come_true(lambda: node.of(Process)[path].state == "locked", "the truth")
+            assert node.of(Process)[path].hook == "hooked"
+        finally:
+            node.stop()
+
+    run(body)
+
+
+def test_without_a_daemon_it_waits_and_says_how_to_start_it(tmp_path: Path) -> None:
+    async def body() -> None:
+        with private_bus(tmp_path) as address:
+            async with mirrored(address) as node:
+                await come_true(lambda: node.contact is Contact.GONE, "the news")
+                assert "systemctl start phosd" in node.trouble
+                with pytest.raises(CommandError, match="systemctl start phosd"):
+                    await node.checkpoint(1)
+
+    run(body)
+
+
+def test_without_a_bus_it_tries_again_until_there_is_one(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with mirrored(f"unix:path={tmp_path / 'bus'}") as node:
+            await come_true(lambda: node.contact is Contact.GONE, "the news")
+            assert "no D-Bus at" in node.trouble and "dbus-run-session" in node.trouble
+            with pytest.raises(CommandError, match="try again"):
+                await node.checkpoint(1)
+            daemon, _ = start_bus(tmp_path)
+            try:
+                await come_true(lambda: "systemctl" in node.trouble, "the bus")
+            finally:
+                daemon.kill()
+                daemon.wait()
+            await come_true(lambda: "the bus went away" in node.trouble, "the end of the bus")
+
+    run(body)
+
+
+def test_what_was_known_stays_when_the_daemon_goes(service: Service) -> None:
+    service.engine.running = [this_process()]
+
+    async def body() -> None:
+        async with mirrored(service.address) as node:
+            await is_here(node)
+            await come_true(lambda: node.process(os.getpid()), "the process")
+            service.disconnect()
+            await come_true(lambda: node.contact is Contact.GONE, "the news")
+            assert node.process(os.getpid()) is not None
+            assert "systemctl start phosd" in node.trouble
+
+    run(body)
+
+
+def test_many_objects_at_once_are_read_in_one_call(service: Service) -> None:
+    async def body() -> None:
+        async with mirrored(service.address) as node:
+            await is_here(node)
+            first = this_process()
+            service.engine.running = [replace(first, start_time=n) for n in range(1, 101)]
+            await come_true(lambda: len(node.of(Process)) == 100, "all of them")
+            assert {p.command for p in node.of(Process).values()} == {("python", "train.py")}
+            assert node.contact is Contact.HERE
+
+    run(body)
+
+
+_AS_SOMEBODY = """
+import asyncio, os, sys
+from phosd.tui.link import BusLink
+from phosd.tui.node import Contact, Node
+from phosd.tui.records import Process
+
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+
+async def body():
+    node = Node(BusLink(sys.argv[1]))
+    node.start()
+    while node.contact is not Contact.HERE:
+        await asyncio.sleep(0.02)
+    print("ready", flush=True)
+    while not any(p.state == "locked" for p in node.of(Process).values()):
+        await asyncio.sleep(0.02)
+    print(sorted(p.user for p in node.of(Process).values()), flush=True)
+    node.stop()
+
+asyncio.run(body())
+"""
+
+
+def test_others_things_do_not_appear(service: Service) -> None:
+    """Signals tell everybody of everything; what lists leave out must not come in by them."""
+    child = [sys.executable, "-c", _AS_SOMEBODY, service.address]
+    with running(child, stdout=subprocess.PIPE) as somebody:
+        assert somebody.stdout is not None
+        assert somebody.stdout.readline() == "ready\n"
+        theirs = this_process(start_time=2, uid=65534)
+        others = this_process(start_time=3, state="locked")
+        service.engine.running = [others, theirs]
+        there = f"_{others.pid}_3"
+        wait_until(lambda: there in service.call("ListProcesses"), "the service")
+        service.engine.running = [replace(others, device_bytes=1), replace(theirs, state="locked")]
+        assert somebody.stdout.readline() == "[65534]\n"
