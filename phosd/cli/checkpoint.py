@@ -1,6 +1,5 @@
 """``phos checkpoint``: save a running program."""
 
-import re
 from typing import Any
 
 import click
@@ -9,18 +8,17 @@ from phosd.bus import variants
 from phosd.cli.client import call
 from phosd.cli.job import summary, watch
 from phosd.cli.settings import CommandError, Settings, command
-
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+from phosd.cli.times import duration
 
 
 def interval(text: str) -> float:
     """Seconds; 0 for ``off``. Raises :class:`click.BadParameter`."""
     if text == "off":
         return 0.0
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
-    if found is None or not float(found[1]):
+    found = duration(text)
+    if not found:
         raise click.BadParameter(f"{text!r} is no interval; write for example 60s, 5m, 2h, or off")
-    return float(found[1]) * _UNITS[found[2]]
+    return found
 
 
 @command()

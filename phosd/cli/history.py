@@ -7,9 +7,13 @@ import click
 
 from phosd.bus import variants
 from phosd.cli.client import call
-from phosd.cli.images import time_text
 from phosd.cli.jobs import rate, seconds
 from phosd.cli.settings import Settings, command
+from phosd.cli.times import moment, time_text
+
+_OPERATIONS = ("checkpoint", "restore", "verify", "delete", "recover")
+_STATES = ("queued", "running", "done", "failed", "cancelled", "interrupted")
+_PHASE = ("name", "begin", "seconds", "bytes", "stopped")
 
 
 @command()
@@ -20,7 +24,16 @@ from phosd.cli.settings import Settings, command
     show_default=True,
     help="How many jobs, from the latest back.",
 )
-def history(settings: Settings, limit: int) -> None:
+@click.option("--pid", type=click.IntRange(min=1), help="Only those of this process.")
+@click.option("--operation", type=click.Choice(_OPERATIONS), help="Only those that did this.")
+@click.option("--state", type=click.Choice(_STATES), help="Only those that ended so.")
+@click.option(
+    "--since", callback=moment, metavar="2h|DATE", help="Only those that began then or later."
+)
+@click.option(
+    "--until", callback=moment, metavar="2h|DATE", help="Only those that began then or before."
+)
+def history(settings: Settings, **filters: Any) -> None:
     """List past jobs, newest first: yours, or as root everybody's.
 
     STOP is how long the program stood still, DRAIN how fast its device memory was saved, WRONG how
@@ -29,11 +42,13 @@ def history(settings: Settings, limit: int) -> None:
     \b
     Examples:
       phos history
-      phos history --limit 1000 --json | jq 'select(.state == "failed")'
+      phos history --pid 4711 --since 2h
+      phos history --state failed --since 2026-11-01 --limit 1000 --json
     """
-    (found,) = call(settings, "ListHistory", "a{sv}", variants({"limit": limit}))
+    wanted = {name: value for name, value in filters.items() if value is not None}
+    (found,) = call(settings, "ListHistory", "a{sv}", variants(wanted))
     settings.rows(
-        [row | {"details": json.loads(row.get("details") or "{}")} for row in found],
+        [row | _unpacked(row) for row in found],
         {
             "JOB": lambda row: str(row["id"]),
             "STARTED": lambda row: time_text(int(row["started"] * 1e6)),
@@ -47,6 +62,13 @@ def history(settings: Settings, limit: int) -> None:
             "RESULT": lambda row: (row.get("message") or row.get("result", "")) + _because(row),
         },
     )
+
+
+def _unpacked(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "details": json.loads(row.get("details") or "{}"),
+        "phases": [dict(zip(_PHASE, phase, strict=True)) for phase in row.get("phases", ())],
+    }
 
 
 def _because(row: dict[str, Any]) -> str:

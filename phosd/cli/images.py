@@ -1,11 +1,11 @@
 """``phos images``: what can be restored."""
 
 import shlex
-from datetime import UTC, datetime
 from typing import Any
 
 from phosd.cli.client import objects
 from phosd.cli.settings import Settings, command, human_bytes
+from phosd.cli.times import time_text
 
 
 @command()
@@ -61,8 +61,3 @@ def _row(image: dict[str, Any]) -> dict[str, Any]:
         "whole": image["VerifiedWhole"] if image["Verified"] else None,
         "command": image.get("CommandLine", []),
     }
-
-
-def time_text(microseconds: int) -> str:
-    """UTC, to the second."""
-    return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

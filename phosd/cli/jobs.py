@@ -8,9 +8,9 @@ import click
 
 from phosd.bus import ROOT, Connection
 from phosd.cli.client import JOB, Properties, objects, properties
-from phosd.cli.images import time_text
 from phosd.cli.job import describe
 from phosd.cli.settings import Settings, command, human_bytes
+from phosd.cli.times import time_text
 
 
 @command()

@@ -6,6 +6,7 @@ from phosd import __version__
 from phosd.cli.checkpoint import checkpoint
 from phosd.cli.demo import demo
 from phosd.cli.doctor import doctor
+from phosd.cli.events import events
 from phosd.cli.history import history
 from phosd.cli.images import images
 from phosd.cli.jobs import jobs
@@ -56,6 +57,7 @@ for _command in (
     rm,
     jobs,
     history,
+    events,
     doctor,
     recover,
     demo,

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import click
 
+from phosd.bus import CallError, NoBusError
+from phosd.cli.client import call
 from phosd.cli.run import DEFAULT_RUNTIME
-from phosd.cli.settings import Exit, Settings, command
+from phosd.cli.settings import Exit, Settings, command, of_bus
 from phosd.engine.recovery import bring_back, stranded
 
 
@@ -16,23 +18,28 @@ from phosd.engine.recovery import bring_back, stranded
 @click.option(
     "--runtime-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    default=lambda: Path(os.environ.get("PHOS_RUNTIME_DIR", DEFAULT_RUNTIME)),
     help=f"Where hooks and data movers are (default: {DEFAULT_RUNTIME}).",
 )
-def recover(settings: Settings, pids: tuple[int, ...], runtime_dir: Path) -> None:
+def recover(settings: Settings, pids: tuple[int, ...], runtime_dir: Path | None) -> None:
     """Bring processes back that were left locked, checkpointed or parked.
 
     By whomever: a phosd that was killed (the next one does this by itself when it starts), or
-    another tool (`cuda-checkpoint`). Needs root, and no daemon. Without a PID it lists them.
+    another tool (`cuda-checkpoint`). Needs root and no daemon, or asks the daemon. Without a PID it
+    lists them.
 
     \b
     Examples:
       phos recover
       phos recover 4711
     """
+    place = runtime_dir or Path(os.environ.get("PHOS_RUNTIME_DIR", DEFAULT_RUNTIME))
     if not pids:
-        _list(settings, runtime_dir.absolute())
-    runs = {pid: _recover(settings, pid, runtime_dir.absolute()) for pid in pids}
+        _list(settings, place.absolute())
+    by_daemon = runtime_dir is None and os.geteuid() != 0
+    runs = {
+        pid: (by_daemon and _ask(settings, pid)) or _recover(settings, pid, place.absolute())
+        for pid in pids
+    }
     if not all(runs.values()):
         sys.exit(Exit.FAILED)
 
@@ -42,6 +49,23 @@ def _list(settings: Settings, runtime_dir: Path) -> None:
     settings.rows(rows, {"PID": lambda row: str(row["pid"]), "IS": lambda row: str(row["state"])})
     if not rows and not settings.json:
         settings.out.print("no process is left locked, checkpointed or parked")
+
+
+def _ask(settings: Settings, pid: int) -> bool:
+    """Have the daemon do it; false when there is none. Raises :class:`CallError`."""
+    try:
+        (done,) = call(settings, "Recover", "ua{sv}", pid, {})
+    except NoBusError:
+        return False
+    except CallError as error:
+        if of_bus(error).code == "NoDaemon":
+            return False
+        raise
+    if settings.json:
+        settings.emit({"pid": pid, "runs": True, "message": done})
+    else:
+        settings.out.print(done, markup=False)
+    return True
 
 
 def _recover(settings: Settings, pid: int, runtime_dir: Path) -> bool:

@@ -1,0 +1,51 @@
+"""``phos events``: what happened on this machine that is worth knowing."""
+
+from typing import Any
+
+import click
+
+from phosd.bus import variants
+from phosd.cli.client import call
+from phosd.cli.settings import Settings, command
+from phosd.cli.times import moment, time_text
+
+
+@command()
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=50,
+    show_default=True,
+    help="How many, from the latest back.",
+)
+@click.option(
+    "--severity",
+    type=click.Choice(["info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="Only those that matter at least so much.",
+)
+@click.option("--since", callback=moment, metavar="2h|DATE", help="Only those of then or later.")
+def events(settings: Settings, **filters: Any) -> None:
+    """List what happened, newest first: what concerns you, or as root everything.
+
+    Jobs that ended, wrong guesses, images that were deleted or cannot be read, and what troubled
+    phosd.
+
+    \b
+    Examples:
+      phos events --severity warning --since 1d
+      phos events --json | jq 'select(.kind == "wrong-guess")'
+    """
+    wanted = {name: value for name, value in filters.items() if value is not None}
+    (found,) = call(settings, "ListEvents", "a{sv}", variants(wanted))
+    settings.rows(
+        [row | {"time": time_text(row["time"])} for row in found],
+        {
+            "TIME": lambda row: row["time"],
+            "SEVERITY": lambda row: row["severity"],
+            "KIND": lambda row: row["kind"],
+            "ABOUT": lambda row: row["subject"],
+            "WHAT": lambda row: row["text"],
+        },
+    )

@@ -1,0 +1,44 @@
+"""Times on the command line: UTC, or how long ago; and how long something takes."""
+
+import re
+import time
+from datetime import UTC, datetime
+
+import click
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def duration(text: str) -> float | None:
+    """Seconds of ``90``, ``90s``, ``5m``, ``2h`` or ``1d``; None for what is none."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    return float(found[1]) * _UNITS[found[2]] if found and found[1].isascii() else None
+
+
+def moment(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    """For an option: microseconds since the epoch of ``2h`` (ago) or ``2026-11-21[T15:30[:00]]``.
+
+    Raises :class:`click.BadParameter`.
+    """
+    if text is None:
+        return None
+    try:
+        ago = duration(text) if text[-1:] in _UNITS else None
+        seconds = _timestamp(text) if ago is None else time.time() - ago
+        return max(0, int(seconds * 1e6))
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{text!r} is no time; write for example 30m, 2h, 7d (ago), 2026-11-21 or "
+            "2026-11-21T15:30 (UTC)"
+        ) from None
+
+
+def _timestamp(text: str) -> float:
+    """Raises :class:`ValueError`."""
+    found = datetime.fromisoformat(text)
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def time_text(microseconds: int) -> str:
+    """UTC, to the second."""
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
