@@ -27,12 +27,12 @@ LOOKS = ("ListBlocks", "ListKernels", "ReadLog")
 
 
 def ask(
-    service: Service, path: str, interface: str, member: str, *options: object, uid: int = 0
+    address: str, path: str, interface: str, member: str, *options: object, uid: int = 0
 ) -> Any:
     """What a method gives that takes only options: ``name type value`` each."""
     words = ["a{sv}", str(len(options) // 3), *map(str, options)]
     reply = busctl(
-        service.address,
+        address,
         "--json=short",
         "call",
         "org.phos",
@@ -77,8 +77,8 @@ def test_the_blocks_of_a_process(service: Service) -> None:
         [2**64 - 1, 0, 4 << 20, 0, ["exported", "program"]],
         [9, 4096, 4096, -1, ["host"]],
     ]
-    assert ask(service, path, "Process1", "ListBlocks") == rows
-    assert ask(service, path, "Process1", "ListBlocks", "limit", "u", 2) == rows[:2]
+    assert ask(service.address, path, "Process1", "ListBlocks") == rows
+    assert ask(service.address, path, "Process1", "ListBlocks", "limit", "u", 2) == rows[:2]
     assert service.engine.asked == [procfs.identity(os.getpid())] * 2
 
 
@@ -101,23 +101,23 @@ def test_the_kernels_of_a_process(service: Service) -> None:
         ["often", "0000000000000002", 70, False],
         ["seldom", "0000000000000001", 3, False],
     ]
-    assert ask(service, path, "Process1", "ListKernels") == rows
-    assert ask(service, path, "Process1", "ListKernels", "limit", "u", 1) == rows[:1]
+    assert ask(service.address, path, "Process1", "ListKernels") == rows
+    assert ask(service.address, path, "Process1", "ListKernels", "limit", "u", 1) == rows[:1]
 
 
 def test_the_log_of_a_hook(service: Service) -> None:
     path = show(service, os.getpid())
-    assert ask(service, path, "Process1", "ReadLog") == "state 0\n1.5 a note\n"
+    assert ask(service.address, path, "Process1", "ReadLog") == "state 0\n1.5 a note\n"
 
 
 @pytest.mark.parametrize("member", LOOKS)
 def test_a_process_is_only_asked_for_its_owner(service: Service, target: int, member: str) -> None:
     path = show(service, target, uid=OWNER)
     with pytest.raises(RuntimeError, match=f"process {target} belongs to uid {OWNER}"):
-        ask(service, path, "Process1", member, uid=STRANGER)
+        ask(service.address, path, "Process1", member, uid=STRANGER)
     assert service.engine.asked == []
-    ask(service, path, "Process1", member, uid=OWNER)
-    ask(service, path, "Process1", member)
+    ask(service.address, path, "Process1", member, uid=OWNER)
+    ask(service.address, path, "Process1", member)
     assert len(service.engine.asked) == 2
 
 
@@ -125,7 +125,7 @@ def test_a_process_that_has_become_somebody_elses(service: Service, target: int)
     """What phosd saw last does not count: a set-uid program keeps pid and start time."""
     path = show(service, target, uid=STRANGER)
     with pytest.raises(RuntimeError, match=f"process {target} belongs to uid {OWNER}"):
-        ask(service, path, "Process1", "ReadLog", uid=STRANGER)
+        ask(service.address, path, "Process1", "ReadLog", uid=STRANGER)
     assert service.engine.asked == []
 
 
@@ -135,8 +135,8 @@ def test_who_may_inspect_what_is_others_may_look(service: Service, bus: str, tar
     service.call("ListImages")
     with authority(bus, NO) as polkit:
         polkit.verdicts["org.phos.inspect-others"] = YES
-        assert ask(service, path, "Process1", "ReadLog", uid=STRANGER)
-        assert ask(service, "/org/phos/image/i", "Image1", "ListBlocks", uid=STRANGER) == []
+        assert ask(service.address, path, "Process1", "ReadLog", uid=STRANGER)
+        assert ask(service.address, "/org/phos/image/i", "Image1", "ListBlocks", uid=STRANGER) == []
 
 
 @pytest.mark.parametrize("member", LOOKS)
@@ -145,7 +145,7 @@ def test_a_process_that_is_gone(service: Service, member: str) -> None:
     service.engine.running = [found]
     service.call("ListProcesses")
     with pytest.raises(RuntimeError, match=f"process {os.getpid()} has ended"):
-        ask(service, f"/org/phos/process/_{os.getpid()}_1", "Process1", member)
+        ask(service.address, f"/org/phos/process/_{os.getpid()}_1", "Process1", member)
     assert service.engine.asked == []
 
 
@@ -164,7 +164,7 @@ def test_options_that_are_none(
 ) -> None:
     path = show(service, os.getpid())
     with pytest.raises(RuntimeError, match="the options of this call are"):
-        ask(service, path, "Process1", member, *option)
+        ask(service.address, path, "Process1", member, *option)
     assert service.engine.asked == []
 
 
@@ -188,13 +188,13 @@ def test_the_content_of_an_image(service: Service) -> None:
         [77, 4, 8192, 4096, -1, 1, 4096, 0],
     ]
     path = "/org/phos/image/young"
-    assert ask(service, path, "Image1", "ListBlocks", uid=OWNER) == rows
+    assert ask(service.address, path, "Image1", "ListBlocks", uid=OWNER) == rows
     assert sum(row[6] for row in rows) == int(service.get(path, "Image1", "StoredBytes"))
     assert sum(row[7] for row in rows) == int(service.get(path, "Image1", "SharedBytes"))
     page = ("limit", "u", 2, "offset", "u", 1)
-    assert ask(service, path, "Image1", "ListBlocks", *page) == rows[1:3]
-    assert ask(service, path, "Image1", "ListBlocks", "offset", "u", 9) == []
+    assert ask(service.address, path, "Image1", "ListBlocks", *page) == rows[1:3]
+    assert ask(service.address, path, "Image1", "ListBlocks", "offset", "u", 9) == []
     with pytest.raises(RuntimeError, match=f"image young belongs to uid {OWNER}"):
-        ask(service, path, "Image1", "ListBlocks", uid=STRANGER)
+        ask(service.address, path, "Image1", "ListBlocks", uid=STRANGER)
     with pytest.raises(RuntimeError, match="the options of this call are: limit, offset"):
-        ask(service, path, "Image1", "ListBlocks", "parent", "s", "old")
+        ask(service.address, path, "Image1", "ListBlocks", "parent", "s", "old")

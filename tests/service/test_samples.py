@@ -39,23 +39,24 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_samples_over_the_bus(quick: None, service: Service) -> None:
     begun = time.time() * 1e6 - 60e6
-    wait_until(lambda: len(ask(service, PATH, "Gpu1", "ListSamples")) > 3, "samples")
-    found = ask(service, PATH, "Gpu1", "ListSamples", uid=STRANGER)
+    wait_until(lambda: len(ask(service.address, PATH, "Gpu1", "ListSamples")) > 3, "samples")
+    found = ask(service.address, PATH, "Gpu1", "ListSamples", uid=STRANGER)
     assert {tuple(row[1:]) for row in found} == {(0.5, 1 << 20, 40.0, 100.0)}
     times = [row[0] for row in found]
     assert times == sorted(set(times))
     assert begun < times[0] <= times[-1] <= time.time() * 1e6
-    later = ask(service, PATH, "Gpu1", "ListSamples", "since", "t", times[2])
+    later = ask(service.address, PATH, "Gpu1", "ListSamples", "since", "t", times[2])
     assert [row[0] for row in later][: len(times) - 2] == times[2:]
     with pytest.raises(RuntimeError, match="the options of this call are: since"):
-        ask(service, PATH, "Gpu1", "ListSamples", "limit", "u", 1)
+        ask(service.address, PATH, "Gpu1", "ListSamples", "limit", "u", 1)
 
 
 def test_a_gpu_that_does_not_tell_everything(quick: None, service: Service) -> None:
     service.engine.devices = [dataclasses.replace(GPU, temperature=None, utilisation=None)]
     unknown = [-1.0, 1 << 20, -1.0, 100.0]
     wait_until(
-        lambda: ask(service, PATH, "Gpu1", "ListSamples")[-1][1:] == unknown, "the newest sample"
+        lambda: ask(service.address, PATH, "Gpu1", "ListSamples")[-1][1:] == unknown,
+        "the newest sample",
     )
 
 
@@ -64,7 +65,7 @@ def test_a_gpu_without_nvml_says_so(quick: None, service: Service) -> None:
     path = path_of("gpu", "GPU-soft")
     wait_until(lambda: path in service.call("ListGPUs"), "the GPU")
     with pytest.raises(RuntimeError, match="PHOS software GPU tells no figures: there is no NVML"):
-        ask(service, path, "Gpu1", "ListSamples")
+        ask(service.address, path, "Gpu1", "ListSamples")
 
 
 def test_many_who_ask_do_not_make_phosd_look_more_often(service: Service) -> None:
