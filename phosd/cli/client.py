@@ -117,7 +117,9 @@ async def _properties(connection: Connection, path: str) -> Properties:
     try:
         (values,) = await connection.call(path, _PROPERTIES, "GetAll", "s", JOB)
     except CallError as error:
-        if error.name.endswith((".NoReply", ".ServiceUnknown", ".Disconnected")):
+        if error.name.endswith(".Disconnected"):
+            raise _without_bus(path) from error
+        if error.name.endswith((".NoReply", ".ServiceUnknown")):
             raise _gone(path) from error
         raise
     return dict(values)
@@ -127,16 +129,20 @@ async def _until_news_of(path: str, news: "asyncio.Queue[Signal]") -> None:
     while True:
         heard = await news.get()
         if heard is _NO_BUS:
-            raise CommandError(
-                "NoDaemon",
-                f"the bus went away during {path}; phosd goes on with it, and `phos jobs` tells "
-                "how it is when the bus is back",
-            )
+            raise _without_bus(path)
         owner_changed = (heard.sender, heard.member) == (_DBUS, "NameOwnerChanged")
         if owner_changed and heard.args[0] == NAME:
             raise _gone(path)
         if heard.path == path or (heard.member == "JobRemoved" and heard.args[0] == path):
             return
+
+
+def _without_bus(path: str) -> CommandError:
+    return CommandError(
+        "NoDaemon",
+        f"the bus went away during {path}; phosd goes on with it, and `phos jobs` tells how it is "
+        "when the bus is back",
+    )
 
 
 def _gone(path: str) -> CommandError:

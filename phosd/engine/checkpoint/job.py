@@ -175,5 +175,6 @@ def _death_explained(unit: Unit) -> Iterator[None]:
             hint="nothing was saved; see the program's output for why it ended",
         )
         for note in getattr(error, "__notes__", ()):
-            death.add_note(note)
+            if not any(f"process {pid} ended" in note for pid in ended):
+                death.add_note(note)
         raise death from error
