@@ -326,8 +326,9 @@ class History:
             "owner": event.owner,
         }
         self._database.record(lambda db: db["events"].insert(_storable(row)))
-        if self.listener is not None:
-            self.listener(event)
+        listener = self.listener
+        if listener is not None:
+            listener(event)
 
     def prune(self, before: float) -> None:
         """Forget jobs, events, samples and suspects older than a time."""

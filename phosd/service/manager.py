@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,10 +24,8 @@ from phosd.engine.procfs import boot_id
 from phosd.engine.progress import Progress
 from phosd.service import events
 from phosd.service.checkpoints import Checkpoints, claim_of, require_possible
-from phosd.service.clock import age_clock
 from phosd.service.config import Config
 from phosd.service.details import Details
-from phosd.service.events import Severity
 from phosd.service.history import History
 from phosd.service.identity import Identity, identify, require_same
 from phosd.service.interfaces import (
@@ -50,9 +48,9 @@ from phosd.service.operations import (
 from phosd.service.periodic import Periodic
 from phosd.service.polkit import Action, Rights
 from phosd.service.readers import Readers
-from phosd.service.retention import Retention
 from phosd.service.samples import Samples
 from phosd.service.turns import Caller
+from phosd.service.upkeep import Upkeep
 
 FEATURES = (
     "checkpoint",
@@ -71,7 +69,6 @@ FEATURES = (
 )
 NO_JOB = "/"
 """Instead of a job's path, when a call ends a schedule."""
-_DAY = 86_400.0
 _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
 """Settings that are taken over while phosd runs."""
 _log = logging.getLogger(__name__)
@@ -93,8 +90,6 @@ class Manager:
         self.config = config
         self._engine = engine
         self._history = history
-        self._renewals = 0
-        self._damaged: Mapping[str, PhosError] = {}
         self._journal = Journal(config.runtime_dir / "journal")
         self._rights = Rights(connection)
         self._tree = ObjectTree(connection, self._rights.inspects)
@@ -125,9 +120,15 @@ class Manager:
             config, engine, self._tree, history, self._periodic, details, samples
         )
         self.lists = Lists(self.inventory, self.jobs, history, self._rights, self._readers)
+        self.upkeep = Upkeep(
+            config,
+            engine,
+            history,
+            self.jobs,
+            self.inventory,
+            lambda: self._tree.changed(ROOT),
+        )
         self._tree.publish(ROOT, manager_interface(self), self, owner=None)
-        self._retention = Retention(engine, history)
-        self._deleting = asyncio.Lock()
         self._metrics: Metrics | None = None
         self._background: set[asyncio.Task[None]] = set()
 
@@ -154,11 +155,11 @@ class Manager:
     async def start(self) -> None:
         """Look at the node once, then keep looking."""
         await self.inventory.refresh_images()
-        await self._reconcile()
+        await self.upkeep.reconcile()
         loop = asyncio.get_running_loop()
 
         def observe() -> None:
-            loop.call_soon_threadsafe(self._history_changed)
+            loop.call_soon_threadsafe(lambda: self._in_background(self.upkeep.history_changed()))
 
         def listen(event: events.Event) -> None:
             loop.call_soon_threadsafe(self._announce, event)
@@ -169,7 +170,7 @@ class Manager:
         self._periodic.start()
         self._in_background(self.inventory.watch())
         self._in_background(self.inventory.sample())
-        self._in_background(self._prune())
+        self._in_background(self.upkeep.go_on())
         if self.config.metrics:
             self._metrics = self._open_metrics()
 
@@ -199,8 +200,9 @@ class Manager:
         self._periodic.rules = self.config.periodic
         self.jobs.set_limits(self.config.job_limits)
         self._engine.limit(self.config.disk_limits)
-        self._in_background(self._delete_old())
-        self._history.prune(age_clock() - self.config.retention_days * _DAY)
+        self.upkeep.config = self.config
+        self.upkeep.forget_old()
+        self._in_background(self.upkeep.delete_old())
         return fixed
 
     # The methods of Manager1. Each gets the caller, the object (this one), then its arguments.
@@ -396,35 +398,16 @@ class Manager:
         try:
             if job.task.operation != "restore":
                 await self.inventory.refresh_images()
-                await self._look_for_damage()
+                await self.upkeep.look_for_damage()
         finally:
             self._tree.signal(ROOT, "JobRemoved", job_path(job), str(job.state))
         if job.task.operation == "checkpoint":
-            await self._delete_old()
+            await self.upkeep.delete_old()
         if not self.jobs.running:
-            await self._compact()
+            await self.upkeep.compact()
 
     def _forgotten(self, job: Job) -> None:
         self._tree.withdraw(job_path(job))
-
-    # What goes on beside the jobs.
-
-    @property
-    def troubles(self) -> list[str]:
-        """What is wrong with the node and does not stop jobs."""
-        history = [self._history.trouble] if self._history.trouble else []
-        return [*history, *map(str, self._damaged.values())]
-
-    def _history_changed(self) -> None:
-        """It is in trouble, or no longer, or had to be begun anew."""
-        self._tree.changed(ROOT)
-        if trouble := self._history.trouble:  # to be told when it is over
-            self._history.event(events.Event("history", "history.db", trouble, Severity.ERROR))
-        if self._renewals != self._history.renewals:
-            self._renewals = self._history.renewals
-            text = "history.db was damaged and begun anew"
-            self._history.event(events.Event("history", "history.db", text, Severity.ERROR))
-            self._in_background(self._reconcile())
 
     def _announce(self, event: events.Event) -> None:
         """Everybody hears it: what it is about is told to those who ask for it."""
@@ -440,60 +423,6 @@ class Manager:
                 "python3-prometheus-client), or leave `metrics` out of phosd.toml",
             ) from error
         return Metrics(self.config.metrics, self.jobs, self.inventory)
-
-    async def _reconcile(self) -> None:
-        """Have the history know the images that there are."""
-        self._history.reconcile(await asyncio.to_thread(self._engine.images))
-        await self._look_for_damage()
-
-    async def _look_for_damage(self) -> None:
-        """Tell of images that are in no list, since nobody can read them."""
-        found = await asyncio.to_thread(self._engine.damaged)
-        for image in found.keys() - self._damaged.keys():
-            _log.warning("%s", found[image])
-            text = str(found[image])
-            self._history.event(events.Event("image-unreadable", image, text, Severity.ERROR))
-        changed = found.keys() != self._damaged.keys()
-        self._damaged = found
-        if changed:
-            self._tree.changed(ROOT)
-
-    async def _prune(self) -> None:
-        while True:
-            self._history.prune(age_clock() - self.config.retention_days * _DAY)
-            await self._delete_old()
-            await self._compact()
-            await asyncio.sleep(_DAY)
-
-    async def _delete_old(self) -> None:
-        """Have images deleted that the configuration does not keep."""
-        async with self._deleting:
-            jobs = [job for job in self.jobs if not job.state.ended]
-            claims = (claim.partition(" ") for job in jobs for claim in job.task.claims)
-            in_use = {name for kind, _, name in claims if kind == "image"}
-            rules = self.config.limits
-            try:
-                if await asyncio.to_thread(self._retention.enforce, rules, in_use):
-                    await self.inventory.refresh_images()
-            except (PhosError, OSError) as error:
-                _log.warning("old images could not be deleted: %s", error)
-
-    async def _compact(self) -> None:
-        """Give back what deleted images have left in packs that others share, while nobody waits
-        for the store.
-        """
-        async with self._deleting:
-            try:
-                freed = await asyncio.to_thread(
-                    self._engine.compact, lambda: self.jobs.running == 0
-                )
-            except (PhosError, OSError) as error:
-                _log.warning("packs could not be written anew: %s", error)
-                return
-        if freed:
-            _log.info("packs were written anew, which gave back %d bytes", freed)
-            self._history.event(events.Event("compacted", "packs", f"{freed} bytes given back"))
-            await self.inventory.refresh_images()
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         def done(task: asyncio.Task[None]) -> None:

@@ -40,7 +40,7 @@ def manager_interface(manager: "Manager") -> Interface:
             Property("Version", "s", lambda m: m.version, constant=True),
             Property("Features", "as", lambda m: list(m.features), constant=True),
             Property("GPUs", "ao", lambda m: sorted(m.inventory.gpus)),
-            Property("Troubles", "as", lambda m: m.troubles, private=True),
+            Property("Troubles", "as", lambda m: m.upkeep.troubles, private=True),
         ),
         (
             Event("JobNew", (("job", "o"),)),
