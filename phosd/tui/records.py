@@ -147,8 +147,8 @@ Record = Manager | Gpu | Process | Image | Job
 _T = TypeVar("_T")
 
 
-class _Values:
-    """The properties of one object, by type."""
+class Values:
+    """The properties of one object, or the fields of a row, by type."""
 
     def __init__(self, properties: Properties, name_of: Callable[[int], str]) -> None:
         self._properties = properties
@@ -203,7 +203,7 @@ class _Values:
         return tuple(found)
 
 
-def _manager(path: str, values: _Values) -> Manager:
+def _manager(path: str, values: Values) -> Manager:
     return Manager(
         path,
         version=values.text("Version"),
@@ -212,7 +212,7 @@ def _manager(path: str, values: _Values) -> Manager:
     )
 
 
-def _gpu(path: str, values: _Values) -> Gpu:
+def _gpu(path: str, values: Values) -> Gpu:
     return Gpu(
         path,
         ordinal=values.whole("Ordinal"),
@@ -227,7 +227,7 @@ def _gpu(path: str, values: _Values) -> Gpu:
     )
 
 
-def _process(path: str, values: _Values) -> Process:
+def _process(path: str, values: Values) -> Process:
     return Process(
         path,
         pid=values.whole("Pid"),
@@ -246,7 +246,7 @@ def _process(path: str, values: _Values) -> Process:
     )
 
 
-def _image(path: str, values: _Values) -> Image:
+def _image(path: str, values: Values) -> Image:
     verified = values.time("Verified")
     return Image(
         path,
@@ -275,7 +275,7 @@ def _phase(name: Any, stopped: Any, seconds: Any, done: Any, total: Any) -> Phas
     return Phase(str(name), bool(stopped), float(seconds), int(done), int(total))
 
 
-def _job(path: str, values: _Values) -> Job:
+def _job(path: str, values: Values) -> Job:
     return Job(
         path,
         number=values.whole("Number"),
@@ -312,7 +312,7 @@ def _job(path: str, values: _Values) -> Job:
     )
 
 
-_KINDS: dict[str, Callable[[str, _Values], Record]] = {
+_KINDS: dict[str, Callable[[str, Values], Record]] = {
     "org.phos.Manager1": _manager,
     "org.phos.Gpu1": _gpu,
     "org.phos.Process1": _process,
@@ -329,4 +329,4 @@ def record_of(
     ``name_of`` gives the name of a user id.
     """
     kind = _KINDS.get(interface)
-    return kind(path, _Values(properties, name_of)) if kind else None
+    return kind(path, Values(properties, name_of)) if kind else None
