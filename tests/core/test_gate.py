@@ -60,7 +60,7 @@ def test_closing_at_random_instants(
                     settled += 1
             except Busy:
                 target.more_steps(1)
-            assert time.monotonic() - began < DEADLINE + 1
+            assert time.monotonic() - began < DEADLINE + 5
     target.more_steps(3)
     print(f"{program}: settled {settled} of {closings}, within {1000 * longest:.0f} ms")
     record_property("settled", f"{settled} of {closings}")

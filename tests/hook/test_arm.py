@@ -188,7 +188,7 @@ def test_a_board_needs_a_closed_gate_and_comes_alone(tmp_path: Path) -> None:
             assert states(board, program.link) == {ChunkState.PENDING}
             began = time.monotonic()
             program.link.forget()
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 1.9, "it waited for somebody, for all of its 2 s"
         with Board.create([], []) as fresh:
             with pytest.raises(Busy, match="closed gate"):
                 program.link.arm(fresh.fd, [])

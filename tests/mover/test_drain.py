@@ -57,7 +57,7 @@ def test_what_is_drained_is_what_was_there_at_the_stop(program: Program, store: 
         made = publish(writer, drained)
     assert (drained.changed, drained.from_slots, drained.needless_shadows) == ([], 3, 1)
     assert drained.byte_count == progress.phases[0].bytes_done == DISTINCT * CHUNK
-    assert 0 < drained.seconds_to_saved <= drained.longest_to_saved < 1
+    assert 0 < drained.seconds_to_saved <= drained.longest_to_saved < 30
     assert {program.hook.word(i) for i in range(12)} == {ChunkState.SAVED}
     assert (program.hook.phase, program.dropped) == (Phase.ARMED, [])
     verify(store, made.id, Progress())
