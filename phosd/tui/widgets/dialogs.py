@@ -11,7 +11,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import Button, Label, Select, Static
+from textual.widgets import Button, Input, Label, Select, Static
 
 from phosd.tui.text import plain
 
@@ -84,22 +84,37 @@ class Choice:
     values: Sequence[tuple[str, str]]
 
 
+@dataclass(frozen=True)
+class Field:
+    """One line of a form that is typed. ``check`` says what is wrong with a text; nothing when it
+    is right.
+    """
+
+    name: str
+    label: str
+    value: str = ""
+    hint: str = ""
+    check: Callable[[str], str] = lambda text: ""
+
+
 class Form(ModalScreen[dict[str, str] | None]):
     """Asks for options; gives them by name, or None when the user thinks better of it."""
 
     DEFAULT_CSS = """
     Form { align: center middle; }
     Form > VerticalScroll {
-        width: 70; max-width: 95%; height: auto; max-height: 95%; padding: 1 2;
+        width: 76; max-width: 95%; height: auto; max-height: 95%; padding: 0 2;
         background: $surface; border: round $primary;
     }
-    Form Label { margin-top: 1; }
+    Form .title { text-style: bold; margin-bottom: 1; }
+    Form Label { color: $text-muted; }
+    Form .wrong { display: none; color: $text-error; text-style: bold; }
     Form Horizontal { height: auto; margin-top: 1; align-horizontal: right; }
     Form Button { margin-left: 2; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "cancel", "Cancel")]
 
-    def __init__(self, title: str, choices: Sequence[Choice], go: str) -> None:
+    def __init__(self, title: str, choices: Sequence[Choice | Field], go: str) -> None:
         super().__init__()
         self._title = title
         self._choices = choices
@@ -107,15 +122,19 @@ class Form(ModalScreen[dict[str, str] | None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(can_focus=False):
-            yield Static(self._title, markup=False)
+            yield Static(self._title, markup=False, classes="title")
             for choice in self._choices:
                 yield Label(choice.label, markup=False)
+                if isinstance(choice, Field):
+                    yield Input(choice.value, choice.hint, id=choice.name, compact=True)
+                    continue
                 yield Select(
                     [(plain(text), value) for text, value in choice.values],
                     id=choice.name,
                     allow_blank=False,
                     compact=True,
                 )
+            yield Static("", classes="wrong", markup=False)
             with Horizontal():
                 yield Button("Cancel", id="cancel")
                 yield Button(self._go, id="go", variant="primary")
@@ -128,8 +147,19 @@ class Form(ModalScreen[dict[str, str] | None]):
         self.dismiss(None)
 
     @on(Button.Pressed, "#go")
+    @on(Input.Submitted)
     def _finish(self) -> None:
-        self.dismiss({str(select.id): str(select.value) for select in self.query(Select)})
+        given = {str(select.id): str(select.value) for select in self.query(Select)}
+        given |= {str(field.id): field.value.strip() for field in self.query(Input)}
+        checks = {each.name: each.check for each in self._choices if isinstance(each, Field)}
+        wrong = [why for name, check in checks.items() if (why := check(given[name]))]
+        if not wrong:
+            self.dismiss(given)
+            return
+        place = self.query_one(".wrong", Static)
+        place.update(plain("; ".join(wrong)))
+        place.display = True
+        place.scroll_visible()
 
 
 class Help(ModalScreen[None]):
