@@ -1,7 +1,6 @@
 """Jobs over the bus: their life, their errors, their permissions."""
 
 import asyncio
-import itertools
 import json
 import os
 import pwd
@@ -196,6 +195,13 @@ def test_a_user_handles_what_is_his_own(service: Service) -> None:
     assert not service.engine.stored
 
 
+def come_seldom(changes: list[tuple[float, Signal]], begun: float) -> bool:
+    """Whether these signals of a job that began then came at most twice a second. One may be heard
+    late, which does not make the next one early.
+    """
+    return all(heard - begun > 0.5 * n - 0.1 for n, (heard, _) in enumerate(changes))
+
+
 def test_notifications_come_at_most_twice_a_second(service: Service) -> None:
     def work(progress: Progress) -> None:
         end = time.monotonic() + 2.0
@@ -218,10 +224,11 @@ def test_notifications_come_at_most_twice_a_second(service: Service) -> None:
         connection.close()
         return job
 
+    begun = time.monotonic()
     job = asyncio.run(listen())
     changes = [(t, s) for t, s in heard if s.member == "PropertiesChanged" and s.path == job]
     assert 3 <= len(changes) <= 7
-    assert min(b[0] - a[0] for a, b in itertools.pairwise(changes)) > 0.4
+    assert come_seldom(changes, begun)
     # The last one tells the end.
     interface, values, hidden = changes[-1][1].args
     assert (interface, values["State"]) == ("org.phos.Job1", "done")
@@ -256,12 +263,13 @@ def test_a_job_that_waits_and_begins_is_told_of_as_seldom(service: Service) -> N
         await asyncio.sleep(1.2)
         connection.close()
 
+    begun = time.monotonic()
     asyncio.run(listen())
     for number in (1, 2, 3):
         job = f"/org/phos/job/_{number}"
         changes = [(t, s) for t, s in heard if (s.member, s.path) == ("PropertiesChanged", job)]
         assert changes[-1][1].args[1]["State"] == "done"
-        assert all(b[0] - a[0] > 0.4 for a, b in itertools.pairwise(changes)), changes
+        assert come_seldom(changes, begun), changes
 
 
 def test_verification_is_remembered(service: Service) -> None:
