@@ -134,6 +134,44 @@ ACTIONS = (
         "job",
         acts=True,
     ),
+    # Images, and one image
+    *(
+        action
+        for scope in ("images", "image")
+        for action in (
+            Action(
+                "restore",
+                "r",
+                "Restore",
+                "run the program again from where it was, under its old pid",
+                scope,
+                acts=True,
+                feature="restore",
+            ),
+            Action(
+                "restore_with",
+                "R",
+                "Restore with...",
+                "the same, with options asked for first",
+                scope,
+                acts=True,
+                feature="restore",
+                shown=False,
+            ),
+            Action(
+                "verify",
+                "v",
+                "Verify",
+                "read every byte again; tell if it is whole",
+                scope,
+                acts=True,
+                feature="verify",
+            ),
+            Action("delete", "d", "Delete", "remove it for good; asks first", scope, acts=True),
+        )
+    ),
+    Action("image_details", "enter", "Details", "parents, and the content by block", "images"),
+    Action("parent", "p", "Parent", "the image that it was saved against", "image"),
     # One process
     Action("tab(1)", "right,l", "Next tab", "images, jobs, blocks, kernels", "process"),
     Action("tab(-1)", "left,h", "Tab before", "the other way round", "process", shown=False),

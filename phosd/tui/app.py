@@ -14,11 +14,12 @@ from phosd.tui.actions import ANYWHERE, bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.records import Job, Manager
 from phosd.tui.screens.base import NodeScreen
+from phosd.tui.screens.images import ImagesScreen
 from phosd.tui.screens.jobs import JobsScreen
 from phosd.tui.screens.processes import ProcessesScreen
 from phosd.tui.text import plain, seconds
 
-SCREENS: tuple[type[NodeScreen], ...] = (ProcessesScreen, JobsScreen)
+SCREENS: tuple[type[NodeScreen], ...] = (ProcessesScreen, JobsScreen, ImagesScreen)
 """The screens in the order of their number keys."""
 Severity = Literal["information", "warning", "error"]
 _TOAST_SECONDS: dict[Severity, float] = {"information": 6, "warning": 8, "error": 15}
@@ -100,7 +101,7 @@ class PhosApp(App[None]):
 
     def _tick(self) -> None:
         for screen in self.screen_stack:
-            if isinstance(screen, NodeScreen) and screen.is_mounted:
+            if isinstance(screen, NodeScreen) and screen.framed:
                 screen.tick()
 
     # What screens share

@@ -1,7 +1,7 @@
 """The application, driven by a test."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -48,4 +48,11 @@ async def until_shown(pilot: Pilot[None], *words: str) -> None:
     await until(pilot, lambda: all(word in text(pilot) for word in words), f"{words} to be shown")
 
 
-Work = Callable[[], Awaitable[None]]
+async def until_told(pilot: Pilot[None], *words: str) -> None:
+    """Wait for a toast with all these words."""
+
+    def told() -> bool:
+        toasts = [f"{toast.title} {toast.message}" for toast in pilot.app._notifications]
+        return any(all(word in toast for word in words) for toast in toasts)
+
+    await until(pilot, told, f"a toast with {words}")

@@ -16,7 +16,7 @@ from phosd.tui.node import Contact, Update
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.widgets.table import RecordTable
 from tests.tui.fakes import fake_node, gpu, job, process
-from tests.tui.opened import opened, run, until, until_shown
+from tests.tui.opened import opened, run, until, until_shown, until_told
 from tests.tui.snapshots import text
 
 
@@ -55,7 +55,7 @@ def test_what_the_service_does_not_offer_is_dimmed_with_the_reason() -> None:
         async with opened(node) as pilot:
             assert "m (Migrate)" in text(pilot) and "c Checkpoint" in text(pilot)
             await pilot.press("m", "s")
-            await until_shown(pilot, "phosd 0.1.0 does not offer it", "Suspend: not now")
+            await until_told(pilot, "Suspend: not now", "phosd 0.1.0 does not offer it")
             assert link.asked == []
 
     run(body)
@@ -88,7 +88,7 @@ def test_readonly_dims_everything_that_acts() -> None:
             assert acting and all(why_not(a, node, readonly=True) for a in acting)
             assert not any(why_not(a, node, readonly=False) for a in acting if not a.feature)
             await pilot.press("c", "C", "m", "s", "2", "x")
-            await until_shown(pilot, "not now", "--readonly")
+            await until_told(pilot, "not now", "started with --readonly")
             assert link.asked == []
             assert len(pilot.app.screen_stack) == 1
 
@@ -103,7 +103,7 @@ def test_without_phosd_nothing_acts_and_it_says_so() -> None:
         async with opened(node) as pilot:
             assert "No phosd" in text(pilot) and "start it" in text(pilot)
             await pilot.press("c")
-            await until_shown(pilot, "phosd does not answer")
+            await until_told(pilot, "phosd does not answer")
             assert link.asked == []
 
     run(body)
@@ -143,7 +143,7 @@ def test_the_palette_finds_actions_and_screens_and_runs_them() -> None:
             await palette(pilot, "Migrate (processes)")
             await until_shown(pilot, "not now: phosd 0.1.0")
             await pilot.press("enter")
-            await until_shown(pilot, "Migrate: not now")
+            await until_told(pilot, "Migrate: not now")
             await palette(pilot, "Screen: Jobs")
             await until_shown(pilot, "go there")
             await pilot.press("enter")

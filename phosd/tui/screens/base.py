@@ -52,20 +52,25 @@ class NodeScreen(Screen[None]):
         yield KeyLine()
 
     @property
+    def framed(self) -> bool:
+        """Whether there is something to draw on: not before the first mount, nor at the end."""
+        return bool(self.query(TopLine)) and bool(self.query(KeyLine))
+
+    @property
     def node(self) -> Node:
         """The node."""
         return self.app.node
 
     def on_screen_resume(self) -> None:
-        self._draw(self.SHOWS | {Contact})
+        self.node_changed(self.SHOWS | {Contact})
 
     def on_resize(self, _: events.Resize) -> None:
-        self.query_one(TopLine).show(self.node)
-        self.actions_changed()
+        if self.framed:
+            self.call_after_refresh(self.node_changed, self.SHOWS | {Contact})
 
     def node_changed(self, changed: frozenset[type]) -> None:
         """Something on the node is different."""
-        if self.is_mounted:
+        if self.framed:
             self._draw(changed)
 
     def _draw(self, changed: frozenset[type]) -> None:

@@ -167,7 +167,7 @@ class ProcessesScreen(NodeScreen):
                        ("end the schedule", "0")]  # fmt: skip
         return [
             Choice("mode", "Mode", [("auto: phosd chooses", "auto"), *((m, m) for m in offered)]),
-            Choice("fallback", "When the program writes where nobody expected it",
+            Choice("fallback", "After a wrong guess",
                    [("go on in a mode that guesses less", "auto"), ("fail", "none")]),
             Choice("parent", "What is saved",
                    [("everything", ""), ("what differs from its latest image", "auto")]),

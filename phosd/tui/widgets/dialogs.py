@@ -97,6 +97,13 @@ class Field:
     check: Callable[[str], str] = lambda text: ""
 
 
+def _widget(choice: Choice | Field) -> Select[str] | Input:
+    if isinstance(choice, Field):
+        return Input(choice.value, choice.hint, id=choice.name, compact=True)
+    values = [(plain(text), value) for text, value in choice.values]
+    return Select(values, id=choice.name, allow_blank=False, compact=True)
+
+
 class Form(ModalScreen[dict[str, str] | None]):
     """Asks for options; gives them by name, or None when the user thinks better of it."""
 
@@ -107,9 +114,11 @@ class Form(ModalScreen[dict[str, str] | None]):
         background: $surface; border: round $primary;
     }
     Form .title { text-style: bold; margin-bottom: 1; }
-    Form Label { color: $text-muted; }
+    Form .choice { height: auto; margin-bottom: 1; }
+    Form Label { width: 2fr; color: $text-muted; }
+    Form Select, Form Input { width: 3fr; }
     Form .wrong { display: none; color: $text-error; text-style: bold; }
-    Form Horizontal { height: auto; margin-top: 1; align-horizontal: right; }
+    Form .buttons { height: auto; align-horizontal: right; }
     Form Button { margin-left: 2; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "cancel", "Cancel")]
@@ -124,18 +133,11 @@ class Form(ModalScreen[dict[str, str] | None]):
         with VerticalScroll(can_focus=False):
             yield Static(self._title, markup=False, classes="title")
             for choice in self._choices:
-                yield Label(choice.label, markup=False)
-                if isinstance(choice, Field):
-                    yield Input(choice.value, choice.hint, id=choice.name, compact=True)
-                    continue
-                yield Select(
-                    [(plain(text), value) for text, value in choice.values],
-                    id=choice.name,
-                    allow_blank=False,
-                    compact=True,
-                )
+                with Horizontal(classes="choice"):
+                    yield Label(choice.label, markup=False)
+                    yield _widget(choice)
             yield Static("", classes="wrong", markup=False)
-            with Horizontal():
+            with Horizontal(classes="buttons"):
                 yield Button("Cancel", id="cancel")
                 yield Button(self._go, id="go", variant="primary")
 

@@ -45,11 +45,13 @@ def gpu_line(gpu: Gpu, samples: Sequence[Sample], width: int) -> Text:
     cells = max(0, min(20, (width - 16 - _FIGURES) // 4))
     line = Text(name, "bold", no_wrap=True, overflow="crop")
     total = gpu.memory_total or 1
-    _figure(line, spark([s.utilisation for s in samples], cells), _load(gpu), 5)
+    told = (gpu.utilisation, gpu.temperature, gpu.power) != (None, None, None)
+    if told:
+        _figure(line, spark([s.utilisation for s in samples], cells), _load(gpu), 5)
     memory = f"{human_bytes(gpu.memory_used)} of {human_bytes(gpu.memory_total)}"
     _figure(line, spark([s.memory_used / total for s in samples], cells), memory, 23)
-    if gpu.temperature is None and gpu.power is None and gpu.utilisation is None:
-        line.append("  load, temperature and power: not told", "dim")
+    if not told:
+        line.append("  load, heat and power not told", "dim")
         return line
     temperatures = [None if s.temperature is None else s.temperature / 100 for s in samples]
     heat = "" if gpu.temperature is None else f"{gpu.temperature:.0f} °C"

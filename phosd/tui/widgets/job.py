@@ -49,8 +49,8 @@ def job_line(job: Job, now: float) -> Text:
     """What a job does now, in one line."""
     shown, tone = state_cell(job)
     line = Text(no_wrap=True, overflow="ellipsis")
-    line.append(f"{shown} ", _STYLES.get(tone, ""))
-    line.append(f"job {job.number}: {plain(job.operation)} {plain(job.target)}  ")
+    line.append(shown if job.stopped else shown[0], _STYLES.get(tone, ""))
+    line.append(f" job {job.number}: {plain(job.operation)} {plain(job.target)}  ")
     if job.state == "queued":
         line.append("others must end first", "dim")
         return line

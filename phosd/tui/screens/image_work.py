@@ -1,0 +1,106 @@
+"""What can be done with images, wherever they are shown."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from phosd.tui.records import Image
+from phosd.tui.screens.base import NodeScreen
+from phosd.tui.text import command_line, human_bytes, plain, since
+from phosd.tui.widgets.dialogs import Choice, Field, Form, Question
+from phosd.tui.widgets.table import Cell
+
+_MOST_NAMED = 5
+"""Images that a question names; of more it tells how many."""
+
+
+def restore(screen: NodeScreen, images: Sequence[Image]) -> None:
+    """Bring each back to life."""
+    for image in images:
+        screen.ask(f"Restore {image.id}", screen.node.restore(image.id))
+
+
+def restore_with(screen: NodeScreen, image: Image) -> None:
+    """The same for one, with options asked for first."""
+    choices = [
+        Choice("files", "Files that the program only wrote, and that grew since",
+               [("keep them: the restore is refused", "keep"),
+                ("cut them to their length; the rest is put beside", "cut")]),
+        Field("output", "Where its output goes, if that was a pipe or a terminal",
+              hint="/path/of/a/file", check=_output_trouble),
+    ]  # fmt: skip
+
+    def given(options: dict[str, str] | None) -> None:
+        if options is not None:
+            work = screen.node.restore(image.id, **{k: v for k, v in options.items() if v})
+            screen.ask(f"Restore {image.id}", work)
+
+    screen.app.push_screen(Form(f"Restore {_named(image)}", choices, "Restore"), given)
+
+
+def _output_trouble(text: str) -> str:
+    if not text or Path(text).is_absolute():
+        return ""
+    return f"{text!r} is no absolute path; phosd writes the file, and has another folder"
+
+
+def verify(screen: NodeScreen, images: Sequence[Image]) -> None:
+    """Have every byte of each read again."""
+    for image in images:
+        screen.ask(f"Verify {image.id}", screen.node.verify(image.id))
+
+
+def delete(screen: NodeScreen, images: Sequence[Image]) -> None:
+    """Remove them for good, if the user means it."""
+    there = partial(_there, screen, images)
+    now = screen.node.now()
+    if len(images) == 1:
+        age = f"made {since(images[0].created, now)} ago" if images[0].created else ""
+        size = f"{human_bytes(images[0].stored_bytes)} on disk"
+        what = f"image {_named(images[0])}, {', '.join(filter(None, (size, age)))}"
+    else:
+        names = [plain(image.id) for image in images[:_MOST_NAMED]]
+        more = f" and {len(images) - _MOST_NAMED} more" if len(images) > _MOST_NAMED else ""
+        size = human_bytes(sum(image.stored_bytes for image in images))
+        what = f"{len(images)} images, {size} on disk: {', '.join(names)}{more}"
+
+    def gone() -> str:
+        if there():
+            return ""
+        return "It is not there any more." if len(images) == 1 else "None is there any more."
+
+    def answered(yes: bool | None) -> None:
+        for image in there() if yes else ():
+            screen.ask(f"Delete {image.id}", _delete(screen, image))
+
+    question = f"Delete {what}?\n\nWhat it holds cannot be brought back."
+    screen.app.push_screen(Question(question, "Delete", gone), answered)
+
+
+def _there(screen: NodeScreen, images: Sequence[Image]) -> list[Image]:
+    """Those that phosd still has."""
+    known = screen.node.of(Image)
+    return [image for image in images if image.path in known]
+
+
+async def _delete(screen: NodeScreen, image: Image) -> str:
+    await screen.node.delete(image.id)
+    return "it is deleted"
+
+
+def verified_cell(screen: NodeScreen, image: Image) -> Cell:
+    """What the last verification found and when, or what a job does with the image now."""
+    job = screen.node.job_of(image.id)
+    if job is not None:
+        share = "" if job.progress is None else f" {job.progress:.0%}"
+        if job.state == "queued":
+            return "◌ queued", "dim"
+        return f"▶ {plain(job.operation)}{share}", "accent"
+    if image.whole is None:
+        return "never", "dim"
+    age = since(image.verified, screen.node.now())
+    return (f"✓ {age} ago", "good") if image.whole else (f"✗ DAMAGED {age}", "bad")
+
+
+def _named(image: Image) -> str:
+    return f"{plain(image.id)} of {image.pid} ({command_line(image.command)})"
