@@ -135,10 +135,10 @@ def test_columns_leave_where_there_is_no_room() -> None:
     async def body() -> None:
         async with shown(process(1), size=(60, 10)) as (pilot, _):
             assert lines(pilot)[0].split() == ["PID▲", "USER", "HOOK", "COMMAND"]
-            await pilot.resize_terminal(36, 10)
+            await pilot.resize_terminal(44, 10)
             await until(pilot, lambda: "HOOK" not in lines(pilot)[0], "the hook to leave")
             assert "USER" in lines(pilot)[0]
-            await pilot.resize_terminal(24, 10)
+            await pilot.resize_terminal(30, 10)
             await until(pilot, lambda: "USER" not in lines(pilot)[0], "the user to leave")
             assert lines(pilot)[1].startswith("▶      1 ")
 

@@ -1,6 +1,7 @@
 """Jobs as text: one line of what goes on, and the page that tells all about one."""
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from rich.text import Text
 
@@ -121,8 +122,10 @@ def time_line(phases: Sequence[Phase], width: int) -> Text:
     Below it are the first letters of the phases where there is room for their names.
     """
     whole = sum(phase.seconds for phase in phases) or 1.0
-    width = max(width, 2 * len(phases))
-    lengths = [1 + int(phase.seconds / whole * (width - len(phases))) for phase in phases]
+    width = max(width, len(phases))
+    passed = accumulate(phase.seconds for phase in phases)
+    ends = [n + round(t / whole * (width - len(phases))) for n, t in enumerate(passed, 1)]
+    lengths = [end - begin for begin, end in pairwise([0, *ends])]
     line, names = Text(no_wrap=True), Text(no_wrap=True)
     for number, (phase, length) in enumerate(zip(phases, lengths, strict=True)):
         fill = "█" if phase.stopped else _RUNNING_FILLS[number % 2]

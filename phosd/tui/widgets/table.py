@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 Cell = str | tuple[str, str]
 """A text, or a text and its tone: ``dim``, ``good``, ``warn``, ``bad``, ``stop`` or ``accent``."""
 TONES = ("dim", "good", "warn", "bad", "stop", "accent")
-_LEAST_LAST = 12
+_LEAST_LAST = 20
 """Cells that the last column must have before another one leaves."""
 
 
