@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from phosd.engine import holdings as module
+from phosd.engine import parking
 from phosd.engine.errors import Internal, PhosError, Timeout, Unsupported
 from phosd.engine.holdings import Holdings, Movers, distinct, same_file
 from phosd.engine.hooklink import Block, BlockFlag, Hello, HookLink, HookState
@@ -30,6 +31,8 @@ class Link:
         self.connected = True
         self.state = HookState.CLOSED
         self.trouble: dict[str, PhosError] = {}
+        """What the next request of a name meets; the later ones too, if ``hopeless``."""
+        self.hopeless = False
         self.carried_out: set[str] = set()
         """The requests that are carried out although they fail: their answer is lost."""
         self.mapped: list[int] = []
@@ -56,7 +59,7 @@ class Link:
 
     def _request(self, name: str, then: HookState | None = None, connected: bool = True) -> None:
         assert self.connected, f"{name} without a connection"
-        trouble = self.trouble.pop(name, None)
+        trouble = self.trouble.get(name) if self.hopeless else self.trouble.pop(name, None)
         if trouble is None or name in self.carried_out:
             self.state = then or self.state
             self.connected = connected
@@ -309,10 +312,20 @@ def test_a_step_fails_for_one(bench: Bench, step: str, which: int, lost: bool) -
     bench.holdings.close()
 
 
-def test_one_cannot_be_given_its_memory(bench: Bench) -> None:
-    """The other is; and the first error is still seen."""
+def test_one_is_given_its_memory_at_the_second_attempt(bench: Bench) -> None:
     links = pair(bench)
-    links[1].trouble["unpark"] = Internal("mapping failed")
+    links[0].trouble["unpark"] = Internal("mapping failed")
+    with parked(hooks(*links), bench.holdings):
+        assert [link.state for link in links] == [HookState.PARKED] * 2
+    assert [link.state for link in links] == [HookState.CLOSED] * 2
+    bench.holdings.close()
+
+
+def test_one_cannot_be_given_its_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other is; and the first error is still seen."""
+    monkeypatch.setattr(parking, "_AGAIN_SECONDS", 0.1)
+    links = pair(bench)
+    links[1].trouble["unpark"], links[1].hopeless = Internal("mapping failed"), True
     with pytest.raises(ZeroDivisionError) as raised, parked(hooks(*links), bench.holdings):
         raise ZeroDivisionError
     assert raised.value.__notes__ == ["besides, mapping failed"]
