@@ -34,6 +34,17 @@ def call(settings: Settings, member: str, signature: str = "", *args: Any) -> li
     return asyncio.run(run())
 
 
+def ask(settings: Settings, path: str, interface: str, member: str) -> Any:
+    """What a method of an object gives that takes only options. Raises :class:`CallError`."""
+
+    async def run() -> Any:
+        with closing(await Connection.open(settings.bus)) as connection:
+            (found,) = await _ask(connection, path, f"org.phos.{interface}", member, "a{sv}", {})
+        return found
+
+    return asyncio.run(run())
+
+
 def objects(settings: Settings, interface: str, refresh: str) -> list[Properties]:
     """The properties of all objects with this interface, after a call that has them renewed."""
 

@@ -112,6 +112,7 @@ class FakeEngine:
     live_blocks: list[tuple[LiveBlock, int]] = field(default_factory=list)
     launched: list[Kernel] = field(default_factory=list)
     asked: list[Running] = field(default_factory=list)
+    silent: PhosError | None = None
     devices: list[GpuInfo] = field(default_factory=lambda: [GPU])
     looks_at_gpus: int = 0
     recovered: list[int] = field(default_factory=list)
@@ -181,16 +182,21 @@ class FakeEngine:
     def processes(self) -> list[GpuProcess]:
         return self.running
 
-    def blocks(self, process: Running) -> list[tuple[LiveBlock, int]]:
+    def _ask(self, process: Running) -> None:
         self.asked.append(process)
+        if self.silent is not None:
+            raise self.silent
+
+    def blocks(self, process: Running) -> list[tuple[LiveBlock, int]]:
+        self._ask(process)
         return self.live_blocks
 
     def kernels(self, process: Running) -> list[Kernel]:
-        self.asked.append(process)
+        self._ask(process)
         return self.launched
 
     def hook_log(self, process: Running) -> str:
-        self.asked.append(process)
+        self._ask(process)
         return "state 0\n1.5 a note\n"
 
     def gpus(self) -> list[GpuInfo]:

@@ -1,0 +1,67 @@
+"""``phos ps PID``: all about one process."""
+
+import os
+
+from phosd.engine import procfs
+from phosd.engine.errors import Busy
+from phosd.engine.hooklink import Block, BlockFlag, Kernel
+from tests.cli.test_client import lines, phos
+from tests.service.fake_engine import this_process
+from tests.service.running import Service
+
+ME = str(os.getpid())
+
+
+def show(service: Service) -> None:
+    """This very process uses a GPU."""
+    found = procfs.identity(os.getpid())
+    assert found is not None
+    service.engine.running = [this_process(start_time=found[1])]
+    service.engine.live_blocks = [
+        (Block(1, 0x7F00_0000_0000, 2 << 20, 0, BlockFlag.EXPORTED), 0),
+        (Block(2, 0x1000, 4096, -1, BlockFlag.HOST_LOCATED), -1),
+    ]
+    service.engine.launched = [
+        Kernel("chase", 7, 3, suspect=True),
+        Kernel("[bold]axpy", 8, 900, suspect=False),
+    ]
+
+
+def test_one_process_with_its_memory_and_kernels(service: Service) -> None:
+    show(service)
+    (row,) = lines(phos(service, "ps", ME, "--json").stdout)
+    assert (row["pid"], row["hook"]) == (os.getpid(), "hooked")
+    assert row["blocks"] == [
+        {"id": 1, "address": 0x7F00_0000_0000, "size": 2 << 20, "gpu": 0, "flags": ["exported"]},
+        {"id": 2, "address": 0x1000, "size": 4096, "gpu": -1, "flags": ["host"]},
+    ]
+    assert row["kernels"] == [
+        {"name": "chase", "module": f"{7:016x}", "launches": 3, "suspect": True},
+        {"name": "[bold]axpy", "module": f"{8:016x}", "launches": 900, "suspect": False},
+    ]
+    text = phos(service, "ps", ME).stdout
+    assert f"process       {ME} of uid 0: python train.py" in text
+    assert "0x7f0000000000" in text
+    assert "[bold]axpy" in text, "a program must not choose how it looks"
+
+
+def test_a_process_that_is_not_asked_now(service: Service) -> None:
+    show(service)
+    service.engine.silent = Busy("a job works on it", hint="ask again")
+    (row,) = lines(phos(service, "ps", ME, "--json").stdout)
+    assert (row["pid"], row["blocks"], row["kernels"]) == (os.getpid(), [], [])
+    text = phos(service, "ps", ME).stdout
+    assert "blocks        a job works on it; ask again" in text
+    done = phos(service, "ps", ME, "--log")
+    assert (done.returncode, done.stderr) == (1, "phos: a job works on it; ask again\n")
+
+
+def test_the_log_of_a_hook(service: Service) -> None:
+    show(service)
+    assert phos(service, "ps", ME, "--log").stdout == "state 0\n1.5 a note\n"
+    (row,) = lines(phos(service, "ps", ME, "--log", "--json").stdout)
+    assert row == {"pid": os.getpid(), "log": "state 0\n1.5 a note\n"}
+    assert phos(service, "ps", "--log").returncode == 2
+    gone = phos(service, "ps", str(2**22 + 1))
+    assert gone.returncode == 4
+    assert "there is no process" in gone.stderr
