@@ -29,6 +29,8 @@ _MOST_AT_ONCE = 4
 """Objects that are read again at the same time: a client may have few calls at work."""
 _MOST_SINGLY = 32
 """More objects than that are read again in one call."""
+_ENDS = ("done", "failed", "cancelled")
+"""How a job ends."""
 _NOBODY = (".ServiceUnknown", ".NameHasNoOwner")
 
 Properties = dict[str, Any]
@@ -155,7 +157,9 @@ class _Session:
         self._noted = False
         self._unread: set[str] = set()
         self._hidden: set[str] = set()
-        """New objects of which only a signal has told: they may be somebody else's."""
+        """Not told before they are read: of new objects a signal tells nothing that is private, and
+        they may be somebody else's.
+        """
         self._wants_reading = asyncio.Event()
         self._told: dict[str, set[str]] = {}
         """What signals told of the objects that are being read: newer than what is read."""
@@ -241,7 +245,10 @@ class _Session:
                 self._objects[signal.path][1].update(changed)
                 self._told.get(signal.path, set()).update(changed)
                 self._changed.add(signal.path)
-                if invalidated:
+                if changed.get("State") in _ENDS:
+                    self._hidden.add(signal.path)  # an end is told together with its result
+                    self._want(signal.path)
+                elif invalidated:
                     self._want(signal.path)
         elif name == (_OBJECTS, "InterfacesAdded"):
             path, interfaces = signal.args

@@ -19,6 +19,8 @@ from phosd.tui.widgets.job import job_line
 from phosd.tui.widgets.listing import Listing
 from phosd.tui.widgets.table import Cell, Column, RecordTable
 
+NO_JOB = "/"
+"""What ends a schedule gives no job."""
 _MOST_JOBS = 4
 """Jobs that are told below the table; the screen Jobs has all."""
 _HOOKS: dict[str, tuple[str, str]] = {
@@ -184,8 +186,12 @@ class ProcessesScreen(NodeScreen):
         if given["every"]:
             options["every"] = float(given["every"])
         for process in chosen:
-            work = self.node.checkpoint(process.pid, **options)
+            work = self._checkpoint_or_end(process.pid, options)
             self.ask(f"Checkpoint of {process.pid}", work)
+
+    async def _checkpoint_or_end(self, pid: int, options: dict[str, str | float]) -> str:
+        told = await self.node.checkpoint(pid, **options)
+        return told if told != NO_JOB else f"{pid} has no periodic checkpoints any more"
 
     def action_suspend(self) -> None:
         for process in self.table.chosen:
