@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from phosd.bus import NAME, Connection, Signal
-from phosd.engine.errors import Busy, PhosError
+from phosd.engine.errors import Busy, PhosError, Unsupported
 from phosd.engine.journal import Entry
 from phosd.engine.kernels import KernelMark
+from phosd.engine.process import GpuProcess
 from phosd.engine.progress import Progress
 from phosd.service import past
 from phosd.service.events import Event, Severity, of_end
@@ -283,3 +284,34 @@ def test_an_image_that_cannot_be_read_is_for_administrators(service: Service) ->
         "the event",
     )
     assert listed(service, "ListEvents", uid=STRANGER) == []
+
+
+def test_what_phosd_cannot_look_for_is_an_event_once(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def fail() -> list[GpuProcess]:
+        looks.append(1)
+        raise Unsupported("the driver does not answer", hint="see dmesg")
+
+    monkeypatch.setattr(service.engine, "processes", fail)
+    wait_until(lambda: len(looks) > 3, "looks")
+    found = [row for row in listed(service, "ListEvents") if row["kind"] == "looking"]
+    assert [(row["subject"], row["severity"], row["text"]) for row in found] == [
+        ("processes", "warning", "the driver does not answer; see dmesg")
+    ]
+
+
+def test_a_schedule_that_ends_by_an_error_is_a_warning(service: Service) -> None:
+    def fail(_: Progress) -> None:
+        raise Unsupported("it uses managed memory", hint="none")
+
+    service.engine.act = fail
+    service.start("Checkpoint", "ua{sv}", os.getpid(), 1, "every", "d", 60)
+    warnings = ("severity", "s", "warning")
+    wait_until(lambda: len(listed(service, "ListEvents", *warnings)) == 2, "both warnings")
+    ended, job = listed(service, "ListEvents", *warnings)
+    assert (job["kind"], ended["kind"], ended["subject"]) == ("job", "schedule", str(os.getpid()))
+    assert ended["text"] == "ended: it uses managed memory; none"
+    assert ended["owner"] == os.getuid()
