@@ -31,6 +31,15 @@ async def compare(pilot: Pilot[None], name: str) -> None:
     assert found.splitlines() == path.read_text().splitlines(), f"see {PICTURES / name}.svg"
 
 
+async def compare_all(pilot: Pilot[None], name: str) -> None:
+    """The screen, small and large, dark and light."""
+    for width, height in ((80, 24), (160, 48)):
+        await pilot.resize_terminal(width, height)
+        for shade in ("dark", "light"):
+            pilot.app.theme = f"textual-{shade}"
+            await compare(pilot, f"{name}-{width}x{height}-{shade}")
+
+
 async def settled(pilot: Pilot[None]) -> str:
     """The screen as text, after it has been the same twice."""
     before = ""

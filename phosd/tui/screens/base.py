@@ -11,6 +11,7 @@ from textual.screen import Screen
 from phosd.cli.settings import CommandError
 from phosd.tui.actions import ANYWHERE, MOVE, TABLE, Action, named, of, why_not
 from phosd.tui.node import Contact, Node
+from phosd.tui.records import Manager
 from phosd.tui.widgets.dialogs import Help
 from phosd.tui.widgets.frame import Banner, KeyLine, TopLine, key_name
 from phosd.tui.widgets.table import RecordTable
@@ -74,7 +75,7 @@ class NodeScreen(Screen[None]):
             self._draw(changed)
 
     def _draw(self, changed: frozenset[type]) -> None:
-        if Contact in changed:
+        if changed & {Contact, Manager}:
             self.tick()
         if changed & self.SHOWS:
             self.show(self.node)

@@ -14,6 +14,10 @@ _HOT = 85.0
 _BUSY = 0.9
 _MOST_WATTS = 1000.0
 """What the sparkline of the power is measured by, until a GPU needs more."""
+_LEAST_HISTORY = 4
+"""Cells below which a sparkline tells nothing."""
+_ROOMY = 70
+"""Cells from which on the figures of several GPUs stand in columns."""
 _FIGURES = 56
 """Cells that the figures take, without name and sparklines."""
 
@@ -32,6 +36,8 @@ class GpuLines(Static):
         gpus = node.gpus
         width = max(10, self.app.size.width - 2)
         lines = [gpu_line(gpu, list(node.samples.get(gpu.path, ())), width) for gpu in gpus[:most]]
+        for line in lines:
+            line.truncate(width, overflow="ellipsis")
         if len(gpus) > most:
             lines.append(Text(f"and {len(gpus) - most} more GPUs", "dim"))
         if not gpus:
@@ -41,15 +47,17 @@ class GpuLines(Static):
 
 def gpu_line(gpu: Gpu, samples: Sequence[Sample], width: int) -> Text:
     """One GPU; sparklines take what room there is."""
-    name = fit(f"{gpu.ordinal} {plain(gpu.name)}", 16)
-    cells = max(0, min(20, (width - 16 - _FIGURES) // 4))
+    name = fit(f"{gpu.ordinal} {plain(gpu.name)}", 16 if width >= _ROOMY else 13)
+    cells = min(20, (width - 16 - _FIGURES) // 4)
+    cells = cells if cells >= _LEAST_HISTORY else 0
     line = Text(name, "bold", no_wrap=True, overflow="crop")
     total = gpu.memory_total or 1
     told = (gpu.utilisation, gpu.temperature, gpu.power) != (None, None, None)
     if told:
         _figure(line, spark([s.utilisation for s in samples], cells), _load(gpu), 5)
     memory = f"{human_bytes(gpu.memory_used)} of {human_bytes(gpu.memory_total)}"
-    _figure(line, spark([s.memory_used / total for s in samples], cells), memory, 23)
+    room = 23 if width >= _ROOMY else 0
+    _figure(line, spark([s.memory_used / total for s in samples], cells), memory, room)
     if not told:
         line.append("  load, heat and power not told", "dim")
         return line
@@ -69,5 +77,5 @@ def _load(gpu: Gpu) -> str:
 
 
 def _figure(line: Text, history: str, figure: str, width: int, alarm: bool = False) -> None:
-    line.append(f"  {history}", "cyan")
-    line.append(f"{figure:>{width}}", "bold red" if alarm else "")
+    line.append(f" {history}", "cyan")
+    line.append(f" {figure:>{width}}", "bold red" if alarm else "")
