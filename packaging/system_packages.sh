@@ -22,6 +22,7 @@ need "test -x /usr/lib/polkit-1/polkitd" polkitd
 tool groff groff-base
 tool ip iproute2
 tool ps procps
+tool tmux tmux
 need "${PYTHON:-python3} -c 'import ensurepip, venv'" python3-venv
 if [ "${1:-}" = boot ]; then
     tool mmdebstrap mmdebstrap
