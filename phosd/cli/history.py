@@ -1,6 +1,7 @@
 """``phos history``: what phosd did."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -48,7 +49,7 @@ def history(settings: Settings, **filters: Any) -> None:
     wanted = {name: value for name, value in filters.items() if value is not None}
     (found,) = call(settings, "ListHistory", "a{sv}", variants(wanted))
     settings.rows(
-        [row | _unpacked(row) for row in found],
+        [row | unpacked(row) for row in found],
         {
             "JOB": lambda row: str(row["id"]),
             "STARTED": lambda row: time_text(int(row["started"] * 1e6)),
@@ -64,7 +65,8 @@ def history(settings: Settings, **filters: Any) -> None:
     )
 
 
-def _unpacked(row: dict[str, Any]) -> dict[str, Any]:
+def unpacked(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a row of ``ListHistory`` has a form of its own, for JSON."""
     return {
         "details": json.loads(row.get("details") or "{}"),
         "phases": [dict(zip(_PHASE, phase, strict=True)) for phase in row.get("phases", ())],

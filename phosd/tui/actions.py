@@ -172,6 +172,40 @@ ACTIONS = (
     ),
     Action("image_details", "enter", "Details", "parents, and the content by block", "images"),
     Action("parent", "p", "Parent", "the image that it was saved against", "image"),
+    # History
+    Action("past_job", "enter", "Details", "phases, mode and why, wrong guesses", "history"),
+    Action(
+        "filters",
+        "f",
+        "Which jobs",
+        "only those of a process, of a time, of a kind",
+        "history",
+        feature="history-filters",
+    ),
+    Action(
+        "one_process",
+        "p",
+        "Process",
+        "only the process of the row, or all again",
+        "history",
+        feature="history-filters",
+    ),
+    Action("export", "e", "Export", "write the jobs to a file: CSV or JSON", "history", asks=True),
+    # GPUs
+    Action("gpu(1)", "right,l", "Next GPU", "the GPU after it", "gpus"),
+    Action("gpu(-1)", "left,h", "GPU before", "the GPU before it", "gpus", shown=False),
+    Action("figure", "m", "Chart", "load, memory, temperature or power", "gpus"),
+    Action("holder", "enter", "Process", "all about the process", "gpus"),
+    # Log
+    Action("severity", "s", "Severity", "only what matters more, or everything again", "events"),
+    Action(
+        "read_events",
+        "r",
+        "Read again",
+        "ask phosd for what it noted",
+        "events",
+        feature="events",
+    ),
     # One process
     Action("tab(1)", "right,l", "Next tab", "images, jobs, blocks, kernels", "process"),
     Action("tab(-1)", "left,h", "Tab before", "the other way round", "process", shown=False),

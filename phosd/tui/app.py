@@ -14,12 +14,22 @@ from phosd.tui.actions import ANYWHERE, bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.records import Job, Manager
 from phosd.tui.screens.base import NodeScreen
+from phosd.tui.screens.events import EventsScreen
+from phosd.tui.screens.gpus import GpusScreen
+from phosd.tui.screens.history import HistoryScreen
 from phosd.tui.screens.images import ImagesScreen
 from phosd.tui.screens.jobs import JobsScreen
 from phosd.tui.screens.processes import ProcessesScreen
 from phosd.tui.text import plain, seconds
 
-SCREENS: tuple[type[NodeScreen], ...] = (ProcessesScreen, JobsScreen, ImagesScreen)
+SCREENS: tuple[type[NodeScreen], ...] = (
+    ProcessesScreen,
+    JobsScreen,
+    ImagesScreen,
+    HistoryScreen,
+    GpusScreen,
+    EventsScreen,
+)
 """The screens in the order of their number keys."""
 Severity = Literal["information", "warning", "error"]
 _TOAST_SECONDS: dict[Severity, float] = {"information": 6, "warning": 8, "error": 15}

@@ -23,7 +23,7 @@ class FakeLink:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
-        self.answers: dict[str, Any] = {}
+        self.answers: dict[str, Any] = {"ListHistory": [], "ListEvents": []}
         self.slow: dict[str, asyncio.Event] = {}
         self.deliver: Callable[[Update], None] = lambda update: None
         self.running = False

@@ -22,7 +22,7 @@ def restore(screen: NodeScreen, images: Sequence[Image]) -> None:
 
 def restore_with(screen: NodeScreen, image: Image) -> None:
     """The same for one, with options asked for first."""
-    choices = [
+    choices: list[Choice | Field] = [
         Choice("files", "Files that the program only wrote, and that grew since",
                [("keep them: the restore is refused", "keep"),
                 ("cut them to their length; the rest is put beside", "cut")]),

@@ -14,6 +14,7 @@ _STATES: dict[str, tuple[str, str]] = {
     "done": ("✓", "good"),
     "failed": ("✗", "bad"),
     "cancelled": ("-", "warn"),
+    "interrupted": ("✗", "bad"),
 }
 _STYLES = {
     "dim": "dim", "good": "green", "warn": "yellow", "bad": "bold red", "accent": "cyan",

@@ -1,0 +1,178 @@
+"""GPUs: one at a time, its figures as large charts, and who holds how much of its memory."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Grid
+from textual.widgets import Static
+
+from phosd.tui.actions import Action, bindings
+from phosd.tui.node import SAMPLES, Contact, Node, Sample
+from phosd.tui.records import Gpu, Process
+from phosd.tui.screens.base import NodeScreen
+from phosd.tui.screens.process import ProcessScreen
+from phosd.tui.text import bar, command_line, human_bytes, plain
+from phosd.tui.widgets.chart import Chart, Plot
+from phosd.tui.widgets.listing import Listing
+from phosd.tui.widgets.table import Cell, Column, RecordTable
+
+_SECONDS = SAMPLES * 2.0
+"""What the charts look back."""
+_HOLD = 5.0
+"""Seconds that a sample stands for: a later one that is missing leaves a gap after that."""
+_BAR = 10
+_WIDE, _HIGH = 120, 34
+"""Cells from which there is room for all charts at once."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Something that a GPU tells. ``of`` takes it from a sample, ``most`` is the top of the chart
+    (0: the greatest so far).
+    """
+
+    name: str
+    of: Callable[[Sample], float | None]
+    write: Callable[[float], str]
+    most: Callable[[Gpu], float] = lambda gpu: 0.0
+
+
+FIGURES = (
+    Figure("Load", lambda s: s.utilisation, lambda v: f"{v:.0%}", lambda gpu: 1.0),
+    Figure("Memory", lambda s: s.memory_used, human_bytes, lambda gpu: float(gpu.memory_total)),
+    Figure("Temperature", lambda s: s.temperature, lambda v: f"{v:.0f} °C", lambda gpu: 100.0),
+    Figure("Power", lambda s: s.power, lambda v: f"{v:.0f} W"),
+)
+
+
+class GpusScreen(NodeScreen):
+    """One GPU of the node, with all that it tells."""
+
+    SCOPE = "gpus"
+    TITLE_TEXT = "GPUs"
+    SHOWS = frozenset({Gpu, Process, Contact})
+    BINDINGS = bindings("gpus")
+    DEFAULT_CSS = """
+    GpusScreen .which { height: auto; max-height: 4; padding: 0 1; background: $boost; }
+    GpusScreen Grid { height: 1fr; min-height: 6; grid-size: 1; }
+    GpusScreen Grid.-all { grid-size: 2 2; height: 2fr; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._path = ""
+        self._figure = 0
+
+    def body(self) -> ComposeResult:
+        columns: list[Column[Process]] = [
+            Column("PID", 8, lambda p: str(p.pid), lambda p: p.pid, right=True),
+            Column("USER", 8, lambda p: plain(p.user_name), lambda p: p.user_name, rank=2),
+            Column("MEMORY", 10, lambda p: human_bytes(p.device_bytes), lambda p: p.device_bytes,
+                   right=True),
+            Column("OF THE GPU", 16, self._share, lambda p: p.device_bytes),
+            Column("STATE", 12, lambda p: plain(p.state), lambda p: p.state, rank=1),
+            Column("COMMAND", 0, lambda p: command_line(p.command), lambda p: p.command),
+        ]  # fmt: skip
+        yield Static(classes="which", markup=False)
+        with Grid():
+            for figure in FIGURES:
+                yield Chart(id=figure.name.lower())
+        yield Listing(RecordTable(columns, sort=2, descending=True), "nobody holds memory of it")
+
+    @property
+    def table(self) -> RecordTable[Process]:
+        """Who holds its memory."""
+        return self.query_one(RecordTable)
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The GPU that is shown; the first one until another was chosen, or when that is gone."""
+        gpus = self.node.of(Gpu)
+        return gpus.get(self._path) or next(iter(self.node.gpus), None)
+
+    # What is shown
+
+    def show(self, node: Node) -> None:
+        gpu = self.gpu
+        self.query_one(".which", Static).update(self._which(gpu))
+        every = self.size.width >= _WIDE and self.size.height >= _HIGH
+        self.query_one(Grid).set_class(every, "-all")
+        for number, figure in enumerate(FIGURES):
+            chart = self.query_one(f"#{figure.name.lower()}", Chart)
+            chart.display = every or number == self._figure
+            if gpu is not None and chart.display:
+                chart.show(_plot(figure, gpu, node))
+        holders = {p: process for p, process in node.of(Process).items() if self._holds(process)}
+        self.query_one(Listing).show_records(holders)
+
+    def tick(self) -> None:
+        super().tick()
+        self.show(self.node)
+
+    def _holds(self, process: Process) -> bool:
+        return self.gpu is not None and self.gpu.path in process.gpus
+
+    def _which(self, gpu: Gpu | None) -> Text:
+        if gpu is None:
+            return Text("no GPUs", "dim")
+        text = Text()
+        for other in self.node.gpus:
+            here = other.path == gpu.path
+            text.append(f"[{other.ordinal}]" if here else f" {other.ordinal} ", "bold" * here)
+        text.append(f"  GPU {gpu.ordinal}: {plain(gpu.name)}", "bold")
+        text.append(f"  {plain(gpu.uuid)}", "dim")
+        used = f"{human_bytes(gpu.memory_used)} of {human_bytes(gpu.memory_total)} used"
+        seen = sum(self._holds(process) for process in self.node.of(Process).values())
+        hidden = len(set(gpu.pids) - {p.pid for p in self.node.of(Process).values()})
+        others = f", {hidden} more that phosd does not show you" if hidden else ""
+        text.append(f"\n{used}; {seen} processes{others}")
+        return text
+
+    def _share(self, process: Process) -> Cell:
+        if len(process.gpus) > 1:
+            return f"on {len(process.gpus)} GPUs", "dim"
+        gpu = self.gpu
+        if gpu is None or not gpu.memory_total:
+            return ""
+        share = process.device_bytes / gpu.memory_total
+        return f"{bar(share, _BAR)} {share:4.0%}"
+
+    # Actions
+
+    def cannot(self, action: Action) -> str:
+        if action.id.startswith("gpu(") and len(self.node.gpus) < 2:
+            return "there is no other GPU"
+        if action.id == "holder" and self.table.current is None:
+            return "there is no process"
+        return ""
+
+    def action_gpu(self, step: int) -> None:
+        """The next one, or the one before."""
+        paths = [gpu.path for gpu in self.node.gpus]
+        if self.gpu is not None:
+            self._path = paths[(paths.index(self.gpu.path) + step) % len(paths)]
+            self.show(self.node)
+
+    def action_figure(self) -> None:
+        """The next chart, where there is room for one only."""
+        self._figure = (self._figure + 1) % len(FIGURES)
+        self.show(self.node)
+
+    def action_holder(self) -> None:
+        if self.table.current is not None:
+            self.app.push_screen(ProcessScreen(self.table.current))
+
+
+def _plot(figure: Figure, gpu: Gpu, node: Node) -> Plot:
+    now = node.now()
+    points = [(sample.time, figure.of(sample)) for sample in node.samples.get(gpu.path, ())]
+    known = [value for _, value in points if value is not None]
+    told = f"{figure.write(known[-1])}, at most {figure.write(max(known))}" if known else "not told"
+    nothing = (
+        f"{plain(gpu.name)} does not tell it: there is no NVML for it" if points else "not yet"
+    )
+    title = f"{figure.name}: {told}"
+    span = (now - _SECONDS, now)
+    return Plot(title, points, span, figure.write, figure.most(gpu), _HOLD, nothing)
