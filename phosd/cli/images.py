@@ -3,20 +3,31 @@
 import shlex
 from typing import Any
 
-from phosd.cli.client import objects
-from phosd.cli.settings import Settings, command, human_bytes
+import click
+
+from phosd.bus import CallError, path_of
+from phosd.cli.client import ask, objects, properties
+from phosd.cli.settings import CommandError, Settings, command, human_bytes
 from phosd.cli.times import time_text
+
+_BLOCK = ("pid", "id", "address", "size", "gpu", "chunks", "stored_bytes", "shared_bytes")
 
 
 @command()
-def images(settings: Settings) -> None:
-    """List the images, oldest first. SHARED is what of STORED an older image holds, too.
+@click.argument("image", required=False)
+def images(settings: Settings, image: str | None) -> None:
+    """List the images, oldest first; or tell all about IMAGE, and the device memory that it holds,
+    in the order in which it is loaded. SHARED is what of STORED an older image holds, too.
 
     \b
     Examples:
       phos images
+      phos images 20261120T153012-3fa9
       phos restore "$(phos images --json | jq -r .id | tail -1)"
     """
+    if image is not None:
+        _show(settings, image)
+        return
     rows = [_row(image) for image in objects(settings, "Image1", "ListImages")]
     settings.rows(
         sorted(rows, key=lambda row: str(row["id"])),
@@ -31,6 +42,49 @@ def images(settings: Settings) -> None:
             "MODE": lambda row: row["mode"],
             "VERIFIED": _verified,
             "COMMAND": lambda row: shlex.join(row["command"]),
+        },
+    )
+
+
+def _show(settings: Settings, image: str) -> None:
+    path = path_of("image", image)
+    try:
+        row = _row(properties(settings, path, "org.phos.Image1"))
+    except CallError as error:
+        if error.name.endswith(".UnknownObject"):
+            text = f"there is no image {image}; `phos images` lists them"
+            raise CommandError("NoSuchImage", text) from error
+        raise
+    blocks = ask(settings, path, "Image1", "ListBlocks")
+    row["blocks"] = [dict(zip(_BLOCK, block, strict=True)) for block in blocks]
+    if settings.json:
+        settings.emit(row)
+        return
+    shared = f", {human_bytes(row['shared_bytes'])} of it shared" if row["shared_bytes"] else ""
+    lines = {
+        "image": row["id"],
+        "created": row["created"],
+        "program": f"{row['pid']} of uid {row['owner']}: {shlex.join(row['command'])}",
+        "mode": f"{row['mode']}: {row['why']}" if row["why"] else row["mode"],
+        "stopped": f"{row['stop_seconds']:.2f} s",
+        "size": human_bytes(row["total_bytes"]),
+        "stored": human_bytes(row["stored_bytes"]) + shared,
+        "parent": row["parent"] or "",
+        "verified": _verified(row),
+    }
+    for name, text in lines.items():
+        if text:
+            settings.out.print(f"{name:<14}{text}", markup=False)
+    settings.rows(
+        row["blocks"],
+        {
+            "PID": lambda block: str(block["pid"]),
+            "BLOCK": lambda block: str(block["id"]),
+            "ADDRESS": lambda block: f"{block['address']:#x}",
+            "SIZE": lambda block: human_bytes(block["size"]),
+            "GPU": lambda block: "host" if block["gpu"] < 0 else str(block["gpu"]),
+            "STORED": lambda block: human_bytes(block["stored_bytes"]),
+            "SHARED": lambda block: human_bytes(block["shared_bytes"]),
         },
     )
 

@@ -1,4 +1,4 @@
-"""``phos ps PID``: all about one process."""
+"""``phos ps PID`` and ``phos images IMAGE``: all about one of them."""
 
 import os
 
@@ -6,7 +6,7 @@ from phosd.engine import procfs
 from phosd.engine.errors import Busy
 from phosd.engine.hooklink import Block, BlockFlag, Kernel
 from tests.cli.test_client import lines, phos
-from tests.service.fake_engine import this_process
+from tests.service.fake_engine import block, manifest, this_process
 from tests.service.running import Service
 
 ME = str(os.getpid())
@@ -65,3 +65,43 @@ def test_the_log_of_a_hook(service: Service) -> None:
     gone = phos(service, "ps", str(2**22 + 1))
     assert gone.returncode == 4
     assert "there is no process" in gone.stderr
+
+
+def test_one_image_with_its_content(service: Service) -> None:
+    service.engine.stored["old"] = manifest("old", blocks=(block(1),))
+    service.engine.stored["a-b"] = manifest("a-b", pid=77, why="it fits", blocks=(block(1, 2),))
+    service.call("ListImages")
+    (row,) = lines(phos(service, "images", "a-b", "--json").stdout)
+    mib = 1 << 20
+    assert (row["id"], row["mode"], row["stored_bytes"]) == ("a-b", "stop", 4 * mib)
+    assert row["blocks"] == [
+        {
+            "pid": 77,
+            "id": 1,
+            "address": 0,
+            "size": 4 * mib,
+            "gpu": 0,
+            "chunks": 2,
+            "stored_bytes": 4 * mib,
+            "shared_bytes": 2 * mib,
+        }
+    ]
+    text = phos(service, "images", "a-b").stdout
+    assert "program       77 of uid 0: train --secret" in text
+    assert "mode          stop: it fits" in text
+    assert "4.0 MiB, 2.0 MiB of it shared" in text
+    assert text.splitlines()[-1].split() == [
+        "77",
+        "1",
+        "0x0",
+        "4.0",
+        "MiB",
+        "0",
+        "4.0",
+        "MiB",
+        "2.0",
+        "MiB",
+    ]
+    gone = phos(service, "images", "c")
+    assert gone.returncode == 4
+    assert "there is no image c; `phos images` lists them" in gone.stderr
