@@ -140,7 +140,14 @@ def test_entries_of_a_job_carry_its_number_and_what_it_is_about(journal: Journal
         log.info("restoring")
         raise Busy("not now", hint="wait")
 
-    run(task("checkpoint", "4711", save), task("restore", "20261119T000000-0000", restore))
+    def recover(_: Progress) -> Outcome:
+        return Outcome("process 4712 was given back its parked memory, and runs again")
+
+    run(
+        task("checkpoint", "4711", save),
+        task("restore", "20261119T000000-0000", restore),
+        task("recover", "4712", recover),
+    )
     log.info("nobody's")
     by_text = {entry["MESSAGE"].split(",")[0]: entry for entry in journal.entries()}
 
@@ -155,6 +162,8 @@ def test_entries_of_a_job_carry_its_number_and_what_it_is_about(journal: Journal
     about = {"PHOS_JOB": "2", "PHOS_IMAGE": "20261119T000000-0000", "PRIORITY": "6"}
     assert fields("restoring") == about
     assert fields("job 2") == about | {"MESSAGE_ID": JOB_ENDED, "PRIORITY": "4"}
+    about = {"PHOS_JOB": "3", "PHOS_PID": "4712", "PRIORITY": "6"}
+    assert fields("job 3") == about | {"MESSAGE_ID": JOB_ENDED}
     assert by_text["job 2"]["MESSAGE"].endswith("failed: not now; wait")
     assert fields("nobody's") == {"PRIORITY": "6"}
 
