@@ -103,7 +103,9 @@ class Life:
     def values(self, path: Path | None = None) -> list[int]:
         """The numbers in the log, complete lines only."""
         text = (path or self.log).read_text()
-        return [int(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        # A dump may fall between a number and the end of its line.
+        lines = (line for line in text.splitlines(keepends=True) if line.endswith("\n"))
+        return [int(line) for line in lines if line.strip()]
 
     def counts_on(self, path: Path | None = None, by: int = 5) -> list[int]:
         """Wait until ``by`` more numbers are in the log; returns all."""
