@@ -103,7 +103,8 @@ def _entry(action: Action, possible: bool) -> Text:
 
 def key_name(action: Action) -> str:
     """The key as it is written on it."""
-    names = {"question_mark": "?", "slash": "/", "enter": "⏎", "pageup": "PgUp", "pagedown": "PgDn"}
+    names = {"question_mark": "?", "slash": "/", "enter": "⏎", "pageup": "PgUp", "pagedown": "PgDn",
+             "left": "←", "right": "→", "up": "↑", "down": "↓"}  # fmt: skip
     return " ".join(names.get(key, key) for key in action.key.split(","))
 
 
