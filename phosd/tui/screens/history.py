@@ -53,7 +53,7 @@ class HistoryScreen(NodeScreen):
     def body(self) -> ComposeResult:
         columns: list[Column[Job]] = [
             Column("JOB", 6, lambda j: str(j.number), lambda j: j.number, right=True),
-            Column("STARTED", 19, lambda j: when(j.started), lambda j: j.started or 0.0),
+            Column("STARTED", 16, lambda j: when(j.started)[:16], lambda j: j.started or 0.0),
             Column("OPERATION", 10, lambda j: plain(j.operation), lambda j: j.operation),
             Column("TARGET", 22, lambda j: plain(j.target), lambda j: j.target, rank=6),
             Column("STATE", 13, state_cell, lambda j: j.state),

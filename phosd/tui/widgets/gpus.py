@@ -14,6 +14,8 @@ _HOT = 85.0
 _BUSY = 0.9
 _MOST_WATTS = 1000.0
 """What the sparkline of the power is measured by, until a GPU needs more."""
+_WIDE = 90
+"""Cells from which on names of GPUs are told in full."""
 _LEAST_HISTORY = 4
 """Cells below which a sparkline tells nothing."""
 _ROOMY = 70
@@ -47,8 +49,9 @@ class GpuLines(Static):
 
 def gpu_line(gpu: Gpu, samples: Sequence[Sample], width: int) -> Text:
     """One GPU; sparklines take what room there is."""
-    name = fit(f"{gpu.ordinal} {plain(gpu.name)}", 16 if width >= _ROOMY else 13)
-    cells = min(20, (width - 16 - _FIGURES) // 4)
+    named = 20 if width >= _WIDE else 16 if width >= _ROOMY else 13
+    name = fit(f"{gpu.ordinal} {plain(gpu.name)}", named)
+    cells = min(20, (width - named - _FIGURES) // 4)
     cells = cells if cells >= _LEAST_HISTORY else 0
     line = Text(name, "bold", no_wrap=True, overflow="crop")
     total = gpu.memory_total or 1
