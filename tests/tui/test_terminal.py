@@ -1,0 +1,109 @@
+"""Once for real: the daemon, a program on the software GPU, and phos-tui in a terminal."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.harness import PROGRAMS, alive, parse, wait_until
+from tests.service.test_end_to_end import phos, phosd
+
+_PATIENCE = 120.0
+"""A checkpoint and a restore each take seconds, and more on a busy machine."""
+
+
+class Terminal:
+    """A terminal of tmux, in which a program runs. ``socket`` is tmux's own, in a test's folder."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+
+    def tmux(self, *words: str) -> str:
+        command = ["tmux", "-S", str(self._socket), "-f", "/dev/null", *words]
+        environment = os.environ | {"LC_ALL": "C.UTF-8"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+        assert done.returncode == 0, (words, done.stderr)
+        return done.stdout
+
+    def press(self, *keys: str) -> None:
+        self.tmux("send-keys", "-t", "phos", *keys)
+
+    def screen(self) -> str:
+        return self.tmux("capture-pane", "-p", "-t", "phos")
+
+    def shows(self, *words: str) -> None:
+        """Wait until all these are on the screen."""
+        seen = [""]
+
+        def there() -> bool:
+            seen[0] = self.screen()
+            return all(word in seen[0] for word in words)
+
+        try:
+            wait_until(there, f"{words}", patience=_PATIENCE)
+        except AssertionError as error:
+            raise AssertionError(f"{error} in the terminal:\n{seen[0]}") from None
+
+
+@contextmanager
+def terminal(folder: Path, command: list[str]) -> Iterator[Terminal]:
+    """A terminal of 100x30 with this program, until the end of the context."""
+    found = Terminal(folder / "tmux")
+    found.tmux("new-session", "-d", "-s", "phos", "-x", "100", "-y", "30", shlex.join(command))
+    try:
+        found.tmux("set-option", "-t", "phos", "remain-on-exit", "on")
+        yield found
+    finally:
+        found.tmux("kill-server")
+
+
+@pytest.mark.timeout(500)
+def test_checkpoint_kill_and_restore_with_a_key_each(bus: str, tmp_path: Path) -> None:
+    single = [sys.executable, str(PROGRAMS / "single.py"), "0"]
+    tui = [sys.executable, "-m", "phosd.tui.main", "--bus", bus]
+    with phosd(bus, tmp_path), terminal(tmp_path, tui) as shown:
+        (started,) = phos(bus, tmp_path, "run", "--gpu", "soft", "--detach", "--", *single)
+        pid, output = int(str(started["pid"])), Path(str(started["stdout"]))
+        try:
+            wait_until(lambda: len(parse(output.read_bytes())) > 3, "the program to compute")
+            shown.shows("1 Processes", "0 PHOS software GPU", str(pid), "● hooked")
+            shown.press("/")
+            shown.press("-l", str(pid))  # whatever else runs here, the row is the program's
+            shown.press("Enter")
+            shown.shows(f"▶ {pid:>8} ")
+            shown.press("c")
+            shown.shows(f"checkpoint of {pid} is done")
+            shown.press("2")
+            shown.shows("✓ done")
+            shown.press("Enter")
+            shown.shows("the program stood still", "drain", "publish")
+            shown.press("q")
+            before = parse(output.read_bytes())
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not alive(pid), "its end")
+            position = output.stat().st_size
+            shown.press("1")
+            shown.shows("0 of")
+            shown.press("3")
+            shown.shows(f"{pid}", "concurrent")
+            shown.press("r")
+            shown.shows("restore of")
+            wait_until(
+                lambda: len(parse(output.read_bytes()[position:])) > 5, "the restored program"
+            )
+            again = parse(output.read_bytes()[position:])
+            common = again.keys() & before.keys()
+            assert {step: again[step] for step in common} == {s: before[s] for s in common}
+            shown.press("1")
+            shown.shows(f"▶ {pid:>8} ")
+            shown.press("q")
+            wait_until(lambda: "Pane is dead" in shown.screen(), "phos-tui to end")
+        finally:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
