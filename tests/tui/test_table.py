@@ -188,3 +188,18 @@ def test_a_click_chooses_the_row_under_it_also_when_scrolled() -> None:
             assert current is not None and current.pid == seen[2]
 
     run(body)
+
+
+def test_records_that_change_before_the_next_drawing_do_no_harm() -> None:
+    """The node's own mapping goes on while the table shows what it was given."""
+
+    async def body() -> None:
+        async with shown() as (pilot, listing):
+            records = {p.path: p for p in [process(1), process(2)]}
+            listing.show_records(records)
+            records.clear()
+            listing.table.refresh()
+            await until(pilot, lambda: pids(pilot) == [1, 2], "what was given")
+            assert listing.table.current == process(1)
+
+    run(body)

@@ -109,7 +109,7 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
 
     def show_records(self, records: Mapping[str, _T]) -> None:
         """Show these from now on."""
-        self._records = records
+        self._records = dict(records)  # those of the node change before the next drawing
         self.marks &= records.keys()
         self._arrange()
 
