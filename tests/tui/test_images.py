@@ -281,7 +281,7 @@ def test_an_image_of_many_blocks_is_read_page_by_page() -> None:
         link.asked.append(call)
         return [pages[len(link.asked) - 1]]
 
-    link.call = pages_in_turn  # type: ignore[method-assign]
+    link.call = pages_in_turn  # type: ignore[assignment,method-assign]
 
     async def body() -> None:
         async with opened(node) as pilot:
