@@ -26,6 +26,7 @@ from phosd.tui.widgets.table import Cell, Column, RecordTable
 
 _SHOWN = 500
 """Jobs that the screen shows; an export has all that phosd tells."""
+_FILTERS = ("pid", "since", "until", "operation", "state")
 _OPERATIONS = ("checkpoint", "restore", "verify", "delete", "recover")
 _STATES = ("done", "failed", "cancelled", "interrupted", "running", "queued")
 
@@ -119,7 +120,8 @@ class HistoryScreen(NodeScreen):
         self._plot(node)
 
     def _about(self) -> str:
-        given = [f"{name} {text}" for name, text in self._filters.items() if text]
+        filters = self._filters
+        given = [f"{name} {filters[name]}" for name in _FILTERS if filters.get(name)]
         shown = ", ".join(given) if given else "all processes, all times"
         latest = f"; the latest {_SHOWN}" if len(self._jobs) == _SHOWN else ""
         trouble = f"{self._trouble}. " if self._trouble and self._jobs else ""
