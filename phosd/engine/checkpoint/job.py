@@ -170,8 +170,10 @@ def _death_explained(unit: Unit) -> Iterator[None]:
         ended = [p.pid for p in unit.essential if not p.alive]
         if not ended:
             raise
+        # The others may have ended since, for want of the first: that one the error names.
+        first = next((pid for pid in ended if f"process {pid} " in error.what), ended[0])
         death = NoSuchProcess(
-            f"process {ended[0]} ended during its checkpoint ({error.what})",
+            f"process {first} ended during its checkpoint ({error.what})",
             hint="nothing was saved; see the program's output for why it ended",
         )
         for note in getattr(error, "__notes__", ()):
