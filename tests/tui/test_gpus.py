@@ -31,7 +31,7 @@ def test_one_gpu_with_its_figures_and_who_holds_how_much() -> None:
     async def body() -> None:
         async with opened(node) as pilot:
             await pilot.press("5")
-            await until_shown(pilot, "GPU 0: NVIDIA H200", "43.0 GiB of 141.0 GiB", "2 processes")
+            await until_shown(pilot, "GPU 0: NVIDIA H200", "43.0 GiB of 141.0 GiB", "processes: 2")
             await until_shown(pilot, "Load: 50%, at most 50%", "█", "25%", "on 2 GPUs")
             lines = [line for line in text(pilot).splitlines() if "train.py" in line]
             assert [line.split()[1 if "▶" in line else 0] for line in lines] == ["1", "2"]
@@ -145,7 +145,7 @@ def test_processes_of_others_are_told_without_their_names() -> None:
     async def body() -> None:
         async with opened(node) as pilot:
             await pilot.press("5")
-            await until_shown(pilot, "1 processes, 2 more that phosd does not show you")
+            await until_shown(pilot, "processes: 1, 2 more that phosd does not show you")
 
     run(body)
 

@@ -76,7 +76,7 @@ async def painted(pilot: Pilot[None], key: str) -> float:
 
     pressed = events.Key(key, None)
     pressed.set_sender(app)
-    app._display = watched  # type: ignore[method-assign]
+    app._display = watched  # type: ignore[assignment,method-assign]
     try:
         begun = loop.time()
         assert app._driver is not None

@@ -127,7 +127,7 @@ class GpusScreen(NodeScreen):
         seen = sum(self._holds(process) for process in self.node.of(Process).values())
         hidden = len(set(gpu.pids) - {p.pid for p in self.node.of(Process).values()})
         others = f", {hidden} more that phosd does not show you" if hidden else ""
-        text.append(f"\n{used}; {seen} processes{others}")
+        text.append(f"\n{used}; processes: {seen}{others}")
         return text
 
     def _share(self, process: Process) -> Cell:
