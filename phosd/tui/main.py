@@ -29,7 +29,7 @@ def main(bus: str, readonly: bool, light: bool, no_color: bool) -> None:
 
     \b
     Keys:
-      1 2 ...    the screens: Processes, Jobs
+      1 ... 6    the screens: Processes, Jobs, Images, History, GPUs, Log
       arrows     move; space marks, / filters, o sorts by the next column
       c          checkpoint the process under the cursor, or all that are marked
       enter      more about what is under the cursor
