@@ -5,12 +5,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from textual.pilot import Pilot
 
 from phosd.cli.settings import CommandError
 from phosd.tui.node import Contact, Node, Sample, Update
+from phosd.tui.widgets.table import RecordTable
 from tests.tui.fakes import FEATURES, NOW, FakeLink, fake_node, gpu, image, job, process
-from tests.tui.opened import opened, run
-from tests.tui.snapshots import compare, compare_all
+from tests.tui.opened import opened, run, until
+from tests.tui.snapshots import compare, compare_all, text
 from tests.tui.test_events import row as noted
 from tests.tui.test_history import RESTORE
 from tests.tui.test_past import ROW
@@ -55,6 +57,21 @@ def full_node() -> tuple[Node, FakeLink]:
     return node, link
 
 
+def rows(pilot: Pilot[None]) -> int:
+    """How many the table of the screen has."""
+    tables = pilot.app.screen.query(RecordTable)
+    return tables.first().shown if tables else 0
+
+
+async def answered(pilot: Pilot[None]) -> None:
+    """Wait until the screen has what it has asked for."""
+
+    def waiting() -> bool:
+        return any(words in text(pilot) for words in ("not asked yet", "waiting for the answer"))
+
+    await until(pilot, lambda: not waiting(), "the answer")
+
+
 SCREENS: dict[str, list[str]] = {
     "images": ["3", "down"],
     "image": ["3", "down", "enter"],
@@ -79,8 +96,9 @@ def test_screen(screen: str) -> None:
         async with opened(node) as pilot:
             number, *others = SCREENS[screen]
             await pilot.press(number)
-            await pilot.pause()  # what the screen asks for is there before one moves in it
+            await until(pilot, lambda: rows(pilot), "what the screen has asked for")
             await pilot.press(*others)
+            await answered(pilot)
             await compare_all(pilot, screen)
 
     run(body)
@@ -139,6 +157,7 @@ def test_trouble(trouble: str, size: tuple[int, int]) -> None:
         async with opened(node, size) as pilot:
             happen(node, link)
             await pilot.press(*keys)
+            await answered(pilot)
             await compare(pilot, f"trouble-{trouble}-{size[0]}x{size[1]}")
 
     run(body)
