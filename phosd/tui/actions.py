@@ -35,6 +35,8 @@ class Action:
     shown: bool = True
     asks: bool = False
     """phosd is asked for something when it is done."""
+    first: bool = False
+    """Done before the next key is looked at, which may be for what it opens."""
 
 
 ACTIONS = (
@@ -50,7 +52,9 @@ ACTIONS = (
         TABLE,
         shown=False,
     ),
-    Action("filter", "slash", "Filter", "only rows with these words; esc shows all", TABLE),
+    Action(
+        "filter", "slash", "Filter", "only rows with these words; esc shows all", TABLE, first=True
+    ),
     Action(
         "order",
         "o",
@@ -229,7 +233,8 @@ def of(*scopes: str) -> list[Action]:
 def bindings(*scopes: str) -> list[BindingType]:
     """The keys of these scopes, for the ``BINDINGS`` of who has the methods."""
     return [
-        Binding(action.key, action.id, action.name, tooltip=action.help) for action in of(*scopes)
+        Binding(action.key, action.id, action.name, tooltip=action.help, priority=action.first)
+        for action in of(*scopes)
     ]
 
 

@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.screen import Screen
+from textual.widgets import Input
 
 from phosd.tui.actions import ANYWHERE, bindings
 from phosd.tui.node import Contact, Node
@@ -75,7 +76,7 @@ class PhosApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         *bindings(ANYWHERE),
         *(
-            Binding(str(number), f"go('{screen.SCOPE}')", screen.TITLE_TEXT, show=False)
+            Binding(str(number), f"go('{screen.SCOPE}')", screen.TITLE_TEXT, priority=True)
             for number, screen in enumerate(SCREENS, 1)
         ),
     ]
@@ -152,9 +153,13 @@ class PhosApp(App[None]):
 
     # Actions
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "go":  # where one types, a number is a number
+            return not self.screen.is_modal and not isinstance(self.focused, Input)
+        return super().check_action(action, parameters)
+
     def action_go(self, mode: str) -> None:
-        if not self.screen.is_modal:
-            self.switch_mode(mode)
+        self.switch_mode(mode)
 
     def action_leave(self) -> None:
         if len(self.screen_stack) > 1:

@@ -23,6 +23,7 @@ class Terminal:
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
+        self.ended = socket.with_suffix(".status")
 
     def tmux(self, *words: str) -> str:
         command = ["tmux", "-S", str(self._socket), "-f", "/dev/null", *words]
@@ -36,6 +37,10 @@ class Terminal:
 
     def screen(self) -> str:
         return self.tmux("capture-pane", "-p", "-t", "phos")
+
+    def status(self) -> str:
+        """The exit status of the program; nothing while it runs."""
+        return self.ended.read_text() if self.ended.exists() else ""
 
     def shows(self, *words: str) -> None:
         """Wait until all these are on the screen."""
@@ -55,7 +60,8 @@ class Terminal:
 def terminal(folder: Path, command: list[str]) -> Iterator[Terminal]:
     """A terminal of 100x30 with this program, until the end of the context."""
     found = Terminal(folder / "tmux")
-    found.tmux("new-session", "-d", "-s", "phos", "-x", "100", "-y", "30", shlex.join(command))
+    line = f"{shlex.join(command)}; echo $? >{found.ended}"
+    found.tmux("new-session", "-d", "-s", "phos", "-x", "100", "-y", "30", line)
     try:
         found.tmux("set-option", "-t", "phos", "remain-on-exit", "on")
         yield found
@@ -82,8 +88,9 @@ def test_checkpoint_kill_and_restore_with_a_key_each(bus: str, tmp_path: Path) -
             shown.press("2")
             shown.shows("✓ done")
             shown.press("Enter")
-            shown.shows("the program stood still", "drain", "publish")
+            shown.shows(f"Job 1: checkpoint of {pid}", "SECONDS", "persist", "publish")
             shown.press("q")
+            shown.shows("RESULT", "✓ done")
             before = parse(output.read_bytes())
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: not alive(pid), "its end")
@@ -103,7 +110,8 @@ def test_checkpoint_kill_and_restore_with_a_key_each(bus: str, tmp_path: Path) -
             shown.press("1")
             shown.shows(f"▶ {pid:>8} ")
             shown.press("q")
-            wait_until(lambda: "Pane is dead" in shown.screen(), "phos-tui to end")
+            wait_until(shown.status, "phos-tui to end")
+            assert shown.status() == "0\n", shown.screen()
         finally:
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)

@@ -1,10 +1,11 @@
 """A table with a line to filter it by."""
 
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from textual import on
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Input, Static
 
@@ -14,13 +15,33 @@ from phosd.tui.widgets.table import RecordTable
 _T = TypeVar("_T")
 
 
+class _Words(Input):
+    """The filter of a listing. Its keys come first, so that none that follows is lost to it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "keep", "Keep", priority=True),
+        Binding("escape", "all", "All", priority=True),
+    ]
+
+    def __init__(self, listing: "Listing[Any]") -> None:
+        hint = "words that a row must have; enter keeps them, esc shows all"
+        super().__init__(placeholder=hint, compact=True)
+        self.display = False
+        self._listing = listing
+
+    def action_keep(self) -> None:
+        self._listing.close_filter()
+
+    def action_all(self) -> None:
+        self._listing.key_escape()
+
+
 class Listing(Vertical, Generic[_T]):
     """A :class:`RecordTable`, how many rows it has, and the filter, which appears when wanted."""
 
     DEFAULT_CSS = """
     Listing { height: 1fr; }
-    Listing > Input { display: none; height: 1; padding: 0 1; }
-    Listing.-filtering > Input { display: block; }
+    Listing > _Words { height: 1; padding: 0 1; }
     Listing > .listing--count { height: 1; color: $text-muted; padding: 0 1; }
     """
 
@@ -35,10 +56,10 @@ class Listing(Vertical, Generic[_T]):
     def compose(self) -> ComposeResult:
         yield self.table
         yield Static("", classes="listing--count", markup=False)
-        hint = "words that a row must have; enter keeps them, esc shows all"
-        yield Input(placeholder=hint, compact=True)
+        yield _Words(self)
 
     def on_mount(self) -> None:
+        self.table.open_filter = self.open_filter
         self._count()
 
     def say(self, nothing: str) -> None:
@@ -52,10 +73,11 @@ class Listing(Vertical, Generic[_T]):
         self.table.show_records(records)
         self._count()
 
-    @on(RecordTable.WantsFilter)
-    def _open(self) -> None:
-        self.add_class("-filtering")
-        self.query_one(Input).focus()
+    def open_filter(self) -> None:
+        """Let the user type one, from the next key on."""
+        words = self.query_one(_Words)
+        words.display = True
+        self.screen.set_focus(words)
 
     @on(Input.Changed)
     def _narrow(self, event: Input.Changed) -> None:
@@ -63,12 +85,13 @@ class Listing(Vertical, Generic[_T]):
         self.table.set_filter(event.value)
         self._count()
 
-    @on(Input.Submitted)
-    def _keep(self, event: Input.Submitted) -> None:
-        event.stop()
-        self.table.focus()
-        if not event.value:
-            self.remove_class("-filtering")
+    def close_filter(self) -> None:
+        """The next key is for the table; the filter stays in sight as long as it says something."""
+        words = self.query_one(_Words)
+        self.table.set_filter(words.value)
+        self._count()
+        self.screen.set_focus(self.table)
+        words.display = bool(words.value)
 
     @on(RecordTable.Moved)
     def _count(self) -> None:
@@ -87,8 +110,6 @@ class Listing(Vertical, Generic[_T]):
 
     def key_escape(self) -> None:
         """All rows again, no marks."""
-        field = self.query_one(Input)
-        field.value = ""
-        self.remove_class("-filtering")
+        self.query_one(_Words).value = ""
+        self.close_filter()
         self.table.action_unmark()
-        self.table.focus()

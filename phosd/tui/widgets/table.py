@@ -83,9 +83,6 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
     class Chosen(Message):
         """A double click on the record under the cursor: what enter does."""
 
-    class WantsFilter(Message):
-        """The user would like to type a filter."""
-
     def __init__(
         self,
         columns: Iterable[Column[_T]],
@@ -102,6 +99,8 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
         self._words: list[str] = []
         self._under = ""
         self.marks: set[str] = set()
+        self.open_filter: Callable[[], None] = lambda: None
+        """Lets the user type a filter; set by who has the line for it."""
         self.sort = sort
         self.descending = descending
 
@@ -233,7 +232,7 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
         self._sort_by(self.sort, descending=not self.descending)
 
     def action_filter(self) -> None:
-        self.post_message(self.WantsFilter())
+        self.open_filter()
 
     def _sort_by(self, column: int, *, descending: bool) -> None:
         self.sort, self.descending = column, descending
