@@ -101,6 +101,19 @@ def test_a_right_guess(way: str, node: Node, start: Starter, undisturbed: Undist
     continues(node, target, image, undisturbed("right", way))
 
 
+def test_a_shadow_that_was_copied_in_half(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """What was set aside is not believed either: the digest of the stop decides."""
+    target = start("right", "by_value", PHOS_FAULT="hook-shadow:1:short")
+    target.wait_for_steps(5)
+    with slow_movers(node, target, 5 * SECONDS):
+        manifest, watch = watched(node, target, CheckpointOptions(mode="concurrent"))
+    assert (manifest.mode, manifest.wrong_guesses) == ("recopy", 1)
+    assert watch.progress.details["wrong_chunks"]
+    continues(node, target, manifest.id, undisturbed("right", "by_value"))
+
+
 def guessed_right(node: Node, target: Target) -> str:
     """An image that was made while the program made steps enough to be guessed wrong."""
     options = CheckpointOptions(mode="concurrent", fallback=False)
