@@ -166,7 +166,7 @@ def add_criu(root: Path, cache: Path) -> None:
 
 
 def add_programs(root: Path) -> None:
-    """``/usr/bin/phos`` and ``/usr/bin/phosd``, which look at no variable and no user's folder."""
+    """``/usr/bin/phos`` and the others, which look at no variable and no user's folder."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for name, entry in project["scripts"].items():
         module, _, _ = entry.partition(":")

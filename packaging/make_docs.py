@@ -1,7 +1,7 @@
-"""Write the man pages and the shell completions of ``phos`` and ``phosd`` into a folder.
+"""Write the man pages and the shell completions of what phosd brings along into a folder.
 
-What can drift is taken from where it is decided: commands and options from their parsers, settings
-from ``packaging/phosd.toml``. The rest of the pages is in ``docs/man``.
+What can drift is taken from where it is decided: commands and options from their parsers, keys from
+their table, settings from ``packaging/phosd.toml``. The rest of the pages is in ``docs/man``.
 """
 
 import argparse
@@ -16,10 +16,28 @@ from click.shell_completion import get_completion_class
 from phosd import __version__
 from phosd.cli.main import main as phos
 from phosd.service.main import parser as phosd_parser
+from phosd.tui.actions import ACTIONS, of
+from phosd.tui.main import main as phos_tui
 
 ROOT = Path(__file__).parents[1]
-COMPLETIONS = {"bash": "phos", "zsh": "_phos", "fish": "phos.fish"}
-"""The name that each shell looks for."""
+COMMANDS = {"phos": phos, "phos-tui": phos_tui}
+COMPLETIONS = {"bash": "{}", "zsh": "_{}", "fish": "{}.fish"}
+"""The name that each shell looks for, of a command."""
+SCOPES = {
+    "anywhere": "On every screen",
+    "table": "In every table",
+    "move": "To move in it",
+    "processes": "Processes",
+    "process": "One process",
+    "jobs": "Jobs",
+    "job": "One job",
+    "images": "Images",
+    "image": "One image",
+    "history": "History",
+    "gpus": "GPUs",
+    "events": "Log",
+}
+KEYS = {"question_mark": "?", "slash": "/"}
 
 
 def escape(text: str) -> str:
@@ -67,6 +85,18 @@ def phos_page(page: str) -> str:
     return page.replace("@COMMANDS@", "\n".join(commands))
 
 
+def phos_tui_page(page: str) -> str:
+    top = click.Context(phos_tui, info_name="phos-tui")
+    lines = []
+    for scope in sorted({action.scope for action in ACTIONS}, key=list(SCOPES).index):
+        lines.append(f".SS {SCOPES[scope]}")
+        for action in of(scope):
+            names = (KEYS.get(key, key) for key in action.key.split(","))
+            lines.append(entry(", ".join(names), action.help))
+    page = page.replace("@OPTIONS@", "\n".join(options(phos_tui.params, top)))
+    return page.replace("@KEYS@", "\n".join(lines))
+
+
 def phosd_page(page: str) -> str:
     """argparse shows its actions to nobody else than to a formatter."""
     parser = phosd_parser()
@@ -92,7 +122,12 @@ def settings_page(page: str) -> str:
     return page.replace("@SETTINGS@", "\n".join(lines))
 
 
-PAGES = {"phos.1": phos_page, "phosd.8": phosd_page, "phosd.toml.5": settings_page}
+PAGES = {
+    "phos.1": phos_page,
+    "phos-tui.1": phos_tui_page,
+    "phosd.8": phosd_page,
+    "phosd.toml.5": settings_page,
+}
 
 
 def pages() -> dict[str, str]:
@@ -104,11 +139,12 @@ def pages() -> dict[str, str]:
     return found
 
 
-def completion(shell: str) -> str:
-    """What ``shell`` reads to complete the words of ``phos``."""
+def completion(shell: str, name: str) -> str:
+    """What ``shell`` reads to complete the words of a command."""
     kind = get_completion_class(shell)
     assert kind is not None
-    return kind(phos, {}, "phos", "_PHOS_COMPLETE").source()
+    variable = f"_{name.replace('-', '_').upper()}_COMPLETE"
+    return kind(COMMANDS[name], {}, name, variable).source()
 
 
 def main() -> None:
@@ -118,9 +154,11 @@ def main() -> None:
     for name, text in pages().items():
         (folder / "man").mkdir(parents=True, exist_ok=True)
         (folder / "man" / name).write_text(text)
-    for shell, name in COMPLETIONS.items():
+    for shell, pattern in COMPLETIONS.items():
         (folder / "completion" / shell).mkdir(parents=True, exist_ok=True)
-        (folder / "completion" / shell / name).write_text(completion(shell))
+        for name in COMMANDS:
+            path = folder / "completion" / shell / pattern.format(name)
+            path.write_text(completion(shell, name))
 
 
 if __name__ == "__main__":

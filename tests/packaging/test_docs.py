@@ -15,10 +15,12 @@ from phosd.service import config
 from phosd.service.config import Config, PeriodicRule
 from phosd.service.limits import UserLimits
 from phosd.service.main import parser
+from phosd.tui.actions import ACTIONS
+from phosd.tui.main import main as phos_tui
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "packaging/phosd.toml"
-PAGES = ("phos.1", "phosd.8", "phosd.toml.5")
+PAGES = ("phos.1", "phos-tui.1", "phosd.8", "phosd.toml.5")
 _SETTING = re.compile(r"(?m)^# (?=[a-z_]+ = |\[\[)")
 
 
@@ -67,6 +69,14 @@ def test_the_page_of_phos_has_every_command_and_option(made: Path) -> None:
                     assert re.search(rf"(?m)^ +(-\w, )?{flag}\b", text), (command.name, flag)
 
 
+def test_the_page_of_phos_tui_has_every_option_and_action(made: Path) -> None:
+    text = " ".join(shown(made / "man/phos-tui.1").split())
+    for parameter in phos_tui.params:
+        assert f"{parameter.opts[0]} " in text, parameter.name
+    for action in ACTIONS:
+        assert action.help in text, action.id
+
+
 def test_the_page_of_phosd_has_every_option(made: Path) -> None:
     text = shown(made / "man/phosd.8")
     usage = parser().format_usage()
@@ -107,10 +117,11 @@ def test_the_file_that_is_installed_holds_the_defaults(tmp_path: Path) -> None:
 
 
 def test_bash_completes_commands_and_options(made: Path) -> None:
-    script = made / "completion/bash/phos"
-
     def complete(*words: str) -> list[str]:
-        ask = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _phos_completion phos'
+        name = words[0]
+        script = made / "completion/bash" / name
+        ask = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
+        ask += f"_{name.replace('-', '_')}_completion {name}"
         done = subprocess.run(
             ["bash", "-c", f'{ask}; printf "%s\\n" "${{COMPREPLY[@]}}"', "bash", script, *words],
             capture_output=True,
@@ -124,9 +135,14 @@ def test_bash_completes_commands_and_options(made: Path) -> None:
     assert complete("phos", "ch") == ["checkpoint"]
     assert complete("phos", "checkpoint", "--mo") == ["--mode"]
     assert complete("phos", "checkpoint", "--mode", "re") == ["recopy"]
+    assert complete("phos-tui", "--rea") == ["--readonly"]
 
 
-@pytest.mark.parametrize(("shell", "name"), [("zsh", "_phos"), ("fish", "phos.fish")])
+@pytest.mark.parametrize(
+    ("shell", "name"),
+    [("zsh", "_phos"), ("fish", "phos.fish"), ("zsh", "_phos-tui"), ("fish", "phos-tui.fish")],
+)
 def test_other_shells_have_their_completion(made: Path, shell: str, name: str) -> None:
     text = (made / "completion" / shell / name).read_text()
-    assert f"_PHOS_COMPLETE={shell}_complete" in text
+    variable = "_PHOS_TUI_COMPLETE" if "tui" in name else "_PHOS_COMPLETE"
+    assert f"{variable}={shell}_complete" in text
