@@ -2,7 +2,7 @@
 
 import re
 import time
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 
 import click
 
@@ -23,7 +23,9 @@ def moment(_: click.Context, __: click.Parameter, text: str | None) -> int | Non
     if text is None:
         return None
     try:
-        return instant(text, time.time(), UTC)
+        ago = duration(text) if text[-1:] in _UNITS else None
+        seconds = _timestamp(text) if ago is None else time.time() - ago
+        return max(0, int(seconds * 1e6))
     except (ValueError, OverflowError):
         raise click.BadParameter(
             f"{text!r} is no time; write for example 30m, 2h, 7d (ago), 2026-11-21 or "
@@ -31,17 +33,10 @@ def moment(_: click.Context, __: click.Parameter, text: str | None) -> int | Non
         ) from None
 
 
-def instant(text: str, now: float, zone: tzinfo | None = None) -> int:
-    """The same; a date without a zone is of this one (None: local time).
-
-    Raises :class:`ValueError` or :class:`OverflowError`.
-    """
-    if text[-1:] in _UNITS and (ago := duration(text)) is not None:
-        seconds = now - ago
-    else:
-        found = datetime.fromisoformat(text)
-        seconds = (found if found.tzinfo else found.replace(tzinfo=zone)).timestamp()
-    return max(0, int(seconds * 1e6))
+def _timestamp(text: str) -> float:
+    """Raises :class:`ValueError`."""
+    found = datetime.fromisoformat(text)
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 def time_text(microseconds: int) -> str:

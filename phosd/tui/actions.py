@@ -119,18 +119,24 @@ ACTIONS = (
         feature="process-log",
         asks=True,
     ),
-    # Jobs, and one job
+    # Jobs
     Action("job_details", "enter", "Details", "phases, mode and why, wrong guesses", "jobs"),
-    *(
-        Action(
-            "cancel",
-            "x",
-            "Cancel",
-            "stop the job at its next safe point; the program goes on",
-            scope,
-            acts=True,
-        )
-        for scope in ("jobs", "job")
+    Action(
+        "cancel",
+        "x",
+        "Cancel",
+        "stop the job at its next safe point; the program goes on",
+        "jobs",
+        acts=True,
+    ),
+    # One job
+    Action(
+        "cancel_job",
+        "x",
+        "Cancel",
+        "stop the job at its next safe point; the program goes on",
+        "job",
+        acts=True,
     ),
     # Images, and one image
     *(
