@@ -5,7 +5,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,14 +44,21 @@ class Terminal:
 
     def shows(self, *words: str) -> None:
         """Wait until all these are on the screen."""
+        self._waits(lambda screen: all(word in screen for word in words), f"{words}")
+
+    def hides(self, word: str) -> None:
+        """Wait until this is on the screen no more."""
+        self._waits(lambda screen: word not in screen, f"the end of {word!r}")
+
+    def _waits(self, condition: Callable[[str], bool], what: str) -> None:
         seen = [""]
 
         def there() -> bool:
             seen[0] = self.screen()
-            return all(word in seen[0] for word in words)
+            return condition(seen[0])
 
         try:
-            wait_until(there, f"{words}", patience=_PATIENCE)
+            wait_until(there, what, patience=_PATIENCE)
         except AssertionError as error:
             raise AssertionError(f"{error} in the terminal:\n{seen[0]}") from None
 
@@ -96,7 +103,8 @@ def test_checkpoint_kill_and_restore_with_a_key_each(bus: str, tmp_path: Path) -
             wait_until(lambda: not alive(pid), "its end")
             position = output.stat().st_size
             shown.press("1")
-            shown.shows("0 of")
+            shown.shows("COMMAND")
+            shown.hides(f"{pid:>8} ")
             shown.press("3")
             shown.shows(f"{pid}", "concurrent")
             shown.press("r")
