@@ -16,7 +16,7 @@ from click.shell_completion import get_completion_class
 from phosd import __version__
 from phosd.cli.main import main as phos
 from phosd.service.main import parser as phosd_parser
-from phosd.tui.actions import ACTIONS, of
+from phosd.tui.actions import of
 from phosd.tui.main import main as phos_tui
 
 ROOT = Path(__file__).parents[1]
@@ -88,8 +88,8 @@ def phos_page(page: str) -> str:
 def phos_tui_page(page: str) -> str:
     top = click.Context(phos_tui, info_name="phos-tui")
     lines = []
-    for scope in sorted({action.scope for action in ACTIONS}, key=list(SCOPES).index):
-        lines.append(f".SS {SCOPES[scope]}")
+    for scope, title in SCOPES.items():
+        lines.append(f".SS {title}")
         for action in of(scope):
             names = (KEYS.get(key, key) for key in action.key.split(","))
             lines.append(entry(", ".join(names), action.help))

@@ -2,7 +2,7 @@
 
 import re
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 
 import click
 
@@ -23,9 +23,7 @@ def moment(_: click.Context, __: click.Parameter, text: str | None) -> int | Non
     if text is None:
         return None
     try:
-        ago = duration(text) if text[-1:] in _UNITS else None
-        seconds = _timestamp(text) if ago is None else time.time() - ago
-        return max(0, int(seconds * 1e6))
+        return instant(text, time.time(), UTC)
     except (ValueError, OverflowError):
         raise click.BadParameter(
             f"{text!r} is no time; write for example 30m, 2h, 7d (ago), 2026-11-21 or "
@@ -33,10 +31,17 @@ def moment(_: click.Context, __: click.Parameter, text: str | None) -> int | Non
         ) from None
 
 
-def _timestamp(text: str) -> float:
-    """Raises :class:`ValueError`."""
-    found = datetime.fromisoformat(text)
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+def instant(text: str, now: float, zone: tzinfo | None = None) -> int:
+    """The same; a date without a zone is of this one (None: local time).
+
+    Raises :class:`ValueError` or :class:`OverflowError`.
+    """
+    if text[-1:] in _UNITS and (ago := duration(text)) is not None:
+        seconds = now - ago
+    else:
+        found = datetime.fromisoformat(text)
+        seconds = (found if found.tzinfo else found.replace(tzinfo=zone)).timestamp()
+    return max(0, int(seconds * 1e6))
 
 
 def time_text(microseconds: int) -> str:

@@ -119,24 +119,18 @@ ACTIONS = (
         feature="process-log",
         asks=True,
     ),
-    # Jobs
+    # Jobs, and one job
     Action("job_details", "enter", "Details", "phases, mode and why, wrong guesses", "jobs"),
-    Action(
-        "cancel",
-        "x",
-        "Cancel",
-        "stop the job at its next safe point; the program goes on",
-        "jobs",
-        acts=True,
-    ),
-    # One job
-    Action(
-        "cancel_job",
-        "x",
-        "Cancel",
-        "stop the job at its next safe point; the program goes on",
-        "job",
-        acts=True,
+    *(
+        Action(
+            "cancel",
+            "x",
+            "Cancel",
+            "stop the job at its next safe point; the program goes on",
+            scope,
+            acts=True,
+        )
+        for scope in ("jobs", "job")
     ),
     # Images, and one image
     *(

@@ -1,13 +1,11 @@
 """What phosd's history and its log tell, as records; and when something was, as users write it."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from phosd.bus import ROOT
-from phosd.cli.times import duration
+from phosd.cli.times import instant
 from phosd.tui.records import Job, Phase, Values
 
 SEVERITIES = ("info", "warning", "error")
@@ -82,9 +80,7 @@ def moment(text: str, now: float) -> int | None:
     if not text:
         return None
     try:
-        ago = duration(text) if re.fullmatch(r"[0-9.]+[smhd]", text) else None
-        seconds = datetime.fromisoformat(text).timestamp() if ago is None else now - ago
-        return max(0, int(seconds * 1e6))
+        return instant(text, now)
     except (ValueError, OverflowError):
         raise ValueError(
             f"{text!r} is no time; write for example 30m, 2h, 7d (ago), 2026-11-21 or "

@@ -14,10 +14,20 @@ from phosd.tui.actions import ACTIONS, ANYWHERE, MOVE, TABLE, Action, of, why_no
 from phosd.tui.app import SCREENS, PhosApp
 from phosd.tui.node import Contact, Update
 from phosd.tui.screens.base import NodeScreen
+from phosd.tui.screens.page import PageScreen
 from phosd.tui.widgets.table import RecordTable
 from tests.tui.fakes import fake_node, gpu, job, process
 from tests.tui.opened import opened, run, until, until_shown, until_told
 from tests.tui.snapshots import text
+
+
+def screens() -> list[type[NodeScreen]]:
+    """All screens, also those that are one page."""
+    return [
+        kind
+        for kind in (*NodeScreen.__subclasses__(), *PageScreen.__subclasses__())
+        if kind is not PageScreen
+    ]
 
 
 def place_of(scope: str) -> type[App[None]] | type[Widget]:
@@ -27,7 +37,7 @@ def place_of(scope: str) -> type[App[None]] | type[Widget]:
         TABLE: RecordTable,
         MOVE: RecordTable,
     }
-    found = {screen.SCOPE: screen for screen in NodeScreen.__subclasses__()}
+    found = {screen.SCOPE: screen for screen in screens()}
     return {**found, **fixed}[scope]
 
 
@@ -40,7 +50,7 @@ def test_every_action_has_its_method_and_its_key(action: Action) -> None:
     assert {(key, action.id) for key in action.key.split(",")} <= keys
 
 
-@pytest.mark.parametrize("screen", [s.SCOPE for s in NodeScreen.__subclasses__()])
+@pytest.mark.parametrize("screen", [s.SCOPE for s in screens()])
 def test_no_key_means_two_things(screen: str) -> None:
     numbers = [str(number) for number in range(1, len(SCREENS) + 1)]
     keys = [a.key.split(",") for a in of(screen, TABLE, MOVE, ANYWHERE)]

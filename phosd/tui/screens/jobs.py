@@ -1,13 +1,12 @@
 """Jobs: what phosd does now and did lately, and all about one of them."""
 
 from textual.app import ComposeResult
-from textual.containers import VerticalScroll
-from textual.widgets import Static
 
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.records import Job
 from phosd.tui.screens.base import NodeScreen
+from phosd.tui.screens.page import PageScreen
 from phosd.tui.text import plain, rate, seconds, since
 from phosd.tui.widgets.job import job_page, progress_text, state_cell
 from phosd.tui.widgets.listing import Listing
@@ -72,27 +71,18 @@ class JobsScreen(NodeScreen):
             self.app.push_screen(JobScreen(self.table.current))
 
 
-class JobScreen(NodeScreen):
+class JobScreen(PageScreen):
     """One job: live while it runs, its time line when it has ended."""
 
     SCOPE = "job"
     TITLE_TEXT = "Job"
     SHOWS = frozenset({Job, Contact})
     BINDINGS = bindings("job")
-    DEFAULT_CSS = """
-    JobScreen .title { padding: 0 1; text-style: bold; background: $boost; height: 1; }
-    JobScreen VerticalScroll { padding: 0 1; }
-    """
 
     def __init__(self, job: Job) -> None:
         super().__init__()
         self._job = job
         self._gone = False
-
-    def body(self) -> ComposeResult:
-        yield Static(classes="title", markup=False)
-        with VerticalScroll():
-            yield Static(classes="page", markup=False)
 
     @property
     def job(self) -> Job:
@@ -106,9 +96,9 @@ class JobScreen(NodeScreen):
         job = self._job
         forgotten = " (phosd has forgotten it; this is how it was)" if self._gone else ""
         title = plain(f"Job {job.number}: {job.operation} of {job.target}{forgotten}")
-        self.query_one(".title", Static).update(title)
+        self.set_title(title)
         page = job_page(job, node.now(), max(20, self.size.width - 4))
-        self.query_one(".page", Static).update(page)
+        self.set_page(page)
 
     def tick(self) -> None:
         super().tick()
@@ -117,7 +107,7 @@ class JobScreen(NodeScreen):
     def cannot(self, action: Action) -> str:
         return "" if self._job.cancelable and not self._gone else "it has ended"
 
-    def action_cancel_job(self) -> None:
+    def action_cancel(self) -> None:
         self.ask(f"Cancel job {self._job.number}", self.node.cancel(self._job))
 
 

@@ -1,43 +1,32 @@
 """What the hook in a process notes, followed."""
 
 from rich.text import Text
-from textual.app import ComposeResult
 from textual.containers import VerticalScroll
-from textual.widgets import Static
 
 from phosd.cli.settings import CommandError
 from phosd.tui.actions import bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.records import Process
-from phosd.tui.screens.base import NodeScreen
+from phosd.tui.screens.page import PageScreen
 from phosd.tui.text import command_line, plain
 
 _SECONDS = 1.0
 """Between two questions."""
 
 
-class RingScreen(NodeScreen):
+class RingScreen(PageScreen):
     """The log ring of one process's hook, asked for again and again."""
 
     SCOPE = "ring"
     TITLE_TEXT = "Log of a process"
     SHOWS = frozenset({Process, Contact})
     BINDINGS = bindings("ring")
-    DEFAULT_CSS = """
-    RingScreen .title { padding: 0 1; text-style: bold; background: $boost; height: 1; }
-    RingScreen VerticalScroll { padding: 0 1; }
-    """
 
     def __init__(self, process: Process) -> None:
         super().__init__()
         self._process = process
         self._text = ""
         self._asking = False
-
-    def body(self) -> ComposeResult:
-        yield Static(classes="title", markup=False)
-        with VerticalScroll():
-            yield Static(classes="page", markup=False)
 
     def on_mount(self) -> None:
         self.query_one(VerticalScroll).anchor()
@@ -47,7 +36,7 @@ class RingScreen(NodeScreen):
     def show(self, node: Node) -> None:
         ended = "" if self._process.path in node.of(Process) else " (it has ended)"
         command = command_line(self._process.command)
-        self.query_one(".title", Static).update(f"{self._process.pid}{ended}: {command}")
+        self.set_title(f"{self._process.pid}{ended}: {command}")
 
     def follow(self) -> None:
         """Ask once more, unless the last question has no answer yet."""
@@ -65,4 +54,4 @@ class RingScreen(NodeScreen):
             self._asking = False
         page = Text(plain(self._text, lines=True))
         page.append(plain(trouble, lines=True), "bold red")
-        self.query_one(".page", Static).update(page)
+        self.set_page(page)
