@@ -65,7 +65,7 @@ def test_two_gpus_of_a_process_do_not_become_one() -> None:
         ({"reason": "a job works on it"}, "a job works on it"),
     ],
 )
-def test_what_cannot_be_moved_stays_and_says_why(changes: dict[str, str], why: str) -> None:
+def test_what_cannot_be_moved_stays_and_says_why(changes: dict[str, Any], why: str) -> None:
     (step,) = plan(0, [tenant(1, **changes)], rooms(0, 9 * GIB), CONTEXT)
     assert (step.fate, step.why) == (Fate.STAY, why)
 
