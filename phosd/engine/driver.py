@@ -8,6 +8,7 @@ import enum
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from phosd.engine.cuda import call, driver
 from phosd.engine.errors import Internal, NoSuchProcess, PhosError
@@ -84,11 +85,44 @@ def checkpointed(
     with Undo() as undo:
         undo.add(_together, _back_to_running, pids)
         with room or nullcontext(lambda: None) as keep:
-            for pid in pids:
-                lock(pid)
-            _together(checkpoint, pids)
+            _stop(pids)
             keep()
             yield
+
+
+def stop(pids: Sequence[int], undo: Undo) -> None:
+    """The processes are CHECKPOINTED until ``undo`` brings them back to RUNNING."""
+    undo.add(_together, _back_to_running, pids)
+    _stop(pids)
+
+
+def move(pids: Sequence[int], to: Sequence[int]) -> None:
+    """Bring checkpointed processes back on other GPUs; they are LOCKED then.
+
+    ``to`` has for every GPU of the node, by ordinal, the one that takes its place, each once. Like
+    :func:`resume`, it tries every process.
+    """
+    uuids = [call("cuDeviceGetUuid", call("cuDeviceGet", ordinal)) for ordinal in range(len(to))]
+    arguments = driver().CUcheckpointRestoreArgs()
+    arguments.gpuPairs = [_pair(uuids[old], uuids[new]) for old, new in enumerate(to)]
+    arguments.gpuPairsCount = len(to)
+
+    def one(pid: int) -> None:
+        call("cuCheckpointProcessRestore", pid, arguments, about=f"process {pid}")
+
+    _together(one, pids)
+
+
+def _pair(old: Any, new: Any) -> Any:
+    pair = driver().CUcheckpointGpuPair()
+    pair.oldUuid, pair.newUuid = old, new
+    return pair
+
+
+def _stop(pids: Sequence[int]) -> None:
+    for pid in pids:
+        lock(pid)
+    _together(checkpoint, pids)
 
 
 def back_to_running(pids: Sequence[int]) -> dict[int, PhosError | None]:

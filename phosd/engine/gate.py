@@ -29,13 +29,14 @@ def closed_gates(
     again then. A process that dies inside is no error here: there is no gate left to open.
     """
     with Undo() as undo:
-        for link in links:
-            undo.add(_open, link)
-        _close(links, progress, deadline)
+        close_gates(links, progress, deadline, undo)
         yield
 
 
-def _close(links: Sequence[HookLink], progress: Progress, deadline: float) -> None:
+def close_gates(links: Sequence[HookLink], progress: Progress, deadline: float, undo: Undo) -> None:
+    """What :func:`closed_gates` has inside, until ``undo`` opens the gates."""
+    for link in links:
+        undo.add(open_gate, link)
     give_up = time.monotonic() + deadline
     peers_busy = {link.pid: False for link in links}
     while True:
@@ -67,7 +68,8 @@ def _why(states: dict[int, GateState]) -> str:
     return "; ".join(reasons) or "calls into the driver did not return"
 
 
-def _open(link: HookLink) -> None:
+def open_gate(link: HookLink) -> None:
+    """Open the gate of a process. One that has ended, or lost its connection, has none closed."""
     if not link.connected:
         return  # the hook opened its gate when the connection broke
     try:

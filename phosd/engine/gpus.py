@@ -70,6 +70,24 @@ def used_by(pid: int) -> dict[int, int]:
     return used
 
 
+def divided(ordinal: int) -> str:
+    """Why a GPU is not one that the driver can move programs to: "is in MIG mode", say; or
+    nothing.
+    """
+    if cuda.is_software():
+        return ""
+    uuid = gpu_uuids()[ordinal]
+    with _lock:
+        _start_nvml()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        mig = _if_told(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0])
+        if mig == pynvml.NVML_DEVICE_MIG_ENABLE:
+            return "is in MIG mode"
+        if _if_told(lambda: pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)):
+            return "is used through MPS"
+    return ""
+
+
 @functools.cache
 def _start_nvml() -> None:
     try:

@@ -10,7 +10,7 @@ import itertools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +55,15 @@ class Held:
     key: int
 
 
+@dataclass(frozen=True)
+class Place:
+    """Memory of GPU ``gpu`` that its mover knows by ``key``."""
+
+    gpu: int
+    key: int
+    descriptor: int
+
+
 class Holdings:
     """The blocks of a unit, adopted by the movers of their GPUs.
 
@@ -74,6 +83,8 @@ class Holdings:
         self._watches: dict[int, Watch] = {}
         self._put_off: list[Held] | None = None
         self._lock = threading.RLock()
+        self.dropping: Callable[[list[int]], None] | None = None
+        """Told which keys the movers drop, by who has something that keeps that memory, too."""
         self.touched: dict[tuple[int, int], Sequence[int]] = {}
         """By (pid, block id): in which order the chunks were written after the last stop."""
 
@@ -169,6 +180,27 @@ class Holdings:
             self._let_go([place for place, held in self._held.items() if held.key in gone])
             if self._put_off is not None:
                 self._put_off = [held for held in self._put_off if held.key not in gone]
+
+    def move(self, places: Mapping[int, Place], gpus: Mapping[int, int]) -> list[Held]:
+        """Hold other memory for the blocks with these keys from now on, because their processes
+        are on other GPUs: ``gpus`` maps the old ordinals to the new ones.
+
+        Returns what was held instead, which is the caller's to let go of.
+        """
+        with self._lock:
+            before = [held for held in self._held.values() if held.key in places]
+            for held in before:
+                place = places[held.key]
+                self._held[held.pid, held.block.id] = Held(
+                    held.pid, held.block, place.gpu, os.dup(place.descriptor), place.key
+                )
+                self.mover(place.gpu)
+                self._adopted.add(place.key)
+            self._adopted -= places.keys()
+            self._gpus_of = {
+                pid: [gpus.get(gpu, gpu) for gpu in known] for pid, known in self._gpus_of.items()
+            }
+            return before
 
     def of(self, pid: int) -> list[Held]:
         """The blocks of one process, in order of id."""
@@ -351,6 +383,8 @@ class Holdings:
         with Undo() as each:
             for gpu, keys in _keys_by_gpu(orphans).items():
                 each.add(let_go, self._used[gpu], keys)
+                if self.dropping is not None:
+                    each.add(self.dropping, keys)
 
 
 def distinct(blocks: Iterable[Held]) -> list[Held]:

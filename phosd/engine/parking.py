@@ -8,7 +8,7 @@ from functools import partial
 from phosd.engine import procfs
 from phosd.engine.errors import PhosError, Timeout
 from phosd.engine.faults import Point, point
-from phosd.engine.holdings import Held, Holdings, if_alive
+from phosd.engine.holdings import Holdings, if_alive
 from phosd.engine.hooklink import HookLink, HookState
 from phosd.engine.mover import Mover, Process
 from phosd.engine.progress import Progress
@@ -26,16 +26,23 @@ def parked(links: Sequence[HookLink], holdings: Holdings) -> Iterator[None]:
     After it every process has its memory at the same addresses again. The hooks must be awake by
     then, that is, the processes running. The movers guard the memory from before to after that.
     """
-    back: list[int] = []
     with Undo() as undo:
-        undo.add(_unguard, holdings, back)
-        _guard(holdings)
-        for link in links:
-            undo.add(_give_back, link, holdings.of(link.pid), back)
-            point(Point.PARKING_PARK)
-            link.park()
+        park(links, holdings, undo)
         with detached(links):
             yield
+
+
+def park(links: Sequence[HookLink], holdings: Holdings, undo: Undo) -> None:
+    """The processes let go of their memory, until ``undo`` gives it back: what ``holdings`` has
+    for them then, which may be elsewhere by that time. The hooks stay connected.
+    """
+    back: list[int] = []
+    undo.add(_unguard, holdings, back)
+    guard(holdings)
+    for link in links:
+        undo.add(_give_back, link, holdings, back)
+        point(Point.PARKING_PARK)
+        link.park()
 
 
 @contextlib.contextmanager
@@ -55,7 +62,7 @@ def _connected(link: HookLink) -> None:
         link.reattach()
 
 
-def _guard(holdings: Holdings) -> None:
+def guard(holdings: Holdings) -> None:
     """Have the movers keep everything for its processes, should this engine end: one message each.
 
     Raises :class:`Internal` when a mover is dead: nothing may be parked with one keeper only.
@@ -78,7 +85,7 @@ def _unguard(holdings: Holdings, back: Sequence[int]) -> None:
             each.add(if_alive, mover, partial(mover.unguard, processes))
 
 
-def _give_back(link: HookLink, held: Sequence[Held], back: list[int]) -> None:
+def _give_back(link: HookLink, holdings: Holdings, back: list[int]) -> None:
     """Again, if it fails: without its memory a program is lost. One that does not answer has been
     waited for already.
     """
@@ -87,7 +94,7 @@ def _give_back(link: HookLink, held: Sequence[Held], back: list[int]) -> None:
         try:
             _connected(link)
             if link.hello().state is HookState.PARKED:
-                link.unpark((h.block.id, h.descriptor) for h in held)
+                link.unpark((h.block.id, h.descriptor) for h in holdings.of(link.pid))
             back.append(link.pid)
             return
         except Timeout:

@@ -1,8 +1,4 @@
-"""Copying before the stop, in passes: each copies what is not saved as it is now.
-
-What the program writes while it is copied is found by the next pass, since every copy is hashed.
-The last pass runs inside the stop, when nothing changes any more.
-"""
+"""Copying into an image before the stop, in passes; the last of them runs inside it."""
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,16 +7,11 @@ from typing import Self
 from phosd.engine.errors import MisSpeculation
 from phosd.engine.holdings import Holdings
 from phosd.engine.hooklink import HookLink
-from phosd.engine.image.manifest import CHUNK, ChunkRef
+from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.mover import Copies
+from phosd.engine.passes import PASSES, Missing, copy_while_running
 from phosd.engine.progress import Progress
-
-_PASSES = 6
-_SHRINKING = 0.7
-"""A pass that leaves more than this share of what the one before left is the last."""
-_LITTLE = 64 * CHUNK
-"""Bytes that are not worth another pass."""
 
 Digests = dict[int, list[bytes]]
 
@@ -39,19 +30,11 @@ class Precopy:
 
     def while_running(self, progress: Progress) -> None:
         """Copy until little is left, or as much as the pass before left."""
-        before = None
-        for number in range(1, _PASSES + 1):
-            self._holdings.take(self._links)
-            with self._holdings.drops_put_off():
-                missing = self._missing(self._holdings.digest())
-                left = sum(map(len, missing.values())) * CHUNK
-                if left <= _LITTLE or (before is not None and left > before * _SHRINKING):
-                    break
-                before = left
-                progress.phase("precopy", bytes_total=left)
-                self._copy(missing, progress)
-            progress.details["passes"] = number
-        progress.details["bytes_left"] = left
+
+        def missing() -> Missing[tuple[int, int]]:
+            return self._missing(self._holdings.digest())
+
+        copy_while_running(self._holdings, self._links, progress, missing, self._copy)
 
     def begin_rest(self) -> None:
         """Copy what is left, on another thread. All memory is parked."""
@@ -71,7 +54,7 @@ class Precopy:
 
     def _finish(self) -> dict[int, tuple[ChunkRef, ...]]:
         digests = self._holdings.digest()
-        for _ in range(_PASSES):
+        for _ in range(PASSES):
             missing = self._missing(digests)
             if not missing:
                 return self._refs(digests)
@@ -93,7 +76,7 @@ class Precopy:
                     missing.setdefault(held.gpu, []).append((held.key, index))
         return missing
 
-    def _copy(self, chunks: dict[int, list[tuple[int, int]]], progress: Progress) -> None:
+    def _copy(self, chunks: Missing[tuple[int, int]], progress: Progress) -> None:
         def one(gpu: int) -> None:
             copies = self._copies.get(gpu)
             if copies is None:

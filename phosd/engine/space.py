@@ -64,14 +64,19 @@ def check_space(node: Node, unit: Unit, mode: str, limits: DiskLimits = UNLIMITE
             f" {_gb(free)} free{least}",
             hint="delete images (`phos rm`), or put state_dir on a larger disk",
         )
+    require_host_memory(needs.host)
+    return needs
+
+
+def require_host_memory(wanted: int) -> None:
+    """Raise :class:`OutOfMemory` unless the driver can save ``wanted`` bytes in host memory."""
     available = available_memory()
-    if needs.host > available:
+    if wanted > available:
         raise OutOfMemory(
-            f"the driver needs about {_gb(needs.host)} of host memory for the GPU state,"
+            f"the driver needs about {_gb(wanted)} of host memory for the GPU state,"
             f" {_gb(available)} are available",
             hint="free host memory; under the hook (`phos run`) far less is needed",
         )
-    return needs
 
 
 def context_bytes() -> int:
@@ -106,12 +111,12 @@ def _gb(count: int) -> str:
     return f"{count / 1e9:.1f} GB"
 
 
-def require_device_memory(node: Node, by_gpu: dict[int, int]) -> None:
-    """Raise :class:`OutOfMemory` unless each GPU has this many bytes free."""
+def require_device_memory(node: Node, by_gpu: dict[int, int], what: str = "the image") -> None:
+    """Raise :class:`OutOfMemory` unless each GPU has this many bytes free for ``what``."""
     for gpu, wanted in by_gpu.items():
         free, _ = node.mover(gpu).free_memory()
         if wanted > free:
             raise OutOfMemory(
-                f"GPU {gpu} has {_gb(free)} free, the image needs {_gb(wanted)}",
+                f"GPU {gpu} has {_gb(free)} free, {what} needs {_gb(wanted)}",
                 hint="end or move what uses the GPU (`phos ps`)",
             )

@@ -192,6 +192,27 @@ def gather(pid: int, runtime_dir: Path, check: Callable[[ProcessTree], object]) 
         yield unit
 
 
+@contextlib.contextmanager
+def explain_death(unit: Unit, operation: str, outcome: str = "") -> Iterator[None]:
+    """A failure inside whose cause is that the program ended says so."""
+    try:
+        yield
+    except PhosError as error:
+        ended = [p.pid for p in unit.essential if not p.alive]
+        if not ended:
+            raise
+        # The others may have ended since, for want of the first: that one the error names.
+        first = next((pid for pid in ended if f"process {pid} " in error.what), ended[0])
+        death = NoSuchProcess(
+            f"process {first} ended during its {operation} ({error.what})",
+            hint=f"{outcome}see the program's output for why it ended",
+        )
+        for note in getattr(error, "__notes__", ()):
+            if not any(f"process {pid} ended" in note for pid in ended):
+                death.add_note(note)
+        raise death from error
+
+
 def _add_sharers(unit: Unit) -> None:
     """Add the trees of hooked processes that share device memory with the unit, and of those that
     share it with them.

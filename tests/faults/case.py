@@ -12,7 +12,8 @@ RESTORE = tuple(
     p for p in Point if p.startswith("restore-") or p in (Point.MOVER_READ, Point.MOVER_COPY_IN)
 )
 DELETE = tuple(p for p in Point if p.startswith("delete-"))
-CHECKPOINT = tuple(p for p in Point if p not in (*HOOK, *RESTORE, *DELETE))
+MOVE = tuple(p for p in Point if p.startswith(("migrate-", "suspend-", "resume-", "mover-fetch")))
+CHECKPOINT = tuple(p for p in Point if p not in (*HOOK, *RESTORE, *DELETE, *MOVE))
 FAILING = (Kind.RAISE, Kind.ENOSPC, Kind.SHORT)
 ENDING = (Kind.KILL, Kind.HANG)
 

@@ -14,7 +14,7 @@ from phosd.engine.checkpoint.recopy import recopy
 from phosd.engine.checkpoint.stop import stop
 from phosd.engine.cpuparts import CpuParts
 from phosd.engine.criu import DumpOptions
-from phosd.engine.errors import InvalidOption, MisSpeculation, NoSuchProcess, PhosError
+from phosd.engine.errors import InvalidOption, MisSpeculation
 from phosd.engine.faults import Point, point
 from phosd.engine.host import describe_gpus, this_host
 from phosd.engine.image.manifest import Block, Manifest, Process
@@ -23,7 +23,7 @@ from phosd.engine.progress import Progress
 from phosd.engine.rights import require_may_save
 from phosd.engine.space import check_space
 from phosd.engine.tree import ProcessTree
-from phosd.engine.unit import Unit, gather
+from phosd.engine.unit import Unit, explain_death, gather
 
 _MODES: dict[str, Callable[[Attempt], tuple[Block, ...]]] = {
     "concurrent": concurrent,
@@ -53,7 +53,7 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         progress.about_to_touch(unit.concern)
         parent = job.enter_context(_parent(node, unit, options.parent))
         job.callback(node.store.drop_spares)
-        job.enter_context(_death_explained(unit))
+        job.enter_context(explain_death(unit, "checkpoint", "nothing was saved; "))
         while True:
             try:
                 return _make_image(node, unit, choice, parent, options, progress)
@@ -159,24 +159,3 @@ def _processes(unit: Unit, cpu: CpuParts, *, parked: bool) -> tuple[Process, ...
         for number, tree in enumerate(cpu.trees)
         for process in tree
     )
-
-
-@contextmanager
-def _death_explained(unit: Unit) -> Iterator[None]:
-    """A failure whose cause is that the program ended says so."""
-    try:
-        yield
-    except PhosError as error:
-        ended = [p.pid for p in unit.essential if not p.alive]
-        if not ended:
-            raise
-        # The others may have ended since, for want of the first: that one the error names.
-        first = next((pid for pid in ended if f"process {pid} " in error.what), ended[0])
-        death = NoSuchProcess(
-            f"process {first} ended during its checkpoint ({error.what})",
-            hint="nothing was saved; see the program's output for why it ended",
-        )
-        for note in getattr(error, "__notes__", ()):
-            if not any(f"process {pid} ended" in note for pid in ended):
-                death.add_note(note)
-        raise death from error

@@ -151,12 +151,13 @@ class Mover:
         """Its process id."""
         return self._process.pid
 
-    def adopt(self, blocks: Sequence[tuple[int, int, int]]) -> None:
+    def adopt(self, blocks: Sequence[tuple[int, int, int]], home: int | None = None) -> None:
         """Import and map memory: (key, size in bytes, descriptor). All of them or none.
 
-        The mover duplicates the descriptors; the caller's stay the caller's.
+        The mover duplicates the descriptors; the caller's stay the caller's. Memory of another GPU,
+        whose ordinal is ``home``, can only be fetched from.
         """
-        request = wire.Adopt([(key, size) for key, size, _ in blocks])
+        request = wire.Adopt([(key, size) for key, size, _ in blocks], home)
         self._aside.ask(request, wire.Done, [fd for *_, fd in blocks])
 
     def create(self, blocks: Sequence[tuple[int, int]]) -> list[int]:
@@ -286,6 +287,18 @@ class Mover:
         wanted = sorted({ref.pack for refs in plan.values() for ref in refs})
         request = wire.Load([(key, list(refs)) for key, refs in plan.items()], wanted)
         self._line.ask(request, wire.Done, [image.packs[number] for number in wanted], progress)
+
+    def fetch(
+        self,
+        chunks: Mapping[int, tuple[int, Sequence[int]]],
+        progress: Progress | None = None,
+    ) -> None:
+        """Copy chunks of blocks of other GPUs into blocks here, peer to peer where that can be.
+
+        By key here: the key there, and which chunks. Raises :class:`Cancelled`.
+        """
+        rows = [(key, source, list(indices)) for key, (source, indices) in chunks.items()]
+        self._line.ask(wire.Fetch(rows), wire.Done, progress=progress)
 
     def free_memory(self) -> tuple[int, int]:
         """(free, total) memory of the device in bytes."""

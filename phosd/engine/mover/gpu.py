@@ -23,6 +23,9 @@ class Block:
 
     ``chunks`` are (address, length in bytes), ``table`` the same for the digest kernel: made before
     they are needed, because the digests are computed while a program stands still.
+
+    ``home`` is the ordinal of the GPU that has the memory, if this one cannot reach it: then only
+    the driver's peer copy can, by way of the host.
     """
 
     address: int
@@ -31,6 +34,7 @@ class Block:
     fd: int
     chunks: list[tuple[int, int]]
     table: bytes
+    home: int | None = None
 
 
 class Gpu:
@@ -38,6 +42,7 @@ class Gpu:
 
     def __init__(self, ordinal: int, key: DigestKey) -> None:
         self._bindings = driver()
+        self._ordinal = ordinal
         self.device = call("cuDeviceGet", ordinal)
         self.context = call("cuDevicePrimaryCtxRetain", self.device)
         self.attach()
@@ -45,9 +50,7 @@ class Gpu:
         self._kernel = call("cuModuleGetFunction", self._module, KERNEL.encode())
         self.use(key)
         self._properties = self._allocation_properties(ordinal)
-        self._access = self._bindings.CUmemAccessDesc()
-        self._access.location = self._properties.location
-        self._access.flags = self._bindings.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        self._neighbours: dict[int, Any] = {}
         self._reserved: dict[frozenset[tuple[int, int]], Any] = {}
         self._table = 0
         self._table_chunks = 0
@@ -62,11 +65,22 @@ class Gpu:
         """Make the context current on the calling thread."""
         call("cuCtxSetCurrent", self.context)
 
-    def adopt(self, blocks: Sequence[tuple[int, int]], descriptors: Sequence[int]) -> None:
-        """Import and map memory; takes the descriptors over. All or nothing."""
+    def adopt(
+        self,
+        blocks: Sequence[tuple[int, int]],
+        descriptors: Sequence[int],
+        home: int | None = None,
+    ) -> None:
+        """Import and map memory; takes the descriptors over. All or nothing.
+
+        ``home`` is the ordinal of the GPU that has it, if it is another.
+        """
         if len(blocks) != len(descriptors):
             raise Internal(f"{len(blocks)} blocks came with {len(descriptors)} descriptors")
         kind = self._bindings.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+        if home is not None and self._reaches(home):
+            home = None
 
         def bring(fd: int) -> Any:
             return call("cuMemImportFromShareableHandle", fd, kind, about="a block")
@@ -74,7 +88,7 @@ class Gpu:
         added: list[int] = []
         try:
             for (key, size), fd in zip(blocks, descriptors, strict=True):
-                self._add(key, size, bring(fd), fd)
+                self._add(key, size, bring(fd), fd, home)
                 added.append(key)
         except BaseException:
             self.drop(added, keep_descriptors=True)
@@ -131,6 +145,7 @@ class Gpu:
             call("cuMemRelease", block.handle)
             if not keep_descriptors:
                 os.close(block.fd)
+        self._leave_neighbours()
 
     def drop_kept(self, keys: Sequence[int]) -> None:
         """Unmap and release blocks that the caller alone keeps."""
@@ -176,6 +191,14 @@ class Gpu:
             about="the digest kernel",
         )
 
+    def copy_from(self, source: Block, at: int, address: int, size: int, stream: Any) -> None:
+        """Copy ``size`` bytes from device address ``at``, in ``source``, to ``address``."""
+        if source.home is None:
+            call("cuMemcpyDtoDAsync", address, at, size, stream)
+        else:
+            there = self._neighbour(source.home)
+            call("cuMemcpyPeerAsync", address, self.context, at, there, size, stream)
+
     def usable(self) -> bool:
         """Whether the context still works: some errors, such as a wild access, end it for good."""
         try:
@@ -209,8 +232,35 @@ class Gpu:
             about = f"a reserve of {size} bytes"
             self._reserved[wanted] = call("cuMemCreate", size, self._properties, 0, about=about)
 
-    def _add(self, key: int, size: int, handle: Any, fd: int) -> None:
-        """Map ``handle``, which is released when that fails."""
+    def _reaches(self, ordinal: int) -> bool:
+        """Whether this GPU can read the memory of another."""
+        other = call("cuDeviceGet", ordinal)
+        return ordinal == self._ordinal or bool(call("cuDeviceCanAccessPeer", self.device, other))
+
+    def _neighbour(self, ordinal: int) -> Any:
+        """A context on a GPU that this one cannot reach, kept while blocks of it are held."""
+        if ordinal not in self._neighbours:
+            device = call("cuDeviceGet", ordinal)
+            self._neighbours[ordinal] = call("cuDevicePrimaryCtxRetain", device)
+        return self._neighbours[ordinal]
+
+    def _leave_neighbours(self) -> None:
+        needed = {block.home for block in self.blocks.values()} if self._neighbours else set()
+        for ordinal in self._neighbours.keys() - needed:
+            del self._neighbours[ordinal]
+            call("cuDevicePrimaryCtxRelease", call("cuDeviceGet", ordinal))
+
+    def _access(self, ordinal: int) -> Any:
+        access = self._bindings.CUmemAccessDesc()
+        location = self._bindings.CUmemLocation()
+        location.type = self._bindings.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        location.id = ordinal
+        access.location = location
+        access.flags = self._bindings.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        return access
+
+    def _add(self, key: int, size: int, handle: Any, fd: int, home: int | None = None) -> None:
+        """Map ``handle``, which is released when that fails, for this GPU, or for its ``home``."""
         address = 0
         try:
             if key in self.blocks:
@@ -221,7 +271,8 @@ class Gpu:
             address = int(call("cuMemAddressReserve", room, 0, 0, 0, about=f"{size} bytes"))
             call("cuMemMap", address, size, 0, handle, 0, about=f"block {key}")
             try:
-                call("cuMemSetAccess", address, size, [self._access], 1, about=f"block {key}")
+                access = self._access(self._ordinal if home is None else home)
+                call("cuMemSetAccess", address, size, [access], 1, about=f"block {key}")
             except BaseException:
                 call("cuMemUnmap", address, size)
                 raise
@@ -232,7 +283,7 @@ class Gpu:
             raise
         end = address + size
         chunks = [(at, min(CHUNK, end - at)) for at in range(address, end, CHUNK)]
-        self.blocks[key] = Block(address, size, handle, fd, chunks, pack_chunks(chunks))
+        self.blocks[key] = Block(address, size, handle, fd, chunks, pack_chunks(chunks), home)
 
     def _reserve_table(self, count: int) -> None:
         """Device memory for ``count`` table entries and digests, kept for the next time."""

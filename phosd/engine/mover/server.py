@@ -10,6 +10,7 @@ from phosd.engine.mover import wire
 from phosd.engine.mover.connection import Connection, PeerGone
 from phosd.engine.mover.copying import copy
 from phosd.engine.mover.draining import drain
+from phosd.engine.mover.fetching import fetch
 from phosd.engine.mover.gpu import Gpu
 from phosd.engine.mover.loading import load
 from phosd.engine.mover.parked import Parked
@@ -100,7 +101,7 @@ class Server:
         match request:
             case wire.Adopt():
                 point(Point.MOVER_ADOPT)
-                gpu.adopt(request.blocks, descriptors)
+                gpu.adopt(request.blocks, descriptors, request.home)
             case wire.Create():
                 return wire.Done(), gpu.create(request.blocks)
             case wire.Drop():
@@ -127,6 +128,8 @@ class Server:
                 self._windows.unpin()
             case wire.Load():
                 load(gpu, self._ring, request, descriptors, self._given_up, self._report)
+            case wire.Fetch():
+                fetch(gpu, request, self._given_up, self._report)
             case wire.FreeMemory():
                 return wire.Memory(*gpu.free_memory()), []
             case wire.Reserve():
@@ -169,6 +172,8 @@ def _used(request: wire.Message) -> list[int]:
             return [key for key, _ in request.blocks]
         case wire.Copy():
             return [key for key, *_ in request.chunks]
+        case wire.Fetch():
+            return [key for pair in request.blocks for key in pair[:2]]
         case wire.Drain():
             slabs = [key for board in request.boards for key in board.slabs]
             return slabs + [block.key for board in request.boards for block in board.blocks]

@@ -53,9 +53,13 @@ class ListParked(Message, frozen=True):
 
 
 class Adopt(Message, frozen=True):
-    """Import and map blocks; one descriptor comes with each. ``blocks``: (key, size in bytes)."""
+    """Import and map blocks; one descriptor comes with each. ``blocks``: (key, size in bytes).
+
+    ``home`` is the ordinal of the GPU that has them, if it is another: they can be fetched from.
+    """
 
     blocks: list[tuple[int, int]]
+    home: int | None = None
 
 
 class Create(Message, frozen=True):
@@ -162,6 +166,12 @@ class Load(Message, frozen=True):
 
     blocks: list[tuple[int, list[ChunkRef]]]
     packs: list[int]
+
+
+class Fetch(Message, frozen=True):
+    """Copy chunks of blocks of other GPUs: (key here, key there, chunk indices)."""
+
+    blocks: list[tuple[int, int, list[int]]]
 
 
 class FreeMemory(Message, frozen=True):
@@ -283,6 +293,7 @@ Request = (
     | Pin
     | Unpin
     | Load
+    | Fetch
     | FreeMemory
     | Reserve
     | Cancel

@@ -1,0 +1,155 @@
+"""Migration within a node: a program goes on, under its pid, on another GPU. protocols.md in code.
+
+Its memory is copied from GPU to GPU while it runs, and what it has written since inside the stop.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from phosd.engine import driver
+from phosd.engine.faults import Point, point
+from phosd.engine.gate import DEADLINE, closed_gates
+from phosd.engine.gpus import GpuInfo, list_gpus, used_by
+from phosd.engine.movable import claimed, gpus_in_use, may_park
+from phosd.engine.mover import Process
+from phosd.engine.node import Node
+from phosd.engine.parking import detached, park, room_kept
+from phosd.engine.placement import parse_moves, require_fit, whole
+from phosd.engine.progress import Progress
+from phosd.engine.rights import ROOT
+from phosd.engine.space import context_bytes, require_device_memory, require_host_memory
+from phosd.engine.twins import Twins
+from phosd.engine.undo import Undo
+from phosd.engine.unit import Unit, explain_death, gather
+
+
+@dataclass(frozen=True)
+class MigrateOptions:
+    """How to migrate. ``to`` is a GPU, or ``OLD:NEW`` for each of several (placement.py).
+
+    ``mode``: ``precopy`` copies the memory before the stop; ``driver`` leaves everything to the
+    driver, which needs no hook and stops the program for long; ``auto`` chooses. ``deadline`` is
+    how many seconds the program may take to come to rest.
+    """
+
+    to: str
+    mode: str = "auto"
+    deadline: float = DEADLINE
+    caller: int = ROOT
+    """The user id that it is done for. Only root may move what is not wholly its own."""
+
+
+def migrate(node: Node, pid: int, options: MigrateOptions, progress: Progress) -> dict[int, int]:
+    """Move the tree of ``pid``, and what shares device memory with it, to other GPUs.
+
+    Returns the ordinals of the GPUs that were left, with the new ones. Whatever fails before the
+    driver has moved it, the program goes on where it was.
+    """
+    progress.phase("prepare")
+    with ExitStack() as job:
+        unit = job.enter_context(
+            gather(pid, node.config.runtime_dir, claimed(node, job, options.caller))
+        )
+        gpus = list_gpus()
+        used = gpus_in_use(unit)
+        moves = parse_moves(options.to, [*used], gpus)
+        require_fit(moves, gpus)
+        parks = may_park(unit, options.mode, progress)
+        _require_room(node, unit, moves, parks=parks)
+        progress.about_to_touch(unit.concern)
+        job.enter_context(explain_death(unit, "migration"))
+        way = _by_precopy if parks else _by_driver
+        way(_Move(node, unit, moves, gpus, options.deadline, progress))
+        progress.finish()
+        return moves
+
+
+@dataclass(frozen=True)
+class _Move:
+    """One migration of ``unit``; ``moves`` maps the GPUs that it leaves to the new ones."""
+
+    node: Node
+    unit: Unit
+    moves: dict[int, int]
+    gpus: Sequence[GpuInfo]
+    deadline: float
+    progress: Progress
+
+    def cross(self) -> None:
+        """The driver brings the processes back on the new GPUs."""
+        point(Point.MIGRATE_MOVE)
+        driver.move(self.unit.gpu_pids, whole(self.moves, len(self.gpus)))
+
+    @property
+    def newcomers(self) -> dict[int, list[Process]]:
+        """The processes, by the GPU that they leave."""
+        start = dict(self.unit.identity)
+        found: dict[int, list[Process]] = {}
+        for member in self.unit.members:
+            for gpu in {*member.gpus} & self.moves.keys():
+                found.setdefault(gpu, []).append((member.pid, start[member.pid]))
+        return found
+
+
+def _by_precopy(move: _Move) -> None:
+    unit, progress = move.unit, move.progress
+    with move.node.held(unit) as holdings, Twins(move.node, holdings, move.moves) as twins:
+        twins.keep_room(move.newcomers)
+        point(Point.MIGRATE_PRECOPY)
+        twins.while_running(unit.links, progress)
+        progress.check()
+        progress.phase("quiesce", stopped=True)
+        point(Point.MIGRATE_QUIESCE)
+        with closed_gates(unit.links, progress, move.deadline):
+            holdings.take_all(unit.links)
+            twins.follow()
+            progress.phase("park", stopped=True)
+            point(Point.MIGRATE_PARK)
+            with Undo() as undo, ThreadPoolExecutor(1) as beside:
+                park(unit.links, holdings, undo)
+                rest = beside.submit(twins.finish, Progress())
+                progress.phase("control", stopped=True)
+                point(Point.MIGRATE_CONTROL)
+                room = room_kept(holdings.movers(), unit.identity, progress)
+                with driver.checkpointed(unit.gpu_pids, room):
+                    rest.result()
+                    twins.guard()
+                    twins.give_room()
+                    move.cross()
+                    twins.take_over()
+                progress.phase("unpark", stopped=True)
+                point(Point.MIGRATE_UNPARK)
+        progress.phase("release")
+        point(Point.MIGRATE_RELEASE)
+
+
+def _by_driver(move: _Move) -> None:
+    unit, progress = move.unit, move.progress
+    move.node.let_go(unit)
+    with ExitStack() as own:
+        if imported := [link for link in unit.links if link.has_imports()]:
+            progress.phase("quiesce", stopped=True)
+            with closed_gates(imported, progress, move.deadline):
+                for link in imported:
+                    link.rehome()
+        progress.phase("control", stopped=True)
+        own.enter_context(detached(unit.links))
+        movers = [move.node.mover(gpu) for gpu in sorted(move.moves)]
+        with driver.checkpointed(unit.gpu_pids, room_kept(movers, unit.identity, progress)):
+            move.cross()
+
+
+def _require_room(node: Node, unit: Unit, moves: dict[int, int], *, parks: bool) -> None:
+    """Raise unless the new GPUs, and the host's memory, have room."""
+    blocks = gpus_in_use(unit)
+    contexts = context_bytes() * len(unit.gpu_pids)
+    saved = 0
+    needs = {}
+    for old, new in moves.items():
+        device = max([blocks[old], *(used_by(pid).get(old, 0) for pid in unit.gpu_pids)])
+        needs[new] = (blocks[old] if parks else device) + contexts
+        saved += 0 if parks else device
+    require_device_memory(node, needs, "the program")
+    require_host_memory(saved + contexts)
