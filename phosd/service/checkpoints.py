@@ -88,10 +88,15 @@ class Checkpoints:
             queue=request.queue,
             scheduled=schedule is not None,
             executable=known.executable,
-            process=_named(target),
+            process=named(target),
             gpus=self._gpus_of(target.pid),
         )
-        return self._jobs.submit(task, lambda job: self._before_stop(job, target))
+
+        def before(job: Job) -> None:
+            require_free_tree(self._jobs, target.pid)
+            self._write_down(job, target)
+
+        return self._jobs.submit(task, before)
 
     def _save(
         self,
@@ -103,7 +108,7 @@ class Checkpoints:
     ) -> Manifest:
         """Have the engine do it; a parent that phosd chose and that is of no use is left out."""
         experience = Experience(
-            self._history.suspects_of(known), self._history.earlier(_named(target))
+            self._history.suspects_of(known), self._history.earlier(named(target))
         )
         if request.parent == "auto":
             request = msgspec.structs.replace(request, parent=self._latest_of(target))
@@ -114,14 +119,6 @@ class Checkpoints:
                     progress.note(f"made without a parent: {error}")
             request = msgspec.structs.replace(request, parent="")
         return self._engine.checkpoint(target.pid, request, owner, experience, progress)
-
-    def _before_stop(self, job: Job, target: Identity) -> None:
-        """A process above or below one that a job holds is part of the same tree."""
-        above = ancestors(target.pid)
-        for held in {int(claim.split()[1]) for claim in self._jobs.claimed("process")}:
-            if held in above or target.pid in ancestors(held):
-                self._jobs.require_free((claim_of(held),))
-        self._write_down(job, target)
 
     def _latest_of(self, target: Identity) -> str:
         """The image that is the next one's parent; empty when there is none.
@@ -191,8 +188,19 @@ def require_possible(request: CheckpointRequest) -> None:
         )
 
 
-def _named(target: Identity) -> str:
+def named(target: Identity) -> str:
+    """Names the process for ever."""
     return process_key(boot_id(), target.pid, target.start_time)
+
+
+def require_free_tree(jobs: JobTable, pid: int) -> None:
+    """Raise :class:`Busy` when a job holds a process above or below this one: it is part of the
+    same tree.
+    """
+    above = ancestors(pid)
+    for held in {int(claim.split()[1]) for claim in jobs.claimed("process")}:
+        if held in above or pid in ancestors(held):
+            jobs.require_free((claim_of(held),))
 
 
 def claim_of(pid: int) -> str:

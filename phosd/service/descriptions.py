@@ -10,9 +10,26 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "Restore": "Bring an image back to life; options: files, output, token.",
         "VerifyImage": "Read every byte of an image again; options: token.",
         "DeleteImage": "Remove an image for good; returns when it is gone.",
-        "Migrate": "Move a process to another GPU or node.",
-        "Suspend": "Take a process off its GPU.",
-        "Resume": "Bring a suspended process back.",
+        "Migrate": (
+            "Move a process to another GPU (its number, the beginning of its UUID, or old:new for "
+            "each of several, with commas) while it runs on; options: deadline, queue, token."
+        ),
+        "Suspend": (
+            "Take a process off its GPUs, to host memory or disk; it keeps its pid. Options: "
+            "where, deadline, queue, token."
+        ),
+        "Resume": (
+            "Bring a suspended process back, on its GPUs or others; options: gpu, queue, token."
+        ),
+        "Swap": (
+            "Suspend one process and resume another in its place; options: where, deadline, "
+            "queue, token."
+        ),
+        "PlanEvacuation": (
+            "What would become of the caller's processes if this GPU were to be cleared, a step "
+            "for each: pid, migrate, suspend or stay, bytes on the GPU, destination for Migrate, "
+            "why, command line."
+        ),
         "Recover": (
             "Set a process running again that was left locked, checkpointed or parked; returns "
             "what was done when it is over."
@@ -52,8 +69,12 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "": "A piece of long work.",
         "Cancel": "Stop at the next safe point; the program runs on.",
         "Number": "Its number, which no other job of this node ever has.",
-        "Operation": "checkpoint, restore, verify, delete or recover.",
-        "Target": "The pid, or the id of the image, that it is about.",
+        "Operation": (
+            "checkpoint, restore, verify, delete, recover, migrate, suspend, resume or swap."
+        ),
+        "Target": (
+            "The pid, or the id of the image, that it is about; of a swap who leaves and who comes."
+        ),
         "Owner": "The user id that asked for it.",
         "State": "queued, running, done, failed or cancelled.",
         "Position": "Its place among the jobs that wait, from 1; 0 when it does not wait.",
@@ -70,8 +91,12 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "Ended": "When it ended, in microseconds since the epoch; 0: it has not.",
         "ExpectedEnd": "When the phase should end, in microseconds since the epoch; 0: not known.",
         "StopSeconds": "For how many seconds the program has stood still.",
-        "Mode": "The mode asked for; once done, the one that was used.",
+        "Mode": (
+            "The mode of a checkpoint, or where the memory of a suspended process goes: as it was "
+            "asked for; once done, what was used."
+        ),
         "Why": "Why that mode was used.",
+        "Destination": "Where a process is to go, as the caller said it; empty: nowhere else.",
         "WrongGuesses": "How often the program wrote where nobody expected it.",
         "Suspects": "The kernels of which one made a guess wrong.",
         "DrainedBytes": "Bytes of device memory saved so far, of all attempts.",
@@ -84,7 +109,8 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         ),
         "Cancelable": "Whether Cancel can still do something.",
         "Result": (
-            "What it made: an image id, or the pid of a restored process; or what it recovered."
+            "What it made: an image id, or the pid of a process that was restored or swapped in; "
+            "what it recovered; which GPU became which (0:1,1:0); or where memory was put."
         ),
         "Error": "The last part of the name of the error that ended it.",
         "Message": "What that error says.",

@@ -104,6 +104,7 @@ class History:
             "started": job.started,
             "ended": job.ended,
             "mode": job.outcome.mode or task.mode,
+            "destination": task.destination,
             "result": job.outcome.result,
             "error": error.code if error else "",
             "message": str(error) if error else "",

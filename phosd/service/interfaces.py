@@ -109,6 +109,7 @@ def job_interface(cancel: Callable[..., Awaitable[list[Any]]]) -> Interface:
             Property("StopSeconds", "d", lambda job: job.progress.stop_seconds),
             Property("Mode", "s", lambda job: job.outcome.mode or job.task.mode),
             Property("Why", "s", lambda job: job.outcome.why, private=True),
+            Property("Destination", "s", lambda job: job.task.destination, constant=True),
             Property("WrongGuesses", "u", lambda job: job.progress.wrong_guesses),
             Property("Suspects", "as", _suspects, private=True),
             Property("DrainedBytes", "t", lambda job: job.drained.bytes),

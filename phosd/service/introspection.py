@@ -167,7 +167,7 @@ class _Nobody:
     """Takes the place of whoever answers the calls, where only the interface is asked for."""
 
     def __getattr__(self, name: str) -> Any:
-        return self if name == "lists" else _by_the_tree
+        return self if name in ("lists", "moves") else _by_the_tree
 
 
 def own_interfaces() -> tuple[Interface, ...]:

@@ -244,6 +244,11 @@ class Inventory:
         by_driver = {gpu.ordinal for gpu in self.gpus.values() if tree.keys() & set(gpu.pids)}
         return frozenset(by_memory | by_driver)
 
+    def suspended(self, pid: int) -> bool:
+        """Whether a process, or one below it, was off its GPUs when it was seen last."""
+        there = self.processes.values()
+        return any(p.state == "suspended" and pid in ancestors(p.pid) for p in there)
+
     def renew(self, pid: int) -> None:
         """Something is different about the process now."""
         path = self.process(pid)

@@ -55,7 +55,8 @@ class Task:
     """What a job is to do. ``claims`` are the things that no other job may touch meanwhile.
 
     With ``queue`` it waits for jobs that hold them; otherwise it is refused. ``scheduled`` is one
-    that nobody asked for by itself. ``process`` names the process that it is for, for ever.
+    that nobody asked for by itself. ``destination`` is where the process is to go, as the caller
+    said it. ``process`` names the process that it is for, for ever.
     ``gpus`` are the ordinals of the GPUs that it works on, as far as they are known; a ``short``
     one never waits for others to end.
     """
@@ -66,6 +67,7 @@ class Task:
     claims: frozenset[str]
     work: Work
     mode: str = ""
+    destination: str = ""
     token: str = ""
     queue: bool = False
     scheduled: bool = False

@@ -57,9 +57,10 @@ def ended(job: Job) -> None:
 
 
 def _fields(job: Job) -> dict[str, str]:
-    of_process = job.task.operation in ("checkpoint", "recover")
-    target = "PHOS_PID" if of_process else "PHOS_IMAGE"
-    return {"PHOS_JOB": str(job.number), target: job.task.target}
+    of_image = job.task.operation in ("restore", "verify", "delete")
+    name = "PHOS_IMAGE" if of_image else "PHOS_PID"
+    target = job.task.target.partition(" ")[0]  # of a swap who leaves
+    return {"PHOS_JOB": str(job.number), name: target}
 
 
 class JournalHandler(logging.Handler):

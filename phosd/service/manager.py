@@ -36,6 +36,7 @@ from phosd.service.inventory import Inventory
 from phosd.service.jobs import Job, JobTable, Listener, Outcome, Task
 from phosd.service.lists import Lists
 from phosd.service.manager_interface import manager_interface
+from phosd.service.moves import OPERATIONS, Moves
 from phosd.service.objects import ObjectTree
 from phosd.service.operations import (
     CheckpointRequest,
@@ -110,6 +111,7 @@ class Manager:
             history,
             config.periodic,
             lambda target: self.inventory.renew(target.pid),
+            lambda target: self.inventory.suspended(target.pid),
         )
         self._job_interface = job_interface(self._cancel)
         # Who asks for much of the past, or a slow program, does not delay looks at the present.
@@ -120,6 +122,9 @@ class Manager:
             config, engine, self._tree, history, self._periodic, details, samples
         )
         self.lists = Lists(self.inventory, self.jobs, history, self._rights, self._readers)
+        self.moves = Moves(
+            engine, self.jobs, self.inventory, self._rights, self._readers, self._write_down
+        )
         self.upkeep = Upkeep(
             config,
             engine,
@@ -298,13 +303,6 @@ class Manager:
             await self.inventory.refresh_processes()
         return [job.outcome.result]
 
-    async def unsupported(self, caller: Caller, _: "Manager", pid: int, *_args: Any) -> list[Any]:
-        await self._may(caller, Action.MIGRATE, identify(pid))
-        raise Unsupported(
-            f"phosd {__version__} cannot migrate, suspend or resume yet",
-            hint="checkpoint the process and restore the image instead",
-        )
-
     async def _cancel(self, caller: Caller, job: Job, options: dict[str, Any]) -> list[Any]:
         parse_options(options, Options)
         number = job.number
@@ -394,9 +392,13 @@ class Manager:
         self._in_background(self._announce_end(job))
 
     async def _announce_end(self, job: Job) -> None:
-        """The image of a job is on the bus before its end is told, and old ones go after it."""
+        """What a job made, or changed, is on the bus before its end is told, and old images go
+        after it.
+        """
         try:
-            if job.task.operation != "restore":
+            if job.task.operation in OPERATIONS:
+                await self.inventory.refresh_processes()
+            elif job.task.operation != "restore":
                 await self.inventory.refresh_images()
                 await self.upkeep.look_for_damage()
         finally:

@@ -21,10 +21,25 @@ def manager_interface(manager: "Manager") -> Interface:
             Method("VerifyImage", (("image", "s"), _OPTIONS), _JOB, manager.verify_image),
             Method("DeleteImage", (("image", "s"), _OPTIONS), (), manager.delete_image),
             Method(
-                "Migrate", (("pid", "u"), ("destination", "s"), _OPTIONS), _JOB, manager.unsupported
+                "Migrate",
+                (("pid", "u"), ("destination", "s"), _OPTIONS),
+                _JOB,
+                manager.moves.migrate,
             ),
-            Method("Suspend", (("pid", "u"), _OPTIONS), _JOB, manager.unsupported),
-            Method("Resume", (("pid", "u"), _OPTIONS), _JOB, manager.unsupported),
+            Method("Suspend", (("pid", "u"), _OPTIONS), _JOB, manager.moves.suspend),
+            Method("Resume", (("pid", "u"), _OPTIONS), _JOB, manager.moves.resume),
+            Method(
+                "Swap",
+                (("leaving", "u"), ("coming", "u"), _OPTIONS),
+                _JOB,
+                manager.moves.swap,
+            ),
+            Method(
+                "PlanEvacuation",
+                (("gpu", "s"), _OPTIONS),
+                (("steps", "a(ustsss)"),),
+                manager.moves.plan_evacuation,
+            ),
             Method("Recover", (("pid", "u"), _OPTIONS), (("done", "s"),), manager.recover),
             Method("GetProcess", (("pid", "u"),), (("process", "o"),), manager.lists.get_process),
             Method(

@@ -7,7 +7,7 @@ from phosd.engine import inspection
 from phosd.engine.aftermath import settle
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.concern import Unfinished
-from phosd.engine.errors import PhosError
+from phosd.engine.errors import PhosError, Unsupported
 from phosd.engine.experience import Experience
 from phosd.engine.gate import DEADLINE
 from phosd.engine.gpus import GpuInfo, list_gpus
@@ -21,10 +21,16 @@ from phosd.engine.progress import Progress
 from phosd.engine.recovery import bring_back
 from phosd.engine.restore import RestoreOptions, restore
 from phosd.engine.rights import require_may_restore
-from phosd.engine.space import DiskLimits
+from phosd.engine.space import DiskLimits, context_bytes
 from phosd.engine.verify import verify
 from phosd.service.config import Config
-from phosd.service.operations import CheckpointRequest, RestoreRequest
+from phosd.service.operations import (
+    CheckpointRequest,
+    MoveRequest,
+    RestoreRequest,
+    ResumeRequest,
+    SuspendRequest,
+)
 
 
 class NodeEngine:
@@ -78,6 +84,27 @@ class NodeEngine:
         options = RestoreOptions(files=request.files, output=output)
         return restore(self._node, image, options, progress).pid
 
+    def migrate(
+        self, pid: int, to: str, request: MoveRequest, caller: int, progress: Progress
+    ) -> dict[int, int]:
+        raise _later(pid)
+
+    def suspend(self, pid: int, request: SuspendRequest, caller: int, progress: Progress) -> str:
+        raise _later(pid)
+
+    def resume(
+        self, pid: int, request: ResumeRequest, caller: int, progress: Progress
+    ) -> dict[int, int]:
+        raise _later(pid)
+
+    def swap(
+        self, leaving: int, coming: int, request: SuspendRequest, caller: int, progress: Progress
+    ) -> None:
+        raise _later(leaving)
+
+    def context_bytes(self) -> int:
+        return context_bytes()
+
     def verify(self, image: str, progress: Progress) -> None:
         verify(self._node.store, image, progress)
 
@@ -117,3 +144,10 @@ class NodeEngine:
 
     def close(self) -> None:
         self._node.close()
+
+
+def _later(pid: int) -> Unsupported:
+    return Unsupported(
+        f"process {pid} stays where it is: this phosd cannot migrate, suspend or resume yet",
+        hint="checkpoint the process and restore the image instead",
+    )

@@ -19,9 +19,22 @@ from phosd.engine.space import DiskLimits
 Token = Annotated[str, msgspec.Meta(max_length=128)]
 Pid = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=31 * 86_400)]
+Deadline = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+"""Seconds that a program may take to come to rest."""
 _END_OF_TIME = (1 << 63) - 1
 Time = Annotated[int, msgspec.Meta(ge=0, le=_END_OF_TIME)]
 """Microseconds since the epoch."""
+Operation = Literal[
+    "checkpoint",
+    "restore",
+    "verify",
+    "delete",
+    "recover",
+    "migrate",
+    "suspend",
+    "resume",
+    "swap",
+]
 Keep = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
@@ -50,6 +63,32 @@ class Engine(Protocol):
         self, image: str, request: "RestoreRequest", caller: int, progress: Progress
     ) -> int:
         """Bring an image back to life for user id ``caller``; the pid that it runs under."""
+
+    def migrate(
+        self, pid: int, to: str, request: "MoveRequest", caller: int, progress: Progress
+    ) -> dict[int, int]:
+        """Move ``pid`` and what belongs to it to other GPUs for user id ``caller``; by the ordinal
+        of each GPU that it left the one that it is on now. ``to`` is an ordinal, the beginning of a
+        UUID, or ``old:new`` for each GPU, separated by commas.
+        """
+
+    def suspend(self, pid: int, request: "SuspendRequest", caller: int, progress: Progress) -> str:
+        """Take ``pid`` and what belongs to it off its GPUs; where its memory is now: ``memory`` or
+        ``disk``.
+        """
+
+    def resume(
+        self, pid: int, request: "ResumeRequest", caller: int, progress: Progress
+    ) -> dict[int, int]:
+        """Bring a suspended process back; which GPU it had, and has now, as :meth:`migrate`."""
+
+    def swap(
+        self, leaving: int, coming: int, request: "SuspendRequest", caller: int, progress: Progress
+    ) -> None:
+        """Suspend one process and resume another in its place, or leave both as they were."""
+
+    def context_bytes(self) -> int:
+        """Device memory that the driver needs for a process besides what the process has."""
 
     def recover(self, pid: int) -> str:
         """Bring a process back that was left locked, checkpointed or parked, and what belongs to
@@ -125,7 +164,7 @@ class CheckpointRequest(JobOptions, frozen=True, omit_defaults=True):
     tcp: Literal["refuse", "close"] = "refuse"
     fallback: Literal["auto", "none"] = "auto"
     parent: Annotated[str, msgspec.Meta(max_length=128)] = ""
-    deadline: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
+    deadline: Deadline | None = None
     queue: bool = False
     every: Seconds | None = None
     keep: Keep | None = None
@@ -140,6 +179,30 @@ class RestoreRequest(JobOptions, frozen=True):
 
     files: Literal["keep", "cut"] = "keep"
     output: str = ""
+
+
+class MoveRequest(JobOptions, frozen=True):
+    """Options of a migration; ``deadline`` and ``queue`` as for a checkpoint."""
+
+    deadline: Deadline | None = None
+    queue: bool = False
+
+
+class SuspendRequest(MoveRequest, frozen=True):
+    """Options of a suspension, and of a swap. ``where`` the device memory goes; ``auto``: to host
+    memory, as long as there is enough.
+    """
+
+    where: Literal["auto", "memory", "disk"] = "auto"
+
+
+class ResumeRequest(JobOptions, frozen=True):
+    """Options of resuming a process. ``gpu`` is where it goes, as for a migration; none: where it
+    was. With ``queue`` the job waits for another that works on the process.
+    """
+
+    gpu: str = ""
+    queue: bool = False
 
 
 class BlockOptions(Options, frozen=True):
@@ -167,13 +230,13 @@ class SampleOptions(Options, frozen=True):
 
 
 class HistoryOptions(Options, frozen=True):
-    """Options of ``ListHistory``: how many jobs, and of which: those that saved, restored or
-    recovered process ``pid``, and those that began from ``since`` to ``until``.
+    """Options of ``ListHistory``: how many jobs, and of which: those that worked on process
+    ``pid`` or restored it, and those that began from ``since`` to ``until``.
     """
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 50
     pid: Pid | None = None
-    operation: Literal["checkpoint", "restore", "verify", "delete", "recover"] | None = None
+    operation: Operation | None = None
     state: Literal["queued", "running", "done", "failed", "cancelled", "interrupted"] | None = None
     since: Time = 0
     until: Time = _END_OF_TIME

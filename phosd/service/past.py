@@ -10,8 +10,9 @@ from phosd.service.operations import EventOptions, HistoryOptions
 
 _JOBS = """
 select * from jobs where (:owner is null or owner = :owner)
-and (:pid is null or target = :pid and operation in ('checkpoint', 'recover')
-     or result = :pid and operation = 'restore')
+and (:pid is null or operation = 'restore' and result = :pid
+     or operation not in ('restore', 'verify', 'delete') and
+        ' ' || target || ' ' like '% ' || :pid || ' %')
 and (:operation is null or operation = :operation)
 and (:state is null or state = :state)
 and cast(started * 1e6 as integer) between :since and :until

@@ -38,7 +38,8 @@ _Key = tuple[int, int]
 
 class Periodic:
     """The schedules of this boot. ``changed`` is called with a process whose schedule is another
-    one now. To be used on the event loop.
+    one now; ``suspended`` tells whether a process is off its GPUs: what is due then is left out. To
+    be used on the event loop.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class Periodic:
         history: History,
         rules: Sequence[PeriodicRule],
         changed: Callable[[Identity], None],
+        suspended: Callable[[Identity], bool] = lambda target: False,
     ) -> None:
         self.rules = rules
         self._checkpoints = checkpoints
         self._jobs = jobs
         self._history = history
         self._changed = changed
+        self._suspended = suspended
         self._boot = boot_id()
         self._schedules: dict[_Key, Schedule] = {}
         self._clocks: dict[_Key, asyncio.Task[None]] = {}
@@ -188,6 +191,10 @@ class Periodic:
             if not _lives(schedule.target):
                 self.forget_gone()
                 return
+            if self._suspended(schedule.target):
+                job = None
+                left_out += 1
+                continue
             notes = (f"{left_out} periodic checkpoints before it left out",) if left_out else ()
             try:
                 job = self._checkpoints.start(

@@ -156,3 +156,9 @@ def m004_events_of_users(db: Any) -> None:
     """How much an event matters (null: not much), and the user id that it concerns, if any."""
     db["events"].add_column("severity", str)
     db["events"].add_column("owner", int)
+
+
+@migrations()
+def m005_destinations(db: Any) -> None:
+    """Where a job was to bring a process, as its caller said it; null or empty: nowhere else."""
+    db["jobs"].add_column("destination", str)

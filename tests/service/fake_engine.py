@@ -1,5 +1,6 @@
 """An engine that a test leads by the hand, to see what the service around it does."""
 
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -27,7 +28,13 @@ from phosd.engine.procfs import boot_id
 from phosd.engine.progress import Progress
 from phosd.engine.space import UNLIMITED, DiskLimits
 from phosd.service.identity import identify
-from phosd.service.operations import CheckpointRequest, RestoreRequest
+from phosd.service.operations import (
+    CheckpointRequest,
+    MoveRequest,
+    RestoreRequest,
+    ResumeRequest,
+    SuspendRequest,
+)
 
 GPU = GpuInfo(0, "GPU-1234-ab", "A test's GPU", 1 << 30, 1 << 20, 0.5, 40.0, 100.0)
 
@@ -117,6 +124,7 @@ class FakeEngine:
     looks_at_gpus: int = 0
     recovered: list[int] = field(default_factory=list)
     trouble: PhosError | None = None
+    moves: list[tuple[object, ...]] = field(default_factory=list)
 
     def settle(self, unfinished: Sequence[Unfinished]) -> dict[int, str]:
         return {job.job: "its processes run" for job in unfinished}
@@ -154,6 +162,55 @@ class FakeEngine:
         progress.phase("load")
         self.act(progress)
         return 4711
+
+    def _move(self, progress: Progress) -> None:
+        progress.phase("precopy", bytes_total=1000)
+        progress.phase("quiesce", stopped=True)
+        self.act(progress)
+        while not self.go.wait(0.01):
+            progress.check()
+        if self.trouble is not None:
+            raise self.trouble
+
+    def _becomes(self, pid: int, **changes: object) -> None:
+        self.running = [
+            dataclasses.replace(p, **changes) if p.pid == pid else p  # type: ignore[arg-type]
+            for p in self.running
+        ]
+
+    def migrate(
+        self, pid: int, to: str, request: MoveRequest, caller: int, progress: Progress
+    ) -> dict[int, int]:
+        self.moves.append(("migrate", pid, to, request, caller))
+        self._move(progress)
+        new = int(to.rpartition(":")[2])
+        self._becomes(pid, gpus=(new,))
+        return {0: new}
+
+    def suspend(self, pid: int, request: SuspendRequest, caller: int, progress: Progress) -> str:
+        self.moves.append(("suspend", pid, request, caller))
+        self._move(progress)
+        self._becomes(pid, state="suspended")
+        return "memory" if request.where == "auto" else request.where
+
+    def resume(
+        self, pid: int, request: ResumeRequest, caller: int, progress: Progress
+    ) -> dict[int, int]:
+        self.moves.append(("resume", pid, request, caller))
+        self._move(progress)
+        self._becomes(pid, state="running")
+        return {0: int(request.gpu or 0)}
+
+    def swap(
+        self, leaving: int, coming: int, request: SuspendRequest, caller: int, progress: Progress
+    ) -> None:
+        self.moves.append(("swap", leaving, coming, request, caller))
+        self._move(progress)
+        self._becomes(leaving, state="suspended")
+        self._becomes(coming, state="running")
+
+    def context_bytes(self) -> int:
+        return 0
 
     def recover(self, pid: int) -> str:
         self.recovered.append(pid)

@@ -137,8 +137,6 @@ def test_an_unexpected_error_is_internal_and_no_traceback_crosses_the_bus(
         (("Restore", "sa{sv}", "nothing", 0), "there is no image nothing"),
         (("VerifyImage", "sa{sv}", "nothing", 0), "there is no image nothing"),
         (("DeleteImage", "sa{sv}", "nothing", 0), "there is no image nothing"),
-        (("Migrate", "usa{sv}", 1, "there", 0), "cannot migrate"),
-        (("Suspend", "ua{sv}", 1, 0), "cannot migrate, suspend or resume yet"),
         (("GetProcess", "u", 1), "process 1 uses no GPU"),
         (("Nonsense", "u", 1), "no method"),
     ],

@@ -51,6 +51,8 @@ def test_the_manager_is_introspected_completely(service: Service) -> None:
         "Migrate": ["usa{sv}", "o"],
         "Suspend": ["ua{sv}", "o"],
         "Resume": ["ua{sv}", "o"],
+        "Swap": ["uua{sv}", "o"],
+        "PlanEvacuation": ["sa{sv}", "a(ustsss)"],
         "Recover": ["ua{sv}", "s"],
         "VerifyImage": ["sa{sv}", "o"],
         "DeleteImage": ["sa{sv}", ""],

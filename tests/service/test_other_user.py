@@ -117,6 +117,8 @@ def test_nothing_is_read_over_the_bus(stage: Stage) -> None:
         ("Suspend", "ua{sv}", "PID", 0),
         ("Resume", "ua{sv}", "PID", 0),
         ("Migrate", "usa{sv}", "PID", "elsewhere", 0),
+        ("Swap", "uua{sv}", "PID", 1, 0),
+        ("Swap", "uua{sv}", os.getpid(), "PID", 0),
         ("Restore", "sa{sv}", "IMAGE", 0),
         ("Restore", "sa{sv}", "IMAGE", 1, "output", "s", "/tmp/phos-mine"),
         ("VerifyImage", "sa{sv}", "IMAGE", 0),

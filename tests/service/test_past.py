@@ -81,19 +81,22 @@ def test_jobs_by_process_operation_state_and_time(history: History) -> None:
     history.job(job(4, "verify", "7", result="7"))  # an image may be called like a process
     history.job(job(5, error=Busy("busy")))
     history.job(job(6, "recover", owner=5))
+    history.job(job(7, "swap", "8 77"))
     history.flush()
 
     def found(owner: int | None = None, **wanted: Any) -> list[int]:
         return [row["id"] for row in past.jobs(history, HistoryOptions(**wanted), owner)]
 
-    assert found() == [6, 5, 4, 3, 2, 1]
+    assert found() == [7, 6, 5, 4, 3, 2, 1]
+    assert found(pid=77) == [7, 2]
+    assert found(pid=8) == found(operation="swap") == [7]
     assert found(pid=7) == [6, 5, 3, 1]
     assert found(pid=7, owner=5) == [6]
     assert found(operation="restore") == [3]
     assert found(state="failed") == [5]
     assert found(state="failed", operation="restore") == []
-    assert found(since=1003 * SECOND) == [6, 5, 4, 3]
-    assert found(since=1003 * SECOND + 1) == [6, 5, 4]
+    assert found(since=1003 * SECOND) == [7, 6, 5, 4, 3]
+    assert found(since=1003 * SECOND + 1) == [7, 6, 5, 4]
     assert found(until=1003 * SECOND) == [3, 2, 1]
     assert found(since=1002 * SECOND, until=1004 * SECOND, limit=2) == [4, 3]
 

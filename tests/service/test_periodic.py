@@ -42,8 +42,14 @@ class Node:
         self.checkpoints = Checkpoints(
             self.engine, self.history, self.table, lambda job, target: None
         )
+        self.suspended: Callable[[Identity], bool] = lambda target: False
         self.periodic = Periodic(
-            self.checkpoints, self.table, self.history, rules, self.changed.append
+            self.checkpoints,
+            self.table,
+            self.history,
+            rules,
+            self.changed.append,
+            lambda target: self.suspended(target),
         )
 
     def every(self, seconds: float, keep: int = 2, **options: object) -> Job:

@@ -1,0 +1,246 @@
+"""Jobs that take processes off their GPUs, to others or to memory and disk, and bring them back."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from phosd.engine.errors import InvalidOption, PhosError
+from phosd.engine.evacuation import Fate, Room, Step, Tenant, plan
+from phosd.engine.gpus import GpuInfo
+from phosd.engine.process import GpuProcess
+from phosd.engine.progress import Progress
+from phosd.service.checkpoints import claim_of, named, require_free_tree
+from phosd.service.identity import Identity, identify, program, require_same
+from phosd.service.interfaces import job_path
+from phosd.service.inventory import Inventory
+from phosd.service.jobs import Job, JobTable, Outcome, Task
+from phosd.service.operations import (
+    Engine,
+    MoveRequest,
+    Options,
+    ResumeRequest,
+    SuspendRequest,
+    parse_options,
+)
+from phosd.service.polkit import Action, Rights
+from phosd.service.readers import Readers
+from phosd.service.turns import Caller
+
+OPERATIONS = ("migrate", "suspend", "resume", "swap")
+SUSPENDED = "suspended"
+"""The state of a process that was taken off its GPUs."""
+
+
+class Moves:
+    """Each method gets the caller, the manager, then its arguments. ``write_down`` puts a job into
+    the journal. For the event loop.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        jobs: JobTable,
+        inventory: Inventory,
+        rights: Rights,
+        readers: Readers,
+        write_down: Callable[[Job, Identity], None],
+    ) -> None:
+        self._engine = engine
+        self._jobs = jobs
+        self._inventory = inventory
+        self._rights = rights
+        self._readers = readers
+        self._write_down = write_down
+
+    async def migrate(
+        self, caller: Caller, _: object, pid: int, destination: str, options: dict[str, Any]
+    ) -> list[Any]:
+        request = parse_options(options, MoveRequest)
+        if not destination:
+            raise InvalidOption(
+                f"process {pid} is to go nowhere",
+                hint="name a GPU: its number, the beginning of its UUID, or OLD:NEW for each",
+            )
+        target, acting = await self._theirs(caller, pid)
+
+        def work(progress: Progress) -> Outcome:
+            require_same(target)
+            moved = self._engine.migrate(pid, destination, request, acting, progress)
+            return Outcome(_mapping(moved))
+
+        return self._begin("migrate", caller, (target,), request, work, destination=destination)
+
+    async def suspend(
+        self, caller: Caller, _: object, pid: int, options: dict[str, Any]
+    ) -> list[Any]:
+        request = parse_options(options, SuspendRequest)
+        target, acting = await self._theirs(caller, pid)
+
+        def work(progress: Progress) -> Outcome:
+            require_same(target)
+            where = self._engine.suspend(pid, request, acting, progress)
+            return Outcome(where, where)
+
+        return self._begin("suspend", caller, (target,), request, work, mode=request.where)
+
+    async def resume(
+        self, caller: Caller, _: object, pid: int, options: dict[str, Any]
+    ) -> list[Any]:
+        request = parse_options(options, ResumeRequest)
+        target, acting = await self._theirs(caller, pid)
+
+        def work(progress: Progress) -> Outcome:
+            require_same(target)
+            return Outcome(_mapping(self._engine.resume(pid, request, acting, progress)))
+
+        return self._begin("resume", caller, (target,), request, work, destination=request.gpu)
+
+    async def swap(
+        self, caller: Caller, _: object, leaving: int, coming: int, options: dict[str, Any]
+    ) -> list[Any]:
+        request = parse_options(options, SuspendRequest)
+        if leaving == coming:
+            raise InvalidOption(
+                f"process {leaving} cannot take its own place",
+                hint="name the process that leaves the GPU, and then the suspended one",
+            )
+        out, acting = await self._theirs(caller, leaving)
+        come, acting_too = await self._theirs(caller, coming)
+
+        def work(progress: Progress) -> Outcome:
+            require_same(out)
+            require_same(come)
+            # Root's rights for one of them are none for the other.
+            rights = acting if acting == acting_too else caller.uid
+            self._engine.swap(leaving, coming, request, rights, progress)
+            return Outcome(str(coming))
+
+        return self._begin("swap", caller, (out, come), request, work, mode=request.where)
+
+    async def plan_evacuation(
+        self, caller: Caller, _: object, gpu: str, options: dict[str, Any]
+    ) -> list[Any]:
+        parse_options(options, Options)
+        await self._inventory.refresh_gpus()
+        await self._inventory.refresh_processes()
+        found = self._gpu(gpu)
+        everybody = await self._rights.inspects(caller)
+        steps = await self._readers.run(caller.uid, self._plan, found, caller, everybody)
+        return [[_told(found.ordinal, step) for step in steps]]
+
+    # How a job begins.
+
+    async def _theirs(self, caller: Caller, pid: int) -> tuple[Identity, int]:
+        """The process, if the caller may move it, and the user id whose rights count."""
+        target = identify(pid)
+        acting = await self._rights.require(
+            caller, Action.MIGRATE, target.uid, f"process {pid}", pid=str(pid)
+        )
+        return target, acting
+
+    def _begin(
+        self,
+        operation: str,
+        caller: Caller,
+        targets: tuple[Identity, ...],
+        request: MoveRequest | ResumeRequest,
+        work: Callable[[Progress], Outcome],
+        mode: str = "",
+        destination: str = "",
+    ) -> list[Any]:
+        def before(job: Job) -> None:
+            for target in targets:
+                require_free_tree(self._jobs, target.pid)
+            self._write_down(job, targets[0])
+
+        ours = (self._inventory.gpus_of(target.pid) for target in targets)
+        task = Task(
+            operation=operation,
+            target=" ".join(str(target.pid) for target in targets),
+            owner=caller.uid,
+            claims=frozenset(claim_of(target.pid) for target in targets),
+            work=work,
+            mode=mode,
+            destination=destination,
+            token=request.token,
+            queue=request.queue,
+            executable=program(targets[0]).executable,
+            process=named(targets[0]),
+            gpus=frozenset().union(*ours, self._named_in(destination)),
+        )
+        return [job_path(self._jobs.submit(task, before))]
+
+    def _named_in(self, destination: str) -> frozenset[int]:
+        """The ordinals of the GPUs that a destination names, as far as they are known."""
+        names = (part.rpartition(":")[2] for part in destination.split(","))
+        fitting = (self._fitting(name.strip()) for name in names)
+        return frozenset(gpus[0].ordinal for gpus in fitting if len(gpus) == 1)
+
+    def _fitting(self, name: str) -> list[GpuInfo]:
+        """The GPUs with this ordinal, or whose UUID begins so."""
+        gpus = self._inventory.gpus.values()
+        if name.isascii() and name.isdecimal():
+            return [gpu for gpu in gpus if gpu.ordinal == int(name)]
+        return [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
+
+    # Evacuation
+
+    def _gpu(self, name: str) -> GpuInfo:
+        found = self._fitting(name)
+        if len(found) != 1:
+            there = ", ".join(f"{g.ordinal} ({g.uuid})" for g in self._inventory.gpus.values())
+            raise InvalidOption(
+                f"{name!r} is none of this node's GPUs" if not found else f"{name!r} fits several",
+                hint=f"there are {there or 'none'}",
+            )
+        return found[0]
+
+    def _plan(self, gpu: GpuInfo, caller: Caller, everybody: bool) -> list[Step]:
+        """What becomes of the processes there that the caller may see."""
+        processes = tuple(self._inventory.processes.values())
+        here = [process for process in processes if _is_on(process, gpu)]
+        tenants = [
+            Tenant(process, self._bytes_on(process, gpu.ordinal))
+            for process in here
+            if everybody or caller.may_touch(process.uid)
+        ]
+        rooms = [
+            Room(each.ordinal, each.name, each.memory_total - self._used(each, processes))
+            for each in tuple(self._inventory.gpus.values())
+        ]
+        return plan(gpu.ordinal, tenants, rooms, self._engine.context_bytes())
+
+    def _used(self, gpu: GpuInfo, processes: tuple[GpuProcess, ...]) -> int:
+        """Bytes of a GPU's memory that are taken; without NVML those that hooks tell of."""
+        if gpu.memory_used is not None:
+            return gpu.memory_used
+        return sum(self._bytes_on(p, gpu.ordinal) for p in processes if _is_on(p, gpu))
+
+    def _bytes_on(self, process: GpuProcess, gpu: int) -> int:
+        """What a process has on one GPU. One of several GPUs that does not tell counts in full."""
+        if len(process.gpus) > 1:
+            try:
+                blocks = self._engine.blocks((process.pid, process.start_time))
+            except PhosError:
+                return process.device_bytes
+            return sum(block.size for block, where in blocks if where == gpu)
+        return process.device_bytes
+
+
+def _is_on(process: GpuProcess, gpu: GpuInfo) -> bool:
+    """Whether it uses the GPU. Of one without a hook nobody knows where there is no NVML."""
+    if process.state == SUSPENDED:
+        return False
+    unknown = gpu.memory_used is None and not process.gpus and process.hook_state != "hooked"
+    return unknown or gpu.ordinal in process.gpus or process.pid in gpu.pids
+
+
+def _mapping(moved: Mapping[int, int]) -> str:
+    """``0:1,1:0``: the GPUs that a process had, and those that it has now."""
+    return ",".join(f"{old}:{new}" for old, new in sorted(moved.items()))
+
+
+def _told(gpu: int, step: Step) -> list[Any]:
+    process = step.tenant.process
+    to = f"{gpu}:{step.to}" if step.fate is Fate.MIGRATE else ""
+    command = " ".join(process.command)
+    return [process.pid, str(step.fate), step.tenant.bytes, to, step.why, command]
