@@ -110,6 +110,7 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
         "m002_guesses_and_schedules",
         "m003_jobs_of_a_process",
         "m004_events_of_users",
+        "m005_destinations",
     ]
     assert {
         "processes",
