@@ -12,7 +12,8 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "DeleteImage": "Remove an image for good; returns when it is gone.",
         "Migrate": (
             "Move a process to another GPU (its number, the beginning of its UUID, or old:new for "
-            "each of several, with commas) while it runs on; options: deadline, queue, token."
+            "each of several, with commas) while it runs on; options: mode, deadline, queue, "
+            "token."
         ),
         "Suspend": (
             "Take a process off its GPUs, to host memory or disk; it keeps its pid. Options: "
@@ -92,8 +93,8 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "ExpectedEnd": "When the phase should end, in microseconds since the epoch; 0: not known.",
         "StopSeconds": "For how many seconds the program has stood still.",
         "Mode": (
-            "The mode of a checkpoint, or where the memory of a suspended process goes: as it was "
-            "asked for; once done, what was used."
+            "The mode of a checkpoint or a migration, or where the memory of a suspended process "
+            "goes: as it was asked for; once done, what was used."
         ),
         "Why": "Why that mode was used.",
         "Destination": "Where a process is to go, as the caller said it; empty: nowhere else.",

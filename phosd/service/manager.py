@@ -67,6 +67,7 @@ FEATURES = (
     "events",
     "gpu-samples",
     "recover",
+    "migrate",
 )
 NO_JOB = "/"
 """Instead of a job's path, when a call ends a schedule."""

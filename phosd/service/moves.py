@@ -1,11 +1,13 @@
 """Jobs that take processes off their GPUs, to others or to memory and disk, and bring them back."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from phosd.engine.errors import InvalidOption, PhosError
 from phosd.engine.evacuation import Fate, Room, Step, Tenant, plan
 from phosd.engine.gpus import GpuInfo
+from phosd.engine.placement import find
 from phosd.engine.process import GpuProcess
 from phosd.engine.progress import Progress
 from phosd.service.checkpoints import claim_of, named, require_free_tree
@@ -15,6 +17,7 @@ from phosd.service.inventory import Inventory
 from phosd.service.jobs import Job, JobTable, Outcome, Task
 from phosd.service.operations import (
     Engine,
+    MigrateRequest,
     MoveRequest,
     Options,
     ResumeRequest,
@@ -54,7 +57,7 @@ class Moves:
     async def migrate(
         self, caller: Caller, _: object, pid: int, destination: str, options: dict[str, Any]
     ) -> list[Any]:
-        request = parse_options(options, MoveRequest)
+        request = parse_options(options, MigrateRequest)
         if not destination:
             raise InvalidOption(
                 f"process {pid} is to go nowhere",
@@ -67,7 +70,7 @@ class Moves:
             moved = self._engine.migrate(pid, destination, request, acting, progress)
             return Outcome(_mapping(moved))
 
-        return self._begin("migrate", caller, (target,), request, work, destination=destination)
+        return self._begin("migrate", caller, (target,), request, work, request.mode, destination)
 
     async def suspend(
         self, caller: Caller, _: object, pid: int, options: dict[str, Any]
@@ -122,7 +125,9 @@ class Moves:
         parse_options(options, Options)
         await self._inventory.refresh_gpus()
         await self._inventory.refresh_processes()
-        found = self._gpu(gpu)
+        gpus = list(self._inventory.gpus.values())
+        ordinal = find(gpu, gpus)
+        found = next(each for each in gpus if each.ordinal == ordinal)
         everybody = await self._rights.inspects(caller)
         steps = await self._readers.run(caller.uid, self._plan, found, caller, everybody)
         return [[_told(found.ordinal, step) for step in steps]]
@@ -171,28 +176,13 @@ class Moves:
 
     def _named_in(self, destination: str) -> frozenset[int]:
         """The ordinals of the GPUs that a destination names, as far as they are known."""
-        names = (part.rpartition(":")[2] for part in destination.split(","))
-        fitting = (self._fitting(name.strip()) for name in names)
-        return frozenset(gpus[0].ordinal for gpus in fitting if len(gpus) == 1)
-
-    def _fitting(self, name: str) -> list[GpuInfo]:
-        """The GPUs with this ordinal, or whose UUID begins so."""
-        gpus = self._inventory.gpus.values()
-        if name.isascii() and name.isdecimal():
-            return [gpu for gpu in gpus if gpu.ordinal == int(name)]
-        return [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
+        named = set()
+        for part in destination.split(","):
+            with suppress(InvalidOption):  # the engine says so
+                named.add(find(part.rpartition(":")[2], list(self._inventory.gpus.values())))
+        return frozenset(named)
 
     # Evacuation
-
-    def _gpu(self, name: str) -> GpuInfo:
-        found = self._fitting(name)
-        if len(found) != 1:
-            there = ", ".join(f"{g.ordinal} ({g.uuid})" for g in self._inventory.gpus.values())
-            raise InvalidOption(
-                f"{name!r} is none of this node's GPUs" if not found else f"{name!r} fits several",
-                hint=f"there are {there or 'none'}",
-            )
-        return found[0]
 
     def _plan(self, gpu: GpuInfo, caller: Caller, everybody: bool) -> list[Step]:
         """What becomes of the processes there that the caller may see."""

@@ -14,6 +14,7 @@ from phosd.engine.gpus import GpuInfo, list_gpus
 from phosd.engine.hooklink import Block, Kernel
 from phosd.engine.image.compact import compact
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.migrate import MigrateOptions, migrate
 from phosd.engine.mover.parked import Process
 from phosd.engine.node import Node, NodeConfig
 from phosd.engine.process import GpuProcess
@@ -26,7 +27,7 @@ from phosd.engine.verify import verify
 from phosd.service.config import Config
 from phosd.service.operations import (
     CheckpointRequest,
-    MoveRequest,
+    MigrateRequest,
     RestoreRequest,
     ResumeRequest,
     SuspendRequest,
@@ -85,9 +86,10 @@ class NodeEngine:
         return restore(self._node, image, options, progress).pid
 
     def migrate(
-        self, pid: int, to: str, request: MoveRequest, caller: int, progress: Progress
+        self, pid: int, to: str, request: MigrateRequest, caller: int, progress: Progress
     ) -> dict[int, int]:
-        raise _later(pid)
+        options = MigrateOptions(to, request.mode, request.deadline or DEADLINE, caller)
+        return migrate(self._node, pid, options, progress)
 
     def suspend(self, pid: int, request: SuspendRequest, caller: int, progress: Progress) -> str:
         raise _later(pid)
@@ -148,6 +150,6 @@ class NodeEngine:
 
 def _later(pid: int) -> Unsupported:
     return Unsupported(
-        f"process {pid} stays where it is: this phosd cannot migrate, suspend or resume yet",
+        f"process {pid} stays where it is: this phosd cannot suspend or resume yet",
         hint="checkpoint the process and restore the image instead",
     )

@@ -65,7 +65,7 @@ class Engine(Protocol):
         """Bring an image back to life for user id ``caller``; the pid that it runs under."""
 
     def migrate(
-        self, pid: int, to: str, request: "MoveRequest", caller: int, progress: Progress
+        self, pid: int, to: str, request: "MigrateRequest", caller: int, progress: Progress
     ) -> dict[int, int]:
         """Move ``pid`` and what belongs to it to other GPUs for user id ``caller``; by the ordinal
         of each GPU that it left the one that it is on now. ``to`` is an ordinal, the beginning of a
@@ -182,10 +182,18 @@ class RestoreRequest(JobOptions, frozen=True):
 
 
 class MoveRequest(JobOptions, frozen=True):
-    """Options of a migration; ``deadline`` and ``queue`` as for a checkpoint."""
+    """Options of taking a process off a GPU; ``deadline`` and ``queue`` as for a checkpoint."""
 
     deadline: Deadline | None = None
     queue: bool = False
+
+
+class MigrateRequest(MoveRequest, frozen=True):
+    """Options of a migration. With ``precopy`` memory is copied while the program runs; ``driver``
+    needs no hook and stops it for long; ``auto`` chooses.
+    """
+
+    mode: Literal["auto", "precopy", "driver"] = "auto"
 
 
 class SuspendRequest(MoveRequest, frozen=True):

@@ -30,7 +30,7 @@ from phosd.engine.space import UNLIMITED, DiskLimits
 from phosd.service.identity import identify
 from phosd.service.operations import (
     CheckpointRequest,
-    MoveRequest,
+    MigrateRequest,
     RestoreRequest,
     ResumeRequest,
     SuspendRequest,
@@ -179,7 +179,7 @@ class FakeEngine:
         ]
 
     def migrate(
-        self, pid: int, to: str, request: MoveRequest, caller: int, progress: Progress
+        self, pid: int, to: str, request: MigrateRequest, caller: int, progress: Progress
     ) -> dict[int, int]:
         self.moves.append(("migrate", pid, to, request, caller))
         self._move(progress)

@@ -20,7 +20,7 @@ from phosd.engine.hooklink import Block, BlockFlag
 from phosd.engine.process import GpuProcess
 from phosd.service.identity import identify
 from phosd.service.inventory import Inventory
-from phosd.service.operations import MoveRequest, ResumeRequest, SuspendRequest
+from phosd.service.operations import MigrateRequest, ResumeRequest, SuspendRequest
 from tests.bus import busctl
 from tests.harness import wait_until
 from tests.service.authority import NO, YES, authority
@@ -56,7 +56,9 @@ def process_of(service: Service, pid: int) -> str:
 
 def test_a_migration_from_its_first_phase_to_the_history(service: Service) -> None:
     service.engine.running = [seen(ME)]
-    job = service.start("Migrate", "usa{sv}", ME, "0:1", 1, "deadline", "d", 3.5)
+    job = service.start(
+        "Migrate", "usa{sv}", ME, "0:1", 2, "deadline", "d", 3.5, "mode", "s", "precopy"
+    )
     wait_until(lambda: service.get(job, "Job1", "Phase") == '"quiesce"', "the stop")
     assert service.get(job, "Job1", "ProgramStopped") == "true"
     assert service.get(job, "Job1", "Operation") == '"migrate"'
@@ -68,7 +70,9 @@ def test_a_migration_from_its_first_phase_to_the_history(service: Service) -> No
     service.engine.go.set()
     wait_for(service, job, "done")
     assert service.get(job, "Job1", "Result") == '"0:1"'
-    assert service.engine.moves == [("migrate", ME, "0:1", MoveRequest(deadline=3.5), 0)]
+    assert service.engine.moves == [
+        ("migrate", ME, "0:1", MigrateRequest(deadline=3.5, mode="precopy"), 0)
+    ]
     wait_until(lambda: not entry.exists(), "the journal to be empty")
     (row,) = listed(service, "ListHistory", "operation", "s", "migrate", "pid", "u", ME)
     assert (row["state"], row["destination"], row["result"]) == ("done", "0:1", "0:1")
@@ -125,6 +129,7 @@ def test_a_swap_is_a_job_of_both(service: Service, theirs: int) -> None:
         (("Migrate", "usa{sv}", ME, "", 0), "is to go nowhere; name a GPU"),
         (("Migrate", "usa{sv}", ME, "1", 1, "where", "s", "disk"), "no option `where`"),
         (("Migrate", "usa{sv}", ME, "1", 1, "deadline", "d", 0), "deadline"),
+        (("Migrate", "usa{sv}", ME, "1", 1, "mode", "s", "stop"), "Invalid enum value 'stop'"),
         (("Suspend", "ua{sv}", 2**22 + 1, 0), "there is no process"),
         (("Suspend", "ua{sv}", ME, 1, "where", "s", "tape"), "Invalid enum value 'tape'"),
         (("Suspend", "ua{sv}", ME, 1, "gpu", "s", "1"), "no option `gpu`"),
@@ -132,8 +137,8 @@ def test_a_swap_is_a_job_of_both(service: Service, theirs: int) -> None:
         (("Resume", "ua{sv}", ME, 1, "gpu", "u", 1), "Expected `str`, got `int`"),
         (("Swap", "uua{sv}", ME, ME, 0), "cannot take its own place"),
         (("Swap", "uua{sv}", ME, 2**22 + 1, 0), "there is no process"),
-        (("PlanEvacuation", "sa{sv}", "9", 0), "'9' is none of this node's GPUs; there are 0 (GPU"),
-        (("PlanEvacuation", "sa{sv}", "", 0), "'' is none of this node's GPUs"),
+        (("PlanEvacuation", "sa{sv}", "9", 0), "'9' names no GPU of this node; name a GPU"),
+        (("PlanEvacuation", "sa{sv}", "", 0), "'' names no GPU of this node"),
         (
             ("PlanEvacuation", "sa{sv}", "0", 1, "dry", "b", "true"),
             "options of this call are: none",
@@ -292,7 +297,7 @@ def test_the_plan_of_an_evacuation(service: Service, theirs: int) -> None:
     assert [row[0] for row in planned(service, "GPU-12", uid=OWNER)] == [theirs]
     assert planned(service, uid=STRANGER) == []
     assert [row[0] for row in planned(service, "1")] == [4]
-    with pytest.raises(RuntimeError, match="'GPU-56' fits several"):
+    with pytest.raises(RuntimeError, match="'GPU-56' names several GPUs"):
         planned(service, "GPU-56")
     assert service.engine.moves == []
 
