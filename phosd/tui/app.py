@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Literal
 
+from textual import events
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
@@ -12,6 +13,7 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from phosd.tui.actions import ANYWHERE, bindings
+from phosd.tui.keys import Keys
 from phosd.tui.node import Contact, Node
 from phosd.tui.records import Job, Manager
 from phosd.tui.screens.base import NodeScreen
@@ -90,11 +92,19 @@ class PhosApp(App[None]):
         self.readonly = readonly
         self._watched: set[str] = set()
         self._light = light
+        self._keys = Keys(self, super().on_event)
+
+    async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            self._keys.put(event)
+        else:
+            await super().on_event(event)
 
     def on_mount(self) -> None:
         self.theme = "textual-light" if self._light else "textual-dark"
         self.node.subscribe(self._node_changed)
         self.node.start()
+        self.run_worker(self._keys.work())
         self.set_interval(1.0, self._tick)
         self.set_interval(_SAMPLE_SECONDS, self.node.sample)
 

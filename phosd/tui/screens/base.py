@@ -1,12 +1,14 @@
 """What every screen has: its frame, its actions, and the node's news."""
 
 from collections.abc import Awaitable
+from time import monotonic
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.dom import DOMNode
 from textual.screen import Screen
+from textual.widgets import Input
 
 from phosd.cli.settings import CommandError
 from phosd.tui.actions import ANYWHERE, MOVE, TABLE, Action, named, of, why_not
@@ -46,6 +48,11 @@ class NodeScreen(Screen[None]):
 
     # The frame
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._in_sight = 0.0
+        """Since when it is in front, on the clock of messages."""
+
     def compose(self) -> ComposeResult:
         yield TopLine(self.app.current_mode)
         yield Banner()
@@ -63,6 +70,7 @@ class NodeScreen(Screen[None]):
         return self.app.node
 
     def on_screen_resume(self) -> None:
+        self._in_sight = monotonic()
         self.node_changed(self.SHOWS | {Contact})
 
     def on_resize(self, _: events.Resize) -> None:
@@ -108,6 +116,28 @@ class NodeScreen(Screen[None]):
         shown = [action for action in self.actions if action.shown]
         self.query_one(KeyLine).show([(action, not self.reason(action)) for action in shown])
 
+    def takes(self, key: events.Key) -> bool:
+        """Nothing acts on what was not in sight when its key was pressed, and nobody is shown out
+        by a key that was meant for another screen.
+        """
+        if isinstance(self.focused, Input):
+            return True
+        last = len(self.app.screen_stack) == 1
+        for action in of(self.SCOPE, ANYWHERE):
+            risky = action.acts or (action.id == "leave" and last)
+            if risky and key.key in action.key.split(","):
+                return self._saw(action, key.time)
+        return True
+
+    def _saw(self, action: Action, moment: float) -> bool:
+        """Whether what is chosen was in sight at a moment; or else say that it was not."""
+        chosen = (table.chosen_since for table in self.query(RecordTable) if action.acts)
+        if moment >= max(self._in_sight, *chosen, 0.0):
+            return True
+        why = "what is in sight has just changed; look, and press it again"
+        self.app.tell(f"{action.name}: not done", why, "warning")
+        return False
+
     def on_key(self, event: events.Key) -> None:
         """A key that did nothing: say why if its action cannot be done now."""
         for action in of(self.SCOPE):
@@ -128,7 +158,8 @@ class NodeScreen(Screen[None]):
         self.call_later(self.app.run_action, action.id, place)
 
     def on_key_line_pressed(self, event: KeyLine.Pressed) -> None:
-        self.do(event.action)
+        if self._saw(event.action, event.time):
+            self.do(event.action)
 
     def on_record_table_moved(self) -> None:
         self.actions_changed()

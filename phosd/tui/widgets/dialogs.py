@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from time import monotonic
+from typing import ClassVar, TypeVar
 
 from rich.table import Table
 from rich.text import Text
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
@@ -15,8 +16,25 @@ from textual.widgets import Button, Input, Label, Select, Static
 
 from phosd.tui.text import plain
 
+_T = TypeVar("_T")
 
-class Question(ModalScreen[bool]):
+
+class Dialog(ModalScreen[_T]):
+    """Takes no key that was pressed before it was there to be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._in_sight = 0.0
+
+    def on_screen_resume(self) -> None:
+        self._in_sight = self._in_sight or monotonic()
+
+    def takes(self, key: events.Key) -> bool:
+        """Whether it was."""
+        return 0 < self._in_sight <= key.time
+
+
+class Question(Dialog[bool]):
     """Asks whether to do something that cannot be undone. The answer is No unless one says Yes.
 
     ``gone`` says why it makes no sense any more, nothing as long as it does: what the dialog is
@@ -104,7 +122,7 @@ def _widget(choice: Choice | Field) -> Select[str] | Input:
     return Select(values, id=choice.name, allow_blank=False, compact=True)
 
 
-class Form(ModalScreen[dict[str, str] | None]):
+class Form(Dialog[dict[str, str] | None]):
     """Asks for options; gives them by name, or None when the user thinks better of it."""
 
     DEFAULT_CSS = """

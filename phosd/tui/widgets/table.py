@@ -6,6 +6,7 @@ DataTable measures every cell of every row that is added, and is filled anew for
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rich.segment import Segment
@@ -24,6 +25,8 @@ _T = TypeVar("_T")
 Cell = str | tuple[str, str]
 """A text, or a text and its tone: ``dim``, ``good``, ``warn``, ``bad``, ``stop`` or ``accent``."""
 TONES = ("dim", "good", "warn", "bad", "stop", "accent")
+_REACTION = 0.5
+"""Seconds in which nobody acts on what is new: a key that comes so soon means what was there."""
 _LEAST_LAST = 20
 """Cells that the last column must have before another one leaves."""
 
@@ -99,6 +102,8 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
         self._words: list[str] = []
         self._under = ""
         self.marks: set[str] = set()
+        self.chosen_since = 0.0
+        """From when on keys mean what is chosen, on the clock of messages."""
         self.open_filter: Callable[[], None] = lambda: None
         """Lets the user type a filter; set by who has the line for it."""
         self.sort = sort
@@ -108,9 +113,12 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
 
     def show_records(self, records: Mapping[str, _T]) -> None:
         """Show these from now on."""
+        before = self.marks or {self._under}
         self._records = dict(records)  # those of the node change before the next drawing
         self.marks &= records.keys()
         self._arrange()
+        if not (self.marks or {self._under}) <= before:  # other than what the user chose
+            self.chosen_since = monotonic() + (_REACTION if before != {""} else 0.0)
 
     @property
     def current(self) -> _T | None:
