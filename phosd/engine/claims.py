@@ -42,6 +42,11 @@ class Claims:
             with self._changed:
                 self._claimed -= wanted
 
+    def only(self, pids: Iterable[int]) -> bool:
+        """Whether no job works on other processes than these."""
+        with self._changed:
+            return self._claimed <= set(pids)
+
     @contextlib.contextmanager
     def asking(self, pid: int) -> Iterator[bool]:
         """Whether a process may be asked inside: no job works on it."""

@@ -5,7 +5,7 @@ The states and their order are the driver's: RUNNING -lock-> LOCKED -checkpoint-
 """
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -123,6 +123,11 @@ def _stop(pids: Sequence[int]) -> None:
     for pid in pids:
         lock(pid)
     _together(checkpoint, pids)
+
+
+def require_running(pids: Collection[int]) -> None:
+    """Unlock processes that are locked. Raises :class:`Internal` when one is not RUNNING then."""
+    _together(_back_to_running, list(pids))
 
 
 def back_to_running(pids: Sequence[int]) -> dict[int, PhosError | None]:

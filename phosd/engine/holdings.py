@@ -211,6 +211,17 @@ class Holdings:
         with self._lock:
             return [held for _, held in sorted(self._held.items())]
 
+    def duplicates(self, blocks: Iterable[Held]) -> list[tuple[Held, int]]:
+        """A descriptor of each block, the caller's to close; without those freed meanwhile, whose
+        own is closed.
+        """
+        with self._lock:
+            return [
+                (held, os.dup(held.descriptor))
+                for held in blocks
+                if self._held.get((held.pid, held.block.id)) is held
+            ]
+
     def shared(self) -> list[Held]:
         """The blocks that the programs exported or imported: somebody else may write them."""
         return [held for held in self.all() if held.block.flags & _SHARED]

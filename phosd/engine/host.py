@@ -11,12 +11,12 @@ from phosd.engine.gpus import list_gpus
 from phosd.engine.image.manifest import Gpu, Host, Manifest
 
 
-def this_host(criu: Criu) -> Host:
-    """What a restore has to find again."""
+def this_host(criu: Criu | None) -> Host:
+    """What a restore has to find again, or, without CRIU, a resume."""
     return Host(
         boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         kernel=os.uname().release,
-        criu=criu.version,
+        criu=criu.version if criu else "",
         driver=driver_version(),
         cpu_flags=_cpu_flags(),
     )

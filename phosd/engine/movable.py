@@ -17,6 +17,7 @@ def claimed(node: Node, job: ExitStack, caller: int) -> Callable[[ProcessTree], 
 
     def check(tree: ProcessTree) -> None:
         require_may_save(tree, caller)
+        node.suspended.require_awake(tree.pids)
         job.enter_context(node.claim(tree.pids))
 
     return check

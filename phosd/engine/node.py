@@ -3,30 +3,34 @@
 import contextlib
 import errno
 import fcntl
+import hashlib
+import logging
 import os
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from phosd.engine import outside, process
 from phosd.engine.claims import Claims
 from phosd.engine.criu import Criu
-from phosd.engine.errors import Internal
+from phosd.engine.errors import Busy, Internal, NoSuchImage
 from phosd.engine.holdings import Holdings
 from phosd.engine.image.store import Store
 from phosd.engine.mover import Mover
 from phosd.engine.process import GpuProcess
 from phosd.engine.rlimit import allow_many_descriptors
+from phosd.engine.suspended import Register
 from phosd.engine.undo import Undo
 from phosd.engine.unit import Identity, Unit
 
 _MEMORY = Path("/dev/shm")
 _STAGING = "phosd-"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class NodeConfig:
     criu: Path | None = None
     shadow_limit: int | None = None
     """Device memory a GPU for what a program overwrites while it is saved."""
+    memory_dir: Path | None = None
+    """A folder in memory for what suspended programs had on their GPUs; None for one of its own."""
 
 
 class Node:
@@ -56,6 +62,8 @@ class Node:
         self._claims = Claims()
         self._listed: dict[int, GpuProcess] = {}
         self._kept: dict[Identity, Holdings] = {}
+        self._shelves: dict[str, Store] = {}
+        self.suspended = Register(config.runtime_dir)
         self._lock = threading.Lock()
         self._criu: Criu | None = None
 
@@ -72,6 +80,8 @@ class Node:
             for mover in self._movers.values():
                 mover.close()
             self._movers.clear()
+            if (shelf := self._shelves.pop("memory", None)) and not self.suspended.all():
+                shutil.rmtree(shelf.state)
 
     @property
     def criu(self) -> Criu:
@@ -100,7 +110,47 @@ class Node:
             movers = {mover.pid for mover in self._movers.values()}
         found = process.list_processes(self.config.runtime_dir, self.asking, movers, self._listed)
         self._listed = {known.pid: known for known in found}
-        return found
+        where = {pid: each.where for each in self.suspended.living() for pid in each.pids}
+        return [_suspended(each, where[each.pid]) if each.pid in where else each for each in found]
+
+    def shelf(self, where: str) -> Store:
+        """The store for what suspended programs had on their GPUs: in ``memory`` or on ``disk``.
+
+        Its digests are those of the images.
+        """
+        with self._lock:
+            if where not in self._shelves:
+                folder = self._memory_dir if where == "memory" else self.store.state / "suspended"
+                self._shelves[where] = Store(folder, like=self.store)
+            return self._shelves[where]
+
+    def leave(self, gpus: Iterable[int], pids: Iterable[int]) -> None:
+        """End the movers of GPUs that nothing is held on, unless a job works on others than
+        ``pids``: then nothing of phosd is on these GPUs.
+        """
+        with self._lock:
+            if not self._claims.only(pids):
+                return
+            needed = {mover.gpu for kept in self._kept.values() for mover in kept.movers()}
+            for gpu in {*gpus} - needed:
+                if mover := self._movers.pop(gpu, None):
+                    mover.close()
+
+    def forget_the_dead(self) -> None:
+        """Remove what suspended programs had that have ended since."""
+        for each in self.suspended.all():
+            if not each.alive:
+                with contextlib.suppress(NoSuchImage, Busy):
+                    self.shelf(each.where).delete(each.image)
+                    _log.info("process %d ended while it was suspended", each.pid)
+                self.suspended.remove(each)
+
+    @property
+    def _memory_dir(self) -> Path:
+        if self.config.memory_dir is not None:
+            return self.config.memory_dir
+        name = hashlib.sha256(bytes(self.config.runtime_dir.resolve())).hexdigest()[:16]
+        return _MEMORY / f"phos-suspended-{name}"
 
     def asking(self, pid: int) -> AbstractContextManager[bool]:
         """Whether a process may be asked inside: no job works on it."""
@@ -192,6 +242,18 @@ class Node:
         free = min(status.f_bavail * status.f_frsize, available_memory() // 2)
         limit = self.config.staging_limit
         return free if limit is None else min(limit, free)
+
+
+def _suspended(found: GpuProcess, where: str) -> GpuProcess:
+    place = "host memory" if where == "memory" else "a file on the disk"
+    return replace(
+        found,
+        state="suspended",
+        gpus=(),
+        device_bytes=0,
+        hook_state="hooked",
+        reason=f"its device memory is in {place}",
+    )
 
 
 def _locked_folder() -> tuple[Path, int]:

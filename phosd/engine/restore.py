@@ -4,12 +4,10 @@ Nothing of the node is touched before every check has passed and every byte of d
 been loaded and hashed on its GPU. The program may run only when its state has been verified.
 """
 
-import os
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,14 +17,13 @@ from phosd.engine.criu import Policy, Restored
 from phosd.engine.criu import RestoreOptions as CpuOptions
 from phosd.engine.errors import Internal
 from phosd.engine.faults import Point, point
-from phosd.engine.holdings import let_go, new_key
 from phosd.engine.hooklink import HookLink, HookState
 from phosd.engine.host import require_same_machine
-from phosd.engine.image.manifest import Block, Manifest
-from phosd.engine.image.store import Image
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.loaded import device_bytes, loaded
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
-from phosd.engine.space import context_bytes, require_device_memory
+from phosd.engine.space import require_device_memory
 from phosd.engine.undo import Undo
 
 
@@ -53,10 +50,6 @@ class RestoreResult:
     seconds: float
 
 
-Memory = dict[int, list[tuple[int, int]]]
-"""By pid: the id of each parked block and a descriptor of memory that holds its bytes."""
-
-
 def restore(
     node: Node, image_id: str, options: RestoreOptions, progress: Progress
 ) -> RestoreResult:
@@ -71,7 +64,7 @@ def restore(
         require_same_machine(manifest, node.criu)
         cpu = _CpuSide(node, manifest, options)
         cpu.admit()
-        require_device_memory(node, _bytes_by_gpu(manifest))
+        require_device_memory(node, device_bytes(manifest))
         progress.check()
         progress.about_to_touch(_concern(manifest))
 
@@ -79,7 +72,7 @@ def restore(
         point(Point.RESTORE_LOAD)
         with ThreadPoolExecutor(1) as beside:
             hashing = beside.submit(cpu.check_bytes)
-            memory = job.enter_context(_loaded(node, image, progress))
+            memory = job.enter_context(loaded(node, image, progress))
             hashing.result()
         progress.check()
 
@@ -95,7 +88,7 @@ def restore(
             point(Point.RESTORE_MAP)
             links = [job.enter_context(link) for link in _awake(node, manifest)]
             for link in links:
-                if blocks := memory.get(link.pid):
+                if blocks := memory.of(link.pid):
                     link.unpark(blocks)
             progress.phase("verify")
             point(Point.RESTORE_VERIFY)
@@ -152,46 +145,6 @@ def _concern(manifest: Manifest) -> Concern:
     touched = (Touched(p.pid, None, gpu=p.gpu, hooked=p.hooked) for p in manifest.processes)
     gpus = sorted({block.gpu for block in manifest.blocks})
     return Concern(tuple(touched), tuple(gpus), manifest.id, now())
-
-
-def _stored(manifest: Manifest) -> list[Block]:
-    return [block for block in manifest.blocks if block.alias is None]
-
-
-def _bytes_by_gpu(manifest: Manifest) -> dict[int, int]:
-    """What each GPU must have free: the blocks, and a context for each process that has some.
-
-    A GPU without blocks is not asked, since that would start its mover.
-    """
-    total: Counter[int] = Counter()
-    for block in _stored(manifest):
-        total[block.gpu] += block.size
-    for gpu, _ in {(block.gpu, block.process) for block in manifest.blocks}:
-        total[gpu] += context_bytes()
-    return dict(total)
-
-
-@contextmanager
-def _loaded(node: Node, image: Image, progress: Progress) -> Iterator[Memory]:
-    """Device memory with the image's bytes, loaded and hashed. It lives on in who mapped it."""
-    manifest = image.manifest
-    descriptors: dict[tuple[int, int], int] = {}
-    with Undo() as undo:
-        for gpu in sorted({block.gpu for block in manifest.blocks}):
-            mover = node.mover(gpu)
-            blocks = {new_key(): b for b in _stored(manifest) if b.gpu == gpu}
-            made = mover.create([(key, block.size) for key, block in blocks.items()])
-            undo.add(let_go, mover, list(blocks))
-            for block, descriptor in zip(blocks.values(), made, strict=True):
-                undo.add(os.close, descriptor)
-                descriptors[block.process, block.id] = descriptor
-            mover.load({key: block.chunks for key, block in blocks.items()}, image, progress)
-        memory: Memory = {}
-        for block in manifest.blocks:
-            descriptor = descriptors[block.alias or (block.process, block.id)]
-            pid = manifest.processes[block.process].pid
-            memory.setdefault(pid, []).append((block.id, descriptor))
-        yield memory
 
 
 def _awake(node: Node, manifest: Manifest) -> Iterator[HookLink]:

@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -139,17 +140,21 @@ class Twins:
         """Twins of blocks of one GPU: all of them or none."""
         new = self._moves[gpu]
         mover = self._movers[new]
-        keys = {new_key(): held for held in blocks}
-        with Undo() as undo:
-            descriptors = mover.create([(key, held.block.size) for key, held in keys.items()])
-            undo.add(let_go, mover, list(keys))
+        twins: list[tuple[Held, int]] = []
+        sources: list[tuple[int, int, int]] = []
+        with Undo() as undo, ExitStack() as borrowed:
+            for held, descriptor in self._holdings.duplicates(blocks):
+                borrowed.callback(os.close, descriptor)
+                sources.append((new_key(), held.block.size, descriptor))
+                twins.append((held, new_key()))
+            descriptors = mover.create([(key, held.block.size) for held, key in twins])
+            undo.add(let_go, mover, [key for _, key in twins])
             for descriptor in descriptors:
                 undo.add(os.close, descriptor)
-            sources = {new_key(): held for held in blocks}
-            mover.adopt([(k, h.block.size, h.descriptor) for k, h in sources.items()], home=gpu)
+            mover.adopt(sources, home=gpu)
             undo.forget()
-        for held, key, source, descriptor in zip(blocks, keys, sources, descriptors, strict=True):
-            self._twins[held.key] = _Twin(held, Place(new, key, descriptor), source)
+        for (held, key), source, descriptor in zip(twins, sources, descriptors, strict=True):
+            self._twins[held.key] = _Twin(held, Place(new, key, descriptor), source[0])
 
     def _differing(self) -> dict[int, list[int]]:
         """By key: the chunks whose twins have other bytes."""

@@ -2,11 +2,8 @@
 
 import pytest
 
-from phosd.engine.gate import DEADLINE
-from phosd.engine.hooklink import HookLink
 from phosd.engine.migrate import MigrateOptions, migrate
 from phosd.engine.node import Node
-from phosd.engine.process import gpus_of
 from phosd.engine.progress import Progress
 from tests.core.conftest import Starter
 from tests.core.cycle import Undisturbed, computes_right
@@ -20,9 +17,7 @@ def gpus(node: Node, target: Target) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("program", ["single", "threads", "features", "churn", "capture"])
-def test_there_and_back(
-    program: str, node: Node, start: Starter, undisturbed: Undisturbed
-) -> None:
+def test_there_and_back(program: str, node: Node, start: Starter, undisturbed: Undisturbed) -> None:
     target = start(program)
     target.wait_for_steps(5)
     assert gpus(node, target) == (0,)

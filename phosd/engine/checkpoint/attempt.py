@@ -8,6 +8,7 @@ from phosd.engine.checkpoint.options import CheckpointOptions
 from phosd.engine.cpuparts import CpuParts
 from phosd.engine.errors import Busy
 from phosd.engine.faults import Point, point
+from phosd.engine.from_unit import block_records
 from phosd.engine.holdings import Held
 from phosd.engine.image.manifest import Block, ChunkRef
 from phosd.engine.image.writer import ImageWriter
@@ -46,25 +47,8 @@ class Attempt:
     def blocks(
         self, blocks: Sequence[Held], chunks: Mapping[int, tuple[ChunkRef, ...]]
     ) -> tuple[Block, ...]:
-        """The manifest's blocks, ``chunks`` by key. Memory that several share is the first's."""
-        index = {p.pid: i for i, p in enumerate(p for tree in self.cpu.trees for p in tree)}
-        first: dict[int, Held] = {}
-        records = []
-        for held in blocks:
-            owner = first.setdefault(held.key, held)
-            alone = owner is held
-            records.append(
-                Block(
-                    process=index[held.pid],
-                    id=held.block.id,
-                    va=held.block.va,
-                    size=held.block.size,
-                    gpu=held.gpu,
-                    chunks=chunks[held.key] if alone else (),
-                    alias=None if alone else (index[owner.pid], owner.block.id),
-                )
-            )
-        return tuple(records)
+        """The manifest's blocks, ``chunks`` by key."""
+        return block_records(self.cpu.trees, blocks, chunks)
 
     def _require_no_newcomers(self) -> None:
         """A process that began to use the GPU after the others were stopped was saved without

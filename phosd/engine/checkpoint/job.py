@@ -16,8 +16,9 @@ from phosd.engine.cpuparts import CpuParts
 from phosd.engine.criu import DumpOptions
 from phosd.engine.errors import InvalidOption, MisSpeculation
 from phosd.engine.faults import Point, point
+from phosd.engine.from_unit import process_records
 from phosd.engine.host import describe_gpus, this_host
-from phosd.engine.image.manifest import Block, Manifest, Process
+from phosd.engine.image.manifest import Block, Manifest
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
 from phosd.engine.rights import require_may_save
@@ -100,7 +101,7 @@ def _make_image(
             host=this_host(node.criu),
             gpus=describe_gpus({gpu for member in unit.members for gpu in member.gpus}),
             trees=trees,
-            processes=_processes(unit, cpu, parked=choice.mode != "driver"),
+            processes=process_records(cpu.trees, unit, parked=choice.mode != "driver"),
             blocks=blocks,
             stop_seconds=progress.stop_seconds,
             wrong_guesses=progress.wrong_guesses,
@@ -120,6 +121,7 @@ def _dumpable(
 
     def check(tree: ProcessTree) -> None:
         require_may_save(tree, options.caller)
+        node.suspended.require_awake(tree.pids)
         job.enter_context(node.claim(tree.pids))
         criu.check(node.criu, tree, options.tcp)
 
@@ -145,17 +147,3 @@ def _parent(node: Node, unit: Unit, image_id: str | None) -> Iterator[Manifest |
                 hint="content is shared within one user only: give an image of the same owner",
             )
         yield image.manifest
-
-
-def _processes(unit: Unit, cpu: CpuParts, *, parked: bool) -> tuple[Process, ...]:
-    members = {member.pid: member for member in unit.members}
-    return tuple(
-        process.record(
-            number,
-            gpu=process.pid in members,
-            hooked=process.pid in members and members[process.pid].link is not None,
-            parked=process.pid in members and parked,
-        )
-        for number, tree in enumerate(cpu.trees)
-        for process in tree
-    )

@@ -58,10 +58,13 @@ _format_decoder = msgspec.json.Decoder(_Format)
 
 
 class Store:
-    """A state folder. Creates it (mode 0700) with its secret when it is not there."""
+    """A state folder. Creates it (mode 0700) with its secret when it is not there: a new one, or
+    that of the store ``like`` which it shall compute its digests.
+    """
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, like: "Store | None" = None) -> None:
         self.state = state
+        self._like = like
         self.images = state / "images"
         self.packs = state / "packs"
         for folder in (state, self.images, self.packs):
@@ -71,7 +74,7 @@ class Store:
         """What the images that are being made will take."""
         self._read: dict[str, tuple[tuple[int, ...], Manifest]] = {}
         with self._locked_folder():
-            self.key = DigestKey(self._secret())
+            self.key = DigestKey(self.secret())
         """The key of every digest in this store."""
 
     def list(self) -> list[Manifest]:
@@ -308,12 +311,13 @@ class Store:
         files.sync_folder(self.packs)
         return removed
 
-    def _secret(self) -> bytes:
+    def secret(self) -> bytes:
+        """What the key of the digests is made of; written if it is not there."""
         path = self.state / "secret"
         try:
             secret = files.read_private(path, _SECRET)
         except FileNotFoundError:
-            secret = secrets.token_bytes(_SECRET)
+            secret = self._like.secret() if self._like else secrets.token_bytes(_SECRET)
             partial = path.with_suffix(".partial")
             partial.unlink(missing_ok=True)
             files.write_durably(partial, secret)

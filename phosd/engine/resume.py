@@ -1,0 +1,147 @@
+"""Resuming: a suspended program comes back, on its GPUs or on others. protocols.md in code.
+
+Every step looks first, so that what failed, or was killed in the middle, can be done again: what
+the program had stays until it runs.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from phosd.engine import driver, procfs
+from phosd.engine.concern import Concern, Touched
+from phosd.engine.errors import Internal, InvalidOption, NoSuchProcess, NotAuthorized
+from phosd.engine.faults import Point, point
+from phosd.engine.gpus import GpuInfo, list_gpus
+from phosd.engine.hooklink import HookLink, HookState, reach
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.loaded import Memory, device_bytes, loaded
+from phosd.engine.node import Node
+from phosd.engine.placement import parse_moves, require_fit, whole
+from phosd.engine.progress import Progress
+from phosd.engine.rights import ROOT
+from phosd.engine.space import require_device_memory
+from phosd.engine.suspended import Suspended
+
+_WAKE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    """How to resume. ``to`` is a GPU, or ``OLD:NEW`` for each of several; empty for the same."""
+
+    to: str = ""
+    caller: int = ROOT
+    """The user id that it is done for. Only root may resume what is not its own."""
+
+
+def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> dict[int, int]:
+    """Have the suspended program with process ``pid`` run again.
+
+    Returns the ordinals of the GPUs that it had, with those that it has now. Raises
+    :class:`NoSuchProcess` when it is not suspended. Whatever fails, it stays suspended.
+    """
+    progress.phase("admission")
+    with ExitStack() as job:
+        suspended = node.suspended.of(pid)
+        job.enter_context(node.claim(suspended.pids))
+        image = job.enter_context(node.shelf(suspended.where).open(suspended.image))
+        manifest = image.manifest
+        _require_resumable(suspended, manifest, options.caller)
+        gpus = list_gpus()
+        moves = _moves(options.to, suspended, manifest, gpus)
+        require_device_memory(node, device_bytes(manifest, moves), "the program")
+        progress.about_to_touch(_concern(suspended, manifest, moves))
+        progress.phase("load", bytes_total=manifest.device_bytes)
+        point(Point.RESUME_LOAD)
+        memory = job.enter_context(loaded(node, image, progress, moves))
+        progress.check()
+        memory.guard()
+        progress.phase("control")
+        point(Point.RESUME_CONTROL)
+        _back_from_driver(suspended, moves, gpus)
+        progress.phase("map")
+        point(Point.RESUME_MAP)
+        links = [job.enter_context(link) for link in _back_from_parking(node, manifest, memory)]
+        node.suspended.remove(suspended)  # from here on it runs, whatever becomes of this engine
+        point(Point.RESUME_OPEN)
+        for link in links:
+            link.open_gate()
+        memory.unguard()
+    node.shelf(suspended.where).delete(suspended.image)
+    progress.finish()
+    return {gpu: moves.get(gpu, gpu) for gpu in suspended.gpus}
+
+
+def _require_resumable(suspended: Suspended, manifest: Manifest, caller: int) -> None:
+    others = {process.uid for process in manifest.processes} - {caller}
+    if caller != ROOT and others:
+        raise NotAuthorized(
+            f"process {suspended.pid} belongs to uid {min(others)}, not to {caller}",
+            hint="ask as root",
+        )
+    for process in suspended.processes:
+        if procfs.identity(process[0]) != process:
+            raise NoSuchProcess(
+                f"process {process[0]} has ended, and with it the program of process"
+                f" {suspended.pid}",
+                hint="start it again, or restore an image of it",
+            )
+
+
+def _moves(
+    text: str, suspended: Suspended, manifest: Manifest, gpus: Sequence[GpuInfo]
+) -> dict[int, int]:
+    """The GPUs that others take the place of."""
+    known = {gpu.ordinal: gpu.uuid for gpu in gpus}
+    for gpu in manifest.gpus:
+        if known.get(gpu.ordinal) != gpu.uuid:
+            raise InvalidOption(
+                f"GPU {gpu.ordinal} is not {gpu.uuid} any more, which the program had",
+                hint="bring the GPUs back into their order",
+            )
+    try:
+        moves = parse_moves(text, suspended.gpus, gpus) if text else {}
+    except InvalidOption as error:
+        if "already" not in error.what:
+            raise
+        moves = {}
+    require_fit(moves, gpus)
+    return moves
+
+
+def _concern(suspended: Suspended, manifest: Manifest, moves: dict[int, int]) -> Concern:
+    hooked = {process.pid for process in manifest.processes if process.hooked}
+    touched = (
+        Touched(pid, start, gpu=True, hooked=pid in hooked) for pid, start in suspended.processes
+    )
+    gpus = sorted({moves.get(gpu, gpu) for gpu in suspended.gpus})
+    return Concern(tuple(touched), tuple(gpus))
+
+
+def _back_from_driver(suspended: Suspended, moves: dict[int, int], gpus: Sequence[GpuInfo]) -> None:
+    """The driver brings the processes back, those that it has not brought back before."""
+    states = {pid: driver.state(pid) for pid in suspended.pids}
+    asleep = [pid for pid in states if states[pid] is driver.State.CHECKPOINTED]
+    if moves:
+        driver.move(asleep, whole(moves, len(gpus)))
+    else:
+        driver.resume(asleep)
+    driver.require_running(suspended.pids)
+
+
+def _back_from_parking(node: Node, manifest: Manifest, memory: Memory) -> list[HookLink]:
+    """The hooks have the memory mapped again; their gates are closed."""
+    links = []
+    for process in manifest.processes:
+        if process.gpu and process.parked and process.hooked:
+            link = reach(process.pid, node.config.runtime_dir, _WAKE_SECONDS)
+            links.append(link)
+            if link.hello().state is HookState.PARKED:
+                link.unpark(memory.of(process.pid))
+            if (state := link.hello().state) is HookState.PARKED:
+                raise Internal(
+                    f"the memory of process {process.pid} is still {state.name.lower()}",
+                    hint=f"`phos resume {process.pid}` again, and report this",
+                )
+    return links

@@ -1,0 +1,195 @@
+"""Suspending: a program leaves its GPUs, and stays a process. protocols.md in code.
+
+Its device memory goes to host memory or to the disk, the driver saves the rest in the process, and
+nothing of it is on a GPU any more. :mod:`phosd.engine.resume` brings it back.
+"""
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from phosd.engine import driver
+from phosd.engine.errors import InvalidOption, OutOfSpace
+from phosd.engine.faults import Point, point
+from phosd.engine.from_unit import block_records, process_records
+from phosd.engine.gate import DEADLINE, close_gates
+from phosd.engine.holdings import Holdings, distinct
+from phosd.engine.host import describe_gpus, this_host
+from phosd.engine.image.manifest import Block, Manifest, Tree
+from phosd.engine.image.store import Store
+from phosd.engine.image.usage import pack_bytes
+from phosd.engine.image.writer import ImageWriter
+from phosd.engine.movable import claimed, gpus_in_use, may_park
+from phosd.engine.node import Node, available_memory
+from phosd.engine.parking import park
+from phosd.engine.progress import Progress
+from phosd.engine.rights import ROOT
+from phosd.engine.space import context_bytes, require_host_memory
+from phosd.engine.suspended import Suspended
+from phosd.engine.undo import Undo
+from phosd.engine.unit import Unit, explain_death, gather
+
+PLACES = ("memory", "disk")
+_SPARE = 256 << 20
+"""Bytes of host memory that stay free."""
+
+
+@dataclass(frozen=True)
+class SuspendOptions:
+    """How to suspend. ``where``: ``memory``, ``disk``, or ``auto``, which is memory where there is
+    enough. ``deadline`` is how many seconds the program may take to come to rest.
+    """
+
+    where: str = "auto"
+    deadline: float = DEADLINE
+    caller: int = ROOT
+    """The user id that it is done for. Only root may suspend what is not wholly its own."""
+
+
+def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -> Suspended:
+    """Take the tree of ``pid``, and what shares device memory with it, off its GPUs.
+
+    Whatever fails before all is saved, the program runs on.
+    """
+    if options.where not in ("auto", *PLACES):
+        raise InvalidOption(
+            f"there is no place {options.where!r}", hint="where is auto, memory or disk"
+        )
+    progress.phase("prepare")
+    with ExitStack() as job:
+        check = claimed(node, job, options.caller)
+        unit = job.enter_context(gather(pid, node.config.runtime_dir, check))
+        parks = may_park(unit, "auto", progress)
+        size = sum(b.size for link in unit.links for b in link.list_blocks()) if parks else 0
+        gpus = tuple(sorted(gpus_in_use(unit)))
+        where = _place(node, unit, options.where, size)
+        shelf = node.shelf(where)
+        writer = job.enter_context(shelf.begin(unit.trees[0].root.uid))
+        job.callback(shelf.drop_spares)
+        shelf.preallocate(size)
+        progress.check()
+        progress.about_to_touch(unit.concern)
+        job.enter_context(explain_death(unit, "suspension"))
+        if not parks:
+            node.let_go(unit)
+        with node.held(unit) as holdings, Undo() as undo:
+            stand_still = _parked if parks else _by_driver
+            blocks = stand_still(unit, holdings, writer, options, progress, undo)
+            progress.phase("publish", stopped=True)
+            point(Point.SUSPEND_PUBLISH)
+            manifest = _manifest(writer, unit, gpus, blocks)
+            writer.publish(manifest)
+            suspended = _entry(manifest, unit, where)
+            node.suspended.write(suspended)
+            undo.forget()
+        progress.phase("release", stopped=True)
+        point(Point.SUSPEND_RELEASE)
+        for mover in holdings.movers():
+            mover.unguard(unit.identity)
+        node.let_go(unit)
+        node.leave(gpus, unit.pids)
+        progress.finish()
+        return suspended
+
+
+def _parked(
+    unit: Unit,
+    holdings: Holdings,
+    writer: ImageWriter,
+    options: SuspendOptions,
+    progress: Progress,
+    undo: Undo,
+) -> tuple[Block, ...]:
+    """The program stands still, its memory is saved and parked, and the driver has the rest."""
+    holdings.take(unit.links)
+    progress.phase("quiesce", stopped=True)
+    point(Point.SUSPEND_QUIESCE)
+    close_gates(unit.links, progress, options.deadline, undo)
+    holdings.take_all(unit.links)
+    held = holdings.all()
+    progress.phase("save", stopped=True, bytes_total=sum(h.block.size for h in distinct(held)))
+    point(Point.SUSPEND_SAVE)
+    chunks = holdings.save(holdings.digest(), writer, progress)
+    progress.phase("park", stopped=True)
+    point(Point.SUSPEND_PARK)
+    park(unit.links, holdings, undo)
+    progress.phase("control", stopped=True)
+    point(Point.SUSPEND_CONTROL)
+    driver.stop(unit.gpu_pids, undo)
+    return block_records(unit.trees, held, chunks)
+
+
+def _by_driver(
+    unit: Unit,
+    holdings: Holdings,
+    writer: ImageWriter,
+    options: SuspendOptions,
+    progress: Progress,
+    undo: Undo,
+) -> tuple[Block, ...]:
+    """The driver has everything, in the process."""
+    if imported := [link for link in unit.links if link.has_imports()]:
+        progress.phase("quiesce", stopped=True)
+        with Undo() as opened:
+            close_gates(imported, progress, options.deadline, opened)
+            for link in imported:
+                link.rehome()
+    progress.phase("control", stopped=True)
+    point(Point.SUSPEND_CONTROL)
+    driver.stop(unit.gpu_pids, undo)
+    return ()
+
+
+def _place(node: Node, unit: Unit, wanted: str, size: int) -> str:
+    """Where ``size`` bytes of device memory go. Raises :class:`OutOfSpace` when they do not fit,
+    :class:`OutOfMemory` when what the driver saves does not.
+    """
+    contexts = context_bytes() * len(unit.gpu_pids)
+    require_host_memory(contexts)
+    for where in PLACES if wanted == "auto" else (wanted,):
+        if size <= _room(node.shelf(where), where, contexts):
+            return where
+    raise OutOfSpace(
+        f"there is no room for {size / 1e9:.1f} GB of device memory"
+        f" {'in memory or on the disk' if wanted == 'auto' else f'({wanted})'}",
+        hint="free host memory, delete images (`phos rm`), or migrate it instead",
+    )
+
+
+def _room(shelf: Store, where: str, contexts: int) -> int:
+    free = shelf.free_bytes()
+    return min(free, available_memory() - contexts - _SPARE) if where == "memory" else free
+
+
+def _manifest(
+    writer: ImageWriter, unit: Unit, gpus: tuple[int, ...], blocks: tuple[Block, ...]
+) -> Manifest:
+    return Manifest(
+        id=writer.id,
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        mode="suspend" if blocks else "driver",
+        owner=writer.owner,
+        host=this_host(None),
+        gpus=describe_gpus(gpus),
+        trees=tuple(Tree(tree.root.pid, f"tree-{n}", ()) for n, tree in enumerate(unit.trees)),
+        processes=process_records(unit.trees, unit, parked=bool(blocks)),
+        blocks=blocks,
+        stop_seconds=0.0,
+    )
+
+
+def _entry(manifest: Manifest, unit: Unit, where: str) -> Suspended:
+    root = unit.trees[0].root
+    return Suspended(
+        image=manifest.id,
+        pid=root.pid,
+        start_time=root.start_time,
+        owner=manifest.owner,
+        command=root.command,
+        since=time.time(),
+        where=where,
+        stored_bytes=sum(pack_bytes(manifest).values()),
+        gpus=tuple(gpu.ordinal for gpu in manifest.gpus),
+        processes=tuple(sorted(unit.identity)),
+    )

@@ -1,0 +1,42 @@
+"""Suspending and resuming: a program leaves its GPU and comes back, on the same or another."""
+
+import pytest
+
+from phosd.engine import cuda
+from phosd.engine.node import Node
+from phosd.engine.progress import Progress
+from phosd.engine.resume import ResumeOptions, resume
+from phosd.engine.suspend import SuspendOptions, suspend
+from tests.core.conftest import Starter
+from tests.core.cycle import Undisturbed, computes_right
+
+
+def free(gpu: int) -> int:
+    """Free memory of a software GPU, in bytes."""
+    cuda.call("cuCtxSetCurrent", cuda.call("cuDevicePrimaryCtxRetain", gpu))
+    return int(cuda.call("cuMemGetInfo")[0])
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("program", ["single", "features"])
+def test_off_and_on_again(
+    program: str, where: str, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    before = free(0), free(1)
+    target = start(program)
+    target.wait_for_steps(5)
+    suspended = suspend(node, target.pid, SuspendOptions(where=where), Progress())
+    assert (free(0), free(1)) == before
+    assert suspended.where == where
+    (listed,) = [p for p in node.processes() if p.pid == target.pid]
+    assert (listed.state, listed.gpus, listed.device_bytes) == ("suspended", (), 0)
+    steps = len(target.values())
+    assert resume(node, target.pid, ResumeOptions(), Progress()) == {0: 0}
+    target.wait_for_steps(steps + 5)
+    suspend(node, target.pid, SuspendOptions(where=where), Progress())
+    assert resume(node, target.pid, ResumeOptions("1"), Progress()) == {0: 1}
+    computes_right(target, undisturbed)
+    (listed,) = [p for p in node.processes() if p.pid == target.pid]
+    assert (listed.state, listed.gpus) == ("running", (1,))
+    assert not node.shelf(where).list()
+    assert not node.suspended.all()
