@@ -12,12 +12,13 @@ from pathlib import Path
 
 from phosd.engine import criu, driver, procfs
 from phosd.engine.concern import Unfinished
-from phosd.engine.errors import PhosError
+from phosd.engine.errors import Busy, PhosError
 from phosd.engine.hooklink import HookState, reach
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.manifest import Process as Restored
 from phosd.engine.node import Node
-from phosd.engine.recovery import Account, free, left_parked
+from phosd.engine.recovery import Account, free, left_parked, let_rest
+from phosd.engine.suspended import Suspended
 
 _log = logging.getLogger(__name__)
 _END_SECONDS = 10.0
@@ -38,18 +39,48 @@ def settle(node: Node, unfinished: Collection[Unfinished]) -> dict[int, str]:
         for each in job.concern.processes
         if each.start_time is not None
     }
-    account = free(touched | left_parked(node.config.runtime_dir), node.config.runtime_dir)
+    asleep, woken = _suspended(node)
+    rest = {process for each in asleep for process in each.processes}
+    let_rest(rest, node.config.runtime_dir)
+    waking = {process for each in woken for process in each.processes}
+    wanted = (touched | left_parked(node.config.runtime_dir) | waking) - rest
+    account = free(wanted, node.config.runtime_dir)
+    for each in woken:
+        _settle_resume(node, each, account)
     said = {job.job: _text(node, job, account) for job in unfinished}
     for what, clear in (
         ("sockets of hooks", partial(sweep_hooks, node.config.runtime_dir / "hook")),
         ("files in memory", node.sweep_staging),
         ("images", node.store.sweep),
+        ("suspended programs", node.sweep_suspended),
     ):
         try:
             clear()
         except (PhosError, OSError) as error:  # it is only in the way; the processes run
             _log.error("%s that earlier jobs left could not be removed: %s", what, error)
     return said
+
+
+def _suspended(node: Node) -> tuple[list[Suspended], list[Suspended]]:
+    """The programs that are suspended, and those that somebody had begun to resume."""
+    asleep: list[Suspended] = []
+    woken: list[Suspended] = []
+    for each in node.suspended.living():
+        states = {driver.state(pid) for pid in each.pids}
+        (asleep if states == {driver.State.CHECKPOINTED} else woken).append(each)
+    return asleep, woken
+
+
+def _settle_resume(node: Node, suspended: Suspended, account: Account) -> None:
+    """Either it runs, or it is suspended, and what it had is there."""
+    failed = suspended.pids & account.failures.keys()
+    if not failed:
+        node.suspended.remove(suspended)
+    for pid in failed:
+        account.failures[pid] = Busy(
+            f"process {pid} is still suspended ({account.failures[pid].what})",
+            hint=f"`phos resume {suspended.pid}`",
+        )
 
 
 def _text(node: Node, job: Unfinished, account: Account) -> str:

@@ -122,8 +122,6 @@ class Drain:
         """Have the hooks save what the program is about to overwrite. The gates are closed."""
         assert self._begun is not None
         self._begun.result()
-        if not self._drains:
-            self._copy()
         for member in self._members:
             assert member.board is not None
             member.link.arm(member.board.fd, [slab.descriptor for slab in member.slabs])
@@ -143,6 +141,8 @@ class Drain:
         Raises :class:`MisSpeculation` when a saved byte is not the byte of the stop, and tells
         ``progress`` which kernels may have written it.
         """
+        if not self._drains:  # with slots for all nobody waits for a mover, not even the gates
+            self._copy()
         drained = self._follow(progress)
         self._complete = not any(part.aborted_for_memory for part in drained)
         self._tell(progress, drained)

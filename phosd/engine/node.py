@@ -120,8 +120,7 @@ class Node:
         """
         with self._lock:
             if where not in self._shelves:
-                folder = self._memory_dir if where == "memory" else self.store.state / "suspended"
-                self._shelves[where] = Store(folder, like=self.store)
+                self._shelves[where] = Store(self._shelf_folders[where], like=self.store)
             return self._shelves[where]
 
     def leave(self, gpus: Iterable[int], pids: Iterable[int]) -> None:
@@ -145,12 +144,23 @@ class Node:
                     _log.info("process %d ended while it was suspended", each.pid)
                 self.suspended.remove(each)
 
+    def sweep_suspended(self) -> None:
+        """Remove what nobody is suspended with. No job may run."""
+        self.forget_the_dead()
+        known = {each.image for each in self.suspended.all()}
+        for where, folder in self._shelf_folders.items():
+            if folder.is_dir():
+                shelf = self.shelf(where)
+                for image in {image.id for image in shelf.list()} | shelf.damaged().keys():
+                    if image not in known:
+                        shelf.delete(image)
+                shelf.sweep()
+
     @property
-    def _memory_dir(self) -> Path:
-        if self.config.memory_dir is not None:
-            return self.config.memory_dir
+    def _shelf_folders(self) -> dict[str, Path]:
         name = hashlib.sha256(bytes(self.config.runtime_dir.resolve())).hexdigest()[:16]
-        return _MEMORY / f"phos-suspended-{name}"
+        memory = self.config.memory_dir or _MEMORY / f"phos-suspended-{name}"
+        return {"memory": memory, "disk": self.store.state / "suspended"}
 
     def asking(self, pid: int) -> AbstractContextManager[bool]:
         """Whether a process may be asked inside: no job works on it."""

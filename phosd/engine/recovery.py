@@ -19,7 +19,10 @@ from phosd.engine.hooklink import HookLink, HookState, reach
 from phosd.engine.journal import entries
 from phosd.engine.mover.parked import Process
 from phosd.engine.mover.visit import Visit, visits
+from phosd.engine.suspended import Register
 
+Memory = Mapping[int, Mapping[int, int]]
+"""Of one process: by GPU and block, a descriptor of what the GPU's mover keeps."""
 Claim = Callable[[set[int]], contextlib.AbstractContextManager[None]]
 """Keeps jobs from some processes, by pid, as long as the context lasts."""
 _CRIU_SECONDS = 180.0
@@ -68,10 +71,10 @@ def free(processes: Collection[Process], runtime_dir: Path) -> Account:
         _wait_for_criu(alive, account)
         ready = [each for each in alive if each[0] not in account.failures]
         _back_from_driver(ready, movers, account)
-        memory: dict[Process, dict[int, int]] = {}
+        memory: dict[Process, dict[int, dict[int, int]]] = {}
         for mover in movers:
             for each, blocks in stack.enter_context(_descriptors(mover)).items():
-                memory.setdefault(each, {}).update(blocks)
+                memory.setdefault(each, {})[mover.gpu] = blocks
         for each in ready:
             if each[0] not in account.failures:
                 with _noted(account, each[0]):
@@ -80,6 +83,14 @@ def free(processes: Collection[Process], runtime_dir: Path) -> Account:
         for mover in movers:
             mover.unguard(back)
     return account
+
+
+def let_rest(processes: Collection[Process], runtime_dir: Path) -> None:
+    """These are suspended: the movers need keep nothing for them."""
+    with contextlib.ExitStack() as stack:
+        for visit in visits(runtime_dir) if processes else ():
+            stack.enter_context(visit).unguard(processes)
+            visit.give_room(processes)
 
 
 def bring_back(
@@ -100,6 +111,7 @@ def bring_back(
         running = in_use(runtime_dir)
         if not running and runtime_dir.is_dir():
             stack.enter_context(alone(runtime_dir))  # none shall begin in the middle of it
+        _require_awake(pid, runtime_dir)
         worked_on = _worked_on(runtime_dir) if running else {}
         if (job := worked_on.get(pid)) is not None:
             raise Busy(
@@ -109,6 +121,12 @@ def bring_back(
         others = {each for each in left_parked(runtime_dir) if each[0] not in worked_on}
         stack.enter_context(claim({each[0] for each in {wanted} | others}))
         return free({wanted} | others, runtime_dir)
+
+
+def _require_awake(pid: int, runtime_dir: Path) -> None:
+    """Raise :class:`Busy` when the process is suspended, and nobody had begun to resume it."""
+    if driver.state(pid) is driver.State.CHECKPOINTED:
+        Register(runtime_dir).require_awake([pid])
 
 
 def _worked_on(runtime_dir: Path) -> dict[int, int]:
@@ -130,8 +148,11 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
     """The GPU processes that stand still, by anybody's doing but that of a job that runs."""
     found = []
     busy = _worked_on(runtime_dir) if in_use(runtime_dir) else {}
+    suspended = {pid for each in Register(runtime_dir).living() for pid in each.pids}
     for pid in sorted(procfs.pids()):
         if pid == os.getpid() or pid in busy or not process.uses_cuda(pid):
+            continue
+        if pid in suspended and driver.state(pid) is driver.State.CHECKPOINTED:
             continue
         known = procfs.identity(pid)
         why = _why_stranded(pid, runtime_dir) if known is not None else ""
@@ -222,7 +243,7 @@ def _back_from_driver(
 def _back_from_parking(
     pid: int,
     runtime_dir: Path,
-    memory: Mapping[int, int],
+    memory: Memory,
     silent: Sequence[PhosError],
     account: Account,
 ) -> None:
@@ -230,20 +251,32 @@ def _back_from_parking(
         return
     deeds = account.deeds.setdefault(pid, [])
     with reach(pid, runtime_dir, _WAKE_SECONDS) as link:
-        if link.hello().state is HookState.PARKED:
-            wanted = [block.id for block in link.list_blocks()]
-            missing = [block for block in wanted if block not in memory]
+        hello = link.hello()
+        if hello.state is HookState.PARKED:
+            blocks = process.placed(hello, link.list_blocks())
+            found = {block.id: _kept(memory, gpu, block.id) for block, gpu in blocks}
+            missing = [block for block, descriptor in found.items() if descriptor is None]
             if missing and silent:  # that one may have it
                 raise silent[0]
             if missing:
                 raise Internal(
-                    f"nobody holds the memory of {len(missing)} of its {len(wanted)} blocks",
+                    f"nobody holds the memory of {len(missing)} of its {len(found)} blocks",
                     hint=f"it is lost: end process {pid} and restore its last image",
                 )
-            link.unpark((block, memory[block]) for block in wanted)
+            link.unpark((block, fd) for block, fd in found.items() if fd is not None)
             link.open_gate()
             deeds.append("given back its parked memory")
         link.forget()
+
+
+def _kept(memory: Memory, gpu: int, block: int) -> int | None:
+    """A descriptor of a block of a process that is on ``gpu`` now. In the middle of a migration
+    there are two, and the one where the process is counts.
+    """
+    for place in (gpu, *memory):
+        if (descriptor := memory.get(place, {}).get(block)) is not None:
+            return descriptor
+    return None
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         job.enter_context(node.claim(suspended.pids))
         image = job.enter_context(node.shelf(suspended.where).open(suspended.image))
         manifest = image.manifest
-        _require_resumable(suspended, manifest, options.caller)
+        require_resumable(suspended, options.caller)
         gpus = list_gpus()
         moves = _moves(options.to, suspended, manifest, gpus)
         require_device_memory(node, device_bytes(manifest, moves), "the program")
@@ -73,11 +73,11 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
     return {gpu: moves.get(gpu, gpu) for gpu in suspended.gpus}
 
 
-def _require_resumable(suspended: Suspended, manifest: Manifest, caller: int) -> None:
-    others = {process.uid for process in manifest.processes} - {caller}
-    if caller != ROOT and others:
+def require_resumable(suspended: Suspended, caller: int) -> None:
+    """Raise unless user ``caller`` may resume the program, and all of it lives."""
+    if caller not in (ROOT, suspended.owner):
         raise NotAuthorized(
-            f"process {suspended.pid} belongs to uid {min(others)}, not to {caller}",
+            f"process {suspended.pid} belongs to uid {suspended.owner}, not to {caller}",
             hint="ask as root",
         )
     for process in suspended.processes:

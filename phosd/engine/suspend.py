@@ -45,6 +45,8 @@ class SuspendOptions:
     deadline: float = DEADLINE
     caller: int = ROOT
     """The user id that it is done for. Only root may suspend what is not wholly its own."""
+    leave: bool = True
+    """Whether phosd, too, leaves GPUs on which it has nothing else to do."""
 
 
 def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -> Suspended:
@@ -88,7 +90,8 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         for mover in holdings.movers():
             mover.unguard(unit.identity)
         node.let_go(unit)
-        node.leave(gpus, unit.pids)
+        if options.leave:
+            node.leave(gpus, unit.pids)
         progress.finish()
         return suspended
 

@@ -7,6 +7,7 @@ from phosd.engine.node import Node
 from phosd.engine.progress import Progress
 from phosd.engine.resume import ResumeOptions, resume
 from phosd.engine.suspend import SuspendOptions, suspend
+from phosd.engine.swap import SwapOptions, swap
 from tests.core.conftest import Starter
 from tests.core.cycle import Undisturbed, computes_right
 
@@ -40,3 +41,19 @@ def test_off_and_on_again(
     assert (listed.state, listed.gpus) == ("running", (1,))
     assert not node.shelf(where).list()
     assert not node.suspended.all()
+
+
+def test_two_programs_take_turns(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+    first, second = start("single"), start("features")
+    for target in (first, second):
+        target.wait_for_steps(3)
+    suspend(node, second.pid, SuspendOptions(), Progress())
+    for leaving, coming in ((first, second), (second, first), (first, second)):
+        leaving.more_steps(2)
+        swap(node, leaving.pid, coming.pid, SwapOptions(), Progress())
+        states = {p.pid: p.state for p in node.processes()}
+        assert (states[leaving.pid], states[coming.pid]) == ("suspended", "running")
+        coming.more_steps(2)
+    resume(node, first.pid, ResumeOptions("1"), Progress())
+    for target in (first, second):
+        computes_right(target, undisturbed)

@@ -23,6 +23,8 @@ class Visit:
 
     def __init__(self, path: Path, connection: Connection) -> None:
         self._path = path
+        self.gpu = int(path.stem)
+        """The ordinal of the mover's GPU."""
         self._connection = connection
         self._sequence = itertools.count(1)
         connection.send(0, wire.Attach(b""))
