@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from phosd.bus import variants
+from phosd.cli import options
 from phosd.cli.client import call
 from phosd.cli.job import summary, watch
 from phosd.cli.settings import CommandError, Settings, command
@@ -55,13 +56,8 @@ def interval(text: str) -> float:
     help="What becomes of connected TCP sockets: refuse to save the program, or close them "
     "when it is restored.",
 )
-@click.option(
-    "--deadline",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="How long the program may take to come to rest, before it goes on unsaved.",
-)
-@click.option("--queue", is_flag=True, help="Wait if another job works on the process.")
+@options.deadline
+@options.queue
 @click.option(
     "--every",
     callback=lambda _, __, text: None if text is None else interval(text),
@@ -87,16 +83,16 @@ def checkpoint(settings: Settings, pid: int, **given: Any) -> None:
 
     Ctrl-C cancels; the program goes on in any case.
     """
-    options = variants({name: value for name, value in given.items() if value is not None})
+    wanted = variants({name: value for name, value in given.items() if value is not None})
     every = given["every"]
     if every == 0:
-        call(settings, "Checkpoint", "ua{sv}", pid, options)
+        call(settings, "Checkpoint", "ua{sv}", pid, wanted)
         if settings.json:
             settings.emit({"pid": pid, "checkpoint_interval": None})
         _say(settings, f"process {pid} has no periodic checkpoints any more; its images stay")
         return
     try:
-        job = watch(settings, "Checkpoint", "ua{sv}", pid, options)
+        job = watch(settings, "Checkpoint", "ua{sv}", pid, wanted)
     except CommandError:
         if every:
             _say(settings, f"`phos ps` tells whether it is tried again every {every:g} s")

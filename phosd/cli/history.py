@@ -12,7 +12,10 @@ from phosd.cli.jobs import rate, seconds
 from phosd.cli.settings import Settings, command
 from phosd.cli.times import moment, time_text
 
-_OPERATIONS = ("checkpoint", "restore", "verify", "delete", "recover")
+_OPERATIONS = (
+    *("checkpoint", "restore", "verify", "delete", "recover"),
+    *("migrate", "suspend", "resume", "swap"),
+)
 _STATES = ("queued", "running", "done", "failed", "cancelled", "interrupted")
 _PHASE = ("name", "begin", "seconds", "bytes", "stopped")
 

@@ -17,6 +17,9 @@ from rich.progress import (
 from phosd.cli.client import Properties, run_job
 from phosd.cli.settings import CommandError, Settings
 
+_BESIDE = ("checkpoint", "migrate")
+"""Operations during which the program computes on for the most part."""
+
 
 def watch(settings: Settings, member: str, signature: str, *args: Any) -> Properties:
     """Run a job to its end and show how it goes; its properties then.
@@ -90,13 +93,13 @@ class _Display:
 
 
 def _headline(job: Properties) -> str:
-    """The phase; of a checkpoint also whether the program computes meanwhile, in colour if not."""
+    """The phase, and whether the program computes meanwhile, in colour if not."""
     if job["State"] == "queued":
         return f"queued at place {job['Position']}: other jobs must end first"
     phase = f"{escape(job['Phase']):<10}"
     if job["ProgramStopped"]:
         return f"[bold yellow]{phase} program stopped[/]"
-    return f"{phase} program running" if job["Operation"] == "checkpoint" else phase
+    return f"{phase} program running" if job["Operation"] in _BESIDE else phase
 
 
 def describe(job: Properties) -> dict[str, Any]:
@@ -115,6 +118,7 @@ def describe(job: Properties) -> dict[str, Any]:
         "rate": job["Rate"],
         "stop_seconds": job["StopSeconds"],
         "mode": job["Mode"],
+        "destination": job["Destination"],
         "why": job.get("Why", ""),
         "wrong_guesses": job["WrongGuesses"],
         "suspects": job.get("Suspects", []),

@@ -80,6 +80,7 @@ def _show(settings: Settings, row: dict[str, Any]) -> None:
         "started": row["started"],
         "ended": row["ended"] or "",
         "mode": mode,
+        "destination": row["destination"],
         "stopped": seconds(row["stop_seconds"]),
         "drained": drained if row["drained_bytes"] else "",
         "wrong guesses": str(row["wrong_guesses"] or ""),

@@ -6,17 +6,21 @@ from phosd import __version__
 from phosd.cli.checkpoint import checkpoint
 from phosd.cli.demo import demo
 from phosd.cli.doctor import doctor
+from phosd.cli.evacuate import evacuate
 from phosd.cli.events import events
 from phosd.cli.history import history
 from phosd.cli.images import images
 from phosd.cli.jobs import jobs
-from phosd.cli.later import migrate, resume, suspend
+from phosd.cli.migrate import migrate
 from phosd.cli.ps import ps
 from phosd.cli.recover import recover
 from phosd.cli.restore import restore
+from phosd.cli.resume import resume
 from phosd.cli.rm import rm
 from phosd.cli.run import run
 from phosd.cli.settings import shared_options
+from phosd.cli.suspend import suspend
+from phosd.cli.swap import swap
 from phosd.cli.verify import verify
 
 
@@ -55,15 +59,17 @@ for _command in (
     images,
     verify,
     rm,
+    migrate,
+    suspend,
+    resume,
+    swap,
+    evacuate,
     jobs,
     history,
     events,
     doctor,
     recover,
     demo,
-    migrate,
-    suspend,
-    resume,
 ):
     main.add_command(_command)
 

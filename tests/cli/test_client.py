@@ -87,8 +87,6 @@ def test_a_failed_job_says_why(service: Service) -> None:
         (["rm", "nothing"], 4, "there is no image nothing"),
         (["rm"], 2, "Missing argument"),
         (["jobs", "--cancel", "99"], 4, "no object /org/phos/job/_99"),
-        (["migrate", "1", "--to", "gpu1"], 1, "cannot migrate"),
-        (["suspend", "1"], 1, "cannot migrate, suspend or resume"),
         (["nonsense"], 2, "No such command"),
     ],
 )

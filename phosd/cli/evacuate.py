@@ -1,0 +1,147 @@
+"""``phos evacuate``: a GPU without processes."""
+
+import sys
+from dataclasses import asdict, dataclass
+
+import click
+
+from phosd.bus import CallError
+from phosd.cli.client import call
+from phosd.cli.job import summary, watch
+from phosd.cli.settings import CommandError, Exit, Settings, command, human_bytes, of_bus
+
+_ENDS_ALL = ("Cancelled", "NoDaemon")
+"""What ends one step and says that there is nobody, or nobody wants, to do the others."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A row of ``PlanEvacuation``."""
+
+    pid: int
+    action: str
+    device_bytes: int
+    destination: str
+    why: str
+    command: str
+
+    @property
+    def text(self) -> str:
+        """What is done, in a word or two."""
+        gpu = self.destination.rpartition(":")[2]
+        return {"migrate": f"to GPU {gpu}", "stay": "stays"}.get(self.action, self.action)
+
+
+@command()
+@click.argument("gpu")
+@click.option("--dry-run", is_flag=True, help="Show the plan, and do nothing.")
+@click.option("--yes", is_flag=True, help="Do it without asking.")
+def evacuate(settings: Settings, gpu: str, dry_run: bool, yes: bool) -> None:
+    """Clear GPU, named by its number or the beginning of its UUID: your processes there, or as root
+    everybody's, move to the GPUs of the same chip with most memory free. What fits nowhere is
+    suspended. The plan is shown first.
+
+    \b
+    Examples:
+      phos evacuate 0 --dry-run
+      phos evacuate 0
+      phos evacuate GPU-5f3a --yes --json
+
+    One process after the other is moved. If one cannot be, the others still are, and the exit code
+    is 1, as it is if something has to stay: what was not started with `phos run` can be moved by
+    `phos migrate --mode driver`, standing still meanwhile.
+    """
+    steps = _plan(settings, gpu)
+    if settings.json:
+        for step in steps:
+            settings.emit({"gpu": gpu} | asdict(step))
+    elif steps:
+        _show(settings, steps)
+    else:
+        settings.out.print(f"nothing that you may move is on GPU {gpu}", markup=False)
+    if dry_run or not steps:
+        return
+    todo = [step for step in steps if step.action != "stay"]
+    if todo and not yes:
+        _ask(settings, gpu)
+    left = [step.pid for step in steps if step.action == "stay"] + _do(settings, gpu, todo)
+    if settings.json:
+        settings.emit({"gpu": gpu, "left": left})
+    elif left:
+        settings.err.print(f"GPU {gpu} is not clear: {_pids(left)} still there", markup=False)
+    else:
+        settings.out.print(f"GPU {gpu} is clear", markup=False)
+    if left:
+        sys.exit(Exit.FAILED)
+
+
+def _plan(settings: Settings, gpu: str) -> list[_Step]:
+    (rows,) = call(settings, "PlanEvacuation", "sa{sv}", gpu, {})
+    return [_Step(*row) for row in rows]
+
+
+def _show(settings: Settings, steps: list[_Step]) -> None:
+    settings.rows(
+        [asdict(step) | {"text": step.text} for step in steps],
+        {
+            "PID": lambda row: str(row["pid"]),
+            "MEMORY": lambda row: human_bytes(row["device_bytes"]),
+            "PLAN": lambda row: row["text"],
+            "WHY": lambda row: row["why"],
+            "COMMAND": lambda row: row["command"],
+        },
+    )
+
+
+def _ask(settings: Settings, gpu: str) -> None:
+    """Go on only if the user says so. Raises :class:`CommandError` if there is nobody to ask."""
+    if settings.json or not sys.stdin.isatty():
+        raise CommandError(
+            "InvalidOption",
+            f"nobody is there to be asked about GPU {gpu}; look at the plan (--dry-run), and then "
+            "give --yes",
+        )
+    click.confirm(f"evacuate GPU {gpu} so?", abort=True, err=True)
+
+
+def _do(settings: Settings, gpu: str, todo: list[_Step]) -> list[int]:
+    """Take the steps; the pids of those that could not be taken."""
+    left: list[int] = []
+    for number, step in enumerate(todo):
+        if step.pid not in [each.pid for each in _plan(settings, gpu)]:
+            _say(settings, f"process {step.pid} is not there any more")  # it moved with another
+            continue
+        try:
+            _say(settings, _done(settings, step))
+        except (CommandError, CallError) as caught:
+            error = of_bus(caught) if isinstance(caught, CallError) else caught
+            left.append(step.pid)
+            _tell(settings, step, error)
+            if error.code in _ENDS_ALL:
+                return left + [each.pid for each in todo[number + 1 :]]
+    return left
+
+
+def _done(settings: Settings, step: _Step) -> str:
+    if step.action == "migrate":
+        job = watch(settings, "Migrate", "usa{sv}", step.pid, step.destination, {})
+        return f"process {step.pid} moved {step.text}, in {summary(job)}"
+    watch(settings, "Suspend", "ua{sv}", step.pid, {})
+    return f"process {step.pid} is suspended; `phos resume {step.pid}` brings it back"
+
+
+def _say(settings: Settings, text: str) -> None:
+    if not settings.json:
+        settings.out.print(text, markup=False)
+
+
+def _tell(settings: Settings, step: _Step, error: CommandError) -> None:
+    if settings.json:
+        settings.emit({"pid": step.pid, "error": error.code, "message": str(error)})
+    else:
+        settings.err.print(f"process {step.pid} is where it was: {error}", markup=False)
+
+
+def _pids(pids: list[int]) -> str:
+    one = len(pids) == 1
+    return f"process{'' if one else 'es'} {', '.join(map(str, pids))} {'is' if one else 'are'}"

@@ -1,0 +1,62 @@
+"""``phos migrate``: another GPU for a running program."""
+
+from typing import Any
+
+import click
+
+from phosd.bus import variants
+from phosd.cli import options
+from phosd.cli.job import summary, watch
+from phosd.cli.settings import Settings, command
+
+
+@command()
+@click.argument("pid", type=click.IntRange(min=1))
+@click.option(
+    "--to",
+    "destination",
+    required=True,
+    metavar="GPU|OLD:NEW,...",
+    help="A GPU of this node, by its number or the beginning of its UUID; for a process on several "
+    "GPUs, OLD:NEW for each that it leaves.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["auto", "precopy", "driver"]),
+    default="auto",
+    show_default=True,
+    help="precopy: the memory is copied while the program runs on; driver: by the CUDA driver, "
+    "while it stands still, also for programs that were not started with `phos run`.",
+)
+@options.deadline
+@options.queue
+def migrate(settings: Settings, pid: int, destination: str, **given: Any) -> None:
+    """Move process PID and its children to another GPU of this node. It keeps its pid and goes on;
+    processes that share device memory with it move along.
+
+    \b
+    Examples:
+      phos migrate 4711 --to 1
+      phos migrate 4711 --to GPU-5f3a
+      phos migrate 4711 --to 0:1,1:0       the two GPUs of it change places
+
+    The new GPU must be of the same chip and have room, which is looked at before the program stops.
+    Ctrl-C cancels; the program goes on in any case. `phos evacuate` clears a whole GPU.
+    """
+    wanted = variants({name: value for name, value in given.items() if value is not None})
+    job = watch(settings, "Migrate", "usa{sv}", pid, destination, wanted)
+    if not settings.json:
+        tell_notes(settings, job)
+        settings.out.print(f"process {pid} is on {gpus(job['Result'])} now, after {summary(job)}")
+
+
+def tell_notes(settings: Settings, job: dict[str, Any]) -> None:
+    """What a reader of the job should know."""
+    for note in job["Notes"]:
+        settings.err.print(note, markup=False)
+
+
+def gpus(result: str) -> str:
+    """``GPU 1``, of a job's result such as ``0:1``: those that a process has now."""
+    new = [part.rpartition(":")[2] for part in result.split(",")]
+    return f"GPU{'s' * (len(new) > 1)} {', '.join(new)}"

@@ -1,0 +1,40 @@
+"""``phos resume``: a suspended program back on a GPU."""
+
+from typing import Any
+
+import click
+
+from phosd.bus import variants
+from phosd.cli import options
+from phosd.cli.job import watch
+from phosd.cli.migrate import gpus, tell_notes
+from phosd.cli.settings import Settings, command
+
+
+@command()
+@click.argument("pid", type=click.IntRange(min=1))
+@click.option(
+    "--gpu",
+    default="",
+    metavar="GPU|OLD:NEW,...",
+    help="Where it goes, as `phos migrate --to` has it (default: where it was).",
+)
+@options.queue
+def resume(settings: Settings, pid: int, **given: Any) -> None:
+    """Bring the suspended process PID back, with all that was suspended with it. It goes on where
+    it was stopped.
+
+    \b
+    Examples:
+      phos resume 4711
+      phos resume 4711 --gpu 1            on another GPU of the same chip
+    """
+    wanted = variants({name: value for name, value in given.items() if value})
+    job = watch(settings, "Resume", "ua{sv}", pid, wanted)
+    if not settings.json:
+        tell_notes(settings, job)
+        seconds = (job["Ended"] - job["Started"]) / 1e6
+        settings.out.print(
+            f"process {pid} runs on {gpus(job['Result'])} again, after {seconds:.1f} s",
+            markup=False,
+        )
