@@ -109,6 +109,16 @@ ACTIONS = (
         acts=True,
         feature="suspend",
     ),
+    Action(
+        "recover",
+        "r",
+        "Recover",
+        "have a process run again that was left standing still; asks first",
+        "processes",
+        acts=True,
+        feature="recover",
+        shown=False,
+    ),
     Action("details", "enter", "Details", "blocks, images, jobs and kernels of it", "processes"),
     Action(
         "log",

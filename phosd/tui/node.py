@@ -246,6 +246,10 @@ class Node:
         """Bring a suspended process back; the path of the job."""
         return str(await self._manager("Resume", "ua{sv}", pid, {}))
 
+    async def recover(self, pid: int) -> str:
+        """Have a process run that was left standing still; what was done, when that is over."""
+        return str(await self._manager("Recover", "ua{sv}", pid, {}))
+
     async def cancel(self, job: Job) -> None:
         """Have a job stop at its next safe point."""
         await self.ask(job, "Cancel")

@@ -1,5 +1,6 @@
 """Processes, the home screen: the GPUs, who uses them, and the jobs that work on them."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from rich.text import Text
@@ -13,7 +14,7 @@ from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.process import ProcessScreen
 from phosd.tui.screens.ring import RingScreen
 from phosd.tui.text import command_line, human_bytes, plain, since
-from phosd.tui.widgets.dialogs import Choice, Form
+from phosd.tui.widgets.dialogs import Choice, Form, Question
 from phosd.tui.widgets.gpus import GpuLines
 from phosd.tui.widgets.job import job_line
 from phosd.tui.widgets.listing import Listing
@@ -29,6 +30,8 @@ _HOOKS: dict[str, tuple[str, str]] = {
     "unsupported": ("✗ unsupp.", "bad"),
 }
 _STATES: dict[str, tuple[str, str]] = {"running": ("running", "")}
+_STANDING = ("locked", "checkpointed", "closed", "parked")
+"""States in which only a job should leave a process."""
 
 
 class ProcessesScreen(NodeScreen):
@@ -124,6 +127,8 @@ class ProcessesScreen(NodeScreen):
         if process is not None:
             if process.reason:
                 parts.append(f"{process.hook}: {process.reason}")
+            if self._standing([process]):
+                parts.append("it stands still, and no job works on it: r has it run again")
             if process.every:
                 parts.append(f"saved every {process.every:g} s, the last {process.keep} are kept")
             if process.last_image:
@@ -147,6 +152,8 @@ class ProcessesScreen(NodeScreen):
             return f"{first.pid} cannot be saved: {first.reason or 'it is not supported'}"
         if action.id == "log" and chosen[0].hook != "hooked":
             return f"{chosen[0].pid} has no hook; start it with `phos run`"
+        if action.id == "recover" and not self._standing(chosen):
+            return f"{chosen[0].pid} was not left standing still"
         return ""
 
     def action_checkpoint(self) -> None:
@@ -214,6 +221,28 @@ class ProcessesScreen(NodeScreen):
                 work = self.node.migrate(process.pid, given["to"])
                 self.ask(f"Migrate {process.pid}", work)
 
+    def _standing(self, processes: Sequence[Process]) -> list[Process]:
+        """Those that somebody left standing still: here yet, and no job works on them."""
+        now = [p for each in processes if (p := self.node.of(Process).get(each.path))]
+        return [p for p in now if p.state in _STANDING and not self.node.job_of(str(p.pid))]
+
+    def action_recover(self) -> None:
+        chosen = self._standing(self.table.chosen)
+
+        def answered(yes: bool | None) -> None:
+            for process in self._standing(chosen) if yes else ():
+                self.ask(f"Recover {process.pid}", self.node.recover(process.pid))
+
+        def gone() -> str:
+            return "" if self._standing(chosen) else "Nothing stands still any more."
+
+        states = ", ".join(sorted({process.state for process in chosen}))
+        question = (
+            f"Recover {_named(chosen)}?\n\nNo job works on it, and it is {states}. Another tool "
+            "may mean it to be; if none does, phosd has it run again."
+        )
+        self.app.push_screen(Question(question, "Recover", gone), answered)
+
     def action_details(self) -> None:
         process = self.table.current
         if process is not None:
@@ -231,6 +260,10 @@ def _command(process: Process) -> Cell:
 
 def _title(what: str, chosen: list[Process]) -> str:
     """What is done, and to which processes."""
+    return f"{what} of {_named(chosen)}"
+
+
+def _named(chosen: list[Process]) -> str:
     if len(chosen) == 1:
-        return f"{what} of {chosen[0].pid} ({command_line(chosen[0].command)})"
-    return f"{what} of {len(chosen)} processes: {', '.join(str(p.pid) for p in chosen)}"
+        return f"{chosen[0].pid} ({command_line(chosen[0].command)})"
+    return f"{len(chosen)} processes: {', '.join(str(p.pid) for p in chosen)}"
