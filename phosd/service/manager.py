@@ -68,6 +68,10 @@ FEATURES = (
     "gpu-samples",
     "recover",
     "migrate",
+    "suspend",
+    "resume",
+    "swap",
+    "evacuate",
 )
 NO_JOB = "/"
 """Instead of a job's path, when a call ends a schedule."""

@@ -7,7 +7,7 @@ from phosd.engine import inspection
 from phosd.engine.aftermath import settle
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.concern import Unfinished
-from phosd.engine.errors import PhosError, Unsupported
+from phosd.engine.errors import PhosError
 from phosd.engine.experience import Experience
 from phosd.engine.gate import DEADLINE
 from phosd.engine.gpus import GpuInfo, list_gpus
@@ -21,8 +21,11 @@ from phosd.engine.process import GpuProcess
 from phosd.engine.progress import Progress
 from phosd.engine.recovery import bring_back
 from phosd.engine.restore import RestoreOptions, restore
+from phosd.engine.resume import ResumeOptions, resume
 from phosd.engine.rights import require_may_restore
 from phosd.engine.space import DiskLimits, context_bytes
+from phosd.engine.suspend import SuspendOptions, suspend
+from phosd.engine.swap import SwapOptions, swap
 from phosd.engine.verify import verify
 from phosd.service.config import Config
 from phosd.service.operations import (
@@ -92,17 +95,21 @@ class NodeEngine:
         return migrate(self._node, pid, options, progress)
 
     def suspend(self, pid: int, request: SuspendRequest, caller: int, progress: Progress) -> str:
-        raise _later(pid)
+        options = SuspendOptions(request.where, request.deadline or DEADLINE, caller)
+        suspended = suspend(self._node, pid, options, progress)
+        progress.details["stored_bytes"] = float(suspended.stored_bytes)
+        return suspended.where
 
     def resume(
         self, pid: int, request: ResumeRequest, caller: int, progress: Progress
     ) -> dict[int, int]:
-        raise _later(pid)
+        return resume(self._node, pid, ResumeOptions(request.gpu, caller), progress)
 
     def swap(
         self, leaving: int, coming: int, request: SuspendRequest, caller: int, progress: Progress
     ) -> None:
-        raise _later(leaving)
+        options = SwapOptions(request.where, request.deadline or DEADLINE, caller)
+        swap(self._node, leaving, coming, options, progress)
 
     def context_bytes(self) -> int:
         return context_bytes()
@@ -123,6 +130,7 @@ class NodeEngine:
         self._node.store.delete(image)
 
     def processes(self) -> list[GpuProcess]:
+        self._node.forget_the_dead()  # what suspended ones had may be a lot of memory
         return self._node.processes()
 
     def recover(self, pid: int) -> str:
@@ -146,10 +154,3 @@ class NodeEngine:
 
     def close(self) -> None:
         self._node.close()
-
-
-def _later(pid: int) -> Unsupported:
-    return Unsupported(
-        f"process {pid} stays where it is: this phosd cannot suspend or resume yet",
-        hint="checkpoint the process and restore the image instead",
-    )
