@@ -91,6 +91,7 @@ class PhosApp(App[None]):
         self.node = node
         self.readonly = readonly
         self._watched: set[str] = set()
+        self._contact = Contact.SEEKING
         self._light = light
         self._keys = Keys(self, super().on_event)
 
@@ -112,6 +113,9 @@ class PhosApp(App[None]):
         self.node.stop()
 
     def _node_changed(self, changed: frozenset[type]) -> None:
+        before, self._contact = self._contact, self.node.contact
+        if self._contact is Contact.HERE and before is not Contact.HERE:
+            self._tell_lost()
         if Job in changed:
             self._tell_ended()
         if Manager in changed and self.node.contact is Contact.HERE:
@@ -149,6 +153,14 @@ class PhosApp(App[None]):
             if job.over:
                 self._watched.discard(path)
                 self._tell_result(job)
+
+    def _tell_lost(self) -> None:
+        """Jobs of a phosd that has ended are not known to the next one, which ended them."""
+        for path in sorted(self._watched - self.node.of(Job).keys()):
+            self._watched.discard(path)
+            number = path.rpartition("_")[2]
+            why = "phosd ended while it was at work; what became of it is in the history (4)"
+            self.tell(f"Job {number} is interrupted", why, "warning")
 
     def _tell_result(self, job: Job) -> None:
         title = f"Job {job.number}: {job.operation} of {job.target} is {job.state}"

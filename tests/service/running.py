@@ -7,6 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +70,13 @@ class Service:
 def service(bus: str, tmp_path: Path) -> Iterator[Service]:
     config = Config(state_dir=tmp_path / "state", runtime_dir=tmp_path / "run", rescan_seconds=0.5)
     config.runtime_dir.mkdir()
-    engine = FakeEngine()
+    with serving(bus, config, FakeEngine()) as service:
+        yield service
+
+
+@contextmanager
+def serving(bus: str, config: Config, engine: FakeEngine) -> Iterator[Service]:
+    """A service with these, until the end of the context."""
     ready = threading.Event()
     failures: list[Exception] = []
     connections: list[Connection] = []

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -76,50 +76,83 @@ def terminal(folder: Path, command: list[str]) -> Iterator[Terminal]:
         found.tmux("kill-server")
 
 
+@contextmanager
+def program(bus: str, folder: Path) -> Iterator[tuple[int, Path]]:
+    """A program that computes on the software GPU, and where its output goes."""
+    single = [sys.executable, str(PROGRAMS / "single.py"), "0"]
+    (started,) = phos(bus, folder, "run", "--gpu", "soft", "--detach", "--", *single)
+    pid, output = int(str(started["pid"])), Path(str(started["stdout"]))
+    try:
+        wait_until(lambda: len(parse(output.read_bytes())) > 3, "the program to compute")
+        yield pid, output
+    finally:
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.timeout(500)
 def test_checkpoint_kill_and_restore_with_a_key_each(bus: str, tmp_path: Path) -> None:
-    single = [sys.executable, str(PROGRAMS / "single.py"), "0"]
     tui = [sys.executable, "-m", "phosd.tui.main", "--bus", bus]
-    with phosd(bus, tmp_path), terminal(tmp_path, tui) as shown:
-        (started,) = phos(bus, tmp_path, "run", "--gpu", "soft", "--detach", "--", *single)
-        pid, output = int(str(started["pid"])), Path(str(started["stdout"]))
-        try:
-            wait_until(lambda: len(parse(output.read_bytes())) > 3, "the program to compute")
-            shown.shows("1 Processes", "0 PHOS software GPU", str(pid), "● hooked")
+    with (
+        phosd(bus, tmp_path),
+        terminal(tmp_path, tui) as shown,
+        program(bus, tmp_path) as (pid, output),
+    ):
+        shown.shows("1 Processes", "0 PHOS software GPU", str(pid), "● hooked")
+        shown.press("/")
+        shown.press("-l", str(pid))  # whatever else runs here, the row is the program's
+        shown.press("Enter")
+        shown.shows(f"▶ {pid:>8} ")
+        shown.press("c")
+        shown.shows(f"checkpoint of {pid} is done")
+        shown.press("2")
+        shown.shows("✓ done")
+        shown.press("Enter")
+        shown.shows(f"Job 1: checkpoint of {pid}", "SECONDS", "persist", "publish")
+        shown.press("q")
+        shown.shows("RESULT", "✓ done")
+        before = parse(output.read_bytes())
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not alive(pid), "its end")
+        position = output.stat().st_size
+        shown.press("1")
+        shown.shows("COMMAND")
+        shown.hides(f"{pid:>8} ")
+        shown.press("3")
+        shown.shows(f"{pid}", "concurrent")
+        shown.press("r")
+        shown.shows("restore of")
+        wait_until(lambda: len(parse(output.read_bytes()[position:])) > 5, "the restored program")
+        again = parse(output.read_bytes()[position:])
+        common = again.keys() & before.keys()
+        assert {step: again[step] for step in common} == {s: before[s] for s in common}
+        shown.press("1")
+        shown.shows(f"▶ {pid:>8} ")
+        shown.press("q")
+        wait_until(shown.status, "phos-tui to end")
+        assert shown.status() == "0\n", shown.screen()
+
+
+@pytest.mark.timeout(500)
+def test_phosd_goes_and_another_one_comes_under_it(bus: str, tmp_path: Path) -> None:
+    tui = [sys.executable, "-m", "phosd.tui.main", "--bus", bus]
+    with terminal(tmp_path, tui) as shown, ExitStack() as first:
+        shown.shows("No phosd for", "systemctl start phosd")
+        first.enter_context(phosd(bus, tmp_path))
+        with program(bus, tmp_path) as (pid, _):
             shown.press("/")
-            shown.press("-l", str(pid))  # whatever else runs here, the row is the program's
+            shown.press("-l", str(pid))
             shown.press("Enter")
             shown.shows(f"▶ {pid:>8} ")
-            shown.press("c")
-            shown.shows(f"checkpoint of {pid} is done")
-            shown.press("2")
-            shown.shows("✓ done")
-            shown.press("Enter")
-            shown.shows(f"Job 1: checkpoint of {pid}", "SECONDS", "persist", "publish")
-            shown.press("q")
-            shown.shows("RESULT", "✓ done")
-            before = parse(output.read_bytes())
-            os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: not alive(pid), "its end")
-            position = output.stat().st_size
-            shown.press("1")
-            shown.shows("COMMAND")
-            shown.hides(f"{pid:>8} ")
-            shown.press("3")
-            shown.shows(f"{pid}", "concurrent")
-            shown.press("r")
-            shown.shows("restore of")
-            wait_until(
-                lambda: len(parse(output.read_bytes()[position:])) > 5, "the restored program"
-            )
-            again = parse(output.read_bytes()[position:])
-            common = again.keys() & before.keys()
-            assert {step: again[step] for step in common} == {s: before[s] for s in common}
-            shown.press("1")
-            shown.shows(f"▶ {pid:>8} ")
-            shown.press("q")
-            wait_until(shown.status, "phos-tui to end")
-            assert shown.status() == "0\n", shown.screen()
-        finally:
-            if alive(pid):
-                os.kill(pid, signal.SIGKILL)
+            shown.press("Space")
+            shown.shows(f"▶*{pid:>8} ", "● hooked", "1 marked")
+            first.close()
+            shown.shows("✗ No phosd for", "What is shown is", f"▶*{pid:>8} ", "(Checkpoint)")
+            with phosd(bus, tmp_path):
+                shown.shows("● phosd", "c Checkpoint", f"▶*{pid:>8} ", "1 marked")
+                shown.hides("No phosd")
+                shown.press("c")
+                shown.shows(f"checkpoint of {pid} is done")
+                shown.press("q")
+                wait_until(shown.status, "phos-tui to end")
+                assert shown.status() == "0\n", shown.screen()
