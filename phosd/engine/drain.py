@@ -201,6 +201,8 @@ class Drain:
                 slab.descriptor = -1
 
     def _prepare(self) -> None:
+        # What is freed from now on the new boards tell; to end a watch takes time, here nobody's.
+        self._holdings.unwatch(member.link.pid for member in self._members)
         blocks = [held for member in self._members for held in member.blocks]
         self._digests = self._holdings.digest(blocks)
         for member in self._members:
@@ -254,6 +256,7 @@ class Drain:
             "needless_shadows": sum(n or 0 for n in needless) if self._audit else None,
             "submissions": sum(board.submissions for board in boards),
             "looked_seconds": sum(board.looked_ns for board in boards) / 1e9,
+            "look_median_seconds": max(board.look_median_ns for board in boards) / 1e9,
             "waits": sum(board.waits for board in boards),
             "waited_seconds": sum(board.waited_ns for board in boards) / 1e9,
             "wrong_chunks": sum(len(part.changed) for part in drained),

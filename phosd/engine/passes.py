@@ -46,5 +46,6 @@ def copy_while_running(
             before = left
             progress.phase("precopy", bytes_total=left)
             copy(found, progress)
+            progress.finish()
         progress.details["passes"] = number
     progress.details["bytes_left"] = left

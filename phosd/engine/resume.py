@@ -67,6 +67,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         point(Point.RESUME_OPEN)
         for link in links:
             link.open_gate()
+        progress.phase("release")
         memory.unguard()
     node.shelf(suspended.where).delete(suspended.image)
     progress.finish()

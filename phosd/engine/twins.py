@@ -108,8 +108,10 @@ class Twins:
     def guard(self) -> None:
         """Have the movers keep the twins, too, for the processes, should this engine end."""
         rows: dict[int, list[tuple[Process, int, int]]] = {}
-        for held in self._holdings.all():
-            twin, process = self._twins.get(held.key), procfs.identity(held.pid)
+        blocks = self._holdings.all()
+        processes = {pid: procfs.identity(pid) for pid in {held.pid for held in blocks}}
+        for held in blocks:
+            twin, process = self._twins.get(held.key), processes[held.pid]
             if twin is not None and process is not None:
                 rows.setdefault(twin.place.gpu, []).append((process, held.block.id, twin.place.key))
                 self._guarded.add(process)
@@ -193,7 +195,8 @@ class Twins:
 
     def _release(self) -> None:
         """The first copies go, and what the new GPUs' movers know of them."""
-        processes = {found for h in self._left if (found := procfs.identity(h.pid)) is not None}
+        pids = {held.pid for held in self._left}
+        processes = {found for pid in pids if (found := procfs.identity(pid)) is not None}
         old: dict[int, list[int]] = {}
         for held in distinct(self._left):
             old.setdefault(held.gpu, []).append(held.key)

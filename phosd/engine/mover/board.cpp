@@ -7,6 +7,8 @@
 
 using phos::board::BlockRow;
 using phos::board::KernelRow;
+using phos::board::kLookBuckets;
+using phos::board::look_floor;
 using phos::board::Phase;
 using phos::board::SlabRow;
 using phos::board::State;
@@ -56,7 +58,7 @@ PHOS_EXPORT void phos_board_read(View* view, uint32_t first, uint32_t count, uin
     }
 }
 
-PHOS_EXPORT void phos_board_statistics(View* view, uint64_t numbers[7]) {
+PHOS_EXPORT void phos_board_statistics(View* view, uint64_t numbers[8]) {
     const auto& header = view->header();
     const auto read = [](const auto& counter) { return counter.load(std::memory_order_relaxed); };
     numbers[0] = read(header.submissions);
@@ -66,6 +68,13 @@ PHOS_EXPORT void phos_board_statistics(View* view, uint64_t numbers[7]) {
     numbers[4] = read(header.waited_ns);
     numbers[5] = read(header.conservative);
     numbers[6] = read(header.touches);
+    uint64_t counted = 0;
+    for (const auto& looks : header.looks) counted += read(looks);
+    uint64_t below = 0;
+    uint32_t bucket = 0;
+    while (bucket + 1 < kLookBuckets && (below += read(header.looks[bucket])) * 2 < counted)
+        ++bucket;
+    numbers[7] = (look_floor(bucket) + look_floor(bucket + 1)) / 2;
 }
 
 PHOS_EXPORT uint32_t phos_board_phase(View* view) {
