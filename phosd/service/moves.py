@@ -217,11 +217,10 @@ class Moves:
 
 
 def _is_on(process: GpuProcess, gpu: GpuInfo) -> bool:
-    """Whether it uses the GPU. Of one without a hook nobody knows where there is no NVML."""
+    """Whether it uses the GPU, as far as its hook or NVML tell."""
     if process.state == SUSPENDED:
         return False
-    unknown = gpu.memory_used is None and not process.gpus and process.hook_state != "hooked"
-    return unknown or gpu.ordinal in process.gpus or process.pid in gpu.pids
+    return gpu.ordinal in process.gpus or process.pid in gpu.pids
 
 
 def _mapping(moved: Mapping[int, int]) -> str:
