@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.image.store import Store
@@ -32,6 +33,13 @@ PROGRAM = Path(__file__).parent / "programs" / "gpt2.py"
 PATIENCE = 240.0
 
 
+class Iteration(NamedTuple):
+    """How long an iteration took, and when it ended by the monotonic clock."""
+
+    seconds: float
+    end: float
+
+
 @dataclass
 class Training:
     """The program under test; its output is an append-only file, as ``phos run`` makes it."""
@@ -41,11 +49,15 @@ class Training:
 
     def losses(self, since: int = 0) -> dict[int, str]:
         """The loss of each iteration from line ``since`` on, as the last line about it says."""
-        return {int(n): loss for n, loss, _ in self._lines()[since:]}
+        return {int(n): loss for n, loss, *_ in self._lines()[since:]}
 
     def seconds(self, since: int) -> list[float]:
         """How long each iteration took, from line ``since`` on."""
-        return [float(seconds) for _, _, seconds in self._lines()[since:]]
+        return [iteration.seconds for iteration in self.iterations(since)]
+
+    def iterations(self, since: int) -> list[Iteration]:
+        """The iterations from line ``since`` on."""
+        return [Iteration(float(took), float(end)) for *_, took, end in self._lines()[since:]]
 
     def lines(self) -> int:
         """How many iterations have been printed."""
@@ -59,7 +71,7 @@ class Training:
     def _lines(self) -> list[list[str]]:
         text = self.log.read_text()
         fields = [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
-        return [f for f in fields if len(f) == 3 and f[0].isdigit()]
+        return [f for f in fields if len(f) == 4 and f[0].isdigit()]
 
 
 def wait_until(condition: Callable[[], bool], what: str, log: Path) -> None:

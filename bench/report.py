@@ -31,6 +31,8 @@ def main() -> None:
     series = [line for line in lines if "checkpoints" in line]
     if series:
         print(costs(series))
+        print("\nThe time stolen, and the hook's looks:\n")
+        print(slowdowns(series))
         print("\nThe median stop, in seconds:\n")
         rows = [medians(line) for line in series]
         print(table(rows, "checkpoint_phases_s", STOP, "stop_s"))
@@ -80,6 +82,50 @@ def costs(series: Sequence[Row]) -> str:
             f"{statistics.median(one['new_bytes'] for one in done) / 1e9:.2f}",
             *_drained(done),
             f"{sum(one['wrong_guesses'] for one in done)}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def slowdowns(series: Sequence[Row]) -> str:
+    """A Markdown table: where the time was stolen, and what a submission cost while armed.
+
+    Stolen time is that of the iterations before the stop, of those that the stop or the drain fell
+    into, less the stop, and of those after it.
+    """
+    lines = [
+        "| series | drain (s) | stolen before, in and after it (s) | slowdown while draining"
+        " | threads waited (s) | a look: mean, median (µs) |",
+        "| --- |" + " ---: |" * 5,
+    ]
+    for line in series:
+        done = [one for one in line["checkpoints"] if "draining_s" in one]
+        if not done or not all(one["details"].get("submissions") for one in done):
+            continue
+        usual = statistics.median(one["usual_iteration_s"] for one in done)
+        parts = {
+            part: [
+                one[part]["seconds"]
+                - one[part]["count"] * usual
+                - (one["stop_s"] if part == "drain" else 0)
+                for one in done
+            ]
+            for part in ("before", "drain", "after")
+        }
+        draining = [one["draining_s"] for one in done]
+        slower = statistics.median(
+            stolen / seconds for stolen, seconds in zip(parts["drain"], draining, strict=True)
+        )
+        details = [one["details"] for one in done]
+        looked = sum(one["looked_seconds"] for one in details)
+        cells = [
+            name(line),
+            f"{statistics.median(draining):.2f}",
+            ", ".join(f"{statistics.median(part):.3f}" for part in parts.values()),
+            f"{slower:.1%}",
+            f"{statistics.median(one['waited_seconds'] for one in details):.3f}",
+            f"{looked / sum(one['submissions'] for one in details) * 1e6:.2f}, "
+            f"{statistics.median(one['look_median_seconds'] for one in details) * 1e6:.2f}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -4,9 +4,9 @@
         [--state DIR] [--incremental] [--audit] [--seconds S] [--against N] -- PROGRAM [ARGUMENTS]
 
 PROGRAM is one of ``bench/programs``; it runs under the hook (but for mode ``driver``) and prints
-one line an iteration with its seconds. ``--kill`` also kills it after the last checkpoint, restores
-it and compares what it prints. ``--against N`` first runs it without hook and checkpoints, and
-compares the values of the first N iterations. Prints one JSON object.
+one line an iteration with its seconds and its end. ``--kill`` also kills it after the last
+checkpoint, restores it and compares what it prints. ``--against N`` first runs it without hook and
+checkpoints, and compares the values of the first N iterations. Prints one JSON object.
 """
 
 import argparse
@@ -19,10 +19,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoint import Training, gone, hugepages, wait_until
+from bench.checkpoint import Iteration, Training, gone, hugepages, wait_until
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.errors import PhosError
 from phosd.engine.image.manifest import Manifest
@@ -68,7 +69,14 @@ def one(node: Node, training: Training, options: CheckpointOptions, between: int
     """One checkpoint: its phases, and how much longer the iterations around it took than the
     ``between`` that follow them. ``drain_phase_s`` is the part of ``drain`` inside the stop.
     """
-    progress = Progress()
+    drained = 0.0
+
+    def look(progress: Progress) -> None:
+        nonlocal drained
+        if progress.phases and progress.phases[-1].name == "drain":
+            drained = time.monotonic()
+
+    progress = Progress(look)
     first = training.lines()
     began = time.perf_counter()
     try:
@@ -77,12 +85,12 @@ def one(node: Node, training: Training, options: CheckpointOptions, between: int
         return {"error": str(error), "phases_s": phases(progress), "notes": progress.notes}
     seconds = time.perf_counter() - began
     training.wait_for(2)
-    during = training.seconds(first)
+    during = training.iterations(first)
     quiet = training.lines()
     training.wait_for(between)
     usual = statistics.median(training.seconds(quiet))
-    drained = next((p for p in progress.phases if p.name == "drain"), None)
-    extra = sum(seconds - usual for seconds in during)
+    inside = next((p for p in progress.phases if p.name == "drain"), None)
+    extra = sum(iteration.seconds - usual for iteration in during)
     return {
         "image": manifest.id,
         "mode": manifest.mode,
@@ -92,13 +100,38 @@ def one(node: Node, training: Training, options: CheckpointOptions, between: int
         "usual_iteration_s": usual,
         "iterations_around": len(during),
         "stolen_s": extra - progress.stop_seconds,
-        "drain_phase_s": (drained.end or 0) - drained.start if drained else None,
+        **spans(progress, during, drained),
+        "drain_phase_s": (inside.end or 0) - inside.start if inside else None,
         "wrong_guesses": progress.wrong_guesses,
         "suspects": len(progress.suspects),
         "details": progress.details,
         "notes": progress.notes,
         "new_bytes": new_bytes(manifest, node),
     }
+
+
+def spans(
+    progress: Progress, during: Sequence[Iteration], drained: float
+) -> dict[str, dict[str, float] | float | None]:
+    """The iterations around a checkpoint in three parts: those that ended before the stop, those
+    that the stop or the drain fell into, and those that began when all chunks were copied, which
+    was at ``drained``. For each how many they were and their seconds.
+
+    An iteration that the drain fell into for a moment only counts as one of the drain's in full.
+    """
+    stops = [phase for phase in progress.phases if phase.stopped]
+    closed, opened = stops[0].start, stops[-1].end or stops[-1].start
+    end = max(drained, opened)
+    parts: dict[str, list[float]] = {"before": [], "drain": [], "after": []}
+    for iteration in during:
+        if iteration.end < closed:
+            parts["before"].append(iteration.seconds)
+        elif iteration.end - iteration.seconds > end:
+            parts["after"].append(iteration.seconds)
+        else:
+            parts["drain"].append(iteration.seconds)
+    sums = {name: {"count": len(part), "seconds": sum(part)} for name, part in parts.items()}
+    return {**sums, "draining_s": end - opened}
 
 
 def phases(progress: Progress) -> dict[str, float]:
@@ -165,6 +198,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
             "iterations": iterations,
             "checkpoints": results,
             "transparent_hugepages": hugepages(),
+            "huge_pages": os.environ.get("PHOS_HUGE_PAGES", "on"),
         }
         if expected:
             training.wait_for(max(0, arguments.against - iterations))

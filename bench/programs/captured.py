@@ -1,6 +1,7 @@
 """Trains a perceptron with its whole step in one CUDA graph; knows nothing of phosd.
 
-Prints one line an iteration: number, loss as a hexadecimal float, seconds.
+Prints one line an iteration: number, loss as a hexadecimal float, seconds, and its end by the
+monotonic clock.
 
     python captured.py [--width N] [--layers N]
 """
@@ -44,10 +45,11 @@ def main() -> None:
         loss = step()
     number = 0
     while True:
-        start = time.perf_counter()
+        start = time.monotonic()
         graph.replay()
         value = loss.item()
-        print(number, value.hex(), f"{time.perf_counter() - start:.6f}", flush=True)
+        end = time.monotonic()
+        print(number, value.hex(), f"{end - start:.6f} {end:.6f}", flush=True)
         number += 1
 
 

@@ -1,6 +1,7 @@
 """Generates text with GPT-2 (random weights) again and again; knows nothing of phosd.
 
-Prints one line a text: number, a checksum of its tokens as a hexadecimal float, seconds.
+Prints one line a text: number, a checksum of its tokens as a hexadecimal float, seconds, and its
+end by the monotonic clock.
 
     python generate.py --size small|xl [--batch N] [--tokens N]
 """
@@ -30,7 +31,7 @@ def main() -> None:
     prompt = torch.randint(0, config.vocab_size, (arguments.batch, 64), device="cuda")
     number = 0
     while True:
-        start = time.perf_counter()
+        start = time.monotonic()
         text = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
@@ -40,7 +41,8 @@ def main() -> None:
         )
         prompt = text[:, -64:].contiguous()
         checksum = float(text.double().mul(torch.arange(text.shape[1], device="cuda")).sum().item())
-        print(number, checksum.hex(), f"{time.perf_counter() - start:.6f}", flush=True)
+        end = time.monotonic()
+        print(number, checksum.hex(), f"{end - start:.6f} {end:.6f}", flush=True)
         number += 1
 
 

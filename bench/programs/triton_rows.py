@@ -1,6 +1,7 @@
 """Iterates a softmax of Triton's over a large matrix; knows nothing of phosd.
 
-Prints one line an iteration: number, a sum as a hexadecimal float, seconds.
+Prints one line an iteration: number, a sum as a hexadecimal float, seconds, and its end by the
+monotonic clock.
 
     python triton_rows.py [--rows N]
 """
@@ -34,12 +35,13 @@ def main() -> None:
     target = torch.empty_like(source)
     number = 0
     while True:
-        start = time.perf_counter()
+        start = time.monotonic()
         for _ in range(10):
             mix[(arguments.rows,)](source, target, COLUMNS)
             source, target = target, source
         value = source[:: arguments.rows // 64].double().sum().item()
-        print(number, value.hex(), f"{time.perf_counter() - start:.6f}", flush=True)
+        end = time.monotonic()
+        print(number, value.hex(), f"{end - start:.6f} {end:.6f}", flush=True)
         number += 1
 
 

@@ -14,7 +14,7 @@
 namespace phos::board {
 
 constexpr uint64_t kMagic = 0x4452414F42534F50;  // "POSBOARD"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint64_t kChunk = 2ull << 20;  // bytes; a block's last chunk may be shorter
 constexpr uint32_t kMaxDevices = 16;
 constexpr uint32_t kFreedRing = 1024;
@@ -44,6 +44,19 @@ struct alignas(64) Pressure {
     std::atomic<uint32_t> wanted;
     std::atomic<uint32_t> given;
 };
+
+// How long looks took: eight buckets for each doubling of nanoseconds. The last takes all above.
+constexpr uint32_t kLookBuckets = 128;
+constexpr uint32_t look_bucket(uint64_t ns) {
+    if (ns < 8) return static_cast<uint32_t>(ns);
+    const auto doublings = static_cast<uint32_t>(60 - __builtin_clzll(ns));
+    const uint64_t bucket = (doublings + 1) * 8 + (ns >> doublings) % 8;
+    return bucket < kLookBuckets ? static_cast<uint32_t>(bucket) : kLookBuckets - 1;
+}
+// The least that falls into a bucket.
+constexpr uint64_t look_floor(uint32_t bucket) {
+    return bucket < 8 ? bucket : (8ull + bucket % 8) << (bucket / 8 - 1);
+}
 
 struct Header {
     uint64_t magic;
@@ -79,10 +92,11 @@ struct Header {
     alignas(64) std::atomic<uint64_t> submissions;  // that were looked at
     std::atomic<uint64_t> looked_ns;                // time spent looking, waits excluded
     std::atomic<uint64_t> shadowed_chunks;
-    std::atomic<uint64_t> waits;         // for a chunk, because no slot was free or it
-    std::atomic<uint64_t> waited_ns;     // was being copied
-    std::atomic<uint64_t> conservative;  // submissions taken to write everything
-    std::atomic<uint32_t> touches;       // the last number given in `touched`
+    std::atomic<uint64_t> waits;                // for a chunk, because no slot was free or it
+    std::atomic<uint64_t> waited_ns;            // was being copied
+    std::atomic<uint64_t> conservative;         // submissions taken to write everything
+    std::atomic<uint32_t> touches;              // the last number given in `touched`
+    std::atomic<uint32_t> looks[kLookBuckets];  // submissions by their looked_ns
 };
 
 struct BlockRow {

@@ -204,8 +204,9 @@ Looking::~Looking() {
     if (--own_look.depth || !own_look.session) return;
     board::Header& header = *own_look.session->board.header;
     header.submissions.fetch_add(1, std::memory_order_relaxed);
-    header.looked_ns.fetch_add(monotonic_ns() - began_ - own_look.waited,
-                               std::memory_order_relaxed);
+    const uint64_t took = monotonic_ns() - began_ - own_look.waited;
+    header.looked_ns.fetch_add(took, std::memory_order_relaxed);
+    header.looks[board::look_bucket(took)].fetch_add(1, std::memory_order_relaxed);
     own_look.session = nullptr;
     end_reading();
 }

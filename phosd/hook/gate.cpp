@@ -141,7 +141,7 @@ bool close(uint32_t deadline_ms) {
         was_expired = false;
         admitted = 0;
         last_admitted = nullptr;
-        shut.store(1, std::memory_order_release);
+        shut.store(kShut, std::memory_order_release);
     }
     // After this, a thread that has not seen `shut` has its depth visible here.
     if (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0) return true;
@@ -191,6 +191,7 @@ bool take_expired() {
 void set_parked(bool parked) {
     const std::lock_guard lock(mutex);
     now_state = parked ? wire::State::parked : wire::State::closed;
+    shut.store(parked ? kParked : kShut, std::memory_order_release);
 }
 
 void open() {

@@ -20,6 +20,13 @@ struct Slot {
 // __thread, for a thread_local of another file would be reached through a function.
 extern __thread Slot* own_slot __attribute__((tls_model("initial-exec")));
 extern std::atomic<uint32_t> shut;  // not 0: the slow path decides
+constexpr uint32_t kShut = 1;
+constexpr uint32_t kParked = 2;
+
+// For whoever must not take a lock.
+inline bool parked() {
+    return shut.load(std::memory_order_relaxed) == kParked;
+}
 
 Slot* first_pass();
 void wait(Slot* slot);

@@ -91,7 +91,14 @@ def test_the_order_of_writing_is_told(board: Board, hook: FakeHook) -> None:
 def test_the_hooks_counters(board: Board, hook: FakeHook) -> None:
     hook.count(1, 2, 3, 4, 5, 6)
     hook.touch(0)
-    assert board.statistics() == BoardStatistics(1, 2, 3, 4, 5, 6, 1)
+    assert board.statistics() == BoardStatistics(1, 2, 3, 4, 5, 6, 1, 0)
+
+
+@pytest.mark.parametrize("nanoseconds", [0, 1, 7, 8, 17, 1000, 1500, 1900, 2100, 99_999])
+def test_the_median_of_looks(board: Board, hook: FakeHook, nanoseconds: int) -> None:
+    for took in (*[3] * 40, *[nanoseconds] * 81, *[10**12] * 40):
+        hook.look(took)
+    assert board.statistics().look_median_ns == pytest.approx(nanoseconds, rel=0.0625, abs=0.5)
 
 
 def test_phases(board: Board, hook: FakeHook) -> None:

@@ -166,6 +166,10 @@ uint32_t hook_phase(Header* board) {
     return board->phase.load();
 }
 
+void hook_look(Header* board, uint64_t nanoseconds) {
+    ++board->looks[look_bucket(nanoseconds)];
+}
+
 void hook_count(Header* board, const uint64_t numbers[6]) {
     board->submissions = numbers[0];
     board->looked_ns = numbers[1];

@@ -99,6 +99,10 @@ class FakeHook:
         """Set the counters, the first six of ``BoardStatistics``."""
         _library().hook_count(self._board, (ctypes.c_uint64 * 6)(*numbers))
 
+    def look(self, nanoseconds: int) -> None:
+        """Count one look at a submission that took so long."""
+        _library().hook_look(self._board, nanoseconds)
+
     def close(self) -> None:
         """Unmap the board."""
         _library().hook_close(self._board)
@@ -136,6 +140,7 @@ def _library() -> ctypes.CDLL:
         ("release_slab", None, (board, chunk)),
         ("phase", chunk, (board,)),
         ("count", None, (board, pointer)),
+        ("look", None, (board, wide)),
     ):
         function = getattr(library, f"hook_{name}")
         function.restype, function.argtypes = result, arguments
