@@ -62,6 +62,7 @@ def migrate(node: Node, pid: int, options: MigrateOptions, progress: Progress) -
         job.enter_context(explain_death(unit, "migration"))
         way = _by_precopy if parks else _by_driver
         way(_Move(node, unit, moves, gpus, options.deadline, progress))
+        node.leave(moves, unit.pids)
         progress.finish()
         return moves
 
@@ -139,6 +140,7 @@ def _by_driver(move: _Move) -> None:
         movers = [move.node.mover(gpu) for gpu in sorted(move.moves)]
         with driver.checkpointed(unit.gpu_pids, room_kept(movers, unit.identity, progress)):
             move.cross()
+    progress.phase("release")
 
 
 def _require_room(node: Node, unit: Unit, moves: dict[int, int], *, parks: bool) -> None:
