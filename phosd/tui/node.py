@@ -59,6 +59,14 @@ class Sample:
     power: float | None
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A call of ``member`` has no answer since a moment (seconds since the epoch)."""
+
+    member: str
+    since: float
+
+
 def _sample(time: int, load: float, memory: int, temperature: float, power: float) -> Sample:
     """One row of ``ListSamples``, where what is not known is negative."""
     known = [figure if figure >= 0 else None for figure in (load, temperature, power)]
@@ -99,8 +107,7 @@ class Node:
         """When the contact became what it is."""
         self.heard = 0.0
         """When phosd was last heard of; 0: never."""
-        self.waiting = 0
-        """Calls that phosd has not answered yet."""
+        self._unanswered: dict[object, Waiting] = {}
         self.samples: dict[str, deque[Sample]] = {}
         """By path of the GPU, oldest first."""
         self._records: dict[type, dict[str, Any]] = {
@@ -132,6 +139,11 @@ class Node:
     def image(self, image: str) -> Image | None:
         """The image with this id."""
         return self.of(Image).get(path_of("image", image))
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """The oldest call that phosd has not answered yet."""
+        return next(iter(self._unanswered.values()), None)
 
     def job_of(self, target: str) -> Job | None:
         """The job that works on a pid or an image now, or else the first that waits to."""
@@ -270,17 +282,18 @@ class Node:
     async def _manager(self, member: str, signature: str, *args: Any) -> Any:
         return await self._call(ROOT, MANAGER, member, signature, *args)
 
-    async def _call(self, *call: Any) -> Any:
-        with self._waits():
-            values = await self._link.call(*call)
+    async def _call(self, path: str, interface: str, member: str, *call: Any) -> Any:
+        with self._waits(member):
+            values = await self._link.call(path, interface, member, *call)
         return values[0] if values else None
 
     @contextmanager
-    def _waits(self) -> Iterator[None]:
-        self.waiting += 1
+    def _waits(self, member: str) -> Iterator[None]:
+        call = object()
+        self._unanswered[call] = Waiting(member, self.now())
         self._tell(frozenset({Contact}))
         try:
             yield
         finally:
-            self.waiting -= 1
+            del self._unanswered[call]
             self._tell(frozenset({Contact}))

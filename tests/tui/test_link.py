@@ -105,7 +105,7 @@ def test_an_error_says_what_to_do_next(service: Service) -> None:
             with pytest.raises(CommandError, match="phos images") as caught:
                 await node.restore("no-such-image")
             assert caught.value.code == "NoSuchImage"
-            assert node.waiting == 0
+            assert node.waiting is None
 
     run(body)
 

@@ -146,6 +146,10 @@ def _words(node: Node) -> tuple[str, bool]:
         if now - node.since < _IMPATIENT:
             return "", True
         return f"◌ Waiting for phosd, for {since(node.since, now)}.{old}", True
+    waiting = node.waiting
+    if waiting is not None and now - waiting.since >= _IMPATIENT:
+        passed = since(waiting.since, now)
+        return f"◌ Waiting for phosd: no answer to {waiting.member} for {passed}.", True
     if node.manager.troubles:
         first, *others = node.manager.troubles
         more = f" (and {len(others)} more)" if others else ""
