@@ -16,7 +16,7 @@ from click.shell_completion import get_completion_class
 from phosd import __version__
 from phosd.cli.main import main as phos
 from phosd.service.main import parser as phosd_parser
-from phosd.tui.actions import of
+from phosd.tui.actions import keys_written, of
 from phosd.tui.main import main as phos_tui
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +37,6 @@ SCOPES = {
     "gpus": "GPUs",
     "events": "Log",
 }
-KEYS = {"question_mark": "?", "slash": "/"}
 
 
 def escape(text: str) -> str:
@@ -91,8 +90,7 @@ def phos_tui_page(page: str) -> str:
     for scope, title in SCOPES.items():
         lines.append(f".SS {title}")
         for action in of(scope):
-            names = (KEYS.get(key, key) for key in action.key.split(","))
-            lines.append(entry(", ".join(names), action.help))
+            lines.append(entry(keys_written(action), action.help))
     page = page.replace("@OPTIONS@", "\n".join(options(phos_tui.params, top)))
     return page.replace("@KEYS@", "\n".join(lines))
 

@@ -229,6 +229,20 @@ ACTIONS = (
 )
 
 
+_WRITTEN = {"question_mark": "?", "slash": "/", "pageup": "PgUp", "pagedown": "PgDn"}
+_DRAWN = {"enter": "⏎", "left": "←", "right": "→", "up": "↑", "down": "↓"}
+
+
+def keys_written(action: Action) -> str:
+    """Its keys as a text names them: ``right, l``."""
+    return ", ".join(_WRITTEN.get(key, key) for key in action.key.split(","))
+
+
+def keys_drawn(action: Action) -> str:
+    """Its keys as they look on a keyboard, and are shown on the screen: ``→ l``."""
+    return " ".join(_DRAWN.get(key, key) for key in keys_written(action).split(", "))
+
+
 def of(*scopes: str) -> list[Action]:
     """The actions of these scopes, in the order of the table."""
     return [action for action in ACTIONS if action.scope in scopes]

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -37,15 +38,14 @@ def write(text: str, rows: Sequence[Row]) -> Path:
     """
     path = Path(text).expanduser().absolute()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
+    with ExitStack() as undo:
+        undo.callback(path.unlink)  # half of a history would be taken for all of it
         with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
             if path.suffix == ".csv":
                 _write_csv(file, rows)
             else:
                 json.dump([dict(row) | unpacked(row) for row in rows], file, indent=1)
-    except BaseException:
-        path.unlink()  # half of a history would be taken for all of it
-        raise
+        undo.pop_all()
     return path
 
 

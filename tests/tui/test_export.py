@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,21 @@ def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
 def test_half_of_a_history_is_not_left_behind(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         export.write(str(tmp_path / "x.json"), [ROW, {"id": object()}])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["x.json", "x.csv"])
+def test_a_full_disk_leaves_nothing_and_is_told(name: str, tmp_path: Path) -> None:
+    """What is buffered is written at the end only: that may fail, too."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            export.write(str(tmp_path / name), [ROW] * 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,11 +11,11 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from phosd.cli.settings import CommandError
-from phosd.tui.actions import ANYWHERE, MOVE, TABLE, Action, named, of, why_not
+from phosd.tui.actions import ANYWHERE, MOVE, TABLE, Action, keys_drawn, named, of, why_not
 from phosd.tui.node import Contact, Node
 from phosd.tui.records import Manager
 from phosd.tui.widgets.dialogs import Help
-from phosd.tui.widgets.frame import Banner, KeyLine, TopLine, key_name
+from phosd.tui.widgets.frame import Banner, KeyLine, TopLine
 from phosd.tui.widgets.table import RecordTable
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class NodeScreen(Screen[None]):
                 self.do(action)
 
     def action_help(self) -> None:
-        rows = [(key_name(a), a.name, a.help, self.reason(a)) for a in self.actions + of(MOVE)]
+        rows = [(keys_drawn(a), a.name, a.help, self.reason(a)) for a in self.actions + of(MOVE)]
         self.app.push_screen(Help(f"{self.TITLE_TEXT}: keys", rows))
 
     # Work

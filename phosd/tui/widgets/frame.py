@@ -8,7 +8,7 @@ from textual import events
 from textual.message import Message
 from textual.widgets import Static
 
-from phosd.tui.actions import Action
+from phosd.tui.actions import Action, keys_drawn
 from phosd.tui.node import Contact, Node
 from phosd.tui.text import plain, since
 
@@ -95,17 +95,10 @@ class KeyLine(Static):
 
 def _entry(action: Action, possible: bool) -> Text:
     name = action.name if possible else f"({action.name})"
-    entry = Text.assemble((f" {key_name(action)}", "bold"), f" {name}")
+    entry = Text.assemble((f" {keys_drawn(action)}", "bold"), f" {name}")
     if not possible:
         entry.stylize("dim")
     return entry
-
-
-def key_name(action: Action) -> str:
-    """The key as it is written on it."""
-    names = {"question_mark": "?", "slash": "/", "enter": "⏎", "pageup": "PgUp", "pagedown": "PgDn",
-             "left": "←", "right": "→", "up": "↑", "down": "↓"}  # fmt: skip
-    return " ".join(names.get(key, key) for key in action.key.split(","))
 
 
 class Banner(Static):
