@@ -258,6 +258,8 @@ def _other_sharers(unit: Unit, borrowed: contextlib.ExitStack) -> dict[int, list
                 found[pid] = _shared(other, borrowed)
         except NoSuchProcess:
             continue  # ended, or without a hook
+        except Busy:
+            continue  # parked, and so are all that it shares with: none of them is ours
         except PhosError:
             # Another user's program must not be able to stand in the way by answering nonsense.
             if procfs.status(pid).uids[0] in users:

@@ -1,0 +1,36 @@
+"""Values are equal through random migrations, suspends and resumes at random instants."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 300.0
+
+
+@pytest.mark.parametrize(
+    ("devices", "programs"),
+    [
+        (2, ("churn", "two_devices", "waiting_pair", "capture", "threads")),
+        (4, ("single", "two_devices", "shared_pair", "waiting_devices", "workers")),
+    ],
+)
+def test_values_are_equal(devices: int, programs: tuple[str, ...]) -> None:
+    """Programs of every kind side by side, some of which sleep while others move."""
+    command = [sys.executable, "-m", "tests.migrate.walk", f"--devices={devices}", "--seed=6"]
+    # Its devices are its own: this process has bound a driver that sees two of another machine.
+    own = {k: v for k, v in os.environ.items() if k != "PHOS_SOFTGPU_DIR"}
+    done = subprocess.run(
+        [*command, "--steps=30", *programs],
+        cwd=ROOT,
+        env=own,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 30
