@@ -24,6 +24,7 @@ from phosd.tui.screens.images import ImagesScreen
 from phosd.tui.screens.jobs import JobsScreen
 from phosd.tui.screens.processes import ProcessesScreen
 from phosd.tui.text import plain, seconds
+from phosd.tui.widgets.job import result_text
 
 SCREENS: tuple[type[NodeScreen], ...] = (
     ProcessesScreen,
@@ -168,10 +169,9 @@ class PhosApp(App[None]):
             severity: Severity = "warning" if job.state == "cancelled" else "error"
             self.tell(title, job.message or job.error, severity)
             return
-        stop = (
-            f"; the program stood still for {seconds(job.stop_seconds)}" if job.stop_seconds else ""
-        )
-        self.tell(title, f"{job.result}{stop}")
+        stood = job.stop_seconds and job.operation not in ("suspend", "swap")  # it still does
+        stop = f"; the program stood still for {seconds(job.stop_seconds)}" if stood else ""
+        self.tell(title, f"{result_text(job)}{stop}")
 
     # Actions
 

@@ -196,7 +196,7 @@ class Node:
             changed.add(Contact)
         if Job in changed:
             waiting_first = sorted(self.active_jobs, key=lambda job: (job.state, -job.number))
-            self._busy = {job.target: job for job in waiting_first}
+            self._busy = {target: job for job in waiting_first for target in job.targets}
         self._tell(frozenset(changed))
 
     def sample(self) -> None:

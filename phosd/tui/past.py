@@ -59,6 +59,7 @@ def past_job(row: Mapping[str, Any]) -> Job:
         ended=values.number("ended") or None,
         stop_seconds=values.number("stop_seconds"),
         mode=values.text("mode"),
+        destination=values.text("destination"),
         why=values.text("why"),
         wrong_guesses=values.whole("wrong_guesses"),
         drained_bytes=values.whole("drained_bytes"),

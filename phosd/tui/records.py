@@ -122,6 +122,7 @@ class Job:
     expected_end: float | None = None
     stop_seconds: float = 0.0
     mode: str = ""
+    destination: str = ""
     why: str = ""
     wrong_guesses: int = 0
     suspects: tuple[str, ...] = ()
@@ -135,6 +136,11 @@ class Job:
     result: str = ""
     error: str = ""
     message: str = ""
+
+    @property
+    def targets(self) -> list[str]:
+        """The pids that it works on, or the image."""
+        return self.target.split()
 
     @property
     def over(self) -> bool:
@@ -296,6 +302,7 @@ def _job(path: str, values: Values) -> Job:
         expected_end=values.time("ExpectedEnd"),
         stop_seconds=values.number("StopSeconds"),
         mode=values.text("Mode"),
+        destination=values.text("Destination"),
         why=values.text("Why"),
         wrong_guesses=values.whole("WrongGuesses"),
         suspects=values.texts("Suspects"),

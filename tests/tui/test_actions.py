@@ -72,17 +72,17 @@ def test_what_the_service_does_not_offer_is_dimmed_with_the_reason() -> None:
 
 
 def test_a_newer_service_has_them() -> None:
-    node, link = fake_node(gpu(), process(1), process(2, state="suspended"),
+    node, link = fake_node(gpu(), gpu(1), process(1), process(2, state="suspended"), process(3),
                            features=("migrate", "suspend"))  # fmt: skip
 
     async def body() -> None:
         async with opened(node) as pilot:
             assert "m Migrate" in text(pilot) and "c (Checkpoint)" in text(pilot)
             await pilot.press("s", "down", "s")
-            await pilot.press("m")
-            await until_shown(pilot, "Migrate of 2")
+            await pilot.press("down", "m")
+            await until_shown(pilot, "Migration of 3")
             await pilot.press("enter")
-            wanted = [("Suspend", 1), ("Resume", 2), ("Migrate", 2, "GPU-0")]
+            wanted = [("Suspend", 1), ("Resume", 2), ("Migrate", 3, "GPU-1")]
             await until(pilot, lambda: link.asked == wanted, "the calls")
 
     run(body)

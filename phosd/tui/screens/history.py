@@ -20,14 +20,15 @@ from phosd.tui.screens.reading import Reading
 from phosd.tui.text import human_bytes, plain, rate, seconds, when
 from phosd.tui.widgets.chart import Chart, Plot
 from phosd.tui.widgets.dialogs import Choice, Field, Form
-from phosd.tui.widgets.job import state_cell
+from phosd.tui.widgets.job import result_text, state_cell
 from phosd.tui.widgets.listing import Listing
 from phosd.tui.widgets.table import Cell, Column, RecordTable
 
 _SHOWN = 500
 """Jobs that the screen shows; an export has all that phosd tells."""
 _FILTERS = ("pid", "since", "until", "operation", "state")
-_OPERATIONS = ("checkpoint", "restore", "verify", "delete", "recover")
+_OF_PROCESSES = ("checkpoint", "migrate", "suspend", "resume", "swap", "recover")
+_OPERATIONS = (*_OF_PROCESSES, "restore", "verify", "delete")
 _STATES = ("done", "failed", "cancelled", "interrupted", "running", "queued")
 
 
@@ -233,8 +234,9 @@ def _moment_trouble(text: str, now: float) -> str:
 
 def _pid(job: Job) -> str:
     """The process that a job worked on; nothing when it worked on an image only."""
-    pid = job.result if job.operation == "restore" else job.target
-    return pid if job.operation in ("checkpoint", "recover", "restore") and pid.isdigit() else ""
+    pids = [job.result] if job.operation == "restore" else job.targets
+    known = job.operation in (*_OF_PROCESSES, "restore") and pids and pids[0].isdigit()
+    return pids[0] if known else ""
 
 
 def _size(job: Job, node: Node) -> float:
@@ -254,4 +256,4 @@ def _wrong(job: Job) -> Cell:
 def _result(job: Job) -> Cell:
     if job.error:
         return plain(f"{job.error}: {job.message}"), "bad" if job.state == "failed" else ""
-    return plain(job.result)
+    return result_text(job)

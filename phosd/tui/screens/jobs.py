@@ -8,7 +8,7 @@ from phosd.tui.records import Job
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.page import PageScreen
 from phosd.tui.text import plain, rate, seconds, since
-from phosd.tui.widgets.job import job_page, progress_text, state_cell
+from phosd.tui.widgets.job import job_page, progress_text, result_text, state_cell
 from phosd.tui.widgets.listing import Listing
 from phosd.tui.widgets.table import Cell, Column, RecordTable
 
@@ -114,4 +114,4 @@ class JobScreen(PageScreen):
 def _result(job: Job) -> Cell:
     if job.state == "failed":
         return plain(f"{job.error}: {job.message}"), "bad"
-    return plain(job.result)
+    return result_text(job)

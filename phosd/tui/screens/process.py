@@ -16,7 +16,7 @@ from phosd.tui.records import Gpu, Image, Job, Process
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.jobs import JobScreen
 from phosd.tui.text import command_line, human_bytes, plain, seconds, since
-from phosd.tui.widgets.job import progress_text, state_cell
+from phosd.tui.widgets.job import progress_text, result_text, state_cell
 from phosd.tui.widgets.listing import Listing
 from phosd.tui.widgets.table import Cell, Column, RecordTable
 
@@ -83,7 +83,7 @@ class ProcessScreen(NodeScreen):
         self.query_one(".facts", Static).update(_facts(process, node, ended=known is None))
         images = {p: i for p, i in node.of(Image).items() if i.pid == process.pid}
         self._list("images").show_records(images)
-        jobs = {p: j for p, j in node.of(Job).items() if j.target == str(process.pid)}
+        jobs = {p: j for p, j in node.of(Job).items() if str(process.pid) in j.targets}
         self._list("jobs").show_records(jobs)
 
     def tick(self) -> None:
@@ -180,7 +180,7 @@ def _job_columns() -> list[Column[Job]]:
         Column("STATE", 11, state_cell, lambda j: j.state),
         Column("PHASE", 9, lambda j: plain(j.phase), lambda j: j.phase),
         Column("PROGRESS", 11, progress_text, lambda j: j.progress or 0.0, rank=1),
-        Column("RESULT", 0, lambda j: plain(j.message or j.result), lambda j: j.result),
+        Column("RESULT", 0, lambda j: plain(j.message) or result_text(j), lambda j: j.result),
     ]
 
 

@@ -10,6 +10,7 @@ from textual.widgets import Static
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.records import Gpu, Image, Job, Process
+from phosd.tui.screens import moving
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.process import ProcessScreen
 from phosd.tui.screens.ring import RingScreen
@@ -29,7 +30,10 @@ _HOOKS: dict[str, tuple[str, str]] = {
     "driver": ("○ driver", "warn"),
     "unsupported": ("✗ unsupp.", "bad"),
 }
-_STATES: dict[str, tuple[str, str]] = {"running": ("running", "")}
+_STATES: dict[str, tuple[str, str]] = {
+    "running": ("running", ""),
+    "suspended": ("suspended", "accent"),
+}
 _STANDING = ("locked", "checkpointed", "closed", "parked")
 """States in which only a job should leave a process."""
 
@@ -125,7 +129,9 @@ class ProcessesScreen(NodeScreen):
         process = self.table.current
         parts = []
         if process is not None:
-            if process.reason:
+            if process.state == moving.SUSPENDED:
+                parts.append(f"suspended: {process.reason}; s brings it back")
+            elif process.reason:
                 parts.append(f"{process.hook}: {process.reason}")
             if self._standing([process]):
                 parts.append("it stands still, and no job works on it: r has it run again")
@@ -150,6 +156,12 @@ class ProcessesScreen(NodeScreen):
         if action.id.startswith("checkpoint") and all(p.hook == "unsupported" for p in chosen):
             first = chosen[0]
             return f"{first.pid} cannot be saved: {first.reason or 'it is not supported'}"
+        if action.id.startswith("checkpoint") and all(p.state == moving.SUSPENDED for p in chosen):
+            return f"{chosen[0].pid} is suspended; `s` brings it back"
+        if action.id == "migrate":
+            return moving.why_not_migrate(self.node, chosen)
+        if action.id == "suspend":
+            return moving.why_not_suspend(chosen)
         if action.id == "log" and chosen[0].hook != "hooked":
             return f"{chosen[0].pid} has no hook; start it with `phos run`"
         if action.id == "recover" and not self._standing(chosen):
@@ -202,23 +214,22 @@ class ProcessesScreen(NodeScreen):
 
     def action_suspend(self) -> None:
         for process in self.table.chosen:
-            if process.state == "suspended":
+            if process.state == moving.SUSPENDED:
                 self.ask(f"Resume {process.pid}", self.node.resume(process.pid))
             else:
                 self.ask(f"Suspend {process.pid}", self.node.suspend(process.pid))
 
     def action_migrate(self) -> None:
         chosen = self.table.chosen
-        places = [(f"GPU {gpu.ordinal}: {gpu.name}", gpu.uuid) for gpu in self.node.gpus]
         self.app.push_screen(
-            Form(_title("Migrate", chosen), [Choice("to", "To", places)], "Migrate"),
+            Form(_title("Migration", chosen), moving.choices(self.node, chosen), "Migrate"),
             partial(self._migrate, chosen),
         )
 
     def _migrate(self, chosen: list[Process], given: dict[str, str] | None) -> None:
         if given is not None:
             for process in chosen:
-                work = self.node.migrate(process.pid, given["to"])
+                work = self.node.migrate(process.pid, moving.destination(given))
                 self.ask(f"Migrate {process.pid}", work)
 
     def _standing(self, processes: Sequence[Process]) -> list[Process]:

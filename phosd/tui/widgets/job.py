@@ -20,6 +20,8 @@ _STYLES = {
     "dim": "dim", "good": "green", "warn": "yellow", "bad": "bold red", "accent": "cyan",
     "stop": "bold yellow reverse",
 }  # fmt: skip
+_PLACES = {"memory": "in host memory", "disk": "on disk"}
+"""Where the device memory of a suspended process is."""
 _RUNNING_FILLS = "▒░"
 _BAR = 10
 
@@ -45,6 +47,16 @@ def time_left(job: Job, now: float) -> str:
     if job.over or job.expected_end is None:
         return ""
     return f"{seconds(max(0.0, job.expected_end - now))} left"
+
+
+def result_text(job: Job) -> str:
+    """What a job that is done has made of it, in words where it is not an image or a pid."""
+    if job.operation in ("migrate", "resume") and job.result:
+        new = [part.rpartition(":")[2] for part in job.result.split(",")]
+        return plain(f"on GPU{'s' * (len(new) > 1)} {', '.join(new)}")
+    if job.operation == "suspend":
+        return _PLACES.get(job.result, plain(job.result))
+    return plain(f"{job.result} runs" if job.operation == "swap" and job.result else job.result)
 
 
 def job_line(job: Job, now: float) -> Text:
@@ -98,11 +110,12 @@ def _facts(job: Job, now: float) -> list[tuple[str, str, str]]:
         ("started", started if job.started else "", ""),
         ("took", seconds(taken) if taken is not None else "", ""),
         ("mode", plain(mode), ""),
+        ("destination", plain(job.destination), ""),
         ("stopped for", seconds(job.stop_seconds) if job.stop_seconds else "", ""),
         ("saved", drained if job.drained_bytes else "", ""),
         ("wrong guesses", wrong if job.wrong_guesses else "", "warn"),
         ("suspects", ", ".join(map(plain, job.suspects)), "warn"),
-        ("result", plain(job.result), "good"),
+        ("result", result_text(job), "good"),
         ("error", plain(f"{job.error}: {job.message}") if job.error else "", "bad"),
     ]
     return [fact for fact in facts if fact[1]]
