@@ -95,7 +95,7 @@ ACTIONS = (
         "migrate",
         "m",
         "Migrate",
-        "move the process to another GPU or node",
+        "move the process to another GPU; it goes on",
         "processes",
         acts=True,
         feature="migrate",
