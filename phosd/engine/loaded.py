@@ -13,7 +13,6 @@ from phosd.engine.image.store import Image
 from phosd.engine.mover import Mover, Process
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
-from phosd.engine.space import context_bytes
 from phosd.engine.undo import Undo
 
 _STAY: Mapping[int, int] = MappingProxyType({})
@@ -61,16 +60,10 @@ class Memory:
 
 
 def device_bytes(manifest: Manifest, moves: Mapping[int, int] = _STAY) -> dict[int, int]:
-    """What each GPU must have free: the blocks, and a context for each process that has some.
-
-    ``moves`` has the GPU that takes the place of another. A GPU without blocks is not asked, since
-    that would start its mover.
-    """
+    """The blocks of each GPU, in bytes; ``moves`` has the GPU that takes the place of another."""
     total: Counter[int] = Counter()
     for block in _stored(manifest):
         total[moves.get(block.gpu, block.gpu)] += block.size
-    for gpu, _ in {(block.gpu, block.process) for block in manifest.blocks}:
-        total[moves.get(gpu, gpu)] += context_bytes()
     return dict(total)
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from phosd.engine import driver
 from phosd.engine.faults import Point, point
 from phosd.engine.gate import DEADLINE, closed_gates
-from phosd.engine.gpus import GpuInfo, list_gpus, used_by
-from phosd.engine.movable import claimed, gpus_in_use, may_park
-from phosd.engine.mover import Process
+from phosd.engine.gpus import GpuInfo, list_gpus
+from phosd.engine.movable import claimed, device_needs, gpus_in_use, may_park
+from phosd.engine.mover import Mover
 from phosd.engine.node import Node
-from phosd.engine.parking import detached, park, room_kept
+from phosd.engine.parking import detached, park, room_ahead, room_kept
 from phosd.engine.placement import parse_moves, require_fit, whole
 from phosd.engine.progress import Progress
 from phosd.engine.rights import ROOT
@@ -84,20 +84,19 @@ class _Move:
         driver.move(self.unit.gpu_pids, whole(self.moves, len(self.gpus)))
 
     @property
-    def newcomers(self) -> dict[int, list[Process]]:
-        """The processes, by the GPU that they leave."""
-        start = dict(self.unit.identity)
-        found: dict[int, list[Process]] = {}
-        for member in self.unit.members:
-            for gpu in {*member.gpus} & self.moves.keys():
-                found.setdefault(gpu, []).append((member.pid, start[member.pid]))
-        return found
+    def contexts(self) -> dict[Mover, int]:
+        """What the new GPUs' movers keep free for contexts, in bytes."""
+        size = context_bytes() * len(self.unit.gpu_pids)
+        return {self.node.mover(new): size for new in self.moves.values()}
 
 
 def _by_precopy(move: _Move) -> None:
     unit, progress = move.unit, move.progress
-    with move.node.held(unit) as holdings, Twins(move.node, holdings, move.moves) as twins:
-        twins.keep_room(move.newcomers)
+    with (
+        move.node.held(unit) as holdings,
+        Twins(move.node, holdings, move.moves) as twins,
+        room_ahead(move.contexts, unit.identity) as give_room,
+    ):
         point(Point.MIGRATE_PRECOPY)
         twins.while_running(unit.links, progress)
         progress.check()
@@ -117,7 +116,7 @@ def _by_precopy(move: _Move) -> None:
                 with driver.checkpointed(unit.gpu_pids, room):
                     rest.result()
                     twins.guard()
-                    twins.give_room()
+                    give_room()
                     move.cross()
                     twins.take_over()
                 progress.phase("unpark", stopped=True)
@@ -145,13 +144,7 @@ def _by_driver(move: _Move) -> None:
 
 def _require_room(node: Node, unit: Unit, moves: dict[int, int], *, parks: bool) -> None:
     """Raise unless the new GPUs, and the host's memory, have room."""
-    blocks = gpus_in_use(unit)
+    needs = device_needs(unit, parks=parks)
+    require_device_memory(node, {new: needs[old] for old, new in moves.items()}, "the program")
     contexts = context_bytes() * len(unit.gpu_pids)
-    saved = 0
-    needs = {}
-    for old, new in moves.items():
-        device = max([blocks[old], *(used_by(pid).get(old, 0) for pid in unit.gpu_pids)])
-        needs[new] = (blocks[old] if parks else device) + contexts
-        saved += 0 if parks else device
-    require_device_memory(node, needs, "the program")
-    require_host_memory(saved + contexts)
+    require_host_memory(contexts if parks else max(contexts, sum(needs.values())))

@@ -8,6 +8,7 @@ from phosd.engine.gpus import used_by
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
 from phosd.engine.rights import require_may_save
+from phosd.engine.space import context_bytes
 from phosd.engine.tree import ProcessTree
 from phosd.engine.unit import Unit
 
@@ -34,6 +35,18 @@ def gpus_in_use(unit: Unit) -> dict[int, int]:
     if not used:  # nobody knows: those that it can see
         used = dict.fromkeys((gpu for member in unit.members for gpu in member.gpus), 0)
     return used
+
+
+def device_needs(unit: Unit, *, parks: bool) -> dict[int, int]:
+    """What the unit needs on each of its GPUs, or on those that take their place, in bytes: its
+    blocks and contexts, or, when the driver saves all, what NVML says that it has.
+    """
+    contexts = context_bytes() * len(unit.gpu_pids)
+    needs = {gpu: blocks + contexts for gpu, blocks in gpus_in_use(unit).items()}
+    for pid in () if parks else unit.gpu_pids:
+        for gpu, used in used_by(pid).items():
+            needs[gpu] = max(needs[gpu], used)
+    return needs
 
 
 def may_park(unit: Unit, wanted: str, progress: Progress) -> bool:

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from phosd.engine import procfs
@@ -103,6 +103,27 @@ def _give_back(link: HookLink, holdings: Holdings, back: list[int]) -> None:
             if procfs.identity(link.pid) is None or time.monotonic() > give_up:
                 raise
             time.sleep(_PAUSE)
+
+
+@contextlib.contextmanager
+def room_ahead(
+    needs: Mapping[Mover, int], processes: Collection[Process]
+) -> Iterator[Callable[[], None]]:
+    """Keeps so many bytes of device memory for processes that will come to these movers' GPUs.
+
+    Call the function just before they do. Raises :class:`OutOfMemory`.
+    """
+    with Undo() as undo:
+
+        def give() -> None:
+            for mover in needs:
+                if_alive(mover, partial(mover.unreserve, processes))
+
+        undo.add(give)
+        for mover, size in needs.items():
+            if size:
+                mover.reserve(size, processes)
+        yield give
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from phosd.engine.image.manifest import Manifest
 from phosd.engine.loaded import device_bytes, loaded
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
-from phosd.engine.space import require_device_memory
+from phosd.engine.space import context_bytes, require_device_memory
 from phosd.engine.undo import Undo
 
 
@@ -64,7 +64,7 @@ def restore(
         require_same_machine(manifest, node.criu)
         cpu = _CpuSide(node, manifest, options)
         cpu.admit()
-        require_device_memory(node, device_bytes(manifest))
+        require_device_memory(node, _needs(manifest))
         progress.check()
         progress.about_to_touch(_concern(manifest))
 
@@ -145,6 +145,17 @@ def _concern(manifest: Manifest) -> Concern:
     touched = (Touched(p.pid, None, gpu=p.gpu, hooked=p.hooked) for p in manifest.processes)
     gpus = sorted({block.gpu for block in manifest.blocks})
     return Concern(tuple(touched), tuple(gpus), manifest.id, now())
+
+
+def _needs(manifest: Manifest) -> dict[int, int]:
+    """What each GPU must have free: the blocks, and a context for each process that has some.
+
+    A GPU without blocks is not asked, since that would start its mover.
+    """
+    needs = device_bytes(manifest)
+    for gpu, _ in {(block.gpu, block.process) for block in manifest.blocks}:
+        needs[gpu] += context_bytes()
+    return needs
 
 
 def _awake(node: Node, manifest: Manifest) -> Iterator[HookLink]:

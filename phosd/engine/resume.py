@@ -17,7 +17,9 @@ from phosd.engine.hooklink import HookLink, HookState, reach
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.loaded import Memory, device_bytes, loaded
 from phosd.engine.node import Node
+from phosd.engine.parking import room_ahead
 from phosd.engine.placement import parse_moves, require_fit, whole
+from phosd.engine.process import placed
 from phosd.engine.progress import Progress
 from phosd.engine.rights import ROOT
 from phosd.engine.space import require_device_memory
@@ -50,15 +52,21 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         require_resumable(suspended, options.caller)
         gpus = list_gpus()
         moves = _moves(options.to, suspended, manifest, gpus)
-        require_device_memory(node, device_bytes(manifest, moves), "the program")
+        moves |= _moved_before(node, suspended, manifest)
+        needs = {moves.get(gpu, gpu): size for gpu, size in suspended.device_bytes.items()}
+        require_device_memory(node, needs, "the program")
         progress.about_to_touch(_concern(suspended, manifest, moves))
         progress.phase("load", bytes_total=manifest.device_bytes)
         point(Point.RESUME_LOAD)
         memory = job.enter_context(loaded(node, image, progress, moves))
+        blocks = device_bytes(manifest, moves)
+        rest = {node.mover(gpu): size - blocks.get(gpu, 0) for gpu, size in needs.items()}
+        give_room = job.enter_context(room_ahead(rest, suspended.processes))
         progress.check()
         memory.guard()
         progress.phase("control")
         point(Point.RESUME_CONTROL)
+        give_room()
         _back_from_driver(suspended, moves, gpus)
         progress.phase("map")
         point(Point.RESUME_MAP)
@@ -109,6 +117,20 @@ def _moves(
         moves = {}
     require_fit(moves, gpus)
     return moves
+
+
+def _moved_before(node: Node, suspended: Suspended, manifest: Manifest) -> dict[int, int]:
+    """Where processes stay that the driver has brought back in an earlier attempt."""
+    awake = [p for p in suspended.pids if driver.state(p) is not driver.State.CHECKPOINTED]
+    driver.require_running(awake)
+    moves = {}
+    for pid in awake:
+        with reach(pid, node.config.runtime_dir, _WAKE_SECONDS) as link:
+            places = {block.id: gpu for block, gpu in placed(link.hello(), link.list_blocks())}
+        for block in manifest.blocks:
+            if manifest.processes[block.process].pid == pid and block.id in places:
+                moves[block.gpu] = places[block.id]
+    return {old: new for old, new in moves.items() if old != new}
 
 
 def _concern(suspended: Suspended, manifest: Manifest, moves: dict[int, int]) -> Concern:

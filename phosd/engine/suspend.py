@@ -5,22 +5,24 @@ nothing of it is on a GPU any more. :mod:`phosd.engine.resume` brings it back.
 """
 
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from phosd.engine import driver
 from phosd.engine.errors import InvalidOption, OutOfSpace
 from phosd.engine.faults import Point, point
 from phosd.engine.from_unit import block_records, process_records
 from phosd.engine.gate import DEADLINE, close_gates
-from phosd.engine.holdings import Holdings, distinct
+from phosd.engine.holdings import Holdings, distinct, if_alive
 from phosd.engine.host import describe_gpus, this_host
 from phosd.engine.image.manifest import Block, Manifest, Tree
 from phosd.engine.image.store import Store
 from phosd.engine.image.usage import pack_bytes
 from phosd.engine.image.writer import ImageWriter
-from phosd.engine.movable import claimed, gpus_in_use, may_park
+from phosd.engine.movable import claimed, device_needs, may_park
 from phosd.engine.node import Node, available_memory
 from phosd.engine.parking import park
 from phosd.engine.progress import Progress
@@ -64,7 +66,8 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         unit = job.enter_context(gather(pid, node.config.runtime_dir, check))
         parks = may_park(unit, "auto", progress)
         size = sum(b.size for link in unit.links for b in link.list_blocks()) if parks else 0
-        gpus = tuple(sorted(gpus_in_use(unit)))
+        needs = device_needs(unit, parks=parks)
+        require_host_memory(context_bytes() * len(unit.gpu_pids) if parks else sum(needs.values()))
         where = _place(node, unit, options.where, size)
         shelf = node.shelf(where)
         writer = job.enter_context(shelf.begin(unit.trees[0].root.uid))
@@ -80,18 +83,19 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
             blocks = stand_still(unit, holdings, writer, options, progress, undo)
             progress.phase("publish", stopped=True)
             point(Point.SUSPEND_PUBLISH)
-            manifest = _manifest(writer, unit, gpus, blocks)
+            manifest = _manifest(writer, unit, needs, blocks)
             writer.publish(manifest)
-            suspended = _entry(manifest, unit, where)
+            undo.add(shelf.delete, manifest.id)
+            suspended = _entry(manifest, unit, where, needs)
             node.suspended.write(suspended)
             undo.forget()
         progress.phase("release", stopped=True)
         point(Point.SUSPEND_RELEASE)
         for mover in holdings.movers():
-            mover.unguard(unit.identity)
+            if_alive(mover, partial(mover.unguard, unit.identity))
         node.let_go(unit)
         if options.leave:
-            node.leave(gpus, unit.pids)
+            node.leave(needs, unit.pids)
         progress.finish()
         return suspended
 
@@ -145,11 +149,8 @@ def _by_driver(
 
 
 def _place(node: Node, unit: Unit, wanted: str, size: int) -> str:
-    """Where ``size`` bytes of device memory go. Raises :class:`OutOfSpace` when they do not fit,
-    :class:`OutOfMemory` when what the driver saves does not.
-    """
+    """Where ``size`` bytes of device memory go. Raises :class:`OutOfSpace` when they do not fit."""
     contexts = context_bytes() * len(unit.gpu_pids)
-    require_host_memory(contexts)
     for where in PLACES if wanted == "auto" else (wanted,):
         if size <= _room(node.shelf(where), where, contexts):
             return where
@@ -166,7 +167,7 @@ def _room(shelf: Store, where: str, contexts: int) -> int:
 
 
 def _manifest(
-    writer: ImageWriter, unit: Unit, gpus: tuple[int, ...], blocks: tuple[Block, ...]
+    writer: ImageWriter, unit: Unit, gpus: Iterable[int], blocks: tuple[Block, ...]
 ) -> Manifest:
     return Manifest(
         id=writer.id,
@@ -182,7 +183,7 @@ def _manifest(
     )
 
 
-def _entry(manifest: Manifest, unit: Unit, where: str) -> Suspended:
+def _entry(manifest: Manifest, unit: Unit, where: str, device_bytes: dict[int, int]) -> Suspended:
     root = unit.trees[0].root
     return Suspended(
         image=manifest.id,
@@ -193,6 +194,6 @@ def _entry(manifest: Manifest, unit: Unit, where: str) -> Suspended:
         since=time.time(),
         where=where,
         stored_bytes=sum(pack_bytes(manifest).values()),
-        gpus=tuple(gpu.ordinal for gpu in manifest.gpus),
+        device_bytes=device_bytes,
         processes=tuple(sorted(unit.identity)),
     )

@@ -23,7 +23,8 @@ class Suspended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A suspended program: the root ``pid`` and ``start_time`` of its tree, and its GPU processes.
 
     ``where`` is ``memory`` or ``disk``, ``stored_bytes`` what it takes there. ``gpus`` are those
-    that it left, by ordinal. ``since`` in seconds since the epoch.
+    that it left, by ordinal, with the bytes of device memory that it needs there. ``since`` in
+    seconds since the epoch.
     """
 
     image: str
@@ -34,13 +35,18 @@ class Suspended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     since: float
     where: str
     stored_bytes: int
-    gpus: tuple[int, ...]
+    device_bytes: dict[int, int]
     processes: tuple[tuple[int, int], ...]
 
     @property
     def alive(self) -> bool:
         """Whether there is anything to be resumed."""
         return any(procfs.identity(pid) == (pid, start) for pid, start in self.processes)
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """The GPUs that it left."""
+        return tuple(sorted(self.device_bytes))
 
     @property
     def pids(self) -> set[int]:

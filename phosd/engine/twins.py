@@ -16,7 +16,6 @@ from phosd.engine.mover import Mover, Process
 from phosd.engine.node import Node
 from phosd.engine.passes import PASSES, Missing, copy_while_running
 from phosd.engine.progress import Progress
-from phosd.engine.space import context_bytes
 from phosd.engine.undo import Undo
 
 
@@ -46,25 +45,6 @@ class Twins:
         self._left: list[Held] = []
         self._guarded: set[Process] = set()
         self._lock = threading.RLock()  # what a program frees goes on a thread of its watch
-        self._room: frozenset[Process] | None = None
-
-    def keep_room(self, processes: Mapping[int, Iterable[Process]]) -> None:
-        """Have the new GPUs keep room for the contexts of processes, by the GPU that they leave.
-
-        Raises :class:`OutOfMemory`.
-        """
-        self._room = frozenset(each for some in processes.values() for each in some)
-        for old, some in processes.items():
-            if room := context_bytes() * len(set(some)):
-                self._movers[self._moves[old]].reserve(room, self._room)
-
-    def give_room(self) -> None:
-        """The processes take it now."""
-        if self._room is not None:
-            with Undo() as each:
-                for mover in self._movers.values():
-                    each.add(if_alive, mover, partial(mover.unreserve, self._room))
-            self._room = None
 
     def while_running(self, links: Sequence[HookLink], progress: Progress) -> None:
         """Copy until little differs, or as much as after the pass before."""
@@ -129,7 +109,6 @@ class Twins:
 
     def __exit__(self, *_: object) -> None:
         with Undo() as undo:
-            undo.add(self.give_room)
             if self._left:
                 undo.add(self._release)
             else:
