@@ -35,7 +35,7 @@ class _InOrder(click.Group):
 @click.version_option(__version__, prog_name="phos")
 @shared_options
 def main() -> None:
-    """Checkpoint and restore GPU programs that know nothing of it.
+    """Checkpoint, restore and move GPU programs that know nothing of it.
 
     \b
     A first try:
@@ -45,6 +45,8 @@ def main() -> None:
       phos checkpoint 4711             save it; it goes on
       phos images                      what was saved
       phos restore IMAGE               run it again from there, after it ended
+      phos migrate 4711 --to 1         or have it go on, on another GPU
+      phos suspend 4711                or leave its GPU for a while; `phos resume 4711`
 
     \b
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not authorized, 4 no such thing.

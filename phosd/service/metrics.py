@@ -112,6 +112,11 @@ def _gauges(jobs: JobTable, inventory: Inventory) -> Iterator[tuple[str, str, Ca
     yield "phosd_jobs_running", "Jobs that run.", lambda: jobs.running
     yield "phosd_processes", "GPU processes.", lambda: len(inventory.processes)
     yield "phosd_processes_parked", "GPU processes that are parked.", lambda: states()["parked"]
+    yield (
+        "phosd_processes_suspended",
+        "GPU processes that are off their GPUs.",
+        lambda: states()["suspended"],
+    )
     yield "phosd_images", "Images.", lambda: len(inventory.images)
 
 

@@ -73,6 +73,10 @@ def test_metrics_tell_of_real_jobs(bus: str, tmp_path: Path) -> None:
         assert now["phosd_processes", ()] >= 1 + now["phosd_processes_parked", ()]
         assert (now["phosd_jobs_running", ()], now["phosd_jobs_waiting", ()]) == (0, 0)
         wait_until(lambda: scrape(port)["phosd_loop_lag_seconds_count", ()] > 2, "the loop's lag")
+        assert now["phosd_processes_suspended", ()] == 0
+        phos(bus, tmp_path, "suspend", str(pid))
+        wait_until(lambda: scrape(port)["phosd_processes_suspended", ()] == 1, "who is suspended")
+        phos(bus, tmp_path, "resume", str(pid))
         refused = subprocess.run(
             [sys.executable, "-m", "phosd.cli.main", "--bus", bus, "checkpoint", str(os.getpid())],
             capture_output=True,
