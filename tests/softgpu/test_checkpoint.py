@@ -1,5 +1,6 @@
 """The driver's checkpoint API, between two processes."""
 
+import ast
 import select
 import subprocess
 from collections.abc import Iterator
@@ -210,6 +211,33 @@ def test_a_restore_on_another_gpu_names_every_gpu(
     free = "(lambda m: m[1] - m[0])(ck(d.cuMemGetInfo()))"
     assert it.ask(f"use(0) and {free}") == "0"
     assert int(it.ask(f"use(1) and {free}")) > 0
+
+
+def test_a_moved_process_is_told_its_new_gpu_but_for_the_pci_bus(
+    tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    """As two H200s do it (r580): the UUID is the new GPU's, the PCI bus id the old one's."""
+    code = """
+use(); it = lambda n: (bytes(ck(d.cuDeviceGetUuid(n)).bytes).hex(),
+                       ck(d.cuDeviceGetPCIBusId(13, n)).split(b"\\0")[0].decode())
+print("ready")
+while input() != "end": print(it(0), it(1))
+"""
+    target, it = begin(code, tmp_path, processes, PHOS_SOFTGPU_DEVICES="2")
+
+    def told() -> list[tuple[str, str]]:
+        program.tell(target, "")
+        return list(ast.literal_eval(program.line(target).replace(") (", "), (")))
+
+    (uuid_0, bus_0), (uuid_1, bus_1) = told()
+    assert uuid_0 != uuid_1 and bus_0 != bus_1
+    for there in (True, False):
+        assert it.do(f"lock({target.pid})") == "SUCCESS"
+        assert it.do(f"checkpoint({target.pid})") == "SUCCESS"
+        assert it.do(f"restore({target.pid}, [(0, 1), (1, 0)])") == "SUCCESS"
+        assert it.do(f"unlock({target.pid})") == "SUCCESS"
+        uuids = (uuid_1, uuid_0) if there else (uuid_0, uuid_1)
+        assert told() == [(uuids[0], bus_0), (uuids[1], bus_1)]
 
 
 def test_who_is_no_gpu_process_is_an_invalid_value(

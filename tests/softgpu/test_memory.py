@@ -182,6 +182,31 @@ ck(d.cuMemFree(m)); ck(d.cuMemFreeHost(pinned))
     )
 
 
+def test_gpus_that_do_not_reach_each_other(tmp_path: Path) -> None:
+    """Only the copy between two contexts does, as with a driver that goes by way of the host."""
+    program.run(
+        """
+one, zero = use(1), use(0)
+assert ck(d.cuDeviceCanAccessPeer(0, 1)) == ck(d.cuDeviceCanAccessPeer(1, 0)) == 0
+assert code(d.cuCtxEnablePeerAccess(one, 0)) == "ERROR_PEER_ACCESS_UNSUPPORTED"
+size = 2 << 20
+here, there = (ck(d.cuMemCreate(size, properties(n), 0)) for n in (0, 1))
+va = ck(d.cuMemAddressReserve(size, 0, 0, 0))
+ck(d.cuMemMap(va, size, 0, there, 0))
+assert code(d.cuMemSetAccess(va, size, [access(0)], 1)) == "ERROR_INVALID_DEVICE"
+ck(d.cuMemSetAccess(va, size, [access(1)], 1))
+mine = map_memory(here, size)
+ck(d.cuMemsetD32(mine, 7, size // 4)); ck(d.cuCtxSynchronize())
+ck(d.cuMemcpyPeer(va, one, mine, zero, size)); ck(d.cuCtxSynchronize())
+ck(d.cuCtxSetCurrent(one))
+assert fetch(va, 4).tolist() == [7] * 4
+""",
+        tmp_path,
+        PHOS_SOFTGPU_DEVICES="2",
+        PHOS_SOFTGPU_PEERS="0",
+    )
+
+
 def test_peer_access_is_asked_for(tmp_path: Path) -> None:
     program.run(
         """

@@ -251,6 +251,7 @@ API(cuCtxEnablePeerAccess, (CUcontext peer, unsigned flags), (peer, flags)) {
     const ContextPtr context = current();
     const ContextPtr other = runtime().contexts.get(peer, CUDA_ERROR_INVALID_CONTEXT);
     require(context->device != other->device, CUDA_ERROR_INVALID_DEVICE);
+    require(runtime().config().peers, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
     std::lock_guard lock(runtime().peers_mutex);
     bool& open =
         runtime().peers[static_cast<size_t>(context->device)][static_cast<size_t>(other->device)];

@@ -94,7 +94,7 @@ API(cuDeviceGetProperties, (CUdevprop * properties, CUdevice device), (propertie
 
 static std::string pci_id(const Device& device) {
     char text[16];
-    std::snprintf(text, sizeof text, "0000:%02x:00.0", device.gpu() + 1);
+    std::snprintf(text, sizeof text, "0000:%02x:00.0", device.first_gpu + 1);
     return text;
 }
 
@@ -127,7 +127,8 @@ API(cuDeviceGetExecAffinitySupport, (int* value, CUexecAffinityType type, CUdevi
 
 API(cuDeviceCanAccessPeer, (int* can, CUdevice device, CUdevice peer), (can, device, peer)) {
     require(can != nullptr);
-    *can = &runtime().device(device) != &runtime().device(peer);
+    const bool other = &runtime().device(device) != &runtime().device(peer);
+    *can = other && runtime().config().peers;
 }
 
 API(cuDeviceGetP2PAttribute,
@@ -138,7 +139,7 @@ API(cuDeviceGetP2PAttribute,
     switch (which) {
         case CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED:
         case CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED:
-            *value = 1;
+            *value = runtime().config().peers;
             return;
         case CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK:
         case CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED:

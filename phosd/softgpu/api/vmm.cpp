@@ -116,6 +116,12 @@ API(cuMemSetAccess,
                                               flags != CU_MEM_ACCESS_FLAGS_PROT_NONE);
             continue;
         }
+        if (!runtime().config().peers) {
+            const Mapping mapping = runtime().space().find(address);
+            require(mapping.memory != nullptr);
+            require(mapping.memory->device < 0 || mapping.memory->device == ordinal,
+                    CUDA_ERROR_INVALID_DEVICE);
+        }
         runtime().space().set_access(address, size, static_cast<unsigned>(ordinal),
                                      flags != CU_MEM_ACCESS_FLAGS_PROT_NONE,
                                      flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);

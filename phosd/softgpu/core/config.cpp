@@ -64,6 +64,10 @@ Config Config::from_environment() {
     if (config.memory == 0 || config.memory > 256ull << 30)
         reject("PHOS_SOFTGPU_MEMORY", std::getenv("PHOS_SOFTGPU_MEMORY"), "from 2M to 256G");
     config.copy_rate = number("PHOS_SOFTGPU_COPY_RATE", 0, "bytes a second, such as 500M");
+    const double peers = number("PHOS_SOFTGPU_PEERS", 1, "0 or 1");
+    if (peers != 0 && peers != 1)
+        reject("PHOS_SOFTGPU_PEERS", std::getenv("PHOS_SOFTGPU_PEERS"), "0 or 1");
+    config.peers = peers == 1;
     config.latency = number("PHOS_SOFTGPU_LATENCY", 0, "a number of seconds");
     if (const char* trace = std::getenv("PHOS_SOFTGPU_TRACE")) config.trace = trace;
     const char* folder = std::getenv("PHOS_SOFTGPU_DIR");

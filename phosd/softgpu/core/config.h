@@ -13,6 +13,7 @@ struct Config {
     uint64_t memory = 2ull << 30;   // PHOS_SOFTGPU_MEMORY: bytes a GPU
     double copy_rate = 0;  // PHOS_SOFTGPU_COPY_RATE: bytes a second; 0 is as fast as it goes
     double latency = 0;    // PHOS_SOFTGPU_LATENCY: seconds before each operation
+    bool peers = true;     // PHOS_SOFTGPU_PEERS: whether a GPU reaches the memory of another
     std::string trace;     // PHOS_SOFTGPU_TRACE: file for the access trace, or empty
     std::string folder;    // PHOS_SOFTGPU_DIR: where memory is accounted
 

@@ -24,6 +24,8 @@ class Device {
 
     // Which GPU of the machine is behind it; a restore may choose another.
     unsigned gpu() const { return gpu_; }
+    // On which it was at first. As with the driver, the PCI bus id goes on telling that one.
+    const unsigned first_gpu;
     void move_to(unsigned gpu);
     std::string name() const { return "gpu" + std::to_string(gpu_); }
     Registry& registry() { return *registry_; }

@@ -146,7 +146,7 @@ std::vector<HostRange> HostRanges::remove_all_of(const Context* context) {
 // --- the runtime ------------------------------------------------------------------------------
 
 Device::Device(int ordinal_, unsigned gpu)
-    : ordinal(ordinal_), heap(ordinal_), graph_heap(ordinal_) {
+    : ordinal(ordinal_), heap(ordinal_), graph_heap(ordinal_), first_gpu(gpu) {
     move_to(gpu);
 }
 
