@@ -1,4 +1,5 @@
-"""Write the man pages and the shell completions of what phosd brings along into a folder.
+"""Write the man pages and the shell completions of what phosd brings along into a folder; or, with
+``--keys``, the keys of phos-tui into docs/tui.md.
 
 What can drift is taken from where it is decided: commands and options from their parsers, keys from
 their table, settings from ``packaging/phosd.toml``. The rest of the pages is in ``docs/man``.
@@ -20,6 +21,8 @@ from phosd.tui.actions import keys_written, of
 from phosd.tui.main import main as phos_tui
 
 ROOT = Path(__file__).parents[1]
+TUI_PAGE = ROOT / "docs/tui.md"
+BEGIN, END = "<!-- keys: python packaging/make_docs.py --keys -->", "<!-- end of keys -->"
 COMMANDS = {"phos": phos, "phos-tui": phos_tui}
 COMPLETIONS = {"bash": "{}", "zsh": "_{}", "fish": "{}.fish"}
 """The name that each shell looks for, of a command."""
@@ -95,6 +98,22 @@ def phos_tui_page(page: str) -> str:
     return page.replace("@KEYS@", "\n".join(lines))
 
 
+def keys_table(page: str) -> str:
+    """A Markdown page with the keys as tables, between its marks."""
+    lines = []
+    for scope, title in SCOPES.items():
+        lines += [f"### {title}", "", "| key | action | |", "| --- | --- | --- |"]
+        for action in of(scope):
+            keys = " ".join(f"`{key}`" for key in keys_written(action).split(", "))
+            lines.append(f"| {keys} | {action.name} | {action.help} |")
+        lines.append("")
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{TUI_PAGE}: there is no place for keys; put back {BEGIN} and {END}")
+    return f"{before}{begin}\n\n" + "\n".join(lines) + f"\n{end}{after}"
+
+
 def phosd_page(page: str) -> str:
     """argparse shows its actions to nobody else than to a formatter."""
     parser = phosd_parser()
@@ -147,8 +166,18 @@ def completion(shell: str, name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="for man/ and completion/")
-    folder: Path = parser.parse_args().folder
+    parser.add_argument("folder", type=Path, nargs="?", help="for man/ and completion/")
+    parser.add_argument("--keys", action="store_true", help="write the keys into docs/tui.md")
+    given = parser.parse_args()
+    if given.keys:
+        TUI_PAGE.write_text(keys_table(TUI_PAGE.read_text()))
+    if given.folder is not None:
+        write_all(given.folder)
+    elif not given.keys:
+        parser.error("name a folder, or --keys")
+
+
+def write_all(folder: Path) -> None:
     for name, text in pages().items():
         (folder / "man").mkdir(parents=True, exist_ok=True)
         (folder / "man" / name).write_text(text)

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +17,11 @@ from phosd.service.config import Config, PeriodicRule
 from phosd.service.limits import UserLimits
 from phosd.service.main import parser
 from phosd.tui.actions import ACTIONS
+from phosd.tui.app import SCREENS
 from phosd.tui.main import main as phos_tui
 
 ROOT = Path(__file__).parents[2]
+MAKE_DOCS = runpy.run_path(str(ROOT / "packaging/make_docs.py"))
 SAMPLE = ROOT / "packaging/phosd.toml"
 PAGES = ("phos.1", "phos-tui.1", "phosd.8", "phosd.toml.5")
 _SETTING = re.compile(r"(?m)^# (?=[a-z_]+ = |\[\[)")
@@ -75,6 +78,24 @@ def test_the_page_of_phos_tui_has_every_option_and_action(made: Path) -> None:
         assert f"{parameter.opts[0]} " in text, parameter.name
     for action in ACTIONS:
         assert action.help in text, action.id
+
+
+def test_the_page_about_phos_tui_has_the_keys_of_the_table() -> None:
+    page = (ROOT / "docs/tui.md").read_text()
+    assert MAKE_DOCS["keys_table"](page) == page, "python packaging/make_docs.py --keys writes them"
+    for action in ACTIONS:
+        assert f" {action.name} | {action.help} |" in page, action.id
+    assert {action.scope for action in ACTIONS} == set(MAKE_DOCS["SCOPES"])
+
+
+def test_the_page_about_phos_tui_has_every_screen_option_and_feature() -> None:
+    page = (ROOT / "docs/tui.md").read_text()
+    for number, screen in enumerate(SCREENS, 1):
+        assert f"| `{number}` {screen.TITLE_TEXT} |" in page
+    for parameter in phos_tui.params:
+        assert f"`{parameter.opts[0]}`" in page, parameter.name
+    for feature in {action.feature for action in ACTIONS if action.feature}:
+        assert f"`{feature}`" in page, feature
 
 
 def test_the_page_of_phosd_has_every_option(made: Path) -> None:
