@@ -196,6 +196,7 @@ class Moves:
         rooms = [
             Room(each.ordinal, each.name, each.memory_total - self._used(each, processes))
             for each in tuple(self._inventory.gpus.values())
+            if each.ordinal == gpu.ordinal or not self._engine.divided(each.ordinal)
         ]
         return plan(gpu.ordinal, tenants, rooms, self._engine.context_bytes())
 

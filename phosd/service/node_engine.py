@@ -10,7 +10,7 @@ from phosd.engine.concern import Unfinished
 from phosd.engine.errors import PhosError
 from phosd.engine.experience import Experience
 from phosd.engine.gate import DEADLINE
-from phosd.engine.gpus import GpuInfo, list_gpus
+from phosd.engine.gpus import GpuInfo, divided, list_gpus
 from phosd.engine.hooklink import Block, Kernel
 from phosd.engine.image.compact import compact
 from phosd.engine.image.manifest import Manifest
@@ -110,6 +110,9 @@ class NodeEngine:
     ) -> None:
         options = SwapOptions(request.where, request.deadline or DEADLINE, caller)
         swap(self._node, leaving, coming, options, progress)
+
+    def divided(self, gpu: int) -> str:
+        return divided(gpu)
 
     def context_bytes(self) -> int:
         return context_bytes()

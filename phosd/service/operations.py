@@ -87,6 +87,9 @@ class Engine(Protocol):
     ) -> None:
         """Suspend one process and resume another in its place, or leave both as they were."""
 
+    def divided(self, gpu: int) -> str:
+        """Why no process can be moved to a GPU: it "is in MIG mode", say; or nothing."""
+
     def context_bytes(self) -> int:
         """Device memory that the driver needs for a process besides what the process has."""
 

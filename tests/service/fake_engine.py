@@ -124,6 +124,7 @@ class FakeEngine:
     looks_at_gpus: int = 0
     recovered: list[int] = field(default_factory=list)
     trouble: PhosError | None = None
+    in_pieces: set[int] = field(default_factory=set)
     moves: list[tuple[object, ...]] = field(default_factory=list)
 
     def settle(self, unfinished: Sequence[Unfinished]) -> dict[int, str]:
@@ -208,6 +209,9 @@ class FakeEngine:
         self._move(progress)
         self._becomes(leaving, state="suspended")
         self._becomes(coming, state="running")
+
+    def divided(self, gpu: int) -> str:
+        return "is in MIG mode" if gpu in self.in_pieces else ""
 
     def context_bytes(self) -> int:
         return 0

@@ -297,6 +297,8 @@ def test_the_plan_of_an_evacuation(service: Service, theirs: int) -> None:
     assert [row[0] for row in planned(service, "GPU-12", uid=OWNER)] == [theirs]
     assert planned(service, uid=STRANGER) == []
     assert [row[0] for row in planned(service, "1")] == [4]
+    service.engine.in_pieces = {2}
+    assert [row[1] for row in planned(service)] == ["suspend", "suspend", "migrate", "stay"]
     with pytest.raises(RuntimeError, match="'GPU-56' names several GPUs"):
         planned(service, "GPU-56")
     assert service.engine.moves == []
