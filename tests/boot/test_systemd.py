@@ -138,6 +138,21 @@ def test_what_is_restored_has_nothing_of_phosd(booted: Machine, program: Target)
     phos(booted, f"rm {image}")
 
 
+def test_a_suspended_program_outlives_phosd(booted: Machine, program: Target) -> None:
+    """Its memory is in nobody's hands, the GPU in nobody's use, and the next phosd resumes it."""
+    image = phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"]
+    phos(booted, f"suspend {program.pid}", "ann")
+    assert show(booted, "ActiveState", "phosd-mover@0.service") != "active"
+    booted.run("systemctl restart phosd.service", unit=False)
+    (listed,) = phos(booted, "ps", "ann")
+    assert (listed["pid"], listed["state"]) == (program.pid, "suspended")
+    position = program.position()
+    phos(booted, f"resume {program.pid}", "ann")
+    program.more_steps(5, since=position)
+    restore_after_kill(program, image)  # compares what is computed again
+    phos(booted, f"rm {image}")
+
+
 def test_the_journal_knows_jobs(booted: Machine, program: Target) -> None:
     saved = phos(booted, f"checkpoint {program.pid}", "ann")[-1]
     query = f"journalctl -u phosd.service -o json PHOS_IMAGE={saved['result']}"
