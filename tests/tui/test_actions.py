@@ -97,8 +97,12 @@ def test_readonly_dims_everything_that_acts() -> None:
             acting = [a for a in ACTIONS if a.acts]
             assert acting and all(why_not(a, node, readonly=True) for a in acting)
             assert not any(why_not(a, node, readonly=False) for a in acting if not a.feature)
+            for action in ("checkpoint", "suspend"):  # whoever asks for it, and how
+                await pilot.app.run_action(action, pilot.app.screen)
             await pilot.press("c", "C", "m", "s", "2", "x")
             await until_told(pilot, "not now", "started with --readonly")
+            await pilot.app.run_action("cancel", pilot.app.screen)
+            await pilot.pause()
             assert link.asked == []
             assert len(pilot.app.screen_stack) == 1
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from phosd.bus import Variant
 from phosd.cli.settings import CommandError
 from phosd.tui.link import BusLink
 from phosd.tui.node import Contact, Node, Noted
@@ -190,6 +192,34 @@ def test_many_objects_at_once_are_read_in_one_call(service: Service) -> None:
             await come_true(lambda: len(node.of(Process)) == 100, "all of them")
             assert {p.command for p in node.of(Process).values()} == {("python", "train.py")}
             assert node.contact is Contact.HERE
+
+    run(body)
+
+
+def test_a_flood_of_signals_is_told_at_most_ten_times_a_second(service: Service) -> None:
+    service.engine.running = [this_process()]
+    flood = 100
+
+    def change(path: str, number: int) -> None:
+        changed = {"DeviceBytes": Variant("t", number)}
+        interface = "org.freedesktop.DBus.Properties"
+        values: tuple[object, ...] = ("org.phos.Process1", changed, [])
+        service.connections[0].emit(path, interface, "PropertiesChanged", "sa{sv}as", *values)
+
+    async def body() -> None:
+        async with mirrored(service.address) as node:
+            await is_here(node)
+            await come_true(lambda: node.process(os.getpid()), "the process")
+            path = next(iter(node.of(Process)))
+            told: list[frozenset[type]] = []
+            node.subscribe(told.append)
+            began = time.monotonic()
+            for number in range(1, flood + 1):
+                service.loop.call_soon_threadsafe(change, path, number)
+                await asyncio.sleep(0.01)
+            await come_true(lambda: node.of(Process)[path].device_bytes == flood, "the last one")
+            seconds = time.monotonic() - began
+            assert sum(Process in kinds for kinds in told) <= 10 * seconds + 2
 
     run(body)
 
