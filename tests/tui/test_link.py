@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from phosd.bus import Variant
+from phosd.bus import Call, Variant
 from phosd.cli.settings import CommandError
+from phosd.service.turns import Turns
 from phosd.tui.link import BusLink
 from phosd.tui.node import Contact, Node, Noted
 from phosd.tui.records import Gpu, Image, Job, Process
@@ -124,14 +125,17 @@ def test_a_signal_of_somebody_else_is_not_believed(service: Service) -> None:
             await is_here(node)
             await come_true(lambda: node.process(os.getpid()), "the process")
             path = next(iter(node.of(Process)))
+            hooks: set[str] = set()
+            node.subscribe(lambda _: hooks.add(node.of(Process)[path].hook))
             assert link._session is not None
             to = f"--destination={link._session.connection._bus.unique_name}"
             lie = ("org.freedesktop.DBus.Properties", "PropertiesChanged", "sa{sv}as")
             values = ("org.phos.Process1", "1", "HookState", "s", "lie", "0")
             await asyncio.to_thread(busctl, service.address, "emit", to, path, *lie, *values)
+            await asyncio.sleep(0.3)  # it would be told within a batch
             service.engine.running = [this_process(state="locked")]  # it is told after the lie
             await come_true(lambda: node.of(Process)[path].state == "locked", "the truth")
-            assert node.of(Process)[path].hook == "hooked"
+            assert hooks == {"hooked"}
         finally:
             node.stop()
 
@@ -192,6 +196,40 @@ def test_many_objects_at_once_are_read_in_one_call(service: Service) -> None:
             await come_true(lambda: len(node.of(Process)) == 100, "all of them")
             assert {p.command for p in node.of(Process).values()} == {("python", "train.py")}
             assert node.contact is Contact.HERE
+
+    run(body)
+
+
+def test_what_is_new_is_told_when_it_is_read_and_not_before(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signals name neither command nor owner; and a process may be somebody else's."""
+    take = Turns.take
+    held: list[tuple[Turns, Call]] = []
+    told: list[Process] = []
+
+    def hold(turns: Turns, call: Call) -> None:
+        if call.member == "GetAll" and "/process/" in call.path:
+            held.append((turns, call))
+        else:
+            take(turns, call)
+
+    monkeypatch.setattr(Turns, "take", hold)
+
+    async def body() -> None:
+        async with mirrored(service.address) as node:
+            await is_here(node)
+            node.subscribe(lambda _: told.extend(node.of(Process).values()))
+            service.engine.running = [this_process()]
+            await come_true(lambda: held, "the question")
+            service.engine.running = [this_process(state="locked")]
+            where = "ListProcesses"
+            await asyncio.to_thread(wait_until, lambda: "locked" in service.call(where), "a signal")
+            await asyncio.sleep(0.3)  # it would be told within a batch
+            assert told == []
+            service.loop.call_soon_threadsafe(take, *held[0])
+            await come_true(lambda: told, "the process")
+            assert (told[0].command, told[0].state) == (("python", "train.py"), "locked")
 
     run(body)
 
