@@ -128,6 +128,7 @@ def test_a_signal_of_somebody_else_is_not_believed(service: Service) -> None:
             hooks: set[str] = set()
             node.subscribe(lambda _: hooks.add(node.of(Process)[path].hook))
             assert link._session is not None
+            await asyncio.sleep(0.3)  # what it is told of now is told on
             to = f"--destination={link._session.connection._bus.unique_name}"
             lie = ("org.freedesktop.DBus.Properties", "PropertiesChanged", "sa{sv}as")
             values = ("org.phos.Process1", "1", "HookState", "s", "lie", "0")
