@@ -5,7 +5,7 @@ An engine hands it to its caller (:meth:`Progress.about_to_touch`) before the fi
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,15 @@ class Concern:
     """Every process that a job touches, and the node's ordinals of the GPUs that they see.
 
     ``image`` is restored by the job; empty for one that saves processes. ``since`` is when, in
-    clock ticks since boot: what has an earlier start time the job has not made.
+    clock ticks since boot: what has an earlier start time the job has not made. ``moves`` maps GPUs
+    to others: the driver has checkpointed all processes, and begins to bring them back there.
     """
 
     processes: tuple[Touched, ...]
     gpus: tuple[int, ...]
     image: str = ""
     since: int = 0
+    moves: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

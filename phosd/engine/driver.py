@@ -8,6 +8,7 @@ import enum
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from phosd.engine.cuda import call, driver
@@ -76,18 +77,20 @@ def resume(pids: Sequence[int]) -> None:
 @contextmanager
 def checkpointed(
     pids: Sequence[int], room: AbstractContextManager[Callable[[], None]] | None = None
-) -> Iterator[None]:
+) -> Iterator[Callable[[Sequence[int]], None]]:
     """The processes are CHECKPOINTED inside, and RUNNING again after, whatever happens inside.
 
-    ``room`` keeps their device memory from others while they do not hold it: it is entered before,
-    what it gives is called when they have let go, and it ends just before they come back.
+    What it gives is :func:`move` for all of them or none: if some cannot move, all come back where
+    they were. ``room`` keeps their device memory from others while they do not hold it: it is
+    entered before, what it gives is called when they have let go, and it ends just before they
+    come back.
     """
     with Undo() as undo:
         undo.add(_together, _back_to_running, pids)
         with room or nullcontext(lambda: None) as keep:
             _stop(pids)
             keep()
-            yield
+            yield partial(_move_all, pids, undo)
 
 
 def stop(pids: Sequence[int], undo: Undo) -> None:
@@ -111,6 +114,21 @@ def move(pids: Sequence[int], to: Sequence[int]) -> None:
         call("cuCheckpointProcessRestore", pid, arguments, about=f"process {pid}")
 
     _together(one, pids)
+
+
+def _move_all(pids: Sequence[int], undo: Undo, to: Sequence[int]) -> None:
+    try:
+        move(pids, to)
+    except PhosError:
+        undo.add(_take_back, pids, to)
+        raise
+
+
+def _take_back(pids: Sequence[int], to: Sequence[int]) -> None:
+    """Those that :func:`move` has brought to other GPUs go back to theirs; they are LOCKED then."""
+    moved = [pid for pid in pids if state(pid) is State.LOCKED]
+    _together(checkpoint, moved)
+    move(moved, [to.index(gpu) for gpu in range(len(to))])
 
 
 def _pair(old: Any, new: Any) -> Any:

@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
-from phosd.engine.holdings import let_go, new_key
+from phosd.engine.holdings import if_alive, let_go, new_key
 from phosd.engine.image.manifest import Block, Manifest
 from phosd.engine.image.store import Image
 from phosd.engine.mover import Mover, Process
@@ -49,8 +50,10 @@ class Memory:
 
     def unguard(self) -> None:
         """The processes have it."""
-        for mover, pieces in self._by_mover().items():
-            mover.unguard({piece.process for piece in pieces})
+        with Undo() as each:
+            for mover, pieces in self._by_mover().items():
+                processes = {piece.process for piece in pieces}
+                each.add(if_alive, mover, partial(mover.unguard, processes))
 
     def _by_mover(self) -> dict[Mover, list[_Piece]]:
         found: dict[Mover, list[_Piece]] = {}

@@ -3,12 +3,14 @@
 Its memory is copied from GPU to GPU while it runs, and what it has written since inside the stop.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phosd.engine import driver
+from phosd.engine.concern import Concern
+from phosd.engine.errors import PhosError
 from phosd.engine.faults import Point, point
 from phosd.engine.gate import DEADLINE, closed_gates
 from phosd.engine.gpus import GpuInfo, list_gpus
@@ -58,10 +60,11 @@ def migrate(node: Node, pid: int, options: MigrateOptions, progress: Progress) -
         require_fit(moves, gpus)
         parks = may_park(unit, options.mode, progress)
         _require_room(node, unit, moves, parks=parks)
-        progress.about_to_touch(unit.concern)
+        concern = unit.concern
+        progress.about_to_touch(concern)
         job.enter_context(explain_death(unit, "migration"))
         way = _by_precopy if parks else _by_driver
-        way(_Move(node, unit, moves, gpus, options.deadline, progress))
+        way(_Move(node, unit, concern, moves, gpus, options.deadline, progress))
         node.leave(moves, unit.pids)
         progress.finish()
         return moves
@@ -73,15 +76,21 @@ class _Move:
 
     node: Node
     unit: Unit
+    concern: Concern
     moves: dict[int, int]
     gpus: Sequence[GpuInfo]
     deadline: float
     progress: Progress
 
-    def cross(self) -> None:
-        """The driver brings the processes back on the new GPUs."""
+    def cross(self, move: Callable[[Sequence[int]], None]) -> None:
+        """The driver brings the processes back on the new GPUs, all of them or none."""
+        self.progress.about_to_touch(replace(self.concern, moves=self.moves))
         point(Point.MIGRATE_MOVE)
-        driver.move(self.unit.gpu_pids, whole(self.moves, len(self.gpus)))
+        try:
+            move(whole(self.moves, len(self.gpus)))
+        except PhosError:
+            self.progress.about_to_touch(self.concern)
+            raise
 
     @property
     def contexts(self) -> dict[Mover, int]:
@@ -113,11 +122,11 @@ def _by_precopy(move: _Move) -> None:
                 progress.phase("control", stopped=True)
                 point(Point.MIGRATE_CONTROL)
                 room = room_kept(holdings.movers(), unit.identity, progress)
-                with driver.checkpointed(unit.gpu_pids, room):
+                with driver.checkpointed(unit.gpu_pids, room) as bring:
                     rest.result()
                     twins.guard()
                     give_room()
-                    move.cross()
+                    move.cross(bring)
                     twins.take_over()
                 progress.phase("unpark", stopped=True)
                 point(Point.MIGRATE_UNPARK)
@@ -137,8 +146,10 @@ def _by_driver(move: _Move) -> None:
         progress.phase("control", stopped=True)
         own.enter_context(detached(unit.links))
         movers = [move.node.mover(gpu) for gpu in sorted(move.moves)]
-        with driver.checkpointed(unit.gpu_pids, room_kept(movers, unit.identity, progress)):
-            move.cross()
+        with driver.checkpointed(
+            unit.gpu_pids, room_kept(movers, unit.identity, progress)
+        ) as bring:
+            move.cross(bring)
     progress.phase("release")
 
 

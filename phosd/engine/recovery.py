@@ -16,9 +16,10 @@ from phosd.engine import driver, process, procfs
 from phosd.engine.alone import alone, in_use
 from phosd.engine.errors import Busy, Internal, NoSuchProcess, NotAuthorized, PhosError
 from phosd.engine.hooklink import HookLink, HookState, reach
-from phosd.engine.journal import entries
+from phosd.engine.journal import Entry, entries
 from phosd.engine.mover.parked import Process
 from phosd.engine.mover.visit import Visit, visits
+from phosd.engine.placement import whole
 from phosd.engine.suspended import Register
 
 Memory = Mapping[int, Mapping[int, int]]
@@ -70,7 +71,7 @@ def free(processes: Collection[Process], runtime_dir: Path) -> Account:
         movers = [stack.enter_context(visit) for visit in visits(runtime_dir, silent)]
         _wait_for_criu(alive, account)
         ready = [each for each in alive if each[0] not in account.failures]
-        _back_from_driver(ready, movers, account)
+        _back_from_driver(ready, movers, entries(runtime_dir / "journal"), account)
         memory: dict[Process, dict[int, dict[int, int]]] = {}
         for mover in movers:
             for each, blocks in stack.enter_context(_descriptors(mover)).items():
@@ -225,7 +226,10 @@ def _traced(pid: int) -> bool:
 
 
 def _back_from_driver(
-    processes: Collection[Process], movers: Collection[Visit], account: Account
+    processes: Collection[Process],
+    movers: Collection[Visit],
+    jobs: Collection[Entry],
+    account: Account,
 ) -> None:
     states = {pid: driver.state(pid) for pid, _ in processes}
     stopped = [pid for pid, state in states.items() if state not in (None, driver.State.RUNNING)]
@@ -233,11 +237,25 @@ def _back_from_driver(
         return
     for mover in movers:
         mover.give_room(processes)
+    _finish_moves(stopped, jobs, account)
     for pid, error in driver.back_to_running(stopped).items():
         if error is None:
             account.deeds.setdefault(pid, []).append("brought back from the driver's checkpoint")
         else:
             account.failures[pid] = error
+
+
+def _finish_moves(stopped: Collection[int], jobs: Collection[Entry], account: Account) -> None:
+    """Who belongs together moves together: where the driver has brought some of a job's processes
+    to other GPUs, the rest of them follow.
+    """
+    for moves, pids in ((j.concern.moves, j.pids) for j in jobs if j.concern and j.concern.moves):
+        states = {pid: driver.state(pid) for pid in pids}
+        behind = [pid for pid in stopped if states.get(pid) is driver.State.CHECKPOINTED]
+        if {driver.State.LOCKED, driver.State.RUNNING} & {*states.values()}:
+            for pid in behind:
+                with _noted(account, pid):
+                    driver.move([pid], whole(moves, len(process.gpu_uuids())))
 
 
 def _back_from_parking(

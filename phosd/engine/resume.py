@@ -4,9 +4,9 @@ Every step looks first, so that what failed, or was killed in the middle, can be
 the program had stays until it runs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phosd.engine import driver, procfs
 from phosd.engine.concern import Concern, Touched
@@ -44,7 +44,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
     :class:`NoSuchProcess` when it is not suspended. Whatever fails, it stays suspended.
     """
     progress.phase("admission")
-    with ExitStack() as job:
+    with ExitStack() as after, ExitStack() as job:
         suspended = node.suspended.of(pid)
         job.enter_context(node.claim(suspended.pids))
         image = job.enter_context(node.shelf(suspended.where).open(suspended.image))
@@ -52,10 +52,11 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         require_resumable(suspended, options.caller)
         gpus = list_gpus()
         moves = _moves(options.to, suspended, manifest, gpus)
-        moves |= _moved_before(node, suspended, manifest)
+        moves = _away(moves | _moved_before(node, suspended, manifest))
         needs = {moves.get(gpu, gpu): size for gpu, size in suspended.device_bytes.items()}
         require_device_memory(node, needs, "the program")
-        progress.about_to_touch(_concern(suspended, manifest, moves))
+        concern = _concern(suspended, manifest, moves)
+        progress.about_to_touch(concern)
         progress.phase("load", bytes_total=manifest.device_bytes)
         point(Point.RESUME_LOAD)
         memory = job.enter_context(loaded(node, image, progress, moves))
@@ -67,17 +68,18 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         progress.phase("control")
         point(Point.RESUME_CONTROL)
         give_room()
+        progress.about_to_touch(replace(concern, moves=moves))
         _back_from_driver(suspended, moves, gpus)
         progress.phase("map")
         point(Point.RESUME_MAP)
         links = [job.enter_context(link) for link in _back_from_parking(node, manifest, memory)]
         node.suspended.remove(suspended)  # from here on it runs, whatever becomes of this engine
+        after.callback(node.shelf(suspended.where).delete, suspended.image)
+        job.callback(memory.unguard)
         point(Point.RESUME_OPEN)
         for link in links:
             link.open_gate()
         progress.phase("release")
-        memory.unguard()
-    node.shelf(suspended.where).delete(suspended.image)
     progress.finish()
     return {gpu: moves.get(gpu, gpu) for gpu in suspended.gpus}
 
@@ -121,15 +123,19 @@ def _moves(
 
 def _moved_before(node: Node, suspended: Suspended, manifest: Manifest) -> dict[int, int]:
     """Where processes stay that the driver has brought back in an earlier attempt."""
-    awake = [p for p in suspended.pids if driver.state(p) is not driver.State.CHECKPOINTED]
+    awake = {p for p in suspended.pids if driver.state(p) is not driver.State.CHECKPOINTED}
     driver.require_running(awake)
     moves = {}
-    for pid in awake:
+    for pid in awake & {process.pid for process in manifest.processes if process.parked}:
         with reach(pid, node.config.runtime_dir, _WAKE_SECONDS) as link:
             places = {block.id: gpu for block, gpu in placed(link.hello(), link.list_blocks())}
         for block in manifest.blocks:
             if manifest.processes[block.process].pid == pid and block.id in places:
                 moves[block.gpu] = places[block.id]
+    return moves
+
+
+def _away(moves: Mapping[int, int]) -> dict[int, int]:
     return {old: new for old, new in moves.items() if old != new}
 
 
