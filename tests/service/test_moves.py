@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from phosd.bus import NAME
+from phosd.bus import NAME, Connection, Signal
 from phosd.engine.errors import OutOfMemory
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.hooklink import Block, BlockFlag
@@ -96,6 +96,44 @@ def test_suspended_and_resumed(service: Service, asked: str, where: str) -> None
         ("suspend", ME, SuspendRequest(where=asked), 0),  # type: ignore[arg-type]
         ("resume", ME, ResumeRequest(gpu="1"), 0),
     ]
+
+
+def test_what_became_of_a_process_is_told_before_the_end_of_the_job(service: Service) -> None:
+    service.engine.running = [seen(ME)]
+    path = process_of(service, ME)
+    service.engine.go.set()
+    heard: list[tuple[str, object]] = []
+    ended = asyncio.Event()
+
+    def hear(signal: Signal) -> None:
+        if signal.member == "JobRemoved":
+            heard.append(("end", signal.args[1]))
+            ended.set()
+        elif signal.member == "PropertiesChanged" and signal.path == path:
+            heard.append(("state", signal.args[1].get("State")))
+
+    async def body() -> None:
+        connection = await Connection.open(service.address)
+        await connection.subscribe(hear, "sender='org.phos'")
+        await asyncio.to_thread(service.start, "Suspend", "ua{sv}", ME, 0)
+        await asyncio.wait_for(ended.wait(), 60)
+        connection.close()
+
+    asyncio.run(body())
+    assert heard == [("state", "suspended"), ("end", "done")]
+
+
+def test_a_process_below_one_that_a_job_holds_is_left_alone(service: Service) -> None:
+    service.start("Checkpoint", "ua{sv}", ME, 0)
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        for call in (
+            ("Migrate", "usa{sv}", child.pid, "1", 0),
+            ("Swap", "uua{sv}", 1, child.pid, 0),
+        ):
+            with pytest.raises(RuntimeError, match=rf"job 1 \(checkpoint {ME}\) holds process"):
+                service.call(*call)
+        child.kill()
+    assert service.engine.moves == []
 
 
 def test_a_swap_is_a_job_of_both(service: Service, theirs: int) -> None:

@@ -147,6 +147,7 @@ def test_entries_of_a_job_carry_its_number_and_what_it_is_about(journal: Journal
         task("checkpoint", "4711", save),
         task("restore", "20261119T000000-0000", restore),
         task("recover", "4712", recover),
+        task("swap", "4713 4714", lambda _: Outcome("4714")),
     )
     log.info("nobody's")
     by_text = {entry["MESSAGE"].split(",")[0]: entry for entry in journal.entries()}
@@ -164,6 +165,7 @@ def test_entries_of_a_job_carry_its_number_and_what_it_is_about(journal: Journal
     assert fields("job 2") == about | {"MESSAGE_ID": JOB_ENDED, "PRIORITY": "4"}
     about = {"PHOS_JOB": "3", "PHOS_PID": "4712", "PRIORITY": "6"}
     assert fields("job 3") == about | {"MESSAGE_ID": JOB_ENDED}
+    assert fields("job 4")["PHOS_PID"] == "4713"
     assert by_text["job 2"]["MESSAGE"].endswith("failed: not now; wait")
     assert fields("nobody's") == {"PRIORITY": "6"}
 
