@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from phosd.engine import driver
 from phosd.engine.concern import Concern
-from phosd.engine.errors import PhosError
+from phosd.engine.errors import InvalidOption, PhosError
 from phosd.engine.faults import Point, point
 from phosd.engine.gate import DEADLINE, closed_gates
 from phosd.engine.gpus import GpuInfo, list_gpus
@@ -25,6 +25,8 @@ from phosd.engine.space import context_bytes, require_device_memory, require_hos
 from phosd.engine.twins import Twins
 from phosd.engine.undo import Undo
 from phosd.engine.unit import Unit, explain_death, gather
+
+MODES = ("auto", "precopy", "driver")
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ def migrate(node: Node, pid: int, options: MigrateOptions, progress: Progress) -
     Returns the ordinals of the GPUs that were left, with the new ones. Whatever fails before the
     driver has moved it, the program goes on where it was.
     """
+    if options.mode not in MODES:
+        raise InvalidOption(
+            f"there is no mode {options.mode!r}", hint=f"modes are {', '.join(MODES)}"
+        )
     progress.phase("prepare")
     with ExitStack() as job:
         unit = job.enter_context(

@@ -1,11 +1,10 @@
-"""Trouble in the middle of a move: the program goes on, on the GPU where it is, or stays suspended."""
+"""Trouble in the middle of a move: the program goes on where it is, or stays suspended."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from phosd.engine import driver
+from phosd.engine import cuda
 from phosd.engine.concern import Concern
 from phosd.engine.errors import OutOfMemory, PhosError
 from phosd.engine.faults import Point
@@ -75,18 +74,17 @@ def test_one_of_two_processes_cannot_move(
     target = start("shared_pair")
     target.wait_for_steps(3)
     refused = [target.pid, *children(target.pid)][which]
-    whole: Callable[..., Any] = driver.call
     asked: list[int] = []
 
     def call(name: str, *arguments: Any, about: str = "") -> Any:
         if name == "cuCheckpointProcessRestore" and arguments[0] == refused and not asked:
             asked.append(refused)
             raise OutOfMemory("the new GPU is full")
-        return whole(name, *arguments, about=about)
+        return cuda.call(name, *arguments, about=about)
 
     told: list[Concern] = []
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "call", call)
+        patch.setattr("phosd.engine.driver.call", call)
         with pytest.raises(OutOfMemory, match="is full") as raised:
             move(node, target, "1", Progress(recorder=told.append))
     assert not getattr(raised.value, "__notes__", ())
