@@ -202,6 +202,17 @@ class Holdings:
             }
             return before
 
+    def hold(self, link: HookLink, places: Mapping[int, Place]) -> None:
+        """Hold memory of a process that its movers have already, by block id."""
+        with self._lock:
+            for block in link.list_blocks():
+                if (place := places.get(block.id)) is not None:
+                    fd = os.dup(place.descriptor)
+                    held = Held(link.pid, block, place.gpu, fd, place.key)
+                    self._held[link.pid, block.id] = held
+                    self._adopted.add(place.key)
+                    self.mover(place.gpu)
+
     def of(self, pid: int) -> list[Held]:
         """The blocks of one process, in order of id."""
         return [held for held in self.all() if held.pid == pid]

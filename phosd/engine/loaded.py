@@ -1,21 +1,27 @@
 """Device memory with an image's bytes, loaded and hashed, before a program has it."""
 
+import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
-from phosd.engine.holdings import if_alive, let_go, new_key
+from phosd.engine import procfs
+from phosd.engine.errors import PhosError
+from phosd.engine.holdings import Holdings, Place, if_alive, let_go, new_key
+from phosd.engine.hooklink import HookLink
 from phosd.engine.image.manifest import Block, Manifest
 from phosd.engine.image.store import Image
 from phosd.engine.mover import Mover, Process
 from phosd.engine.node import Node
+from phosd.engine.process import gpus_of
 from phosd.engine.progress import Progress
 from phosd.engine.undo import Undo
 
+_log = logging.getLogger(__name__)
 _STAY: Mapping[int, int] = MappingProxyType({})
 
 
@@ -25,20 +31,20 @@ class _Piece:
 
     process: Process
     id: int
-    mover: Mover
-    key: int
-    descriptor: int
+    place: Place
 
 
 class Memory:
-    """The blocks of all processes of an image."""
+    """The blocks of all processes of an image; ``drop`` has the movers let go of them."""
 
-    def __init__(self, pieces: list[_Piece]) -> None:
+    def __init__(self, node: Node, pieces: list[_Piece], drop: Undo) -> None:
+        self._node = node
         self._pieces = pieces
+        self._drop = drop
 
     def of(self, pid: int) -> list[tuple[int, int]]:
         """The id of each block of a process, and a descriptor of the memory with its bytes."""
-        return [(p.id, p.descriptor) for p in self._pieces if p.process[0] == pid]
+        return [(p.id, p.place.descriptor) for p in self._pieces if p.process[0] == pid]
 
     def guard(self) -> None:
         """Have the movers keep it for its processes, should this engine end (:meth:`Mover.guard`).
@@ -46,7 +52,7 @@ class Memory:
         The image's processes are those that are there.
         """
         for mover, pieces in self._by_mover().items():
-            mover.guard((piece.process, piece.id, piece.key) for piece in pieces)
+            mover.guard((piece.process, piece.id, piece.place.key) for piece in pieces)
 
     def unguard(self) -> None:
         """The processes have it."""
@@ -55,10 +61,26 @@ class Memory:
                 processes = {piece.process for piece in pieces}
                 each.add(if_alive, mover, partial(mover.unguard, processes))
 
+    def keep(self, links: Sequence[HookLink]) -> None:
+        """Keep it for the next job, now that the processes have it and their gates are closed:
+        then it need not be copied to be exported once more.
+        """
+        identity = frozenset(filter(None, (procfs.identity(link.pid) for link in links)))
+        holdings = Holdings(self._node, {link.pid: gpus_of(link.hello()) for link in links})
+        with self._node.keeping(identity, holdings):
+            self._drop.forget()
+            for link in links:
+                pieces = (piece for piece in self._pieces if piece.process[0] == link.pid)
+                holdings.hold(link, {piece.id: piece.place for piece in pieces})
+            try:
+                holdings.watch_all(links)
+            except PhosError as error:  # then it is not kept, which costs the next job a copy
+                _log.warning("what a program frees will not be known: %s", error)
+
     def _by_mover(self) -> dict[Mover, list[_Piece]]:
         found: dict[Mover, list[_Piece]] = {}
         for piece in self._pieces:
-            found.setdefault(piece.mover, []).append(piece)
+            found.setdefault(self._node.mover(piece.place.gpu), []).append(piece)
         return found
 
 
@@ -76,29 +98,29 @@ def loaded(
 ) -> Iterator[Memory]:
     """Device memory with the image's bytes, on its GPUs or on those that ``moves`` has for them.
 
-    It lives on in who has mapped it. Raises :class:`ImageCorrupt`, :class:`OutOfMemory`.
+    It lives on in who has mapped it, or keeps it. Raises :class:`ImageCorrupt` and
+    :class:`OutOfMemory`.
     """
     manifest = image.manifest
-    made: dict[tuple[int, int], tuple[Mover, int, int]] = {}
-    with Undo() as undo:
-        for gpu in sorted({block.gpu for block in manifest.blocks}):
-            mover = node.mover(moves.get(gpu, gpu))
-            blocks = {new_key(): b for b in _stored(manifest) if b.gpu == gpu}
+    made: dict[tuple[int, int], Place] = {}
+    with Undo() as undo, Undo() as drop:
+        for old in sorted({block.gpu for block in manifest.blocks}):
+            gpu = moves.get(old, old)
+            mover = node.mover(gpu)
+            blocks = {new_key(): b for b in _stored(manifest) if b.gpu == old}
             descriptors = mover.create([(key, block.size) for key, block in blocks.items()])
-            undo.add(let_go, mover, list(blocks))
+            drop.add(let_go, mover, list(blocks))
             for (key, block), descriptor in zip(blocks.items(), descriptors, strict=True):
                 undo.add(os.close, descriptor)
-                made[block.process, block.id] = mover, key, descriptor
+                made[block.process, block.id] = Place(gpu, key, descriptor)
             mover.load({key: block.chunks for key, block in blocks.items()}, image, progress)
-        yield Memory([_piece(manifest, block, made) for block in manifest.blocks])
+        yield Memory(node, [_piece(manifest, block, made) for block in manifest.blocks], drop)
 
 
-def _piece(
-    manifest: Manifest, block: Block, made: Mapping[tuple[int, int], tuple[Mover, int, int]]
-) -> _Piece:
+def _piece(manifest: Manifest, block: Block, made: Mapping[tuple[int, int], Place]) -> _Piece:
     process = manifest.processes[block.process]
-    mover, key, descriptor = made[block.alias or (block.process, block.id)]
-    return _Piece((process.pid, process.start_time), block.id, mover, key, descriptor)
+    place = made[block.alias or (block.process, block.id)]
+    return _Piece((process.pid, process.start_time), block.id, place)
 
 
 def _stored(manifest: Manifest) -> list[Block]:

@@ -123,8 +123,8 @@ def _by_precopy(move: _Move) -> None:
             progress.phase("park", stopped=True)
             point(Point.MIGRATE_PARK)
             with Undo() as undo, ThreadPoolExecutor(1) as beside:
-                park(unit.links, holdings, undo)
                 rest = beside.submit(twins.finish, Progress())
+                park(unit.links, holdings, undo)
                 progress.phase("control", stopped=True)
                 point(Point.MIGRATE_CONTROL)
                 room = room_kept(holdings.movers(), unit.identity, progress)

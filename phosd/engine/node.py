@@ -177,10 +177,18 @@ class Node:
         """
         identity = unit.identity
         holdings = self._take_kept(unit) or Holdings(self, {m.pid: m.gpus for m in unit.members})
-        with Undo() as undo:
-            undo.add(self._keep, identity, holdings)
+        with self.keeping(identity, holdings):
             holdings.revive()
             yield holdings
+
+    @contextlib.contextmanager
+    def keeping(self, identity: Identity, holdings: Holdings) -> Iterator[None]:
+        """What a job has made of these processes' memory is kept afterwards for the next, as
+        :meth:`held` keeps it.
+        """
+        with Undo() as undo:
+            undo.add(self._keep, identity, holdings)
+            yield
 
     def let_go(self, unit: Unit) -> None:
         """Keep nothing of these processes."""

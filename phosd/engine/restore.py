@@ -93,6 +93,7 @@ def restore(
             progress.phase("verify")
             point(Point.RESTORE_VERIFY)
             _require_running(manifest, links)
+            memory.keep(links)
             point(Point.RESTORE_OPEN)
             for link in links:
                 link.open_gate()

@@ -76,6 +76,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         node.suspended.remove(suspended)  # from here on it runs, whatever becomes of this engine
         after.callback(node.shelf(suspended.where).delete, suspended.image)
         job.callback(memory.unguard)
+        memory.keep(links)
         point(Point.RESUME_OPEN)
         for link in links:
             link.open_gate()

@@ -9,7 +9,7 @@ from phosd.engine.resume import ResumeOptions, resume
 from phosd.engine.suspend import SuspendOptions, suspend
 from phosd.engine.swap import SwapOptions, swap
 from tests.core.conftest import Starter
-from tests.core.cycle import Undisturbed, computes_right
+from tests.core.cycle import Undisturbed, bring_back, computes_right, save
 
 
 def free(gpu: int) -> int:
@@ -57,3 +57,22 @@ def test_two_programs_take_turns(node: Node, start: Starter, undisturbed: Undist
     resume(node, first.pid, ResumeOptions("1"), Progress())
     for target in (first, second):
         computes_right(target, undisturbed)
+
+
+def test_nothing_is_copied_on_the_gpu_when_it_leaves_again(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """What a resume and a restore have loaded is kept: a program whose largest block has no room
+    for a second of its size can be suspended, and saved, again and again.
+    """
+    target = start("single", extra={"PHOS_FAULT": "hook-rehome"})
+    for _ in range(2):
+        target.more_steps(2)
+        suspend(node, target.pid, SuspendOptions(), Progress())
+        resume(node, target.pid, ResumeOptions(), Progress())
+    image = save(node, target, "stop").id
+    target.more_steps(20)
+    target.kill()
+    bring_back(node, target, image)
+    save(node, target, "stop")
+    computes_right(target, undisturbed)
