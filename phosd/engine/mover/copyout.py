@@ -1,10 +1,11 @@
 """Copy-out: chunks of device memory into packs, every byte hashed again on its way.
 
 A chunk is copied to a staging slot in device memory, hashed there, and those very bytes go through
-the pinned ring into the pack. One stream stages and hashes, as far ahead as there are slots: beside
-a program that computes all the time it gets the device every few milliseconds only. Two streams
-take turns on the bus, which is free meanwhile. The writing is done by as many threads as keep a
-fast disk or a tmpfs busy.
+the pinned ring into the pack. Batches are staged and hashed as far ahead as there are slots: beside
+a program that computes all the time the mover gets the device every few milliseconds only. They
+take turns on several streams: the program stands still while the mover has the device, and one
+batch is hashed by a tenth of it. Two streams take turns on the bus, which is free meanwhile. The
+writing is done by as many threads as keep a fast disk or a tmpfs busy.
 """
 
 import os
@@ -38,6 +39,7 @@ from phosd.engine.mover.windows import Windows
 from phosd.engine.mover.wire import Packs
 
 _WRITERS = max(4, min(16, os.cpu_count() or 1))
+_STAGERS = 8
 _ENTRY = struct.Struct("<QQ")
 
 
@@ -154,8 +156,9 @@ class CopyOut:
         with ExitStack() as stack:
             self._direct = [reopen_direct(fd, os.O_WRONLY) for fd in self._buffered]
             stack.callback(close_all, self._direct)
-            self._stager, *buses = stack.enter_context(streams(3))
-            self._buses = cycle(buses)
+            self._all_stagers = stack.enter_context(streams(_STAGERS))
+            self._stagers = cycle(self._all_stagers)
+            self._buses = cycle(stack.enter_context(streams(2)))
             self._crew = stack.enter_context(Crew(self._gpu, _WRITERS, self._cancelled))
             self._watcher = stack.enter_context(Crew(self._gpu, 1, self._cancelled))
             self._stack = stack.pop_all()
@@ -171,7 +174,8 @@ class CopyOut:
 
     def wait_staged(self) -> None:
         """Wait until all chunks of all batches are in their staging slots."""
-        call("cuStreamSynchronize", self._stager)
+        for stager in self._all_stagers:
+            call("cuStreamSynchronize", stager)
 
     def put(
         self, slot: Slot, items: Sequence[Item], staged: Callable[[], None] | None = None
@@ -180,11 +184,11 @@ class CopyOut:
 
         ``staged`` is called on another thread as soon as the chunks are in the staging slot.
         """
-        bus = next(self._buses)
+        bus, stager = next(self._buses), next(self._stagers)
         try:
             self.check()
             point(Point.MOVER_COPY_OUT)
-            self._stage(slot, items)
+            self._stage(slot, items, stager)
             moves = [(run, *self._destination(slot, run)) for run in _joined(items)]
             call("cuStreamWaitEvent", bus, slot.staged, 0)
             for run, address, _, _ in moves:
@@ -193,7 +197,7 @@ class CopyOut:
             call("cuStreamWaitEvent", bus, slot.hashed, 0)
             call("cuEventRecord", slot.event, bus)
         except BaseException:
-            for used in (self._stager, bus):
+            for used in (stager, bus):
                 call("cuStreamSynchronize", used)
             self._ring.give(slot)
             raise
@@ -203,18 +207,18 @@ class CopyOut:
         else:
             self._watcher.submit(self._await_staged, (work, staged))
 
-    def _stage(self, slot: Slot, items: Sequence[Item]) -> None:
+    def _stage(self, slot: Slot, items: Sequence[Item], stager: Any) -> None:
         """Device memory -> staging slot -> digests."""
         places = ((i.chunk.address, HEADER + i.slot_offset, i.chunk.length) for i in items)
         for address, offset, length, rows in runs(places):
             target = ("device", slot.staging + offset, RECORD)
-            copy_rows(target, ("device", address, CHUNK), length, rows, self._stager)
-        call("cuEventRecord", slot.staged, self._stager)
+            copy_rows(target, ("device", address, CHUNK), length, rows, stager)
+        call("cuEventRecord", slot.staged, stager)
         for n, item in enumerate(items):
             bytes_at = slot.staging + HEADER + item.slot_offset
             _ENTRY.pack_into(slot.entries, n * _ENTRY.size, bytes_at, item.chunk.length)
-        self._gpu.launch_digest(self._stager, slot.table, len(items), slot.results)
-        call("cuEventRecord", slot.hashed, self._stager)
+        self._gpu.launch_digest(stager, slot.table, len(items), slot.results)
+        call("cuEventRecord", slot.hashed, stager)
 
     def _await_staged(self, work: tuple[_Work, Callable[[], None]]) -> None:
         batch, staged = work
