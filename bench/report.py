@@ -100,7 +100,7 @@ def slowdowns(series: Sequence[Row]) -> str:
     ]
     for line in series:
         done = [one for one in line["checkpoints"] if "draining_s" in one]
-        if not done or not all(one["details"].get("submissions") for one in done):
+        if not done or not all("look_median_seconds" in one["details"] for one in done):
             continue
         usual = statistics.median(one["usual_iteration_s"] for one in done)
         parts = {
@@ -164,7 +164,8 @@ def name(row: Row) -> str:
         program = (
             row["series"].replace(" --deterministic", "").replace("--size ", "").replace("--", "")
         )
-        return f"{program}, {row['mode']}{kind}{limit}{place}"
+        build = f" ({row['build']})" if "build" in row else ""
+        return f"{program}, {row['mode']}{kind}{limit}{place}{build}"
     place = "disk" if row["state"] == "/tmp" else "memory"
     pages = ", huge pages" if row["transparent_hugepages"] == "always" else ""
     through = ", D-Bus" if row["through"] == "D-Bus" else ""
