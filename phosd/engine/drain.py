@@ -1,7 +1,8 @@
 """Copying behind the program's back: shadow memory, boards, and the movers at work on them.
 
 A board (``board.py``) tells hook and mover which chunks still are as they were at the stop. The
-movers begin while the data are parked; the hooks join in (:meth:`Drain.arm`) before the gate opens.
+hooks save what is about to be overwritten from :meth:`Drain.arm` on, before the gate opens. The
+movers begin when it is open; while the data are still parked, where shadows cannot hold everything.
 """
 
 import itertools

@@ -1,7 +1,6 @@
 """Mode ``concurrent``: the stop parks the data, and they are copied while the program runs.
 
-Copying begins as soon as they are parked, beside the driver and CRIU; the hook joins in before the
-gate opens, and saves what the program is about to overwrite (copy-on-write).
+From before the gate opens the hook saves what the program is about to overwrite (copy-on-write).
 """
 
 from phosd.engine.checkpoint.attempt import Attempt
