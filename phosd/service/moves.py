@@ -1,5 +1,6 @@
 """Jobs that take processes off their GPUs, to others or to memory and disk, and bring them back."""
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -29,6 +30,7 @@ from phosd.service.readers import Readers
 from phosd.service.turns import Caller
 
 OPERATIONS = ("migrate", "suspend", "resume", "swap")
+_DESTINATION = re.compile("[0-9A-Za-z:, -]{1,2048}")
 SUSPENDED = "suspended"
 """The state of a process that was taken off its GPUs."""
 
@@ -58,11 +60,7 @@ class Moves:
         self, caller: Caller, _: object, pid: int, destination: str, options: dict[str, Any]
     ) -> list[Any]:
         request = parse_options(options, MigrateRequest)
-        if not destination:
-            raise InvalidOption(
-                f"process {pid} is to go nowhere",
-                hint="name a GPU: its number, the beginning of its UUID, or OLD:NEW for each",
-            )
+        _require_destination(destination)
         target, acting = await self._theirs(caller, pid)
 
         def work(progress: Progress) -> Outcome:
@@ -89,6 +87,8 @@ class Moves:
         self, caller: Caller, _: object, pid: int, options: dict[str, Any]
     ) -> list[Any]:
         request = parse_options(options, ResumeRequest)
+        if request.gpu:
+            _require_destination(request.gpu)
         target, acting = await self._theirs(caller, pid)
 
         def work(progress: Progress) -> Outcome:
@@ -215,6 +215,15 @@ class Moves:
                 return process.device_bytes
             return sum(block.size for block, where in blocks if where == gpu)
         return process.device_bytes
+
+
+def _require_destination(text: str) -> None:
+    """Raise unless it may be one: everybody on the bus hears of it, and it is shown as it is."""
+    if not _DESTINATION.fullmatch(text):
+        raise InvalidOption(
+            f"{text[:64]!r} is no destination",
+            hint="name a GPU: its number, the beginning of its UUID, or OLD:NEW for each",
+        )
 
 
 def _is_on(process: GpuProcess, gpu: GpuInfo) -> bool:

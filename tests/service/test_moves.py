@@ -22,7 +22,7 @@ from phosd.service.identity import identify
 from phosd.service.inventory import Inventory
 from phosd.service.operations import MigrateRequest, ResumeRequest, SuspendRequest
 from tests.bus import busctl
-from tests.harness import wait_until
+from tests.harness import running, wait_until
 from tests.service.authority import NO, YES, authority
 from tests.service.fake_engine import GPU, this_process
 from tests.service.running import MANAGER, ROOT, Service
@@ -125,7 +125,7 @@ def test_what_became_of_a_process_is_told_before_the_end_of_the_job(service: Ser
 
 def test_a_process_below_one_that_a_job_holds_is_left_alone(service: Service) -> None:
     service.start("Checkpoint", "ua{sv}", ME, 0)
-    with subprocess.Popen(["sleep", "1000"]) as child:
+    with running(["sleep", "1000"]) as child:
         for call in (
             ("Migrate", "usa{sv}", child.pid, "1", 0),
             ("Swap", "uua{sv}", 1, child.pid, 0),
@@ -164,7 +164,10 @@ def test_a_swap_is_a_job_of_both(service: Service, theirs: int) -> None:
     ("call", "error"),
     [
         (("Migrate", "usa{sv}", 2**22 + 1, "1", 0), "there is no process"),
-        (("Migrate", "usa{sv}", ME, "", 0), "is to go nowhere; name a GPU"),
+        (("Migrate", "usa{sv}", ME, "", 0), "'' is no destination; name a GPU"),
+        (("Migrate", "usa{sv}", ME, "\x1b[31m", 0), "is no destination"),
+        (("Migrate", "usa{sv}", ME, "0" * 2049, 0), "is no destination"),
+        (("Resume", "ua{sv}", ME, 1, "gpu", "s", "[b]1"), "'[b]1' is no destination"),
         (("Migrate", "usa{sv}", ME, "1", 1, "where", "s", "disk"), "no option `where`"),
         (("Migrate", "usa{sv}", ME, "1", 1, "deadline", "d", 0), "deadline"),
         (("Migrate", "usa{sv}", ME, "1", 1, "mode", "s", "stop"), "Invalid enum value 'stop'"),
@@ -221,6 +224,18 @@ def test_moves_wait_for_each_other_if_asked_to(service: Service) -> None:
     assert [move[0] for move in service.engine.moves] == ["migrate", "suspend", "resume"]
 
 
+def test_one_that_ended_while_its_job_waited_is_not_touched(service: Service) -> None:
+    with running(["sleep", "1000"]) as process:
+        service.start("Checkpoint", "ua{sv}", process.pid, 0)
+        job = service.start("Suspend", "ua{sv}", process.pid, 1, "queue", "b", "true")
+        process.kill()
+    wait_until(lambda: not Path(f"/proc/{process.pid}").exists(), "its end")
+    service.engine.go.set()
+    wait_for(service, job, "failed")
+    assert service.get(job, "Job1", "Error") == '"NoSuchProcess"'
+    assert service.engine.moves == []
+
+
 def test_a_token_is_of_one_move(service: Service) -> None:
     asked = ("Migrate", "usa{sv}", ME, "1", 1, "token", "s", "t")
     job = service.start(*asked)
@@ -258,9 +273,7 @@ def test_root_rights_for_one_are_none_for_the_other(
 
 @pytest.mark.parametrize("order", ["own first", "others' first"])
 def test_a_swap_needs_the_right_to_both(service: Service, theirs: int, order: str) -> None:
-    with subprocess.Popen(
-        ["sleep", "1000"], user=STRANGER, group=STRANGER, extra_groups=[]
-    ) as mine:
+    with running(["sleep", "1000"], user=STRANGER, group=STRANGER, extra_groups=[]) as mine:
         pair = (mine.pid, theirs) if order == "own first" else (theirs, mine.pid)
         with pytest.raises(RuntimeError, match=f"process {theirs} belongs to uid {OWNER}"):
             service.call("Swap", "uua{sv}", *pair, 0, uid=STRANGER)
@@ -291,7 +304,7 @@ def test_a_suspended_process_is_not_saved_by_its_schedule(tmp_path: Path) -> Non
 
 def test_a_process_below_counts_as_part_of_its_tree() -> None:
     """A schedule is of the root, and what was suspended may be a child of it."""
-    with subprocess.Popen(["sleep", "1000"]) as child:
+    with running(["sleep", "1000"]) as child:
         processes = {"a": seen(ME), "b": seen(child.pid, state="suspended")}
         inventory: Any = SimpleNamespace(processes=processes)
         assert [Inventory.suspended(inventory, pid) for pid in (child.pid, ME)] == [True, True]
