@@ -33,8 +33,8 @@ from phosd.engine.undo import Undo
 from phosd.engine.unit import Unit, explain_death, gather
 
 PLACES = ("memory", "disk")
-_SPARE = 256 << 20
-"""Bytes of host memory that stay free."""
+_SPARE = 1 / 16
+"""The share of the available host memory that stays free: what the kernel tells is an estimate."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,8 @@ def _place(node: Node, unit: Unit, wanted: str, size: int) -> str:
 
 def _room(shelf: Store, where: str, contexts: int) -> int:
     free = shelf.free_bytes()
-    return min(free, available_memory() - contexts - _SPARE) if where == "memory" else free
+    available = int(available_memory() * (1 - _SPARE))
+    return min(free, available - contexts) if where == "memory" else free
 
 
 def _manifest(
