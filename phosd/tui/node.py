@@ -127,6 +127,12 @@ class Node:
         """The service; an empty record before the first contact."""
         return next(iter(self.of(Manager).values()), Manager(ROOT))
 
+    def memory_used(self, gpu: Gpu) -> int:
+        """Bytes, as NVML tells it; or else what the processes hold of which phosd tells."""
+        if gpu.memory_used:
+            return gpu.memory_used
+        return sum(p.device_bytes for p in self.of(Process).values() if p.gpus == (gpu.path,))
+
     @property
     def gpus(self) -> list[Gpu]:
         """The GPUs in their order."""

@@ -51,7 +51,7 @@ def test_past_jobs_and_how_they_went_over_time() -> None:
         async with opened(node, LARGE) as pilot:
             await pilot.press("4")
             await until_shown(pilot, "Stop time: 0.84 s", "Drain rate: 18.6 GiB/s")
-            await until_shown(pilot, "device memory: 40.0 GiB", "✗ failed", "Busy: 4711 runs")
+            await until_shown(pilot, "Image, device: 40.0 GiB", "✗ failed", "Busy: 4711 runs")
             await until_shown(pilot, "! 1", "2027-01-15 07:59", "all processes, all times")
             assert text(pilot).index("Busy: 4711") < text(pilot).index("! 1")
             await pilot.press("down", "enter")
@@ -67,9 +67,9 @@ def test_the_size_of_an_image_that_is_there_is_what_the_image_says() -> None:
     async def body() -> None:
         async with opened(node, LARGE) as pilot:
             await pilot.press("4")
-            await until_shown(pilot, "device memory: 7.0 GiB")
+            await until_shown(pilot, "Image, device: 7.0 GiB")
             node.apply(Update(gone=frozenset({image().path})))
-            await until_shown(pilot, "device memory: 40.0 GiB")
+            await until_shown(pilot, "Image, device: 40.0 GiB")
 
     run(body)
 

@@ -82,7 +82,7 @@ def test_marks_stay_with_their_records_and_leave_with_them() -> None:
         async with shown(process(1), process(2), process(3)) as (pilot, listing):
             await pilot.press("space", "space")
             assert [p.pid for p in listing.table.chosen] == [1, 2]
-            assert "3, 2 marked" in text(pilot)
+            assert "3 rows, 2 marked" in text(pilot)
             listing.show_records({p.path: p for p in [process(2), process(3)]})
             assert [p.pid for p in listing.table.chosen] == [2]
             await pilot.press("u")

@@ -116,14 +116,14 @@ class GpusScreen(NodeScreen):
 
     def _which(self, gpu: Gpu | None) -> Text:
         if gpu is None:
-            return Text("no GPUs", "dim")
+            return Text("no GPUs" if self.node.heard else "GPUs: not known yet", "dim")
         text = Text()
         for other in self.node.gpus:
             here = other.path == gpu.path
             text.append(f"[{other.ordinal}]" if here else f" {other.ordinal} ", "bold" * here)
         text.append(f"  GPU {gpu.ordinal}: {plain(gpu.name)}", "bold")
         text.append(f"  {plain(gpu.uuid)}", "dim")
-        used = f"{human_bytes(gpu.memory_used)} of {human_bytes(gpu.memory_total)} used"
+        used = f"{human_bytes(self.node.memory_used(gpu))} of {human_bytes(gpu.memory_total)} used"
         seen = sum(self._holds(process) for process in self.node.of(Process).values())
         hidden = len(set(gpu.pids) - {p.pid for p in self.node.of(Process).values()})
         others = f", {hidden} more that phosd does not show you" if hidden else ""

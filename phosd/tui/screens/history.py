@@ -139,7 +139,7 @@ class HistoryScreen(NodeScreen):
         figures = {
             "stop": ("Stop time", [j.stop_seconds for j in saved], seconds),
             "drain": ("Drain rate", [j.drain_rate for j in saved], _rate),
-            "size": ("Image, device memory", [_size(j, node) for j in saved], human_bytes),
+            "size": ("Image, device", [_size(j, node) for j in saved], human_bytes),
         }
         for name, (title, values, write) in figures.items():
             times = (job.started or 0.0 for job in saved)

@@ -98,20 +98,21 @@ class ImageScreen(NodeScreen):
 
     def _facts(self) -> Text:
         image, now = self._image, self.node.now()
-        text = Text(f"{plain(image.id)} of {image.pid} {command_line(image.command)}", "bold")
+        name = f"{plain(image.id)} of {image.pid} {command_line(image.command)}"
+        text = Text.assemble((name, "bold"))
         if self._gone:
             text.append("  (it is deleted)", "bold red")
         made = f"made {when(image.created)}, {since(image.created, now)} ago, by "
         why = f" ({image.why})" if image.why else ""
         wrong = f", {image.wrong_guesses} wrong guesses" if image.wrong_guesses else ""
         chips = ", ".join(f"{chip} {uuid}" for uuid, chip in image.gpus)
+        shared = human_bytes(image.shared_bytes) if image.shared_bytes else "none"
         shown = image_work.verified_cell(self, image)
         verified = shown if isinstance(shown, str) else shown[0]
         text.append(
             f"\n{made if image.created else ''}{plain(image.owner_name)}"
-            f"\n{human_bytes(image.total_bytes)}: {human_bytes(image.device_bytes)} of GPUs; "
-            f"{human_bytes(image.stored_bytes)} on disk, of which "
-            f"{human_bytes(image.shared_bytes)} are shared with older images"
+            f"\n{human_bytes(image.total_bytes)}, {human_bytes(image.device_bytes)} of it device "
+            f"memory; {human_bytes(image.stored_bytes)} on disk, {shared} shared with older images"
             f"\nmode {plain(image.mode + why)}{wrong}; stopped for {seconds(image.stop_seconds)}"
             f"\nGPU {plain(chips) or 'none'}; verified: {verified}"
             f"\nparents: {self._parents()}",

@@ -10,7 +10,7 @@ from phosd.tui.screens import image_work
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.image import ImageScreen
 from phosd.tui.text import command_line, human_bytes, plain, seconds, since
-from phosd.tui.widgets.listing import Listing
+from phosd.tui.widgets.listing import UNKNOWN, Listing
 from phosd.tui.widgets.table import Cell, Column, RecordTable
 
 
@@ -45,8 +45,7 @@ class ImagesScreen(NodeScreen):
             Column("PARENT", 22, lambda i: plain(i.parent), lambda i: i.parent, rank=9),
             Column("COMMAND", 0, lambda i: command_line(i.command), lambda i: i.command, rank=1),
         ]  # fmt: skip
-        nothing = "no images yet; `c` on a process of the first screen makes one"
-        yield Listing(RecordTable(columns, descending=True), nothing)
+        yield Listing(RecordTable(columns, descending=True), UNKNOWN)
         yield Static(classes="about", markup=False)
 
     @property
@@ -55,7 +54,10 @@ class ImagesScreen(NodeScreen):
         return self.query_one(RecordTable)
 
     def show(self, node: Node) -> None:
-        self.query_one(Listing).show_records(node.of(Image))
+        nothing = "no images yet; `c` on a process of the first screen makes one"
+        listing = self.query_one(Listing)
+        listing.say(nothing if node.heard else UNKNOWN)
+        listing.show_records(node.of(Image))
         self._show_about()
 
     def tick(self) -> None:

@@ -9,7 +9,7 @@ from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.page import PageScreen
 from phosd.tui.text import plain, rate, seconds, since
 from phosd.tui.widgets.job import job_page, progress_text, result_text, state_cell
-from phosd.tui.widgets.listing import Listing
+from phosd.tui.widgets.listing import UNKNOWN, Listing
 from phosd.tui.widgets.table import Cell, Column, RecordTable
 
 
@@ -38,9 +38,7 @@ class JobsScreen(NodeScreen):
             Column("MODE", 10, lambda j: plain(j.mode), lambda j: j.mode, rank=6),
             Column("RESULT", 0, _result, lambda j: j.result),
         ]  # fmt: skip
-        yield Listing(
-            RecordTable(columns, descending=True), "no jobs yet; `c` on a process begins one"
-        )
+        yield Listing(RecordTable(columns, descending=True), UNKNOWN)
 
     @property
     def table(self) -> RecordTable[Job]:
@@ -48,7 +46,9 @@ class JobsScreen(NodeScreen):
         return self.query_one(RecordTable)
 
     def show(self, node: Node) -> None:
-        self.query_one(Listing).show_records(node.of(Job))
+        listing = self.query_one(Listing)
+        listing.say("no jobs yet; `c` on a process begins one" if node.heard else UNKNOWN)
+        listing.show_records(node.of(Job))
 
     def tick(self) -> None:
         super().tick()

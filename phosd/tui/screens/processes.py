@@ -18,11 +18,12 @@ from phosd.tui.text import command_line, human_bytes, plain, since
 from phosd.tui.widgets.dialogs import Choice, Form, Question
 from phosd.tui.widgets.gpus import GpuLines
 from phosd.tui.widgets.job import job_line
-from phosd.tui.widgets.listing import Listing
+from phosd.tui.widgets.listing import UNKNOWN, Listing
 from phosd.tui.widgets.table import Cell, Column, RecordTable
 
 NO_JOB = "/"
 """What ends a schedule gives no job."""
+_NOTHING = "no GPU processes; `phos run -- python train.py` starts one that can be saved"
 _MOST_JOBS = 4
 """Jobs that are told below the table; the screen Jobs has all."""
 _HOOKS: dict[str, tuple[str, str]] = {
@@ -55,19 +56,18 @@ class ProcessesScreen(NodeScreen):
 
     def body(self) -> ComposeResult:
         columns: list[Column[Process]] = [
-            Column("PID", 8, lambda p: str(p.pid), lambda p: p.pid, right=True),
-            Column("USER", 8, lambda p: plain(p.user_name), lambda p: p.user_name, rank=4),
-            Column("GPU", 5, self._gpus, self._gpus, rank=5),
+            Column("PID", 7, lambda p: str(p.pid), lambda p: p.pid, right=True),
+            Column("USER", 8, lambda p: plain(p.user_name), lambda p: p.user_name, rank=5),
+            Column("GPU", 4, self._gpus, self._gpus, rank=4),
             Column("MEMORY", 10, lambda p: human_bytes(p.device_bytes), lambda p: p.device_bytes,
-                   right=True),
+                   right=True, rank=1),
             Column("HOOK", 10, lambda p: _HOOKS.get(p.hook, plain(p.hook)), lambda p: p.hook),
-            Column("IMAGE", 7, self._age, lambda p: self._made(p) or 0.0, right=True, rank=3),
-            Column("STATE", 14, self._state, self._state, rank=1),
+            Column("IMAGE", 6, self._age, lambda p: self._made(p) or 0.0, right=True, rank=3),
+            Column("STATE", 14, self._state, self._state),
             Column("COMMAND", 0, _command, lambda p: p.command),
         ]  # fmt: skip
         yield GpuLines()
-        nothing = "no GPU processes; `phos run -- python train.py` starts one that can be saved"
-        yield Listing(RecordTable(columns), nothing)
+        yield Listing(RecordTable(columns), UNKNOWN)
         yield Static(classes="about", markup=False)
         yield Static(classes="jobs", markup=False)
 
@@ -105,7 +105,9 @@ class ProcessesScreen(NodeScreen):
 
     def show(self, node: Node) -> None:
         self.query_one(GpuLines).show(node, most=8 if self.size.height >= 40 else 3)
-        self.query_one(Listing).show_records(node.of(Process))
+        listing = self.query_one(Listing)
+        listing.say(_NOTHING if node.heard else UNKNOWN)
+        listing.show_records(node.of(Process))
         self._show_jobs()
         self._show_about()
 

@@ -52,6 +52,6 @@ class RingScreen(PageScreen):
             trouble = f"\n{error.code}: {error}"
         finally:
             self._asking = False
-        page = Text(plain(self._text, lines=True))
+        page = Text(plain(self._text, lines=True) or "nothing was noted yet")
         page.append(plain(trouble, lines=True), "bold red")
         self.set_page(page)

@@ -16,7 +16,8 @@ from phosd.tui.text import fit
 Points = Sequence[tuple[float, float | None]]
 """Time (seconds since the epoch) and value, which is 0 or more; None: nobody knows."""
 _FILLS = " ▁▂▃▄▅▆▇█"
-_LABEL = 10
+_LABEL = 12
+"""Cells that a label may take."""
 _DAY = 86_400.0
 
 
@@ -62,22 +63,24 @@ class Chart(Widget):
 
 def draw(plot: Plot, width: int, height: int) -> Text:
     """The chart in ``width`` times ``height`` cells."""
-    text = Text(fit(plot.title, width), "bold", no_wrap=True, overflow="crop")
-    cells, rows = width - _LABEL - 1, height - 2
+    text = Text.assemble((fit(plot.title, width), "bold"), no_wrap=True, overflow="crop")
     known = [value for _, value in plot.points if value is not None]
+    most = max(plot.most, *known, 0.0) or 1.0
+    top, ground = plot.write(most), plot.write(0.0)
+    left = min(max(len(top), len(ground)), _LABEL)
+    cells, rows = width - left - 1, height - 2
     if not known or cells < 1 or rows < 1:
         text.append(f"\n{fit(plot.nothing if not known else '', width)}", "dim")
         return text
-    most = max(plot.most, *known, 0.0) or 1.0
     values = spread(plot.points, plot.span, cells, plot.hold)
-    labels = {0: plot.write(most), rows - 1: plot.write(0.0)}
+    labels = {0: top, rows - 1: ground}
     for row, line in enumerate(columns(values, most, rows)):
-        text.append(f"\n{fit(labels.get(row, ''), _LABEL, right=True)}", "dim")
+        text.append(f"\n{fit(labels.get(row, ''), left, right=True)}", "dim")
         text.append("│", "dim")
         text.append(line, "cyan")
     first, last = (_moment(moment, plot.span) for moment in plot.span)
     axis = first + last.rjust(cells - len(first)) if len(first) + len(last) < cells else last
-    text.append(f"\n{' ' * _LABEL}└{fit(axis, cells, right=True)}", "dim")
+    text.append(f"\n{' ' * left}└{fit(axis, cells, right=True)}", "dim")
     return text
 
 

@@ -40,12 +40,14 @@ class TopLine(Static):
             line.append(f" {title} ", "bold reverse" if here else "")
             self._ends.append((line.cell_len, name))
         marks = {Contact.HERE: "●", Contact.SEEKING: "◌", Contact.GONE: "✗"}
-        right = f"{marks[node.contact]} phosd {plain(node.manager.version)}"
-        right = ("… " if node.waiting else "") + right
-        right += " readonly" if self.app.readonly else ""
-        space = self.size.width - line.cell_len - len(right) - 1
-        if space > 0:
-            line.append(" " * space + right)
+        mark = ("… " if node.waiting else "") + marks[node.contact]
+        readonly = " readonly" if self.app.readonly else ""
+        version = f" phosd {plain(node.manager.version)}".rstrip()
+        room = self.size.width - line.cell_len - 1
+        for right in (mark + version + readonly, mark + (readonly or " phosd"), mark):
+            if len(right) < room:
+                line.append(right.rjust(room))
+                break
         self.update(line, layout=False)
 
     def on_click(self, event: events.Click) -> None:

@@ -37,29 +37,33 @@ class GpuLines(Static):
         """Draw them anew."""
         gpus = node.gpus
         width = max(10, self.app.size.width - 2)
-        lines = [gpu_line(gpu, list(node.samples.get(gpu.path, ())), width) for gpu in gpus[:most]]
+        lines = [
+            gpu_line(gpu, node.memory_used(gpu), list(node.samples.get(gpu.path, ())), width)
+            for gpu in gpus[:most]
+        ]
         for line in lines:
             line.truncate(width, overflow="ellipsis")
         if len(gpus) > most:
             lines.append(Text(f"and {len(gpus) - most} more GPUs", "dim"))
         if not gpus:
-            lines = [Text("no GPUs", "dim")]
+            lines = [Text("no GPUs" if node.heard else "GPUs: not known yet", "dim")]
         self.update(Text("\n").join(lines))
 
 
-def gpu_line(gpu: Gpu, samples: Sequence[Sample], width: int) -> Text:
-    """One GPU; sparklines take what room there is."""
+def gpu_line(gpu: Gpu, used: int, samples: Sequence[Sample], width: int) -> Text:
+    """One GPU, of whose memory ``used`` bytes are; sparklines take what room there is."""
     named = 20 if width >= _WIDE else 16 if width >= _ROOMY else 13
     name = fit(f"{gpu.ordinal} {plain(gpu.name)}", named)
     cells = min(20, (width - named - _FIGURES) // 4)
     cells = cells if cells >= _LEAST_HISTORY else 0
-    line = Text(name, "bold", no_wrap=True, overflow="crop")
+    line = Text.assemble((name, "bold"), no_wrap=True, overflow="crop")
     total = gpu.memory_total or 1
     told = (gpu.utilisation, gpu.temperature, gpu.power) != (None, None, None)
     if told:
         _figure(line, spark([s.utilisation for s in samples], cells), _load(gpu), 5)
-    memory = f"{human_bytes(gpu.memory_used)} of {human_bytes(gpu.memory_total)}"
-    room = 23 if width >= _ROOMY else 0
+    memory, room = f"{human_bytes(used)} of {human_bytes(gpu.memory_total)}", 23
+    if width < _ROOMY:
+        memory, room = f"{human_bytes(used)} ({used / total:.0%})", 0
     _figure(line, spark([s.memory_used / total for s in samples], cells), memory, room)
     if not told:
         line.append("  load, heat and power not told", "dim")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from textwrap import wrap
 
 from rich.text import Text
 
@@ -16,14 +17,20 @@ _STATES: dict[str, tuple[str, str]] = {
     "cancelled": ("-", "warn"),
     "interrupted": ("✗", "bad"),
 }
+_ORANGE = "dark_orange3"
+"""Yellow cannot be read on a light screen."""
 _STYLES = {
-    "dim": "dim", "good": "green", "warn": "yellow", "bad": "bold red", "accent": "cyan",
-    "stop": "bold yellow reverse",
+    "dim": "dim", "good": "green", "warn": _ORANGE, "bad": "bold red", "accent": "cyan",
+    "stop": f"bold {_ORANGE} reverse",
 }  # fmt: skip
 _PLACES = {"memory": "in host memory", "disk": "on disk"}
 """Where the device memory of a suspended process is."""
 _RUNNING_FILLS = "▒░"
 _BAR = 10
+_NAME = 14
+"""Cells of the names of facts."""
+_WIDE = 72
+"""Cells from which on there is room for all columns of the phases."""
 
 
 def state_cell(job: Job) -> tuple[str, str]:
@@ -79,20 +86,25 @@ def job_line(job: Job, now: float) -> Text:
 def job_page(job: Job, now: float, width: int) -> Text:
     """All about a job: how it is, its time line, its phases, and what a reader should know."""
     page = Text()
-    for name, value, tone in _facts(job, now):
-        page.append(f"{name:<14}", "bold")
-        page.append(f"{value}\n", _STYLES.get(tone, ""))
+
+    def say(name: str, value: str, tone: str = "") -> None:
+        page.append(f"{name:<{_NAME}}", "bold")
+        lines = wrap(value, max(width - _NAME, _NAME), break_on_hyphens=False) or [""]
+        page.append(f"\n{'':<{_NAME}}".join(lines) + "\n", _STYLES.get(tone, ""))
+
+    for fact in _facts(job, now):
+        say(*fact)
     if job.phases:
         page.append("\n")
         page.append_text(time_line(job.phases, width))
         page.append("\n\n")
-        page.append_text(_phases(job))
+        page.append_text(_phases(job, width))
+    if job.notes or job.details:
+        page.append("\n")
     for note in job.notes:
-        page.append(f"\n{'note':<14}", "bold")
-        page.append(plain(note))
+        say("note", plain(note))
     for figure, number in job.details:
-        page.append(f"\n{'figure':<14}", "bold")
-        page.append(f"{plain(figure).replace('_', ' ')} {number:g}")
+        say("figure", f"{plain(figure).replace('_', ' ')} {number:g}")
     return page
 
 
@@ -143,31 +155,33 @@ def time_line(phases: Sequence[Phase], width: int) -> Text:
     line, names = Text(no_wrap=True), Text(no_wrap=True)
     for number, (phase, length) in enumerate(zip(phases, lengths, strict=True)):
         fill = "█" if phase.stopped else _RUNNING_FILLS[number % 2]
-        line.append(fill * length, "bold yellow" if phase.stopped else "cyan")
+        line.append(fill * length, f"bold {_ORANGE}" if phase.stopped else "cyan")
         names.append(fit(plain(phase.name), length) if length > 3 else " " * length, "dim")
     stopped = sum(phase.seconds for phase in phases if phase.stopped)
     line.append("\n")
     line.append_text(names)
-    line.append(f"\n█ the program stood still, {seconds(stopped)}", "bold yellow")
+    line.append(f"\n█ the program stood still, {seconds(stopped)}", f"bold {_ORANGE}")
     line.append(f"   ▒░ it ran, {seconds(whole - stopped)}", "cyan")
     return line
 
 
-def _phases(job: Job) -> Text:
+def _phases(job: Job, width: int) -> Text:
+    """A line a phase; where there is no room for all, without its rate."""
     whole = sum(phase.seconds for phase in job.phases) or 1.0
-    text = Text(
-        f"{'PHASE':<12}{'SECONDS':>10}{'SHARE':>7}{'BYTES':>11}{'RATE':>13}  PROGRAM\n", "bold"
-    )
+    wide = width >= _WIDE
+    rates, here = (f"{'RATE':>13}", " ◀ now") if wide else ("", " ◀")
+    head = f"{'PHASE':<10}{'SECONDS':>10}{'SHARE':>7}{'BYTES':>11}{rates}  PROGRAM\n"
+    text = Text.assemble((head, "bold"))
     last = len(job.phases) - 1
     for number, phase in enumerate(job.phases):
         going = number == last and not job.over
         size = human_bytes(phase.bytes_done) if phase.bytes_done else ""
         speed = rate(phase.bytes_done / phase.seconds) if phase.seconds > 0 else ""
-        style = "bold yellow" if phase.stopped else "bold" if going else ""
+        style = f"bold {_ORANGE}" if phase.stopped else "bold" if going else ""
         program = "■ stood still" if phase.stopped else "ran"
         text.append(
-            f"{fit(plain(phase.name), 12)}{phase.seconds:>10.3f}{phase.seconds / whole:>7.1%}"
-            f"{size:>11}{speed:>13}  {program}{' ◀ now' if going else ''}\n",
+            f"{fit(plain(phase.name), 10)}{phase.seconds:>10.3f}{phase.seconds / whole:>7.1%}"
+            f"{size:>11}{f'{speed:>13}' if wide else ''}  {program}{here if going else ''}\n",
             style,
         )
     return text

@@ -6,13 +6,14 @@ from typing import Any, ClassVar, Generic, TypeVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.containers import Horizontal, Vertical
 from textual.widgets import Input, Static
 
 from phosd.tui.text import plain
 from phosd.tui.widgets.table import RecordTable
 
 _T = TypeVar("_T")
+UNKNOWN = "nothing is known yet: phosd has not answered"
 
 
 class _Words(Input):
@@ -26,7 +27,6 @@ class _Words(Input):
     def __init__(self, listing: "Listing[Any]") -> None:
         hint = "words that a row must have; enter keeps them, esc shows all"
         super().__init__(placeholder=hint, compact=True)
-        self.display = False
         self._listing = listing
 
     def action_keep(self) -> None:
@@ -41,7 +41,10 @@ class Listing(Vertical, Generic[_T]):
 
     DEFAULT_CSS = """
     Listing { height: 1fr; }
-    Listing > _Words { height: 1; padding: 0 1; }
+    Listing > .listing--filter { height: 1; display: none; }
+    Listing > .listing--filter.-open { display: block; }
+    Listing > .listing--filter Static { width: 3; padding: 0 1; text-style: bold; }
+    Listing _Words { height: 1; }
     Listing > .listing--count { height: 1; color: $text-muted; padding: 0 1; }
     """
 
@@ -56,7 +59,9 @@ class Listing(Vertical, Generic[_T]):
     def compose(self) -> ComposeResult:
         yield self.table
         yield Static("", classes="listing--count", markup=False)
-        yield _Words(self)
+        with Horizontal(classes="listing--filter"):
+            yield Static("/")
+            yield _Words(self)
 
     def on_mount(self) -> None:
         self.table.open_filter = self.open_filter
@@ -75,9 +80,8 @@ class Listing(Vertical, Generic[_T]):
 
     def open_filter(self) -> None:
         """Let the user type one, from the next key on."""
-        words = self.query_one(_Words)
-        words.display = True
-        self.screen.set_focus(words)
+        self._show_filter(True)
+        self.screen.set_focus(self.query_one(_Words))
 
     @on(Input.Changed)
     def _narrow(self, event: Input.Changed) -> None:
@@ -91,7 +95,10 @@ class Listing(Vertical, Generic[_T]):
         self.table.set_filter(words.value)
         self._count()
         self.screen.set_focus(self.table)
-        words.display = bool(words.value)
+        self._show_filter(bool(words.value))
+
+    def _show_filter(self, there: bool) -> None:
+        self.query_one(".listing--filter").set_class(there, "-open")
 
     @on(RecordTable.Moved)
     def _count(self) -> None:
@@ -100,9 +107,9 @@ class Listing(Vertical, Generic[_T]):
         if not self._all:
             text = self._nothing
         elif shown < self._all:
-            text = f"{shown} of {self._all}"
+            text = f"{shown} of {self._all} rows"
         else:
-            text = f"{shown}"
+            text = f"{shown} rows" if shown != 1 else "1 row"
         text = plain(text) + (f", {marked} marked" if marked else "")
         if text != self._counted:
             self._counted = text

@@ -69,7 +69,7 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
             text-style: bold;
         }
         & .table--marked { text-style: bold; color: $accent; }
-        & .table--dim { color: $text-muted; }
+        & .table--dim { text-style: dim; }
         & .table--good { color: $text-success; }
         & .table--warn { color: $text-warning; }
         & .table--bad { color: $text-error; text-style: bold; }
