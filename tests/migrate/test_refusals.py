@@ -256,7 +256,7 @@ def test_host_memory_and_disk_are_short(
     """Without memory it goes to the disk; without either it runs on."""
     pid = single.pid
     with monkeypatch.context() as patch:
-        patch.setattr(suspend_module, "available_memory", lambda: 64 << 20)
+        patch.setattr(suspend_module, "available_memory", lambda: 1 << 20)
         refused(
             OutOfSpace, r"\(memory\)", lambda p: suspend(node, pid, SuspendOptions("memory"), p)
         )
