@@ -37,7 +37,10 @@ ANY_EVENT = EventOptions()
 
 
 def jobs(history: History, wanted: HistoryOptions = ANY_JOB, owner: int | None = None) -> list[Row]:
-    """The latest jobs, newest first; of one owner, or of all."""
+    """The latest jobs, newest first; of one owner, or of all. How they are just now is told, unless
+    the history cannot be written.
+    """
+    history.flush()
     return history.query(
         _JOBS,
         {
