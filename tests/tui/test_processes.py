@@ -9,6 +9,7 @@ from phosd.bus import ROOT
 from phosd.cli.settings import CommandError
 from phosd.tui.node import Contact, Update
 from phosd.tui.records import Phase
+from phosd.tui.widgets.table import RecordTable
 from tests.tui.fakes import FEATURES, NOW, fake_node, gpu, image, job, process
 from tests.tui.opened import LARGE, opened, run, until, until_shown, until_told
 from tests.tui.snapshots import settled, text
@@ -86,6 +87,34 @@ def test_a_form_that_one_leaves_does_nothing() -> None:
             await pilot.press("escape")
             await until(pilot, lambda: len(pilot.app.screen_stack) == 1, "the form to go")
             assert link.asked == []
+
+    run(body)
+
+
+def test_a_process_that_ends_under_its_form() -> None:
+    node, link = fake_node(gpu(), gpu(1), process(1), process(2), features=(*FEATURES, "migrate"))
+
+    async def body() -> None:
+        async with opened(node, LARGE) as pilot:
+            await pilot.press("space", "space", "C")
+            await until_shown(pilot, "Checkpoint of 2 processes")
+            node.apply(Update(gone=frozenset({process(1).path})))
+            await pilot.press("enter")
+            await until(pilot, lambda: [asked[:2] for asked in link.asked], "the call")
+            assert [asked[:2] for asked in link.asked] == [("Checkpoint", 2)]
+            for key, form in (("C", "Checkpoint of 2 ("), ("m", "Migration of 2 (")):
+                node.apply(Update({process(2).path: process(2)}))
+                table = pilot.app.screen.query_one(RecordTable)
+                await until(pilot, lambda: table.current, "the process")  # noqa: B023
+                await pilot.press(key)
+                await until_shown(pilot, form)
+                node.apply(Update(gone=frozenset({process(2).path})))
+                await until_shown(pilot, "It has ended.")
+                assert pilot.app.screen.query_one("#go").disabled
+                await pilot.click("#go")
+                await pilot.press("escape")
+                await until(pilot, lambda: len(pilot.app.screen_stack) == 1, "the form to go")
+            assert len(link.asked) == 1
 
     run(body)
 
@@ -201,6 +230,20 @@ def test_without_nvml_the_gpu_says_that_it_does_not_tell() -> None:
             node.sample()
             await pilot.resize_terminal(*LARGE)
             await until_shown(pilot, "not told")
+
+    run(body)
+
+
+def test_at_eighty_columns_there_is_room_for_the_history_of_the_load() -> None:
+    node, _ = fake_node(gpu(), process(1))
+
+    async def body() -> None:
+        async with opened(node) as pilot:
+            for load in (0.0, 1.0, 0.5):
+                loaded = gpu(utilisation=load)
+                node.apply(Update({loaded.path: loaded}))
+                node.sample()
+            await until_shown(pilot, "▁█▅   50%", "61 °C", "412 W")
 
     run(body)
 

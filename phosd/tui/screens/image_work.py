@@ -35,7 +35,9 @@ def restore_with(screen: NodeScreen, image: Image) -> None:
             work = screen.node.restore(image.id, **{k: v for k, v in options.items() if v})
             screen.ask(f"Restore {image.id}", work)
 
-    screen.app.push_screen(Form(f"Restore {_named(image)}", choices, "Restore"), given)
+    screen.app.push_screen(
+        Form(f"Restore {_named(image)}", choices, "Restore", partial(_gone, screen, [image])), given
+    )
 
 
 def _output_trouble(text: str) -> str:
@@ -64,17 +66,19 @@ def delete(screen: NodeScreen, images: Sequence[Image]) -> None:
         size = human_bytes(sum(image.stored_bytes for image in images))
         what = f"{len(images)} images, {size} on disk: {', '.join(names)}{more}"
 
-    def gone() -> str:
-        if there():
-            return ""
-        return "It is not there any more." if len(images) == 1 else "None is there any more."
-
     def answered(yes: bool | None) -> None:
         for image in there() if yes else ():
             screen.ask(f"Delete {image.id}", _delete(screen, image))
 
     question = f"Delete {what}?\n\nWhat it holds cannot be brought back."
-    screen.app.push_screen(Question(question, "Delete", gone), answered)
+    screen.app.push_screen(Question(question, "Delete", partial(_gone, screen, images)), answered)
+
+
+def _gone(screen: NodeScreen, images: Sequence[Image]) -> str:
+    """Why nothing can be done with them any more; nothing when it can."""
+    if _there(screen, images):
+        return ""
+    return "It is not there any more." if len(images) == 1 else "None is there any more."
 
 
 def _there(screen: NodeScreen, images: Sequence[Image]) -> list[Image]:

@@ -177,7 +177,12 @@ class ProcessesScreen(NodeScreen):
     def action_checkpoint_with(self) -> None:
         chosen = self.table.chosen
         self.app.push_screen(
-            Form(_title("Checkpoint", chosen), self._checkpoint_choices(), "Checkpoint"),
+            Form(
+                _title("Checkpoint", chosen),
+                self._checkpoint_choices(),
+                "Checkpoint",
+                partial(self._gone, chosen),
+            ),
             partial(self._checkpoint_with, chosen),
         )
 
@@ -206,7 +211,7 @@ class ProcessesScreen(NodeScreen):
         options: dict[str, str | float] = {k: v for k, v in given.items() if v and k != "every"}
         if given["every"]:
             options["every"] = float(given["every"])
-        for process in chosen:
+        for process in self._there(chosen):
             work = self._checkpoint_or_end(process.pid, options)
             self.ask(f"Checkpoint of {process.pid}", work)
 
@@ -224,19 +229,34 @@ class ProcessesScreen(NodeScreen):
     def action_migrate(self) -> None:
         chosen = self.table.chosen
         self.app.push_screen(
-            Form(_title("Migration", chosen), moving.choices(self.node, chosen), "Migrate"),
+            Form(
+                _title("Migration", chosen),
+                moving.choices(self.node, chosen),
+                "Migrate",
+                partial(self._gone, chosen),
+            ),
             partial(self._migrate, chosen),
         )
 
     def _migrate(self, chosen: list[Process], given: dict[str, str] | None) -> None:
         if given is not None:
-            for process in chosen:
+            for process in self._there(chosen):
                 work = self.node.migrate(process.pid, moving.destination(given))
                 self.ask(f"Migrate {process.pid}", work)
 
+    def _there(self, processes: Sequence[Process]) -> list[Process]:
+        """As they are now, without those that have ended."""
+        return [now for each in processes if (now := self.node.of(Process).get(each.path))]
+
+    def _gone(self, processes: Sequence[Process]) -> str:
+        """Why nothing can be done with them any more; nothing when it can."""
+        if self._there(processes):
+            return ""
+        return "It has ended." if len(processes) == 1 else "All of them have ended."
+
     def _standing(self, processes: Sequence[Process]) -> list[Process]:
-        """Those that somebody left standing still: here yet, and no job works on them."""
-        now = [p for each in processes if (p := self.node.of(Process).get(each.path))]
+        """Those that somebody left standing still, and on which no job works."""
+        now = self._there(processes)
         return [p for p in now if p.state in _STANDING and not self.node.job_of(str(p.pid))]
 
     def action_recover(self) -> None:

@@ -20,10 +20,20 @@ _T = TypeVar("_T")
 
 
 class Dialog(ModalScreen[_T]):
-    """Takes no key that was pressed before it was there to be read."""
+    """Takes no key that was pressed before it was there to be read.
 
-    def __init__(self) -> None:
+    ``gone`` says why it makes no sense any more, nothing as long as it does: what the dialog is
+    about may vanish while it is open. Then the button ``_YES`` cannot be pressed.
+    """
+
+    DEFAULT_CSS = """
+    Dialog .gone { display: none; color: $text-error; text-style: bold; margin-top: 1; }
+    """
+    _YES: ClassVar[str]
+
+    def __init__(self, gone: Callable[[], str]) -> None:
         super().__init__()
+        self._gone = gone
         self._in_sight = 0.0
 
     def on_screen_resume(self) -> None:
@@ -33,13 +43,17 @@ class Dialog(ModalScreen[_T]):
         """Whether it was."""
         return 0 < self._in_sight <= key.time
 
+    def node_changed(self) -> None:
+        """Something on the node is different."""
+        why = self._gone()
+        place = self.query_one(".gone", Static)
+        place.update(plain(why))
+        place.display = bool(why)
+        self.query_one(self._YES, Button).disabled = bool(why)
+
 
 class Question(Dialog[bool]):
-    """Asks whether to do something that cannot be undone. The answer is No unless one says Yes.
-
-    ``gone`` says why it makes no sense any more, nothing as long as it does: what the dialog is
-    about may vanish while it is open.
-    """
+    """Asks whether to do something that cannot be undone. The answer is No unless one says Yes."""
 
     DEFAULT_CSS = """
     Question { align: center middle; }
@@ -49,19 +63,18 @@ class Question(Dialog[bool]):
     }
     Question Horizontal { height: auto; margin-top: 1; align-horizontal: right; }
     Question Button { margin-left: 2; }
-    Question .gone { color: $text-error; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         ("n,escape", "no", "No"),
         ("y", "yes", "Yes"),
         ("left,right", "app.focus_next", "The other"),
     ]
+    _YES = "#yes"
 
     def __init__(self, text: str, yes: str, gone: Callable[[], str] = lambda: "") -> None:
-        super().__init__()
+        super().__init__(gone)
         self._text = text
         self._yes = yes
-        self._gone = gone
 
     def compose(self) -> ComposeResult:
         with Vertical():
@@ -74,12 +87,6 @@ class Question(Dialog[bool]):
     def on_mount(self) -> None:
         self.query_one("#no", Button).focus()
         self.node_changed()
-
-    def node_changed(self) -> None:
-        """Something on the node is different."""
-        why = self._gone()
-        self.query_one(".gone", Static).update(plain(why))
-        self.query_one("#yes", Button).disabled = bool(why)
 
     @on(Button.Pressed, "#no")
     def action_no(self) -> None:
@@ -140,9 +147,16 @@ class Form(Dialog[dict[str, str] | None]):
     Form Button { margin-left: 2; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "cancel", "Cancel")]
+    _YES = "#go"
 
-    def __init__(self, title: str, choices: Sequence[Choice | Field], go: str) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        title: str,
+        choices: Sequence[Choice | Field],
+        go: str,
+        gone: Callable[[], str] = lambda: "",
+    ) -> None:
+        super().__init__(gone)
         self._title = title
         self._choices = choices
         self._go = go
@@ -155,12 +169,14 @@ class Form(Dialog[dict[str, str] | None]):
                     yield Label(choice.label, markup=False)
                     yield _widget(choice)
             yield Static("", classes="wrong", markup=False)
+            yield Static("", classes="gone", markup=False)
             with Horizontal(classes="buttons"):
                 yield Button("Cancel", id="cancel")
                 yield Button(self._go, id="go", variant="primary")
 
     def on_mount(self) -> None:
         self.query_one("#go", Button).focus()
+        self.node_changed()
 
     @on(Button.Pressed, "#cancel")
     def action_cancel(self) -> None:
@@ -169,6 +185,8 @@ class Form(Dialog[dict[str, str] | None]):
     @on(Button.Pressed, "#go")
     @on(Input.Submitted)
     def _finish(self) -> None:
+        if self._gone():
+            return
         given = {str(select.id): str(select.value) for select in self.query(Select)}
         given |= {str(field.id): field.value.strip() for field in self.query(Input)}
         checks = {each.name: each.check for each in self._choices if isinstance(each, Field)}

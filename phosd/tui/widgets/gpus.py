@@ -51,16 +51,19 @@ class GpuLines(Static):
 
 
 def gpu_line(gpu: Gpu, used: int, samples: Sequence[Sample], width: int) -> Text:
-    """One GPU, of whose memory ``used`` bytes are; sparklines take what room there is."""
+    """One GPU, of whose memory ``used`` bytes are. Sparklines take what room there is: all of
+    them, or that of the load, or none.
+    """
     named = 20 if width >= _WIDE else 16 if width >= _ROOMY else 13
     name = fit(f"{gpu.ordinal} {plain(gpu.name)}", named)
-    cells = min(20, (width - named - _FIGURES) // 4)
-    cells = cells if cells >= _LEAST_HISTORY else 0
+    spare = width - named - _FIGURES
+    cells = min(20, spare // 4) if spare >= 4 * _LEAST_HISTORY else 0
+    first = cells or (spare if spare >= _LEAST_HISTORY else 0)
     line = Text.assemble((name, "bold"), no_wrap=True, overflow="crop")
     total = gpu.memory_total or 1
     told = (gpu.utilisation, gpu.temperature, gpu.power) != (None, None, None)
     if told:
-        _figure(line, spark([s.utilisation for s in samples], cells), _load(gpu), 5)
+        _figure(line, spark([s.utilisation for s in samples], first), _load(gpu), 5)
     memory, room = f"{human_bytes(used)} of {human_bytes(gpu.memory_total)}", 23
     if width < _ROOMY:
         memory, room = f"{human_bytes(used)} ({used / total:.0%})", 0
