@@ -208,6 +208,8 @@ class Moves:
 
     def _bytes_on(self, process: GpuProcess, gpu: int) -> int:
         """What a process has on one GPU. One of several GPUs that does not tell counts in full."""
+        if gpu not in process.gpus:
+            return 0  # a context and nothing else
         if len(process.gpus) > 1:
             try:
                 blocks = self._engine.blocks((process.pid, process.start_time))

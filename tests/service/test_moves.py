@@ -328,7 +328,7 @@ def planned(service: Service, gpu: str = "0", uid: int = 0) -> list[list[object]
 
 
 def test_the_plan_of_an_evacuation(service: Service, theirs: int) -> None:
-    service.engine.devices = [dataclasses.replace(GPU, pids=(3,)), OTHER, THIRD]
+    service.engine.devices = [dataclasses.replace(GPU, pids=(3, 4)), OTHER, THIRD]
     service.engine.running = [
         seen(ME, device_bytes=GIB, gpus=(0,)),
         this_process(pid=2, device_bytes=13 * GIB),
@@ -344,12 +344,15 @@ def test_the_plan_of_an_evacuation(service: Service, theirs: int) -> None:
         [theirs, "migrate", 12 * GIB, "0:2", "GPU 2 has most memory free", command],
         [ME, "migrate", GIB, "0:1", "GPU 1 has most memory free", command],
         [3, "stay", 0, "", "no hook", command],
+        [4, "migrate", 0, "0:2", "GPU 2 has most memory free", command],
     ]
     assert [row[0] for row in planned(service, "GPU-12", uid=OWNER)] == [theirs]
     assert planned(service, uid=STRANGER) == []
     assert [row[0] for row in planned(service, "1")] == [4]
     service.engine.in_pieces = {2}
-    assert [row[1] for row in planned(service)] == ["suspend", "suspend", "migrate", "stay"]
+    assert [row[1] for row in planned(service)] == [
+        *("suspend", "suspend", "migrate", "stay", "suspend")
+    ]
     with pytest.raises(RuntimeError, match="'GPU-56' names several GPUs"):
         planned(service, "GPU-56")
     assert service.engine.moves == []
