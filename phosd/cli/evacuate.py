@@ -119,7 +119,8 @@ def _do(settings: Settings, gpu: str, todo: list[_Step]) -> list[int]:
             _tell(settings, step, error)
             if error.code in _ENDS_ALL:
                 return left + [each.pid for each in todo[number + 1 :]]
-    return left
+    there = [step.pid for step in _plan(settings, gpu)] if left else []
+    return [pid for pid in left if pid in there]  # it may have moved with a later one
 
 
 def _done(settings: Settings, step: _Step) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from phosd.engine.errors import OutOfMemory
+from phosd.engine.errors import OutOfMemory, Unsupported
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.progress import Progress
 from phosd.service.operations import MigrateRequest, ResumeRequest, SuspendRequest
@@ -210,6 +210,21 @@ def test_what_moved_with_another_is_not_moved_again(at_once: Service, other: int
     assert done.returncode == 0, done.stderr
     assert f"process {PID} is not there any more" in done.stdout
     assert [move[1] for move in at_once.engine.moves] == [other]
+
+
+def test_what_moved_with_a_later_one_is_not_left(at_once: Service, other: int) -> None:
+    """One that shares device memory with a process above it cannot be moved by itself."""
+    at_once.engine.running.append(seen(other, device_bytes=2 * GIB))
+
+    def fail_or_take_along(progress: Progress) -> None:
+        if at_once.engine.moves[-1][1] == other:
+            raise Unsupported("it is below another", hint="move that one")
+        at_once.engine._becomes(other, gpus=(1,))
+
+    at_once.engine.act = fail_or_take_along
+    done = phos(at_once, "evacuate", "0", "--yes")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "GPU 0 is clear")
+    assert f"process {other} is where it was: it is below another" in done.stderr
 
 
 @pytest.mark.parametrize(("answer", "moved"), [(b"y\n", 1), (b"n\n", 0)])
