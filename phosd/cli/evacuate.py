@@ -109,7 +109,7 @@ def _do(settings: Settings, gpu: str, todo: list[_Step]) -> list[int]:
     left: list[int] = []
     for number, step in enumerate(todo):
         if step.pid not in [each.pid for each in _plan(settings, gpu)]:
-            _say(settings, f"process {step.pid} is not there any more")  # it moved with another
+            _say(settings, f"process {step.pid} has left GPU {gpu} already")  # with another
             continue
         try:
             _say(settings, _done(settings, step))

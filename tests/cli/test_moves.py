@@ -208,7 +208,7 @@ def test_what_moved_with_another_is_not_moved_again(at_once: Service, other: int
     at_once.engine.act = both
     done = phos(at_once, "evacuate", "0", "--yes")
     assert done.returncode == 0, done.stderr
-    assert f"process {PID} is not there any more" in done.stdout
+    assert f"process {PID} has left GPU 0 already" in done.stdout
     assert [move[1] for move in at_once.engine.moves] == [other]
 
 

@@ -12,7 +12,7 @@ import pytest
 from phosd.engine.suspended import Register
 from tests.core.conftest import place, undisturbed
 from tests.core.cycle import Undisturbed, computes_right
-from tests.harness import Target, start, wait_until
+from tests.harness import Target, children, start, wait_until
 from tests.service.test_end_to_end import phos, phosd
 
 __all__ = ["place", "undisturbed"]
@@ -152,6 +152,29 @@ def test_a_gpu_is_evacuated(bus: str, place: Path, begin: Begin, undisturbed: Un
             target.more_steps(1)
     for target in targets:
         computes_right(target, undisturbed)
+
+
+def test_processes_that_share_memory_leave_and_come_back_together(
+    bus: str, place: Path, begin: Begin, undisturbed: Undisturbed
+) -> None:
+    target = begin("shared_pair")
+    (child,) = children(target.pid)
+
+    def states() -> list[object]:
+        rows = {row["pid"]: row for row in phos(bus, place, "ps")}
+        return [(rows[pid]["state"], rows[pid]["gpus"]) for pid in (target.pid, child)]
+
+    with phosd(bus, place):
+        wait_to_be_on(bus, place, target, 0)
+        done = phos(bus, place, "evacuate", "0", "--yes")
+        assert done[-1] == {"gpu": "0", "left": []}
+        migrations = phos(bus, place, "history", "--operation", "migrate", "--state", "done")
+        assert [row["target"] for row in migrations] == [str(target.pid)]
+        phos(bus, place, "suspend", str(target.pid))
+        assert states() == [("suspended", []), ("suspended", [])]
+        assert phos(bus, place, "resume", str(child))[-1]["result"] == "1:1"
+        assert now(bus, place, target) == ("running", [1])
+    computes_right(target, undisturbed)
 
 
 def test_bad_destinations_leave_the_program_alone(
