@@ -94,11 +94,11 @@ class PhosApp(App[None]):
         self._watched: set[str] = set()
         self._contact = Contact.SEEKING
         self._light = light
-        self._keys = Keys(self, super().on_event)
+        self.keys = Keys(self, super().on_event)
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key) and not event.is_forwarded:
-            self._keys.put(event)
+            self.keys.put(event)
         else:
             await super().on_event(event)
 
@@ -106,7 +106,7 @@ class PhosApp(App[None]):
         self.theme = "textual-light" if self._light else "textual-dark"
         self.node.subscribe(self._node_changed)
         self.node.start()
-        self.run_worker(self._keys.work())
+        self.run_worker(self.keys.work())
         self.set_interval(1.0, self._tick)
         self.set_interval(_SAMPLE_SECONDS, self.node.sample)
 

@@ -41,13 +41,22 @@ class Keys:
         """A key was pressed."""
         self._typed.put_nowait(key)
 
+    async def all_through(self) -> None:
+        """Wait until all that were pressed have done what they do."""
+        await self._typed.join()
+
     async def work(self) -> None:
         """Handle them, for ever."""
         while True:
             key = await self._typed.get()
-            screen = self._app.screen
-            if isinstance(screen, Guarded) and not screen.takes(key):
-                continue
+            try:
+                await self._do(key)
+            finally:
+                self._typed.task_done()
+
+    async def _do(self, key: Key) -> None:
+        screen = self._app.screen
+        if not isinstance(screen, Guarded) or screen.takes(key):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PATIENCE):
                     await self._through(key)

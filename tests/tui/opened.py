@@ -21,6 +21,24 @@ def run(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
     return asyncio.run(work())
 
 
+async def through(pilot: Pilot[None]) -> None:
+    """Wait until all keys have done what they do, or have ended the application."""
+    assert isinstance(pilot.app, PhosApp)
+    await pilot.pause()
+    async with asyncio.timeout(PATIENCE):
+        await pilot.app.keys.all_through()
+    await pilot.pause()
+
+
+class Hands(Pilot[None]):
+    """Presses a key when the one before has done all that it does, as somebody does who looks."""
+
+    async def press(self, *keys: str) -> None:
+        for key in keys:
+            await super().press(key)
+            await through(self)
+
+
 @asynccontextmanager
 async def opened(
     node: Node, size: tuple[int, int] = SMALL, **options: bool
@@ -30,7 +48,7 @@ async def opened(
     app.animation_level = "none"
     async with app.run_test(size=size, notifications=True) as pilot:
         await pilot.pause()
-        yield pilot
+        yield Hands(app)
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], object], what: str) -> None:

@@ -15,7 +15,7 @@ from phosd.tui.widgets.dialogs import Form, Question
 from phosd.tui.widgets.table import RecordTable
 from tests.harness import PATIENCE
 from tests.tui.fakes import fake_node, gpu, image, job, process
-from tests.tui.opened import opened, run, until, until_shown, until_told
+from tests.tui.opened import opened, run, through, until, until_shown, until_told
 
 
 def type_at_once(app: App[None], *keys: str) -> None:
@@ -34,9 +34,11 @@ def test_keys_typed_at_once_open_a_page_and_come_back(screen: str) -> None:
     async def body() -> None:
         async with opened(node) as pilot:
             type_at_once(pilot.app, screen, "enter", "q")
-            await pilot.pause(0.3)
+            await through(pilot)
             assert pilot.app.return_code is None
             assert len(pilot.app.screen_stack) == 1
+            table = pilot.app.screen.query_one(RecordTable)
+            await until(pilot, lambda: table.current, "a row")
             await pilot.press("enter")
             await until(pilot, lambda: len(pilot.app.screen_stack) == 2, "the page")
             type_at_once(pilot.app, "q", "q", "q")
@@ -85,7 +87,7 @@ def test_a_dialog_takes_no_answer_from_before_it_was_there(
             await pilot.press("3")
             type_at_once(pilot.app, *keys, "tab", "enter", "enter")
             await until(pilot, lambda: isinstance(pilot.app.screen, dialog), "the dialog")
-            await pilot.pause(0.2)
+            await through(pilot)
             assert isinstance(pilot.app.screen, dialog) and link.asked == []
             await pilot.press("escape")
             await until(pilot, lambda: isinstance(pilot.app.screen, ImagesScreen), "its end")
@@ -174,5 +176,17 @@ def test_keys_go_on_when_a_screen_never_comes_to_rest(monkeypatch: pytest.Monkey
                         await asyncio.sleep(0.02)
             finally:
                 held.set()
+
+    run(body)
+
+
+def test_keys_behind_the_one_that_leaves_are_for_nobody() -> None:
+    node, link = fake_node(process(1))
+
+    async def body() -> None:
+        async with opened(node) as pilot:
+            type_at_once(pilot.app, *"qcqdqcq", "enter", "c")
+            await until(pilot, lambda: pilot.app.return_code == 0, "the end")
+        assert link.asked == [] and not link.running
 
     run(body)
