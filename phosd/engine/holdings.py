@@ -57,11 +57,16 @@ class Held:
 
 @dataclass(frozen=True)
 class Place:
-    """Memory of GPU ``gpu`` that its mover knows by ``key``."""
+    """Memory that ``mover`` knows by ``key``. Another mover of its GPU does not know it."""
 
-    gpu: int
+    mover: Mover
     key: int
     descriptor: int
+
+    @property
+    def gpu(self) -> int:
+        """The ordinal of its GPU."""
+        return self.mover.gpu
 
 
 class Holdings:
@@ -194,7 +199,7 @@ class Holdings:
                 self._held[held.pid, held.block.id] = Held(
                     held.pid, held.block, place.gpu, os.dup(place.descriptor), place.key
                 )
-                self.mover(place.gpu)
+                self._used[place.gpu] = place.mover
                 self._adopted.add(place.key)
             self._adopted -= places.keys()
             self._gpus_of = {
@@ -211,7 +216,7 @@ class Holdings:
                     held = Held(link.pid, block, place.gpu, fd, place.key)
                     self._held[link.pid, block.id] = held
                     self._adopted.add(place.key)
-                    self.mover(place.gpu)
+                    self._used[place.gpu] = place.mover
 
     def of(self, pid: int) -> list[Held]:
         """The blocks of one process, in order of id."""

@@ -80,7 +80,7 @@ class Memory:
     def _by_mover(self) -> dict[Mover, list[_Piece]]:
         found: dict[Mover, list[_Piece]] = {}
         for piece in self._pieces:
-            found.setdefault(self._node.mover(piece.place.gpu), []).append(piece)
+            found.setdefault(piece.place.mover, []).append(piece)
         return found
 
 
@@ -112,7 +112,7 @@ def loaded(
             drop.add(let_go, mover, list(blocks))
             for (key, block), descriptor in zip(blocks.items(), descriptors, strict=True):
                 undo.add(os.close, descriptor)
-                made[block.process, block.id] = Place(gpu, key, descriptor)
+                made[block.process, block.id] = Place(mover, key, descriptor)
             mover.load({key: block.chunks for key, block in blocks.items()}, image, progress)
         yield Memory(node, [_piece(manifest, block, made) for block in manifest.blocks], drop)
 

@@ -4,13 +4,18 @@ Every step looks first, so that what failed, or was killed in the middle, can be
 the program had stays until it runs.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-from phosd.engine import driver, procfs
+from phosd.engine import driver
 from phosd.engine.concern import Concern, Touched
-from phosd.engine.errors import Internal, InvalidOption, NoSuchProcess, NotAuthorized
+from phosd.engine.errors import (
+    Internal,
+    InvalidOption,
+    NotAuthorized,
+    PhosError,
+)
 from phosd.engine.faults import Point, point
 from phosd.engine.gpus import GpuInfo, list_gpus
 from phosd.engine.hooklink import HookLink, HookState, reach
@@ -46,6 +51,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
     progress.phase("admission")
     with ExitStack() as after, ExitStack() as job:
         suspended = node.suspended.of(pid)
+        after.enter_context(_death_explained(suspended))
         job.enter_context(node.claim(suspended.pids))
         image = job.enter_context(node.shelf(suspended.where).open(suspended.image))
         manifest = image.manifest
@@ -92,13 +98,17 @@ def require_resumable(suspended: Suspended, caller: int) -> None:
             f"process {suspended.pid} belongs to uid {suspended.owner}, not to {caller}",
             hint="ask as root",
         )
-    for process in suspended.processes:
-        if procfs.identity(process[0]) != process:
-            raise NoSuchProcess(
-                f"process {process[0]} has ended, and with it the program of process"
-                f" {suspended.pid}",
-                hint="start it again, or restore an image of it",
-            )
+    suspended.require_alive()
+
+
+@contextmanager
+def _death_explained(suspended: Suspended) -> Iterator[None]:
+    """A failure inside whose cause is that the program ended says so."""
+    try:
+        yield
+    except PhosError:
+        suspended.require_alive()
+        raise
 
 
 def _moves(

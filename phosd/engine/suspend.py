@@ -87,6 +87,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
             writer.publish(manifest)
             undo.add(shelf.delete, manifest.id)
             suspended = _entry(manifest, unit, where, needs)
+            suspended.require_alive()
             node.suspended.write(suspended)
             undo.forget()
         progress.phase("release", stopped=True)

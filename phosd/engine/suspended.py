@@ -43,6 +43,15 @@ class Suspended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether there is anything to be resumed."""
         return any(procfs.identity(pid) == (pid, start) for pid, start in self.processes)
 
+    def require_alive(self) -> None:
+        """Raise :class:`NoSuchProcess` unless all of it lives."""
+        for pid, start in self.processes:
+            if procfs.identity(pid) != (pid, start):
+                raise NoSuchProcess(
+                    f"process {pid} has ended, and with it the program of process {self.pid}",
+                    hint="start it again, or restore an image of it",
+                )
+
     @property
     def gpus(self) -> tuple[int, ...]:
         """The GPUs that it left."""

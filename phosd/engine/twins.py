@@ -135,7 +135,7 @@ class Twins:
             mover.adopt(sources, home=gpu)
             undo.forget()
         for (held, key), source, descriptor in zip(twins, sources, descriptors, strict=True):
-            self._twins[held.key] = _Twin(held, Place(new, key, descriptor), source[0])
+            self._twins[held.key] = _Twin(held, Place(mover, key, descriptor), source[0])
 
     def _differing(self) -> dict[int, list[int]]:
         """By key: the chunks whose twins have other bytes."""

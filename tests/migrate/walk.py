@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from phosd.engine import passes
 from phosd.engine.migrate import MigrateOptions, migrate
 from phosd.engine.node import Node, NodeConfig
 from phosd.engine.progress import Progress
@@ -139,6 +140,7 @@ def main() -> int:
     place = Path(tempfile.mkdtemp(prefix="phos-"))
     os.environ["PHOS_SOFTGPU_DIR"] = str(place / "gpu")
     os.environ["PHOS_GPU"] = "soft"
+    passes._LITTLE = 0  # the programs are small
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, place)
         node = stack.enter_context(Node(NodeConfig(place / "state", place / "run")))

@@ -48,6 +48,7 @@ class Life:
         self._ordinal = gpu
         self._ring_bytes = ring_bytes
         self._linger = linger
+        self._patience = linger
         self._ready: tuple[Gpu, Ring, Parked] | None = None
         self._turn = threading.Lock()
         self._clients: list[threading.Thread] = []
@@ -88,7 +89,7 @@ class Life:
         self._clients = [client for client in self._clients if client.is_alive()]
         if self._clients or (self._ready is not None and not self._ready[2].empty):
             self._needed = time.monotonic()
-        elif time.monotonic() - self._needed > self._linger:
+        elif time.monotonic() - self._needed > self._patience:
             self._end(0)
 
     def _end(self, status: int) -> None:
@@ -163,6 +164,7 @@ class Life:
         ring: Ring,
         parked: Parked,
     ) -> None:
+        self._patience = self._linger
         servers = [Server(each, gpu, ring, parked) for each in (connection, aside)]
         usable: list[bool] = []
 
@@ -185,8 +187,10 @@ class Life:
             _log.error("what the engine had cannot be dropped: %s", error)
             if parked.empty:
                 self._end(1)
-        if servers[1].leaving and parked.empty:
-            self._end(0)
+        if servers[1].leaving:
+            self._patience = 0.0  # as soon as nothing is kept for anybody
+            if parked.empty:
+                self._end(0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
