@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import Any, ClassVar, Literal
 
 from textual import events
@@ -37,6 +38,8 @@ SCREENS: tuple[type[NodeScreen], ...] = (
 """The screens in the order of their number keys."""
 Severity = Literal["information", "warning", "error"]
 _TOAST_SECONDS: dict[Severity, float] = {"information": 6, "warning": 8, "error": 15}
+_TOASTS_A_SECOND = 8
+"""Nobody reads more; of those beyond, one tells how many they are."""
 _SAMPLE_SECONDS = 2.0
 
 
@@ -93,6 +96,8 @@ class PhosApp(App[None]):
         self.readonly = readonly
         self._watched: set[str] = set()
         self._contact = Contact.SEEKING
+        self._toasts: list[float] = []
+        self._untold = 0
         self._light = light
         self.keys = Keys(self, super().on_event)
 
@@ -134,12 +139,26 @@ class PhosApp(App[None]):
 
     def tell(self, title: str, text: str, severity: Severity = "information") -> None:
         """A toast. The text may come from anywhere."""
+        now = monotonic()
+        self._toasts = [moment for moment in self._toasts if now - moment < 1.0]
+        if len(self._toasts) >= _TOASTS_A_SECOND:
+            if not self._untold:
+                self.set_timer(1.0, self._tell_rest)
+            self._untold += 1
+            return
+        self._toasts.append(now)
         self.notify(
             plain(text),
             title=plain(title),
             severity=severity,
             timeout=_TOAST_SECONDS[severity],
             markup=False,
+        )
+
+    def _tell_rest(self) -> None:
+        count, self._untold = self._untold, 0
+        self.tell(
+            f"{count} more of these", "Jobs (2) and Log (6) tell what became of each", "warning"
         )
 
     def watch_job(self, path: str) -> None:
