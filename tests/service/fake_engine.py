@@ -23,6 +23,7 @@ from phosd.engine.image.manifest import (
     Tree,
 )
 from phosd.engine.mover.parked import Process as Running
+from phosd.engine.placement import find
 from phosd.engine.process import GpuProcess
 from phosd.engine.procfs import boot_id
 from phosd.engine.progress import Progress
@@ -184,7 +185,8 @@ class FakeEngine:
     ) -> dict[int, int]:
         self.moves.append(("migrate", pid, to, request, caller))
         self._move(progress)
-        new = int(to.rpartition(":")[2])
+        name = to.rpartition(":")[2]
+        new = int(name) if name.isdecimal() else find(name, self.devices)
         self._becomes(pid, gpus=(new,))
         return {0: new}
 

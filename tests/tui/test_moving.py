@@ -1,15 +1,21 @@
 """Moving processes from their screen: where they can go, suspending, resuming, how it is told."""
 
+import dataclasses
+
 import pytest
 from textual.widgets import Select
 
-from phosd.tui.node import Update
+from phosd.tui.link import BusLink
+from phosd.tui.node import Node, Update
 from phosd.tui.records import Process
 from phosd.tui.screens import moving
 from phosd.tui.widgets.dialogs import Form
+from tests.service.fake_engine import GPU
+from tests.service.running import Service
 from tests.tui.fakes import FEATURES, fake_node, gpu, job, process
 from tests.tui.opened import LARGE, opened, run, until, until_shown, until_told
 from tests.tui.snapshots import text
+from tests.tui.test_service import PID, this_one
 
 MOVING = (*FEATURES, "migrate", "suspend", "resume")
 PATHS = [gpu(number).path for number in range(4)]
@@ -147,3 +153,31 @@ def test_a_swap_is_shown_at_both() -> None:
             await until_shown(pilot, "swap", "save")
 
     run(body)
+
+
+def test_the_keys_do_it_over_a_real_service(service: Service) -> None:
+    other = dataclasses.replace(GPU, ordinal=1, uuid="GPU-5678-cd", memory_total=8 << 30)
+    service.engine.devices = [GPU, other]
+    service.engine.running = [this_one()]
+    service.engine.go.set()
+
+    async def body() -> None:
+        node = Node(BusLink(service.address))
+        async with opened(node, LARGE) as pilot:
+            await until_shown(pilot, str(PID))
+            await until(pilot, lambda: len(node.gpus) == 2, "the second GPU")
+            await until(pilot, lambda: node.process(PID).gpus, "its GPU")  # type: ignore[union-attr]
+            await pilot.press("m")
+            await until_shown(pilot, f"Migration of {PID}", "GPU 1: A test's GPU, 8.0 GiB free")
+            await pilot.click("#go")
+            await until_told(pilot, f"migrate of {PID} is done", "on GPU 1")
+            await pilot.press("s")
+            await until_told(pilot, f"suspend of {PID} is done", "in host memory")
+            await until_shown(pilot, "suspended")
+            await pilot.press("s")
+            await until_told(pilot, f"resume of {PID} is done", "on GPU 0")
+
+    run(body)
+    calls = [(move[0], move[1]) for move in service.engine.moves]
+    assert calls == [("migrate", PID), ("suspend", PID), ("resume", PID)]
+    assert service.engine.moves[0][2] == "GPU-5678-cd"
