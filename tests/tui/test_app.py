@@ -4,7 +4,7 @@ import asyncio
 
 from phosd.tui.app import PhosApp
 from tests.tui.fakes import fake_node, gpu, process
-from tests.tui.opened import LARGE, opened, run, until_told
+from tests.tui.opened import LARGE, opened, run, until, until_told
 
 
 def test_the_key_c_checkpoints_the_process_under_the_cursor() -> None:
@@ -30,9 +30,11 @@ def test_of_many_toasts_most_are_counted() -> None:
             assert isinstance(app, PhosApp)
             for number in range(100):
                 app.tell(f"Checkpoint of {number}", "a job works on it; wait", "error")
-            titles = [toast.title for toast in app._notifications]
+            await until(pilot, lambda: len(app._notifications) >= 8, "the first ones")
+            titles = [toast.title for toast in app._notifications][:8]
             assert titles == [f"Checkpoint of {number}" for number in range(8)]
             await until_told(pilot, "92 more of these", "Log (6)")
+            assert len(app._notifications) <= 9
             app.tell("later", "is told again")
             await until_told(pilot, "later", "is told again")
 
