@@ -25,7 +25,8 @@ def ps(settings: Settings, pid: int | None, log: bool) -> None:
 
     HOOK says it: hooked (by phosd, quickly), driver (by the CUDA driver alone, slowly), or
     unsupported, with the reason. EVERY: its periodic checkpoints, and how many images of them are
-    kept.
+    kept. STATE is running, suspended (`phos resume` brings it back), or what a job or another tool
+    does with the process.
 
     \b
     Examples:
