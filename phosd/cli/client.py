@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
-from phosd.bus import NAME, ROOT, CallError, Connection, Signal
+from phosd.bus import NAME, ROOT, CallError, Connection, Signal, Variant
 from phosd.cli.settings import CommandError, Settings
 
 MANAGER = "org.phos.Manager1"
@@ -34,12 +34,13 @@ def call(settings: Settings, member: str, signature: str = "", *args: Any) -> li
     return asyncio.run(run())
 
 
-def ask(settings: Settings, path: str, interface: str, member: str) -> Any:
+def ask(settings: Settings, path: str, interface: str, member: str, **options: Variant) -> Any:
     """What a method of an object gives that takes only options. Raises :class:`CallError`."""
+    words = (path, f"org.phos.{interface}", member, "a{sv}", options)
 
     async def run() -> Any:
         with closing(await Connection.open(settings.bus)) as connection:
-            (found,) = await _ask(connection, path, f"org.phos.{interface}", member, "a{sv}", {})
+            (found,) = await _ask(connection, *words)
         return found
 
     return asyncio.run(run())

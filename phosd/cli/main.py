@@ -21,6 +21,7 @@ from phosd.cli.run import run
 from phosd.cli.settings import shared_options
 from phosd.cli.suspend import suspend
 from phosd.cli.swap import swap
+from phosd.cli.trust import trust
 from phosd.cli.verify import verify
 
 
@@ -70,6 +71,7 @@ for _command in (
     history,
     events,
     doctor,
+    trust,
     recover,
     demo,
 ):

@@ -71,7 +71,7 @@ class Checkpoints:
             try:
                 manifest = self._save(target, request, rights, known, progress)
             finally:
-                self._history.suspects(known, progress.suspects)
+                self._history.suspects.found(known, progress.suspects)
             self._history.image(manifest, made_for=schedule)
             if schedule is not None:
                 self._remove_surplus(schedule, progress)
@@ -108,7 +108,7 @@ class Checkpoints:
     ) -> Manifest:
         """Have the engine do it; a parent that phosd chose and that is of no use is left out."""
         experience = Experience(
-            self._history.suspects_of(known), self._history.earlier(named(target))
+            self._history.suspects.of(known), self._history.earlier(named(target))
         )
         if request.parent == "auto":
             request = msgspec.structs.replace(request, parent=self._latest_of(target))

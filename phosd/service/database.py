@@ -40,6 +40,14 @@ _OF_THE_STATEMENT = {
 _log = logging.getLogger(__name__)
 
 
+def storable(row: Row) -> Row:
+    """The row with its texts in UTF-8: names of files and commands may hold any bytes."""
+    return {
+        key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+        for key, value in row.items()
+    }
+
+
 class Database:
     """The file. ``record`` returns at once, and reads see what has been written so far.
 
@@ -93,6 +101,14 @@ class Database:
                 f"the history {self._path} cannot be read ({error})",
                 hint="jobs go on without it; phosd's log tells when it is back",
             ) from error
+
+    def recall(self, sql: str, params: Any = ()) -> list[Row]:
+        """Rows that a job can do without, when the file cannot be read."""
+        try:
+            return self.query(sql, params)
+        except Internal as error:
+            _log.info("%s", error)
+            return []
 
     def close(self) -> None:
         """Write what is left, if that is possible, and close the file."""

@@ -126,6 +126,10 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
             "The kernels launched since a concurrent checkpoint last began to copy, suspects "
             "first: name, hash of the module, launches, whether it is a suspect; options: limit."
         ),
+        "TrustKernels": (
+            "Its program's suspects are taken for what their arguments tell again, from the next "
+            "checkpoint on; options: kernel (those of this name only). How many."
+        ),
         "ReadLog": "What the hook in it has counted and noted, a line each.",
         "Pid": "Its pid.",
         "StartTime": (

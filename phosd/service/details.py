@@ -1,4 +1,5 @@
-"""What is told of one process, image or GPU to whoever looks at it closely.
+"""What is told of one process, image or GPU to whoever looks at it closely, and what can be set
+right there.
 
 Each method gets the caller, what the object is about, then its arguments. What is told of processes
 and images is for the owner and for administrators.
@@ -8,7 +9,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, TypeVar
 
-from phosd.engine.errors import Unsupported
+from phosd.engine.errors import InvalidOption, Unsupported
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.hooklink import Block, BlockFlag
 from phosd.engine.kernels import KernelMark
@@ -23,9 +24,10 @@ from phosd.service.operations import (
     KernelOptions,
     Options,
     SampleOptions,
+    TrustOptions,
     parse_options,
 )
-from phosd.service.polkit import Rights
+from phosd.service.polkit import Action, Rights
 from phosd.service.readers import Readers
 from phosd.service.samples import Sample, Samples
 from phosd.service.turns import Caller
@@ -73,7 +75,7 @@ class Details:
         request = parse_options(options, KernelOptions)
 
         def read(target: Identity, process: Process) -> list[list[Any]]:
-            suspects = set(self._history.suspects_of(program(target)))
+            suspects = set(self._history.suspects.of(program(target)))
             rows = [
                 [
                     kernel.name,
@@ -86,6 +88,32 @@ class Details:
             return sorted(rows, key=lambda row: (row[3], row[2]), reverse=True)[: request.limit]
 
         return [await self._ask(caller, view, read)]
+
+    async def trust_kernels(
+        self, caller: Caller, view: ProcessView, options: dict[str, Any]
+    ) -> list[Any]:
+        """Have suspects of the process's program taken for what their arguments tell again; how
+        many.
+        """
+        request = parse_options(options, TrustOptions)
+        target = _still(view)
+        about = f"process {target.pid}"
+        await self._rights.require(caller, Action.CHECKPOINT, target.uid, about)
+
+        def trust() -> int:
+            known = program(target)
+            suspects = self._history.suspects.of(known)
+            meant = [mark for mark in suspects if request.kernel in ("", mark.name)]
+            if request.kernel and not meant:
+                raise InvalidOption(
+                    f"{request.kernel!r} is no suspect of {known.executable}",
+                    hint="`phos ps PID` lists the kernels and which of them are suspects",
+                )
+            self._history.suspects.trust(known, meant)
+            self._history.flush()
+            return len(meant)
+
+        return [await self._readers.run(caller.uid, trust)]
 
     async def process_log(
         self, caller: Caller, view: ProcessView, options: dict[str, Any]
@@ -114,13 +142,17 @@ class Details:
     async def _ask(
         self, caller: Caller, view: ProcessView, ask: Callable[[Identity, Process], _T]
     ) -> _T:
-        """Ask a process, which may not be what it was when it was seen last."""
-        process = (view.process.pid, view.process.start_time)
-        now = identify(process[0])
-        if now.start_time != process[1]:
-            raise has_ended(process[0])
+        now = _still(view)
         await self._rights.require_sight(caller, now.uid, f"process {now.pid}")
-        return await self._readers.run(caller.uid, ask, now, process)
+        return await self._readers.run(caller.uid, ask, now, (now.pid, now.start_time))
+
+
+def _still(view: ProcessView) -> Identity:
+    """The process as it is now. Raises :class:`NoSuchProcess` when it is another."""
+    now = identify(view.process.pid)
+    if now.start_time != view.process.start_time:
+        raise has_ended(view.process.pid)
+    return now
 
 
 def _figures(sample: Sample) -> list[Any]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -14,32 +13,19 @@ from phosd.engine.experience import Earlier
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.journal import Entry
-from phosd.engine.kernels import KernelMark
 from phosd.engine.process import GpuProcess
-from phosd.service.database import Database, Row
+from phosd.service.database import Database, Row, storable
 from phosd.service.events import Event, Severity
-from phosd.service.identity import Program
 from phosd.service.jobs import Job
 from phosd.service.schedule import Schedule
+from phosd.service.suspects import Suspects
 
 _REMEMBERED = 8
 """Checkpoints of a process that the next one's mode is chosen by: what went wrong once is tried
 again when it is no longer among them.
 """
-_MAX_SUSPECTS = 4096
-"""Kernels of one program that are remembered, those found last."""
 _MOST_EVENTS = 100_000
 """Events that are kept, however young they are."""
-_log = logging.getLogger(__name__)
-
-
-def clean(text: str) -> str:
-    """The text in UTF-8: names of files and commands may hold any bytes."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def _storable(row: Row) -> Row:
-    return {key: clean(value) if isinstance(value, str) else value for key, value in row.items()}
 
 
 def _image_row(manifest: Manifest) -> Row:
@@ -77,6 +63,7 @@ class History:
         with contextlib.suppress(OSError):  # the database tells that it cannot be reached
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._database = Database(path, self._observe)
+        self.suspects = Suspects(self._database)
 
     @property
     def trouble(self) -> str:
@@ -136,7 +123,7 @@ class History:
 
         def run(db: Any) -> None:
             with db.atomic():
-                db["jobs"].upsert(_storable(row), pk="id")
+                db["jobs"].upsert(storable(row), pk="id")
                 db["job_phases"].insert_all(phases, replace=True)
 
         self._database.record(run)
@@ -154,7 +141,7 @@ class History:
             "error": "Internal",
             "message": f"phosd ended while the job ran; {settled}",
         }
-        self._database.record(lambda db: db["jobs"].upsert(_storable(row), pk="id"))
+        self._database.record(lambda db: db["jobs"].upsert(storable(row), pk="id"))
         text = f"{entry.operation} {entry.target}: {settled}"
         subject = f"job {entry.job}"
         self.event(Event("interrupted", subject, text, Severity.WARNING, entry.owner))
@@ -170,13 +157,13 @@ class History:
             row |= {"verified": time.time(), "verified_ok": int(whole)}
         if made_for is not None:
             row["made_for"] = made_for.key
-        self._database.record(lambda db: db["images"].upsert(_storable(row), pk="id"))
+        self._database.record(lambda db: db["images"].upsert(storable(row), pk="id"))
 
     def reconcile(self, images: Iterable[Manifest]) -> None:
         """These are the images that there are: the manifests are the truth. What is known of each
         besides is kept.
         """
-        rows = {image.id: _storable(_image_row(image)) for image in images}
+        rows = {image.id: storable(_image_row(image)) for image in images}
         now = time.time()
 
         def run(db: Any) -> None:
@@ -192,11 +179,11 @@ class History:
         """An image of user id ``owner`` (None: nobody knows) is gone, and why."""
         self.event(Event("image-deleted", image, why, owner=owner))
         row = {"id": image, "deleted": time.time()}
-        self._database.record(lambda db: db["images"].upsert(_storable(row), pk="id"))
+        self._database.record(lambda db: db["images"].upsert(storable(row), pk="id"))
 
     def images_made_for(self, schedule: Schedule) -> dict[str, bool | None]:
         """The images of a schedule, newest first, and whether they were found whole, if ever."""
-        rows = self._recall(
+        rows = self._database.recall(
             "select id, verified_ok from images where made_for = ? and deleted is null "
             "order by id desc",
             [schedule.key],
@@ -206,7 +193,7 @@ class History:
 
     def last_made_for(self, schedule: Schedule) -> float:
         """When the latest image of a schedule was made; 0 when there is none."""
-        rows = self._recall(
+        rows = self._database.recall(
             "select created from images where made_for = ? order by id desc limit 1",
             [schedule.key],
         )
@@ -216,7 +203,7 @@ class History:
         """A schedule begins, changes or ends."""
         row = schedule.row()
         key = ("boot_id", "pid", "start_time")
-        self._database.record(lambda db: db["schedules"].upsert(_storable(row), pk=key))
+        self._database.record(lambda db: db["schedules"].upsert(storable(row), pk=key))
 
     def forget_schedules(self, living: Iterable[Schedule]) -> None:
         """Only these processes are still there."""
@@ -232,48 +219,11 @@ class History:
 
     def schedules(self) -> list[Row]:
         """Every schedule, of processes that have ended, too."""
-        return self._recall("select * from schedules")
-
-    def suspects(self, program: Program, kernels: Iterable[KernelMark]) -> None:
-        """One of these kernels of a program has written where nobody expected."""
-        now = time.time()
-        owner = _storable({"uid": program.uid, "executable": program.executable})
-        keys = [
-            owner | _storable({"module": f"{kernel.module:016x}", "name": kernel.name})
-            for kernel in kernels
-        ]
-
-        def run(db: Any) -> None:
-            with db.atomic():
-                for key in keys:
-                    db.execute(
-                        "insert into kernels (uid, executable, module, name, state, guessed_wrong, "
-                        "first_seen, last_seen) values (:uid, :executable, :module, :name, "
-                        "'suspect', 1, :now, :now) on conflict do update set state = 'suspect', "
-                        "guessed_wrong = guessed_wrong + 1, last_seen = :now",
-                        key | {"now": now},
-                    )
-                db.execute(
-                    "delete from kernels where uid = :uid and executable = :executable and rowid "
-                    "not in (select rowid from kernels where uid = :uid and "
-                    "executable = :executable order by last_seen desc limit :most)",
-                    owner | {"most": _MAX_SUSPECTS},
-                )
-
-        self._database.record(run)
-
-    def suspects_of(self, program: Program) -> tuple[KernelMark, ...]:
-        """The suspects of a program, those found last first."""
-        rows = self._recall(
-            "select module, name from kernels where uid = ? and executable = ? "
-            "and state = 'suspect' order by last_seen desc",
-            [program.uid, clean(program.executable)],
-        )
-        return tuple(KernelMark(row["name"], int(row["module"], 16)) for row in rows)
+        return self._database.recall("select * from schedules")
 
     def earlier(self, process: str) -> tuple[Earlier, ...]:
         """The last checkpoints of a process that were done or failed, the latest first."""
-        rows = self._recall(
+        rows = self._database.recall(
             "select mode, error, wrong_guesses, stop_seconds, details from jobs where process = ? "
             "and operation = 'checkpoint' and state in ('done', 'failed') order by id desc limit ?",
             [process, _REMEMBERED],
@@ -295,7 +245,7 @@ class History:
 
         def run(db: Any) -> None:
             with db.atomic():
-                db["processes"].upsert(_storable(row), pk=key)
+                db["processes"].upsert(storable(row), pk=key)
                 db.execute("update processes set first_seen = ? where first_seen is null", [now])
 
         self._database.record(run)
@@ -326,7 +276,7 @@ class History:
             "severity": str(event.severity),
             "owner": event.owner,
         }
-        self._database.record(lambda db: db["events"].insert(_storable(row)))
+        self._database.record(lambda db: db["events"].insert(storable(row)))
         listener = self.listener
         if listener is not None:
             listener(event)
@@ -375,20 +325,14 @@ class History:
 
     def verified(self) -> dict[str, tuple[float, bool]]:
         """When each image was verified last, and whether it was whole."""
-        rows = self._recall("select id, verified, verified_ok from images where verified not null")
+        rows = self._database.recall(
+            "select id, verified, verified_ok from images where verified not null"
+        )
         return {row["id"]: (row["verified"], bool(row["verified_ok"])) for row in rows}
 
     def query(self, sql: str, params: Any = ()) -> list[Row]:
         """Rows of a statement that reads. Raises :class:`Internal` when the file cannot be read."""
         return self._database.query(sql, params)
-
-    def _recall(self, sql: str, params: Any = ()) -> list[Row]:
-        """Rows that a job can do without, when the file cannot be read."""
-        try:
-            return self.query(sql, params)
-        except Internal as error:
-            _log.info("%s", error)
-            return []
 
     def flush(self) -> None:
         """Wait until everything recorded before is in the file, or cannot be written now."""

@@ -165,6 +165,7 @@ def process_interface(details: "Details") -> Interface:
         (
             Method("ListBlocks", _OPTIONS, (("blocks", "a(tttias)"),), details.process_blocks),
             Method("ListKernels", _OPTIONS, (("kernels", "a(sstb)"),), details.process_kernels),
+            Method("TrustKernels", _OPTIONS, (("count", "u"),), details.trust_kernels),
             Method("ReadLog", _OPTIONS, (("log", "s"),), details.process_log),
         ),
         (

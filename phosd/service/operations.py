@@ -234,6 +234,12 @@ class KernelOptions(Options, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=4_000)] = 500
 
 
+class TrustOptions(Options, frozen=True):
+    """Options of ``TrustKernels``: those of this name only; empty: all."""
+
+    kernel: str = ""
+
+
 class SampleOptions(Options, frozen=True):
     """Options of ``ListSamples``: the figures of ``since`` or later."""
 

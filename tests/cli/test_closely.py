@@ -1,10 +1,14 @@
 """``phos ps PID`` and ``phos images IMAGE``: all about one of them."""
 
 import os
+from typing import Any
 
 from phosd.engine import procfs
 from phosd.engine.errors import Busy
 from phosd.engine.hooklink import Block, BlockFlag, Kernel
+from phosd.engine.kernels import KernelMark
+from phosd.service.history import History
+from phosd.service.identity import Identity, program
 from tests.cli.test_client import lines, phos
 from tests.service.fake_engine import block, manifest, this_process
 from tests.service.running import Service
@@ -43,6 +47,29 @@ def test_one_process_with_its_memory_and_kernels(service: Service) -> None:
     assert f"process       {ME} of uid 0: python train.py" in text
     assert "0x7f0000000000" in text
     assert "[bold]axpy" in text, "a program must not choose how it looks"
+
+
+def suspects(service: Service) -> list[str]:
+    """The names that ``phos ps`` has of them, in order."""
+    (row,) = lines(phos(service, "ps", ME, "--json").stdout)
+    kernels: Any = row["kernels"]
+    return sorted(kernel["name"] for kernel in kernels if kernel["suspect"])
+
+
+def test_suspects_are_trusted_again(service: Service) -> None:
+    show(service)
+    mine = program(Identity(os.getpid(), 0, 0))
+    history = History(service.config.state_dir / "history.db")
+    history.suspects.found(mine, [KernelMark("[bold]axpy", 8), KernelMark("other", 1)])
+    history.close()
+    assert suspects(service) == ["[bold]axpy", "chase"]
+    unknown = phos(service, "trust", ME, "none")
+    assert unknown.returncode != 0
+    assert "phos: 'none' is no suspect of" in unknown.stderr
+    assert phos(service, "trust", ME, "[bold]axpy").stdout == "trusted again: 1\n"
+    (row,) = lines(phos(service, "trust", ME, "--json").stdout)
+    assert row == {"pid": os.getpid(), "kernel": None, "trusted": 1}
+    assert suspects(service) == ["chase"], "what its hook was told stays until the next checkpoint"
 
 
 def test_a_process_that_is_not_asked_now(service: Service) -> None:

@@ -15,7 +15,7 @@ from phosd.engine.image.manifest import Block as Saved
 from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.kernels import KernelMark
 from phosd.service.history import History
-from phosd.service.identity import Identity, program
+from phosd.service.identity import Identity, Program, program
 from tests.bus import busctl
 from tests.service.authority import NO, YES, authority
 from tests.service.fake_engine import block, manifest, this_process
@@ -93,7 +93,9 @@ def test_the_kernels_of_a_process(service: Service) -> None:
     ]
     identity = Identity(os.getpid(), 0, 0)
     history = History(service.config.state_dir / "history.db")
-    history.suspects(program(identity), [KernelMark("known", 2**64 - 1), KernelMark("often", 7)])
+    history.suspects.found(
+        program(identity), [KernelMark("known", 2**64 - 1), KernelMark("often", 7)]
+    )
     history.close()
     rows = [
         ["told", "0000000000000003", 5, True],
@@ -103,6 +105,58 @@ def test_the_kernels_of_a_process(service: Service) -> None:
     ]
     assert ask(service.address, path, "Process1", "ListKernels") == rows
     assert ask(service.address, path, "Process1", "ListKernels", "limit", "u", 1) == rows[:1]
+
+
+def suspect(service: Service, *kernels: KernelMark) -> None:
+    """Kernels of the program of these tests, and one of another user's."""
+    history = History(service.config.state_dir / "history.db")
+    mine = program(Identity(os.getpid(), 0, 0))
+    history.suspects.found(mine, kernels)
+    history.suspects.found(Program(OWNER, mine.executable), [KernelMark("scatter", 1)])
+    history.close()
+
+
+def test_suspects_are_trusted_again(service: Service) -> None:
+    path = show(service, os.getpid())
+    marks = [KernelMark("scatter", 1), KernelMark("scatter", 2), KernelMark("gather", 1)]
+    suspect(service, *marks)
+    service.engine.launched = [Kernel(m.name, m.module, 3, suspect=False) for m in marks]
+
+    def suspects() -> list[str]:
+        return [row[0] for row in ask(service.address, path, "Process1", "ListKernels") if row[3]]
+
+    def trust(*options: object) -> object:
+        return ask(service.address, path, "Process1", "TrustKernels", *options)
+
+    assert sorted(suspects()) == ["gather", "scatter", "scatter"]
+    assert trust("kernel", "s", "scatter") == 2
+    assert suspects() == ["gather"]
+    with pytest.raises(RuntimeError, match="'scatter' is no suspect of"):
+        trust("kernel", "s", "scatter")
+    with pytest.raises(RuntimeError, match="the options of this call are: kernel"):
+        trust("module", "s", "1")
+    assert trust() == 1
+    assert trust() == 0
+    assert suspects() == []
+    history = History(service.config.state_dir / "history.db")
+    others = Program(OWNER, program(Identity(os.getpid(), 0, 0)).executable)
+    assert history.suspects.of(others) == (KernelMark("scatter", 1),)
+    history.close()
+
+
+def test_who_may_trust_kernels(service: Service, bus: str, target: int) -> None:
+    """Who may checkpoint the process; to see it is not enough."""
+    path = show(service, target, uid=OWNER)
+    trust = (service.address, path, "Process1", "TrustKernels")
+    with pytest.raises(RuntimeError, match=f"process {target} belongs to uid {OWNER}"):
+        ask(*trust, uid=STRANGER)
+    assert ask(*trust, uid=OWNER) == 0
+    with authority(bus, NO) as polkit:
+        polkit.verdicts["org.phos.inspect-others"] = YES
+        with pytest.raises(RuntimeError, match="checkpoint-others"):
+            ask(*trust, uid=STRANGER)
+        polkit.verdicts["org.phos.checkpoint-others"] = YES
+        assert ask(*trust, uid=STRANGER) == 0
 
 
 def test_the_log_of_a_hook(service: Service) -> None:

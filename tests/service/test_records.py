@@ -140,7 +140,7 @@ def test_a_history_of_the_first_version_is_brought_up_to_date(tmp_path: Path) ->
     history.flush()
     assert [row["wrong_guesses"] for row in jobs(history)] == [0, None]
     assert history.verified().keys() == {"i"}
-    assert history.suspects_of(Program(0, "/bin/train")) == ()
+    assert history.suspects.of(Program(0, "/bin/train")) == ()
     history.close()
 
 
@@ -149,27 +149,31 @@ def test_suspects_are_those_of_a_users_program(tmp_path: Path) -> None:
     mine, theirs = Program(5, odd), Program(6, odd)
     chase, other = KernelMark("chase", 2**64 - 1), KernelMark("other", 0)
     history = History(tmp_path / "history.db")
-    history.suspects(mine, [chase])
-    history.suspects(mine, [other, chase])
-    history.suspects(theirs, [KernelMark("theirs", 1)])
-    history.suspects(Program(5, "/bin/other"), [KernelMark("else", 1)])
+    history.suspects.found(mine, [chase])
+    history.suspects.found(mine, [other, chase])
+    history.suspects.found(theirs, [KernelMark("theirs", 1)])
+    history.suspects.found(Program(5, "/bin/other"), [KernelMark("else", 1)])
     history.flush()
-    assert set(history.suspects_of(mine)) == {chase, other}
-    assert history.suspects_of(theirs) == (KernelMark("theirs", 1),)
-    assert history.suspects_of(Program(7, odd)) == ()
+    assert set(history.suspects.of(mine)) == {chase, other}
+    assert history.suspects.of(theirs) == (KernelMark("theirs", 1),)
+    assert history.suspects.of(Program(7, odd)) == ()
     rows = history.query(
         "select name, state, guessed_wrong from kernels where uid = 5 and name='chase'"
     )
     assert rows == [{"name": "chase", "state": "suspect", "guessed_wrong": 2}]
     many = [KernelMark(f"kernel{n}", n) for n in range(5000)]
-    history.suspects(theirs, many[:3000])
-    history.suspects(theirs, many[3000:])
+    history.suspects.found(theirs, many[:3000])
+    history.suspects.found(theirs, many[3000:])
     history.flush()
-    assert len(history.suspects_of(theirs)) == 4096
-    assert set(many[3000:]) < set(history.suspects_of(theirs))
-    assert set(history.suspects_of(mine)) == {chase, other}
+    assert len(history.suspects.of(theirs)) == 4096
+    assert set(many[3000:]) < set(history.suspects.of(theirs))
+    assert set(history.suspects.of(mine)) == {chase, other}
     (seen,) = history.query("select first_seen, last_seen from kernels where name = 'chase'")
     assert seen["first_seen"] < seen["last_seen"]
+    history.suspects.trust(mine, [chase, KernelMark("other", 1)])
+    history.flush()
+    assert history.suspects.of(mine) == (other,)
+    assert len(history.suspects.of(theirs)) == 4096
     history.close()
 
 
