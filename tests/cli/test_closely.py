@@ -7,7 +7,6 @@ from phosd.engine import procfs
 from phosd.engine.errors import Busy
 from phosd.engine.hooklink import Block, BlockFlag, Kernel
 from phosd.engine.kernels import KernelMark
-from phosd.service.history import History
 from phosd.service.identity import Identity, program
 from tests.cli.test_client import lines, phos
 from tests.service.fake_engine import block, manifest, this_process
@@ -59,9 +58,9 @@ def suspects(service: Service) -> list[str]:
 def test_suspects_are_trusted_again(service: Service) -> None:
     show(service)
     mine = program(Identity(os.getpid(), 0, 0))
-    history = History(service.config.state_dir / "history.db")
-    history.suspects.found(mine, [KernelMark("[bold]axpy", 8), KernelMark("other", 1)])
-    history.close()
+    marks = [KernelMark("[bold]axpy", 8), KernelMark("other", 1)]
+    service.history.suspects.found(mine, marks)
+    service.history.flush()
     assert suspects(service) == ["[bold]axpy", "chase"]
     unknown = phos(service, "trust", ME, "none")
     assert unknown.returncode != 0

@@ -40,6 +40,8 @@ class Service:
     address: str
     config: Config
     engine: FakeEngine
+    history: History
+    """Its own: another writer would be in its way."""
     loop: asyncio.AbstractEventLoop
     connections: list[Connection]
     disconnect: Callable[[], None]
@@ -81,6 +83,7 @@ def serving(bus: str, config: Config, engine: FakeEngine) -> Iterator[Service]:
     failures: list[Exception] = []
     connections: list[Connection] = []
     managers: list[Manager] = []
+    histories: list[History] = []
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
 
@@ -88,6 +91,7 @@ def serving(bus: str, config: Config, engine: FakeEngine) -> Iterator[Service]:
         connection = await Connection.open(bus)
         connections.append(connection)
         history = History(config.state_dir / "history.db")
+        histories.append(history)
         manager = Manager(config, engine, connection, history)
         managers.append(manager)
         assert await connection.own(NAME)
@@ -122,7 +126,7 @@ def serving(bus: str, config: Config, engine: FakeEngine) -> Iterator[Service]:
     ready.wait()
     assert not failures, failures
     try:
-        yield Service(bus, config, engine, loop, connections, disconnect, reconfigure)
+        yield Service(bus, config, engine, histories[0], loop, connections, disconnect, reconfigure)
     finally:
         engine.go.set()
         loop.call_soon_threadsafe(stop.set)

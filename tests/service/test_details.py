@@ -14,7 +14,6 @@ from phosd.engine.hooklink import Block, BlockFlag, Kernel
 from phosd.engine.image.manifest import Block as Saved
 from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.kernels import KernelMark
-from phosd.service.history import History
 from phosd.service.identity import Identity, Program, program
 from tests.bus import busctl
 from tests.service.authority import NO, YES, authority
@@ -91,12 +90,9 @@ def test_the_kernels_of_a_process(service: Service) -> None:
         Kernel("told", 3, 5, suspect=True),
         Kernel("known", 2**64 - 1, 1, suspect=False),
     ]
-    identity = Identity(os.getpid(), 0, 0)
-    history = History(service.config.state_dir / "history.db")
-    history.suspects.found(
-        program(identity), [KernelMark("known", 2**64 - 1), KernelMark("often", 7)]
-    )
-    history.close()
+    marks = [KernelMark("known", 2**64 - 1), KernelMark("often", 7)]
+    service.history.suspects.found(program(Identity(os.getpid(), 0, 0)), marks)
+    service.history.flush()
     rows = [
         ["told", "0000000000000003", 5, True],
         ["known", "ffffffffffffffff", 1, True],
@@ -107,19 +103,15 @@ def test_the_kernels_of_a_process(service: Service) -> None:
     assert ask(service.address, path, "Process1", "ListKernels", "limit", "u", 1) == rows[:1]
 
 
-def suspect(service: Service, *kernels: KernelMark) -> None:
-    """Kernels of the program of these tests, and one of another user's."""
-    history = History(service.config.state_dir / "history.db")
-    mine = program(Identity(os.getpid(), 0, 0))
-    history.suspects.found(mine, kernels)
-    history.suspects.found(Program(OWNER, mine.executable), [KernelMark("scatter", 1)])
-    history.close()
-
-
 def test_suspects_are_trusted_again(service: Service) -> None:
     path = show(service, os.getpid())
     marks = [KernelMark("scatter", 1), KernelMark("scatter", 2), KernelMark("gather", 1)]
-    suspect(service, *marks)
+    known = service.history.suspects
+    mine = program(Identity(os.getpid(), 0, 0))
+    others = Program(OWNER, mine.executable)
+    known.found(mine, marks)
+    known.found(others, marks[:1])
+    service.history.flush()
     service.engine.launched = [Kernel(m.name, m.module, 3, suspect=False) for m in marks]
 
     def suspects() -> list[str]:
@@ -138,10 +130,7 @@ def test_suspects_are_trusted_again(service: Service) -> None:
     assert trust() == 1
     assert trust() == 0
     assert suspects() == []
-    history = History(service.config.state_dir / "history.db")
-    others = Program(OWNER, program(Identity(os.getpid(), 0, 0)).executable)
-    assert history.suspects.of(others) == (KernelMark("scatter", 1),)
-    history.close()
+    assert known.of(others) == (KernelMark("scatter", 1),)
 
 
 def test_who_may_trust_kernels(service: Service, bus: str, target: int) -> None:
