@@ -18,7 +18,8 @@ from typing import Self
 
 from phosd.engine.board import Board, KernelRow
 from phosd.engine.errors import MisSpeculation, NoSuchProcess, OutOfMemory
-from phosd.engine.holdings import Held, Holdings, if_alive, new_key
+from phosd.engine.held import Held, if_alive, new_key
+from phosd.engine.holdings import Holdings
 from phosd.engine.hooklink import HookLink
 from phosd.engine.image.manifest import CHUNK, ChunkRef
 from phosd.engine.image.writer import ImageWriter

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from phosd.engine.holdings import Held
+from phosd.engine.held import Held
 from phosd.engine.image.manifest import Block, ChunkRef, Process
 from phosd.engine.tree import ProcessTree
 from phosd.engine.unit import Unit

@@ -4,21 +4,27 @@ Holding a block keeps its memory alive while the process has let go of it. That 
 """
 
 import contextlib
-import ctypes
-import errno
-import itertools
 import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from phosd.engine.board import Board
-from phosd.engine.errors import Internal, MisSpeculation, PhosError, Unsupported
+from phosd.engine.errors import Internal, MisSpeculation, Unsupported
+from phosd.engine.held import (
+    Held,
+    Place,
+    distinct,
+    if_alive,
+    keys_by_gpu,
+    let_go,
+    new_key,
+    same_file,
+)
 from phosd.engine.hooklink import Block, BlockFlag, HookLink
 from phosd.engine.image.manifest import CHUNK, ChunkRef
 from phosd.engine.image.writer import ImageWriter, Pack
@@ -27,10 +33,7 @@ from phosd.engine.progress import Progress
 from phosd.engine.undo import Undo
 from phosd.engine.watch import Watch
 
-_KCMP, _KCMP_FILE = 312, 0  # x86-64
 _SHARED = BlockFlag.EXPORTED | BlockFlag.IMPORTED
-
-_keys = itertools.count()  # a mover serves several jobs, so keys are never used twice
 
 
 class Movers(Protocol):
@@ -38,35 +41,6 @@ class Movers(Protocol):
 
     def mover(self, gpu: int) -> Mover:
         """The running mover of ``gpu``."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """One block of process ``pid`` and the descriptor that keeps its memory.
-
-    ``key`` is what the mover calls it; blocks of different processes that are the same memory
-    have the same key.
-    """
-
-    pid: int
-    block: Block
-    gpu: int
-    descriptor: int
-    key: int
-
-
-@dataclass(frozen=True)
-class Place:
-    """Memory that ``mover`` knows by ``key``. Another mover of its GPU does not know it."""
-
-    mover: Mover
-    key: int
-    descriptor: int
-
-    @property
-    def gpu(self) -> int:
-        """The ordinal of its GPU."""
-        return self.mover.gpu
 
 
 class Holdings:
@@ -281,7 +255,7 @@ class Holdings:
 
     def digest(self, blocks: Iterable[Held] | None = None) -> dict[int, list[bytes]]:
         """The digest of every chunk of some blocks, by default of all, by key; all GPUs at once."""
-        by_gpu = _keys_by_gpu(distinct(self.all() if blocks is None else blocks))
+        by_gpu = keys_by_gpu(distinct(self.all() if blocks is None else blocks))
         if not by_gpu:
             return {}
         with ThreadPoolExecutor(len(by_gpu)) as pool:
@@ -297,7 +271,7 @@ class Holdings:
         """
         chunks: dict[int, tuple[ChunkRef, ...]] = {}
         blocks = distinct(held for held in self.all() if held.key in digests)
-        for gpu, keys in _keys_by_gpu(blocks).items():
+        for gpu, keys in keys_by_gpu(blocks).items():
             wanted = {key: digests[key] for key in keys}
             saved = self._used[gpu].save(wanted, writer, progress, self.packs(gpu))
             if saved.changed:
@@ -408,57 +382,7 @@ class Holdings:
 
     def _drop(self, orphans: Iterable[Held]) -> None:
         with Undo() as each:
-            for gpu, keys in _keys_by_gpu(orphans).items():
+            for gpu, keys in keys_by_gpu(orphans).items():
                 each.add(let_go, self._used[gpu], keys)
                 if self.dropping is not None:
                     each.add(self.dropping, keys)
-
-
-def distinct(blocks: Iterable[Held]) -> list[Held]:
-    """One holder of each piece of memory, the first."""
-    first: dict[int, Held] = {}
-    for held in blocks:
-        first.setdefault(held.key, held)
-    return list(first.values())
-
-
-def _keys_by_gpu(blocks: Iterable[Held]) -> dict[int, list[int]]:
-    keys: dict[int, list[int]] = {}
-    for held in blocks:
-        keys.setdefault(held.gpu, []).append(held.key)
-    return keys
-
-
-def let_go(mover: Mover, keys: Sequence[int]) -> None:
-    """Have the mover drop blocks. A dead one holds nothing any more."""
-    if_alive(mover, lambda: mover.drop(keys))
-
-
-def if_alive(mover: Mover, action: Callable[[], None]) -> None:
-    """Do something to a mover. A dead one has nothing to be undone any more."""
-    if not mover.alive:
-        return
-    try:
-        action()
-    except PhosError:
-        if mover.alive:
-            raise
-
-
-def new_key() -> int:
-    """A number for a block that no mover has seen yet."""
-    return next(_keys)
-
-
-def same_file(first: int, second: int) -> bool:
-    """Whether two descriptors of this process are one open file (``kcmp``)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    me = os.getpid()
-    answer: int = libc.syscall(_KCMP, me, me, _KCMP_FILE, first, second)
-    if answer < 0:
-        code = ctypes.get_errno()
-        raise Internal(
-            f"comparing two descriptors failed ({os.strerror(code)})",
-            hint="the kernel needs CONFIG_KCMP" if code == errno.ENOSYS else "run phosd as root",
-        )
-    return answer == 0

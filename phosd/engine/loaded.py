@@ -11,7 +11,8 @@ from types import MappingProxyType
 
 from phosd.engine import procfs
 from phosd.engine.errors import PhosError
-from phosd.engine.holdings import Holdings, Place, if_alive, let_go, new_key
+from phosd.engine.held import Place, if_alive, let_go, new_key
+from phosd.engine.holdings import Holdings
 from phosd.engine.hooklink import HookLink
 from phosd.engine.image.manifest import Block, Manifest
 from phosd.engine.image.store import Image

@@ -8,7 +8,8 @@ from functools import partial
 from phosd.engine import procfs
 from phosd.engine.errors import PhosError, Timeout
 from phosd.engine.faults import Point, point
-from phosd.engine.holdings import Holdings, if_alive
+from phosd.engine.held import if_alive
+from phosd.engine.holdings import Holdings
 from phosd.engine.hooklink import HookLink, HookState
 from phosd.engine.mover import Mover, Process
 from phosd.engine.progress import Progress

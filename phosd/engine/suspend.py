@@ -16,7 +16,8 @@ from phosd.engine.errors import InvalidOption, OutOfSpace
 from phosd.engine.faults import Point, point
 from phosd.engine.from_unit import block_records, process_records
 from phosd.engine.gate import DEADLINE, close_gates
-from phosd.engine.holdings import Holdings, distinct, if_alive
+from phosd.engine.held import distinct, if_alive
+from phosd.engine.holdings import Holdings
 from phosd.engine.host import describe_gpus, this_host
 from phosd.engine.image.manifest import Block, Manifest, Tree
 from phosd.engine.image.store import Store

@@ -10,7 +10,8 @@ from functools import partial
 
 from phosd.engine import procfs
 from phosd.engine.errors import MisSpeculation
-from phosd.engine.holdings import Held, Holdings, Place, distinct, if_alive, let_go, new_key
+from phosd.engine.held import Held, Place, distinct, if_alive, let_go, new_key
+from phosd.engine.holdings import Holdings
 from phosd.engine.hooklink import HookLink
 from phosd.engine.mover import Mover, Process
 from phosd.engine.node import Node

@@ -13,7 +13,7 @@ from pathlib import Path
 from phosd.engine import driver, process, procfs
 from phosd.engine.concern import Concern, Touched
 from phosd.engine.errors import Busy, NoSuchProcess, PhosError, Timeout, Unsupported
-from phosd.engine.holdings import same_file
+from phosd.engine.held import same_file
 from phosd.engine.hooklink import BlockFlag, Hello, HookLink, HookState
 from phosd.engine.tree import ProcessTree, TreeProcess, scan
 

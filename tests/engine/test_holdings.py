@@ -10,7 +10,8 @@ import pytest
 from phosd.engine import holdings as module
 from phosd.engine import parking
 from phosd.engine.errors import Internal, PhosError, Timeout, Unsupported
-from phosd.engine.holdings import Holdings, Movers, distinct, same_file
+from phosd.engine.held import distinct, same_file
+from phosd.engine.holdings import Holdings, Movers
 from phosd.engine.hooklink import Block, BlockFlag, Hello, HookLink, HookState
 from phosd.engine.mover import Process
 from phosd.engine.parking import detached, parked

@@ -9,7 +9,7 @@ from phosd.engine.cpuparts import CpuParts
 from phosd.engine.errors import Busy
 from phosd.engine.faults import Point, point
 from phosd.engine.from_unit import block_records
-from phosd.engine.holdings import Held
+from phosd.engine.held import Held
 from phosd.engine.image.manifest import Block, ChunkRef
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.mover import Mover

@@ -3,7 +3,7 @@
 from phosd.engine.checkpoint.attempt import Attempt
 from phosd.engine.faults import Point, point
 from phosd.engine.gate import closed_gates
-from phosd.engine.holdings import distinct
+from phosd.engine.held import distinct
 from phosd.engine.image.manifest import Block
 from phosd.engine.parking import parked
 
