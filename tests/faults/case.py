@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 
 from phosd.engine.faults import Kind, Point
+from phosd.engine.hooklink import HookLink
+from phosd.engine.process import gpus_of
+from phosd.engine.suspended import Register
 from tests.core.cycle import Undisturbed, computes_right
 from tests.faults.plant import DIED, Plant, partial
 from tests.harness import Target
@@ -12,8 +15,11 @@ RESTORE = tuple(
     p for p in Point if p.startswith("restore-") or p in (Point.MOVER_READ, Point.MOVER_COPY_IN)
 )
 DELETE = tuple(p for p in Point if p.startswith("delete-"))
-MOVE = tuple(p for p in Point if p.startswith(("migrate-", "suspend-", "resume-", "mover-fetch")))
-CHECKPOINT = tuple(p for p in Point if p not in (*HOOK, *RESTORE, *DELETE, *MOVE))
+MIGRATE = tuple(p for p in Point if p.startswith("migrate-") or p is Point.MOVER_FETCH)
+SUSPEND = tuple(p for p in Point if p.startswith("suspend-"))
+RESUME = tuple(p for p in Point if p.startswith("resume-"))
+OTHERS = (*HOOK, *RESTORE, *DELETE, *MIGRATE, *SUSPEND, *RESUME)
+CHECKPOINT = tuple(p for p in Point if p not in OTHERS)
 FAILING = (Kind.RAISE, Kind.ENOSPC, Kind.SHORT)
 ENDING = (Kind.KILL, Kind.HANG)
 
@@ -49,6 +55,34 @@ class Case:
         except RuntimeError as error:
             return DIED if "org.phos.Error" not in str(error) and self.plant.ends() else "failed"
         return "done"
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the target is suspended."""
+        return bool(Register(self.plant.place / "run").living())
+
+    def begin_move(self) -> str:
+        """The target goes to the other of two GPUs; the job's path."""
+        with HookLink(self.target.pid, self.plant.place / "run") as link:
+            here = gpus_of(link.hello())[0]
+        return self.plant.begin("Migrate", "usa{sv}", self.target.pid, 1 - here, 0)
+
+    def move(self) -> str:
+        return self.plant.end_of(self.begin_move())
+
+    def begin_nap(self) -> str:
+        return self.plant.begin("Suspend", "ua{sv}", self.target.pid, 0)
+
+    def begin_waking(self) -> str:
+        return self.plant.begin("Resume", "ua{sv}", self.target.pid, 0)
+
+    def nap(self) -> str:
+        """The target is suspended, if it is not yet, and resumed; how the last of it ended."""
+        if not self.asleep:
+            outcome = self.plant.end_of(self.begin_nap())
+            if outcome != "done":
+                return outcome
+        return self.plant.end_of(self.begin_waking())
 
     def require_well(self, points: Sequence[Point], outcome: str, *, runs: bool = True) -> None:
         """What must hold after each fault."""

@@ -17,7 +17,18 @@ import pytest
 from phosd.engine.faults import Kind, Point
 from tests.core.conftest import Starter
 from tests.core.cycle import Undisturbed
-from tests.faults.case import CHECKPOINT, DELETE, ENDING, FAILING, RESTORE, SELDOM, Case
+from tests.faults.case import (
+    CHECKPOINT,
+    DELETE,
+    ENDING,
+    FAILING,
+    MIGRATE,
+    RESTORE,
+    RESUME,
+    SELDOM,
+    SUSPEND,
+    Case,
+)
 from tests.faults.plant import DIED, Plant, eventually_alone, leftovers, wait_for_fault
 from tests.harness import alive
 
@@ -41,25 +52,33 @@ def fired(plant: Plant, since: bytes) -> list[Point]:
 
 @pytest.mark.parametrize("case", FAILING, ids=str, indirect=True)
 def test_a_step_fails(case: Case) -> None:
-    """All points are armed; each job meets the first that is left, until one meets none."""
+    """All points of a kind of job are armed; each job meets the first that are left."""
     plant = case.plant
-    armed = (*CHECKPOINT, *RESTORE, *DELETE)
-    plant.start(",".join(f"{point}:1:{case.kind}" for point in armed))
-    work = ((CHECKPOINT, case.save), (RESTORE, case.restore), (DELETE, case.delete))
+    fetch = (Point.MOVER_FETCH,)  # each new mover meets it again, and none comes further
+    work = (
+        (CHECKPOINT, case.save),
+        ([point for point in MIGRATE if point not in fetch], case.move),
+        (fetch, case.move),
+        ((*SUSPEND, *RESUME), case.nap),
+        (RESTORE, case.restore),
+        (DELETE, case.delete),
+    )
     for points, job in work:
+        plant.start(",".join(f"{point}:1:{case.kind}" for point in points))
         left = {*points}
-        while True:
+        while left:
             before = plant.said()
             outcome = job()
             met = fired(plant, before)
-            if met == [] or outcome == "done":
-                assert outcome == "done", (met, plant.last())
-            runs = job != case.restore or outcome == "done"
+            assert left & {*met}, f"no {case.kind} at {left}: {outcome}, {plant.last()}"
+            runs = not case.asleep and (job != case.restore or outcome == "done")
             case.require_well(met, outcome, runs=runs)
             left -= {*met}
-            if not met:
-                break
-        assert not left, f"no {case.kind} at {left}"
+        plant.stop()
+        plant.start()
+        assert job() == "done", plant.last()
+        plant.stop()
+    plant.start()
     assert case.save() == "done", plant.last()
     case.require_images_whole()
 
@@ -67,8 +86,8 @@ def test_a_step_fails(case: Case) -> None:
 @pytest.mark.parametrize("case", ENDING, ids=str, indirect=True)
 @pytest.mark.parametrize(
     "points",
-    [CHECKPOINT, (*RESTORE, *DELETE)],
-    ids=["checkpoint", "restore and delete"],
+    [CHECKPOINT, (*RESTORE, *DELETE), MIGRATE, (*SUSPEND, *RESUME)],
+    ids=["checkpoint", "restore and delete", "migrate", "suspend and resume"],
 )
 def test_a_process_ends(points: Sequence[Point], case: Case) -> None:
     plant = case.plant
@@ -87,6 +106,8 @@ def test_a_process_ends(points: Sequence[Point], case: Case) -> None:
             assert case.restore() == "done", (point, plant.last())
         elif point in DELETE:
             case.require_images_whole()
+        if case.asleep:
+            assert case.nap() == "done", (point, plant.last())
         case.require_well([point], outcome)
         assert case.save() == "done", (point, plant.last())
         assert plant.verify(plant.images()[-1]) == "done", point
@@ -101,6 +122,13 @@ def meet(case: Case, point: Point) -> str:
     if point in RESTORE:
         case.target.kill()
         job = plant.begin("Restore", "sa{sv}", plant.images()[-1], 0)
+    elif point in MIGRATE:
+        job = case.begin_move()
+    elif point in RESUME:
+        assert plant.end_of(case.begin_nap()) == "done", plant.last()
+        job = case.begin_waking()
+    elif point in SUSPEND:
+        job = case.begin_nap()
     else:
         job = plant.checkpoint(case.target.pid, "stop")
     wait_for_fault(plant, before, point)
