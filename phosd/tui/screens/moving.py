@@ -39,12 +39,12 @@ def choices(node: Node, chosen: Sequence[Process]) -> list[Choice]:
     first = chosen[0]
     if len(first.gpus) < 2:
         places = {gpu.uuid: gpu for process in chosen for gpu in _others(node, process)}
-        return [Choice(_ONLY, "To", _places(places.values()))]
+        return [Choice(_ONLY, "To", _places(node, places.values()))]
     asked = []
     for gpu in _on(node, first):
         others = [other for other in node.gpus if other.name == gpu.name and other != gpu]
         stays = (f"GPU {gpu.ordinal}: it stays", "")
-        asked.append(Choice(gpu.uuid, f"GPU {gpu.ordinal} to", [stays, *_places(others)]))
+        asked.append(Choice(gpu.uuid, f"GPU {gpu.ordinal} to", [stays, *_places(node, others)]))
     return asked
 
 
@@ -69,9 +69,9 @@ def _others(node: Node, process: Process) -> list[Gpu]:
     return [gpu for gpu in node.gpus if gpu.name in kinds and gpu not in crowded]
 
 
-def _places(gpus: Iterable[Gpu]) -> list[tuple[str, str]]:
+def _places(node: Node, gpus: Iterable[Gpu]) -> list[tuple[str, str]]:
     """Each with its room, which decides about their order."""
-    free = {gpu: gpu.memory_total - gpu.memory_used for gpu in gpus}
+    free = {gpu: gpu.memory_total - node.memory_used(gpu) for gpu in gpus}
     order = sorted(free, key=lambda gpu: (-free[gpu], gpu.ordinal))
     return [
         (f"GPU {g.ordinal}: {plain(g.name)}, {human_bytes(free[g])} free", g.uuid) for g in order
