@@ -59,14 +59,16 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         gpus = list_gpus()
         moves = _moves(options.to, suspended, manifest, gpus)
         moves = _away(moves | _moved_before(node, suspended, manifest))
-        needs = {moves.get(gpu, gpu): size for gpu, size in suspended.device_bytes.items()}
+        blocks = device_bytes(manifest, moves)
+        needs = dict(blocks)  # it may have come to more than it had when it was asked
+        for gpu, size in suspended.device_bytes.items():
+            needs[moves.get(gpu, gpu)] = max(size, blocks.get(moves.get(gpu, gpu), 0))
         require_device_memory(node, needs, "the program")
         concern = _concern(suspended, manifest, moves)
         progress.about_to_touch(concern)
         progress.phase("load", bytes_total=manifest.device_bytes)
         point(Point.RESUME_LOAD)
         memory = job.enter_context(loaded(node, image, progress, moves))
-        blocks = device_bytes(manifest, moves)
         rest = {node.mover(gpu): size - blocks.get(gpu, 0) for gpu, size in needs.items()}
         give_room = job.enter_context(room_ahead(rest, suspended.processes))
         progress.check()
