@@ -93,8 +93,8 @@ def restore(
             progress.phase("verify")
             point(Point.RESTORE_VERIFY)
             _require_running(manifest, links)
-            memory.keep(links)
             point(Point.RESTORE_OPEN)
+            memory.keep(links)
             for link in links:
                 link.open_gate()
             undo.forget()

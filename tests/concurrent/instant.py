@@ -18,12 +18,14 @@ Memory = dict[int, bytes]
 
 
 def mapped(pid: int) -> list[tuple[int, int]]:
-    """The ranges [begin, end) of device memory that the process has mapped, in order."""
+    """The ranges [begin, end) of device memory that the process has mapped, in order: also what it
+    has not yet given itself access to, but not what it has only reserved, which has no file.
+    """
     found: list[tuple[int, int]] = []
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        addresses, permissions, *_ = line.split()
+        addresses, _, _, _, file, *_ = line.split()
         begin, end = (int(a, 16) for a in addresses.split("-"))
-        if begin not in _DEVICE or "r" not in permissions:
+        if begin not in _DEVICE or file == "0":
             continue
         if found and found[-1][1] == begin:
             found[-1] = found[-1][0], end
