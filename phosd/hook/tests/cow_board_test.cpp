@@ -25,7 +25,7 @@ void garbage_is_refused(Client& first) {
     };
     const Change changes[] = {
         header([](board::Header& h) { h.magic ^= 1; }),
-        header([](board::Header& h) { h.version = 2; }),
+        header([](board::Header& h) { h.version += 1; }),
         header([](board::Header& h) { h.size += 64; }),
         header([](board::Header& h) { h.phase = board::aborted; }),
         header([](board::Header& h) { h.chunk_count = 1u << 31; }),
