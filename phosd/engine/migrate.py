@@ -17,7 +17,7 @@ from phosd.engine.gpus import GpuInfo, list_gpus
 from phosd.engine.movable import claimed, device_needs, gpus_in_use, may_park
 from phosd.engine.mover import Mover
 from phosd.engine.node import Node
-from phosd.engine.parking import detached, park, room_ahead, room_kept
+from phosd.engine.parking import detached, own_again, park, room_ahead, room_kept
 from phosd.engine.placement import parse_moves, require_fit, whole
 from phosd.engine.progress import Progress
 from phosd.engine.rights import ROOT
@@ -143,18 +143,12 @@ def _by_precopy(move: _Move) -> None:
 def _by_driver(move: _Move) -> None:
     unit, progress = move.unit, move.progress
     move.node.let_go(unit)
-    with ExitStack() as own:
-        if imported := [link for link in unit.links if link.has_imports()]:
-            progress.phase("quiesce", stopped=True)
-            with closed_gates(imported, progress, move.deadline):
-                for link in imported:
-                    link.rehome()
-        progress.phase("control", stopped=True)
-        own.enter_context(detached(unit.links))
+    own_again(unit.links, progress, move.deadline)
+    progress.phase("control", stopped=True)
+    with detached(unit.links):
         movers = [move.node.mover(gpu) for gpu in sorted(move.moves)]
-        with driver.checkpointed(
-            unit.gpu_pids, room_kept(movers, unit.identity, progress)
-        ) as bring:
+        room = room_kept(movers, unit.identity, progress)
+        with driver.checkpointed(unit.gpu_pids, room) as bring:
             move.cross(bring)
     progress.phase("release")
 

@@ -8,6 +8,7 @@ from functools import partial
 from phosd.engine import procfs
 from phosd.engine.errors import PhosError, Timeout
 from phosd.engine.faults import Point, point
+from phosd.engine.gate import closed_gates
 from phosd.engine.held import if_alive
 from phosd.engine.holdings import Holdings
 from phosd.engine.hooklink import HookLink, HookState
@@ -104,6 +105,17 @@ def _give_back(link: HookLink, holdings: Holdings, back: list[int]) -> None:
             if procfs.identity(link.pid) is None or time.monotonic() > give_up:
                 raise
             time.sleep(_PAUSE)
+
+
+def own_again(links: Sequence[HookLink], progress: Progress, deadline: float) -> None:
+    """The processes own all of their memory, in a stop of its own if they do not: the driver does
+    not bring imported memory back (hazard 7).
+    """
+    if imported := [link for link in links if link.has_imports()]:
+        progress.phase("quiesce", stopped=True)
+        with closed_gates(imported, progress, deadline):
+            for link in imported:
+                link.rehome()
 
 
 @contextlib.contextmanager

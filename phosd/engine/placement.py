@@ -8,11 +8,14 @@ from phosd.engine.gpus import GpuInfo, divided
 _HOW = "name a GPU by its number or the beginning of its UUID, several as OLD:NEW,OLD:NEW"
 
 
-def parse_moves(text: str, used: Collection[int], gpus: Sequence[GpuInfo]) -> dict[int, int]:
+def parse_moves(
+    text: str, used: Collection[int], gpus: Sequence[GpuInfo], *, may_stay: bool = False
+) -> dict[int, int]:
     """The GPUs that processes leave, and those that they go to, by ordinal.
 
     ``text`` is one GPU, for processes that use one, or ``OLD:NEW`` for each; ``used`` are the GPUs
-    that they use. What stays where it is is left out. Raises :class:`InvalidOption`.
+    that they use. What stays where it is is left out. Raises :class:`InvalidOption`, also when all
+    does, unless it ``may_stay``.
     """
     moves: dict[int, int] = {}
     for part in text.split(","):
@@ -31,7 +34,7 @@ def parse_moves(text: str, used: Collection[int], gpus: Sequence[GpuInfo]) -> di
             f"the program does not use GPU {min(unused)}, but {_several(used)}", hint=_HOW
         )
     moves = {old: new for old, new in moves.items() if old != new}
-    if not moves:
+    if not moves and not may_stay:
         raise InvalidOption(f"the program is on GPU {text} already", hint="name another GPU")
     targets = [moves.get(gpu, gpu) for gpu in used]
     if doubled := [gpu for gpu in targets if targets.count(gpu) > 1]:

@@ -124,12 +124,7 @@ def _moves(
                 f"GPU {gpu.ordinal} is not {gpu.uuid} any more, which the program had",
                 hint="bring the GPUs back into their order",
             )
-    try:
-        moves = parse_moves(text, suspended.gpus, gpus) if text else {}
-    except InvalidOption as error:
-        if "already" not in error.what:
-            raise
-        moves = {}
+    moves = parse_moves(text, suspended.gpus, gpus, may_stay=True) if text else {}
     require_fit(moves, gpus)
     return moves
 

@@ -25,7 +25,7 @@ from phosd.engine.image.usage import pack_bytes
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.movable import claimed, device_needs, may_park
 from phosd.engine.node import Node, available_memory
-from phosd.engine.parking import park
+from phosd.engine.parking import own_again, park
 from phosd.engine.progress import Progress
 from phosd.engine.rights import ROOT
 from phosd.engine.space import context_bytes, require_host_memory
@@ -139,12 +139,7 @@ def _by_driver(
     undo: Undo,
 ) -> tuple[Block, ...]:
     """The driver has everything, in the process."""
-    if imported := [link for link in unit.links if link.has_imports()]:
-        progress.phase("quiesce", stopped=True)
-        with Undo() as opened:
-            close_gates(imported, progress, options.deadline, opened)
-            for link in imported:
-                link.rehome()
+    own_again(unit.links, progress, options.deadline)
     progress.phase("control", stopped=True)
     point(Point.SUSPEND_CONTROL)
     driver.stop(unit.gpu_pids, undo)

@@ -19,9 +19,9 @@ from phosd.engine.faults import Point, point
 from phosd.engine.from_unit import process_records
 from phosd.engine.host import describe_gpus, this_host
 from phosd.engine.image.manifest import Block, Manifest
+from phosd.engine.movable import claimed
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
-from phosd.engine.rights import require_may_save
 from phosd.engine.space import check_space
 from phosd.engine.tree import ProcessTree
 from phosd.engine.unit import Unit, explain_death, gather
@@ -118,11 +118,10 @@ def _dumpable(
     """What is asked of each tree. From then on it is the job's: nobody else connects to its hooks,
     which would look like a connection of the program.
     """
+    claim = claimed(node, job, options.caller)
 
     def check(tree: ProcessTree) -> None:
-        require_may_save(tree, options.caller)
-        node.suspended.require_awake(tree.pids)
-        job.enter_context(node.claim(tree.pids))
+        claim(tree)
         criu.check(node.criu, tree, options.tcp)
 
     return check
