@@ -4,7 +4,11 @@ import os
 import shutil
 import signal
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 os.environ.setdefault("PHOS_GPU", "soft")
 os.environ.setdefault("PHOS_SOFTGPU_DEVICES", "2")
@@ -20,6 +24,34 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, handler)
+
+
+def left() -> dict[int, str]:
+    """Processes that tests have started and that still run: pid and command.
+
+    Movers are left out: by design they wait half a minute for their next engine.
+    """
+    mark = f"PHOS_SOFTGPU_DIR={os.environ['PHOS_SOFTGPU_DIR']}".encode()
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it has ended, or is none of ours
+    found.pop(os.getpid(), None)
+    return {pid: line for pid, line in found.items() if "-m phosd.engine.mover" not in line}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """What a test leaves running would slow down all that come after it."""
+    before = left()
+    yield
+    deadline = time.monotonic() + 5
+    while new := {pid: command for pid, command in left().items() if pid not in before}:
+        assert time.monotonic() < deadline, f"left running: {new}"
+        time.sleep(0.05)
 
 
 def pytest_unconfigure() -> None:

@@ -5,6 +5,7 @@ The states and their order are the driver's: RUNNING -lock-> LOCKED -checkpoint-
 """
 
 import enum
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,11 +13,15 @@ from functools import partial
 from typing import Any
 
 from phosd.engine.cuda import call, driver
-from phosd.engine.errors import Internal, NoSuchProcess, PhosError
+from phosd.engine.errors import Internal, NoSuchProcess, PhosError, Timeout
 from phosd.engine.faults import Point, point
 from phosd.engine.undo import Undo
 
-LOCK_TIMEOUT_MS = 10_000
+LOCK_LIMITS_MS = (1_000, 3_000, 10_000)
+"""How long the locks of a unit may take, try by try. A lock waits for the work in flight, and that
+may wait in turn for work that the program is kept from launching."""
+BREATH = 0.1
+"""Seconds between two tries, in which programs launch what they were kept from."""
 
 
 class State(enum.Enum):
@@ -37,11 +42,14 @@ def state(pid: int) -> State | None:
     return State(int(value))
 
 
-def lock(pid: int) -> None:
-    """Hold the process at its next CUDA call and wait for the work it has submitted."""
+def lock(pid: int, limit: int = LOCK_LIMITS_MS[-1]) -> None:
+    """Hold the process at its next CUDA call and wait for the work it has submitted.
+
+    Raises :class:`Timeout` after ``limit`` milliseconds; the process is not locked then.
+    """
     point(Point.DRIVER_LOCK)
     arguments = driver().CUcheckpointLockArgs()
-    arguments.timeoutMs = LOCK_TIMEOUT_MS
+    arguments.timeoutMs = limit
     call("cuCheckpointProcessLock", pid, arguments, about=f"process {pid}")
 
 
@@ -138,9 +146,26 @@ def _pair(old: Any, new: Any) -> Any:
 
 
 def _stop(pids: Sequence[int]) -> None:
-    for pid in pids:
-        lock(pid)
+    _lock(pids)
     _together(checkpoint, pids)
+
+
+def _lock(pids: Sequence[int]) -> None:
+    """Lock them all. Between two tries none is locked: one may wait for what another launches."""
+    *limits, last = LOCK_LIMITS_MS
+    for limit in limits:
+        try:
+            _lock_within(limit, pids)
+            return
+        except Timeout:
+            require_running(pids)
+            time.sleep(BREATH)
+    _lock_within(last, pids)
+
+
+def _lock_within(limit: int, pids: Sequence[int]) -> None:
+    for pid in pids:
+        lock(pid, limit)
 
 
 def require_running(pids: Collection[int]) -> None:

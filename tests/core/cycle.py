@@ -46,6 +46,11 @@ def check(restored: dict[int, str], original: dict[int, str], right: dict[int, s
 def computes_right(target: Target, undisturbed: Undisturbed) -> None:
     """The target goes on, and all that it has computed is what it computes undisturbed."""
     target.more_steps(2)
+    computed_right(target, undisturbed)
+
+
+def computed_right(target: Target, undisturbed: Undisturbed) -> None:
+    """All that the target has computed is what it computes undisturbed."""
     values = target.values()
     right = undisturbed(target.program, steps=max(values) + 1)
     wrong = [step for step in sorted(values) if values[step] != right[step]]

@@ -3,6 +3,7 @@
 import pytest
 
 from phosd.engine.node import Node
+from tests import harness
 from tests.core.conftest import Starter
 from tests.core.cycle import AFTER, Undisturbed, bring_back, check, computes_right, run_cycle, save
 
@@ -18,6 +19,16 @@ def test_values_are_equal_after_kill_and_restore(
     manifest = run_cycle(node, target, mode, undisturbed)
     assert manifest.mode == mode
     assert bool(manifest.blocks) == (mode == "stop")
+
+
+def test_the_driver_locks_a_program_whose_kernel_waits_for_a_later_one(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """The later one cannot be launched while the lock waits for the first."""
+    target = start("late", hooked=False)
+    harness.wait_until(lambda: b"waiting" in target.log.read_bytes(), "the kernel that waits")
+    assert save(node, target, "driver").mode == "driver"
+    computes_right(target, undisturbed)
 
 
 def test_without_the_hook(node: Node, start: Starter, undisturbed: Undisturbed) -> None:

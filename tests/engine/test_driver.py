@@ -27,11 +27,12 @@ class FakeDriver:
             "unlock": (State.LOCKED, State.RUNNING),
         }
         monkeypatch.setattr(driver, "state", self.states.get)
+        monkeypatch.setattr(driver, "BREATH", 0)
         for name, (before, after) in steps.items():
             monkeypatch.setattr(driver, name, self._step(name, before, after))
 
     def _step(self, name: str, before: State, after: State) -> Callable[[int], None]:
-        def step(pid: int) -> None:
+        def step(pid: int, _limit: int = 0) -> None:
             with self._lock:
                 self.calls.append((name, pid))
                 if (name, pid) in self.broken:
@@ -81,6 +82,23 @@ def test_a_lock_that_was_set_and_answered_with_an_error(fake: FakeDriver, pid: i
     with pytest.raises(Timeout), driver.checkpointed(PIDS):
         pytest.fail("one of them is not checkpointed")
     assert set(fake.states.values()) == {State.RUNNING}
+
+
+def test_between_two_tries_of_a_lock_all_run(fake: FakeDriver) -> None:
+    """What one of them waits for may be what another was kept from launching."""
+    tries: list[set[State | None]] = []
+
+    def time_out_once() -> None:
+        tries.append({fake.states[other] for other in PIDS})
+        if len(tries) == 1:
+            refuse()
+
+    fake.broken["lock", 11] = time_out_once
+    fake.broken["lock", 12] = lambda: refuse() if len(tries) == 1 else None
+    fake.broken["lock", 13] = lambda: refuse() if len(tries) == 2 else None
+    with driver.checkpointed(PIDS):
+        assert set(fake.states.values()) == {State.CHECKPOINTED}
+    assert tries == [{State.RUNNING}] * 3
 
 
 @pytest.mark.parametrize("pid", PIDS)

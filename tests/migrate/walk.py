@@ -22,7 +22,7 @@ from phosd.engine.progress import Progress
 from phosd.engine.resume import ResumeOptions, resume
 from phosd.engine.suspend import SuspendOptions, suspend
 from tests import harness
-from tests.core.cycle import Undisturbed, computes_right
+from tests.core.cycle import computed_right
 from tests.harness import Target, children
 
 NOT_BY_DRIVER = ("shared_pair", "waiting_pair", "waiting_devices")
@@ -108,16 +108,9 @@ class Walk:
         self._where[target.pid] = where
 
 
-def right_values() -> Undisturbed:
-    """What programs compute undisturbed, computed once each."""
-    known: dict[str, dict[int, str]] = {}
-
-    def values(program: str, steps: int = 60) -> dict[int, str]:
-        if len(known.get(program, ())) < steps:
-            known[program] = harness.run_to_end(program, steps + 20, hooked=False)
-        return known[program]
-
-    return values
+def undisturbed(program: str, steps: int = 60) -> dict[int, str]:
+    """What the program computes in so many steps when nobody touches it."""
+    return harness.run_to_end(program, steps, hooked=False)
 
 
 def walk(node: Node, targets: Sequence[Target], count: int, seed: int, steps: int) -> Walk:
@@ -151,9 +144,12 @@ def main() -> int:
         for target in targets:
             target.wait_for_steps(3)
         made = walk(node, targets, options.devices, options.seed, options.steps)
-        right = right_values()
         for target in targets:
-            computes_right(target, right)
+            target.more_steps(2)
+        for target in targets:
+            target.kill()  # nothing computes beside those who tell what is right
+        for target in targets:
+            computed_right(target, undisturbed)
         print("\n".join(made.done))
     return 0
 
