@@ -8,6 +8,9 @@ from pathlib import Path
 
 from phosd.engine.errors import Busy
 
+_FILE = "phosd.lock"
+"""What is locked. Not the folder itself: whoever may look into it could hold it, for ever."""
+
 
 @contextlib.contextmanager
 def alone(*folders: Path) -> Iterator[None]:
@@ -17,7 +20,8 @@ def alone(*folders: Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         for folder in folders:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(folder / _FILE, flags, 0o600)
             held.callback(os.close, descriptor)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -31,8 +35,8 @@ def alone(*folders: Path) -> Iterator[None]:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a phosd runs with this folder, as far as its lock tells."""
-    if not folder.is_dir():
+    """Whether a phosd runs with this folder, as far as its lock tells; for the folder's owner."""
+    if not (folder / _FILE).exists():
         return False
     try:
         with alone(folder):

@@ -146,14 +146,20 @@ class Stranded:
 
 
 def stranded(runtime_dir: Path) -> list[Stranded]:
-    """The GPU processes that stand still, by anybody's doing but that of a job that runs."""
+    """The GPU processes that stand still, by anybody's doing but that of a job that runs.
+
+    Only whom the runtime folder belongs to can tell a process that is suspended, or at work on,
+    from one that was left behind: others hear nothing of those that the driver has checkpointed.
+    """
     found = []
-    busy = _worked_on(runtime_dir) if in_use(runtime_dir) else {}
-    suspended = {pid for each in Register(runtime_dir).living() for pid in each.pids}
+    ours = os.access(runtime_dir, os.W_OK) or not runtime_dir.exists()
+    busy = _worked_on(runtime_dir) if ours and in_use(runtime_dir) else {}
+    suspended = {p for each in Register(runtime_dir).living() for p in each.pids} if ours else set()
     for pid in sorted(procfs.pids()):
         if pid == os.getpid() or pid in busy or not process.uses_cuda(pid):
             continue
-        if pid in suspended and driver.state(pid) is driver.State.CHECKPOINTED:
+        asleep = pid in suspended or not ours
+        if asleep and driver.state(pid) is driver.State.CHECKPOINTED:
             continue
         known = procfs.identity(pid)
         why = _why_stranded(pid, runtime_dir) if known is not None else ""

@@ -1,5 +1,6 @@
 """What is written down before a job touches anything, and cleared up when nobody ended it."""
 
+import fcntl
 import os
 import signal
 import socket
@@ -202,3 +203,14 @@ def test_one_engine_a_folder(tmp_path: Path) -> None:
         with pytest.raises(Busy, match=f"another phosd runs with {tmp_path}"), alone(tmp_path):
             pytest.fail("two of them")
     assert not in_use(tmp_path) and not in_use(tmp_path / "none")
+
+
+def test_a_folder_held_by_somebody_who_may_look_into_it(tmp_path: Path) -> None:
+    """The runtime folder is open to all."""
+    descriptor = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with alone(tmp_path):
+            assert (tmp_path / "phosd.lock").stat().st_mode & 0o777 == 0o600
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,37 @@
+"""What users who are not root are told of programs that stand still."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from phosd.engine import driver
+from phosd.engine.node import Node, NodeConfig
+from phosd.engine.progress import Progress
+from phosd.engine.resume import ResumeOptions, resume
+from phosd.engine.suspend import SuspendOptions, suspend
+from tests.cli.test_recover import phos
+from tests.core.conftest import Starter, place, start
+
+__all__ = ["place", "start"]
+
+
+def test_a_suspended_program_is_nobodys_concern(
+    place: Path, start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That it is suspended stands in a folder into which only root may look."""
+    place.chmod(0o755)
+    monkeypatch.setenv("PHOS_RUNTIME_DIR", str(place / "run"))
+    with Node(NodeConfig(place / "state", place / "run")) as node:
+        target = start("single")
+        target.wait_for_steps(3)
+        suspend(node, target.pid, SuspendOptions(), Progress())
+        try:
+            for words in ("recover", "doctor"):
+                done = phos(words, uid=65534)
+                assert done.stderr == ""
+                rows = [json.loads(line) for line in done.stdout.splitlines()]
+                assert not [row for row in rows if str(target.pid) in str(row)]
+        finally:
+            resume(node, target.pid, ResumeOptions(), Progress())
+        assert driver.state(target.pid) is driver.State.RUNNING
