@@ -66,9 +66,15 @@ def _suspended(node: Node) -> tuple[list[Suspended], list[Suspended]]:
     asleep: list[Suspended] = []
     woken: list[Suspended] = []
     for each in node.suspended.living():
-        states = {driver.state(pid) for pid in each.pids}
+        going = (pid for pid in each.pids if not _stopped(pid))
+        states = {driver.state(pid) for pid in going} or {driver.State.CHECKPOINTED}
         (asleep if states == {driver.State.CHECKPOINTED} else woken).append(each)
     return asleep, woken
+
+
+def _stopped(pid: int) -> bool:
+    found = procfs.stat(pid)
+    return found is not None and found.stopped
 
 
 def _settle_resume(node: Node, suspended: Suspended, account: Account) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from phosd.engine import cuda, driver, procfs
-from phosd.engine.errors import Internal, NoSuchProcess, PhosError, Unsupported
+from phosd.engine.errors import Busy, Internal, NoSuchProcess, PhosError, Unsupported
 from phosd.engine.hooklink import Block, Hello, HookLink, HookState
 
 _PATIENCE = 2.0
@@ -21,7 +21,7 @@ class GpuProcess:
 
     ``hook_state`` is ``hooked`` (can be parked), ``driver`` (only mode ``driver``) or
     ``unsupported``; ``reason`` says why it is not ``hooked``. ``state`` is the driver's or, when
-    the gate is not open, the hook's, in lower case.
+    the gate is not open, the hook's, in lower case; or ``stopped``, by a signal or a debugger.
     """
 
     pid: int
@@ -64,6 +64,16 @@ def _maps(pid: int, library: bytes) -> bool:
             return any(library in line for line in maps)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
+
+
+def require_going(pid: int) -> None:
+    """Raise :class:`Busy` when the process is stopped: the driver would wait for it, for ever."""
+    stat = procfs.stat(pid)
+    if stat is not None and stat.stopped:
+        raise Busy(
+            f"process {pid} is stopped, by a signal or a debugger",
+            hint=f"let it go on (`kill -CONT {pid}`, or detach the debugger), then try again",
+        )
 
 
 def is_gpu_process(pid: int) -> bool:
@@ -142,7 +152,8 @@ def list_processes(
     """Every GPU process of the node that this process may look at, in order of pid.
 
     ``asking`` tells for each whether it may be asked: not while a job works on it. Then it is as
-    the list before this one, ``known``, had it. Those in ``without`` are left out.
+    the list before this one, ``known``, had it, and so is one that is stopped. Those in ``without``
+    are left out.
     """
     found = []
     for pid in sorted(procfs.pids()):
@@ -150,7 +161,7 @@ def list_processes(
             continue
         try:
             with asking(pid) as free:
-                described = None if free else _as_before(pid, known)
+                described = _stopped(pid, known) if free else _as_before(pid, known)
                 described = described or describe(pid, runtime_dir, ask_hook=free)
         except (NoSuchProcess, FileNotFoundError, ProcessLookupError):
             continue  # ended while we looked
@@ -163,10 +174,27 @@ def _as_before(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
     """What was known of a process that a job works on. Even the driver is not asked: the software
     one's answer comes through a socket of the process, which would look like one of the program.
     """
+    before = _known(pid, known)
+    return before and replace(before, reason="a job works on it")
+
+
+def _known(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
     found, stat = known.get(pid), procfs.stat(pid)
     if found is None or stat is None or stat.start_time != found.start_time:
         return None
-    return replace(found, reason="a job works on it")
+    return found
+
+
+def _stopped(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
+    """A process that is stopped, and can be asked nothing; None when it goes on."""
+    try:
+        require_going(pid)
+    except Busy as error:
+        found, stat = _known(pid, known), procfs.stat(pid)
+        if found is None and stat is not None:
+            found = _described(pid, stat.start_time, "unsupported", "", "")
+        return found and replace(found, reason=str(error), state="stopped")
+    return None
 
 
 def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProcess | None:

@@ -30,6 +30,11 @@ class Stat:
         """A zombie, or about to be one."""
         return self.state in "ZX"
 
+    @property
+    def stopped(self) -> bool:
+        """By a signal or a debugger: nothing in it answers anybody until it goes on."""
+        return self.state in "Tt"
+
 
 @dataclass(frozen=True)
 class Status:

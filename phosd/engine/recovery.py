@@ -70,6 +70,9 @@ def free(processes: Collection[Process], runtime_dir: Path) -> Account:
     with contextlib.ExitStack() as stack:
         movers = [stack.enter_context(visit) for visit in visits(runtime_dir, silent)]
         _wait_for_criu(alive, account)
+        for pid in {pid for pid, _ in alive} - account.failures.keys():
+            with _noted(account, pid):
+                process.require_going(pid)
         ready = [each for each in alive if each[0] not in account.failures]
         _back_from_driver(ready, movers, entries(runtime_dir / "journal"), account)
         memory: dict[Process, dict[int, dict[int, int]]] = {}
@@ -158,6 +161,8 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
     for pid in sorted(procfs.pids()):
         if pid == os.getpid() or pid in busy or not process.uses_cuda(pid):
             continue
+        if (stat := procfs.stat(pid)) is not None and stat.stopped:
+            continue  # by somebody who knows it
         asleep = pid in suspended or not ours
         if asleep and driver.state(pid) is driver.State.CHECKPOINTED:
             continue

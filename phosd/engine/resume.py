@@ -24,7 +24,7 @@ from phosd.engine.loaded import Memory, device_bytes, loaded
 from phosd.engine.node import Node
 from phosd.engine.parking import room_ahead
 from phosd.engine.placement import parse_moves, require_fit, whole
-from phosd.engine.process import placed
+from phosd.engine.process import placed, require_going
 from phosd.engine.progress import Progress
 from phosd.engine.rights import ROOT
 from phosd.engine.space import require_device_memory
@@ -56,6 +56,8 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         image = job.enter_context(node.shelf(suspended.where).open(suspended.image))
         manifest = image.manifest
         require_resumable(suspended, options.caller)
+        for each in suspended.pids:
+            require_going(each)
         gpus = list_gpus()
         moves = _moves(options.to, suspended, manifest, gpus)
         moves = _away(moves | _moved_before(node, suspended, manifest))

@@ -117,6 +117,7 @@ class Unit:
         for pid in (p.pid for p in tree.living):
             if not process.uses_cuda(pid):
                 continue
+            process.require_going(pid)
             state = driver.state(pid)
             if state is None:
                 continue  # CUDA is loaded, never initialised: a data-loader worker
