@@ -1,4 +1,8 @@
-"""What happened on this node. Losing it costs nothing but knowledge of the past."""
+"""What happened on this node, and what was decided: the schedules, and which images are theirs.
+
+A file that is lost while phosd runs costs only knowledge of the past, since what was decided is in
+memory, too, and is written again (:mod:`phosd.service.upkeep`).
+"""
 
 import contextlib
 import json
@@ -64,6 +68,11 @@ class History:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._database = Database(path, self._observe)
         self.suspects = Suspects(self._database)
+        rows = self._database.recall(
+            "select id, made_for from images where made_for is not null and deleted is null"
+        )
+        self._made_for: dict[str, str] = {row["id"]: row["made_for"] for row in rows}
+        """Keys of schedules, by image: no manifest tells them."""
 
     @property
     def trouble(self) -> str:
@@ -156,19 +165,22 @@ class History:
         if whole is not None:
             row |= {"verified": time.time(), "verified_ok": int(whole)}
         if made_for is not None:
-            row["made_for"] = made_for.key
+            row["made_for"] = self._made_for[manifest.id] = made_for.key
         self._database.record(lambda db: db["images"].upsert(storable(row), pk="id"))
 
     def reconcile(self, images: Iterable[Manifest]) -> None:
         """These are the images that there are: the manifests are the truth. What is known of each
-        besides is kept.
+        besides is kept; schedules have theirs again in a file that was begun anew.
         """
         rows = {image.id: storable(_image_row(image)) for image in images}
+        made_for = {image: key for image, key in list(self._made_for.items()) if image in rows}
         now = time.time()
 
         def run(db: Any) -> None:
             with db.atomic():
                 db["images"].upsert_all(rows.values(), pk="id")
+                for image, key in made_for.items():
+                    db["images"].update(image, {"made_for": key})
                 for row in list(db.query("select id from images where deleted is null")):
                     if row["id"] not in rows:
                         db["images"].update(row["id"], {"deleted": now})
@@ -178,6 +190,7 @@ class History:
     def image_deleted(self, image: str, why: str, owner: int | None = None) -> None:
         """An image of user id ``owner`` (None: nobody knows) is gone, and why."""
         self.event(Event("image-deleted", image, why, owner=owner))
+        self._made_for.pop(image, None)
         row = {"id": image, "deleted": time.time()}
         self._database.record(lambda db: db["images"].upsert(storable(row), pk="id"))
 

@@ -136,6 +136,7 @@ class Manager:
             history,
             self.jobs,
             self.inventory,
+            self._periodic,
             lambda: self._tree.changed(ROOT),
         )
         self._tree.publish(ROOT, manager_interface(self), self, owner=None)

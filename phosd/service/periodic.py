@@ -128,6 +128,11 @@ class Periodic:
             self._run(schedule, None)
             self._tell(schedule, f"every {rule.every:g} s, by a rule of the configuration")
 
+    def write_again(self) -> None:
+        """The history was begun anew: a schedule that is not in it would end with this phosd."""
+        for schedule in self._schedules.values():
+            self._history.schedule(schedule)
+
     def forget_gone(self) -> None:
         """Drop the schedules of processes that have ended."""
         gone = [key for key, s in self._schedules.items() if not _lives(s.target)]

@@ -12,6 +12,7 @@ from phosd.service.history import History
 from phosd.service.inventory import Inventory
 from phosd.service.jobs import JobTable
 from phosd.service.operations import Engine
+from phosd.service.periodic import Periodic
 from phosd.service.retention import Retention
 
 _DAY = 86_400.0
@@ -30,6 +31,7 @@ class Upkeep:
         history: History,
         jobs: JobTable,
         inventory: Inventory,
+        periodic: Periodic,
         changed: Callable[[], None],
     ) -> None:
         self.config = config
@@ -37,6 +39,7 @@ class Upkeep:
         self._history = history
         self._jobs = jobs
         self._inventory = inventory
+        self._periodic = periodic
         self._changed = changed
         self._retention = Retention(engine, history)
         self._deleting = asyncio.Lock()
@@ -70,6 +73,7 @@ class Upkeep:
             self._renewals = self._history.renewals
             text = "history.db was damaged and begun anew"
             self._history.event(Event("history", "history.db", text, Severity.ERROR))
+            self._periodic.write_again()
             await self.reconcile()
 
     async def reconcile(self) -> None:

@@ -16,7 +16,10 @@ from sqlite_utils import Database as Tables
 from phosd.engine.errors import Internal
 from phosd.service.database import Database
 from phosd.service.history import History
+from phosd.service.identity import Identity
+from phosd.service.operations import CheckpointRequest
 from phosd.service.past import jobs
+from phosd.service.schedule import Schedule
 from phosd.service.tables import migrations
 from tests.harness import wait_until
 from tests.service.fake_engine import manifest
@@ -355,3 +358,47 @@ def test_a_service_whose_database_is_damaged_knows_its_images_again(service: Ser
     assert "history.db was damaged" in " ".join(
         row[0] for row in sqlite3.connect(path).execute("select text from events").fetchall()
     )
+
+
+def test_a_database_begun_anew_has_the_schedules_and_their_images_again(service: Service) -> None:
+    path = service.config.state_dir / "history.db"
+    service.engine.go.set()
+    every = ("ua{sv}", os.getpid(), 2, "every", "d", "3600", "keep", "u", "2")
+    wait_for(service, service.start("Checkpoint", *every), "done")
+    wait_for(service, service.start("Checkpoint", "ua{sv}", os.getpid(), 0), "done")
+
+    def kept() -> list[list[tuple[object, ...]]]:
+        questions = ("select * from schedules", "select id, made_for from images order by id")
+        try:
+            with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True)) as other:
+                return [other.execute(question).fetchall() for question in questions]
+        except sqlite3.DatabaseError:  # it is damaged, or being made
+            return []
+
+    before = kept()
+    ((_, made_for), (_, by_hand)) = before[1]
+    assert before[0]
+    assert made_for
+    assert by_hand is None
+    damage(path)
+    with pytest.raises(RuntimeError, match="cannot be read"):
+        service.call("ListHistory", "a{sv}", 0)
+    wait_until(lambda: kept() == before, "the schedule and its image in the new file")
+    assert len(list(path.parent.glob("history.db.damaged-*"))) == 1
+
+
+def test_what_a_deleted_image_was_made_for_is_forgotten(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db")
+    schedule = Schedule("boot", Identity(7, 1, 0), 0, CheckpointRequest(every=60.0))
+    for image in ("a", "b"):
+        history.image(manifest(image), made_for=schedule)
+    history.image_deleted("a", "because")
+    history.close()
+    again = History(tmp_path / "history.db")
+    with closing(sqlite3.connect(tmp_path / "history.db")) as other:
+        other.execute("update images set made_for = null")
+        other.commit()
+    again.reconcile([manifest("a"), manifest("b")])
+    again.flush()
+    assert list(again.images_made_for(schedule)) == ["b"]
+    again.close()
