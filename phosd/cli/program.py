@@ -18,8 +18,9 @@ def output_folder() -> Path:
         base = Path("/var/lib/phos")
     else:
         base = Path.home() / ".local" / "state" / "phos"
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)  # for root it is where images will lie
     runs = base / "run"
-    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    runs.mkdir(mode=0o700, exist_ok=True)
     folder = runs / f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
     folder.mkdir(mode=0o700)
     return folder

@@ -98,12 +98,16 @@ class ConfigError(Exception):
         self.problems = problems
 
 
-def load(path: Path) -> Config:
-    """Read the file. A missing file means the defaults. Raises :class:`ConfigError`."""
+def load(path: Path, *, optional: bool = False) -> Config:
+    """Read the file. A missing file that is ``optional`` means the defaults. Raises
+    :class:`ConfigError`.
+    """
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return Config()
+    except FileNotFoundError as error:
+        if optional:
+            return Config()
+        raise ConfigError([f"{path}: there is no such file; make it, or name another"]) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: cannot be read: {error}"]) from error
     try:

@@ -70,9 +70,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--config",
         type=Path,
-        default=configuration.DEFAULT_FILE,
         metavar="FILE",
-        help="configuration (default: %(default)s)",
+        help=f"configuration (default: {configuration.DEFAULT_FILE}, if there is one)",
     )
     made.add_argument("--state-dir", type=Path, metavar="DIR", help="images and history")
     made.add_argument("--runtime-dir", type=Path, metavar="DIR", help="hook sockets, journal")
@@ -84,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _configure(args: argparse.Namespace) -> Config:
     """The file, then what the command line says instead."""
-    config = configuration.load(args.config)
+    config = configuration.load(_config_file(args), optional=args.config is None)
     given = {
         name: getattr(args, name).absolute()
         for name in ("state_dir", "runtime_dir")
@@ -93,13 +92,18 @@ def _configure(args: argparse.Namespace) -> Config:
     return dataclasses.replace(config, **given)
 
 
+def _config_file(args: argparse.Namespace) -> Path:
+    return args.config or configuration.DEFAULT_FILE
+
+
 async def _run(config: Config, args: argparse.Namespace) -> int:
     from phosd.service.node_engine import NodeEngine
 
     prepare_folders(config)
     _check_units(config)
     with alone(config.state_dir, config.runtime_dir), closing(NodeEngine(config)) as engine:
-        return await serve(config, engine, "session" if args.session else "system", args.config)
+        where = "session" if args.session else "system"
+        return await serve(config, engine, where, _config_file(args))
 
 
 def _check_units(config: Config) -> None:
@@ -200,7 +204,9 @@ def _reload_on_hangup(manager: Manager, config_file: Path, supervisor: Superviso
 
 
 def _reload(manager: Manager, config_file: Path) -> None:
-    """SIGHUP: read the file again. A file with mistakes changes nothing."""
+    """SIGHUP: read the file again. A file with mistakes, or that is not there, changes nothing:
+    quotas and rules do not go because an editor has moved their file away.
+    """
     try:
         new = configuration.load(config_file)
     except ConfigError as error:
@@ -212,9 +218,24 @@ def _reload(manager: Manager, config_file: Path) -> None:
 
 
 def prepare_folders(config: Config) -> None:
-    """Make the folders that the history and the journal need before the engine does."""
+    """Make the folders that the history and the journal need before the engine does.
+
+    The usual state folder is closed to others, whoever has made it. Another one may be there to be
+    used for more, as ``/srv`` is, and is for its administrator to close.
+    """
     config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     config.runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if not config.state_dir.stat().st_mode & 0o077:
+        return
+    if config.state_dir == Config.state_dir:
+        config.state_dir.chmod(0o700)
+        _log.warning("%s was open to others and is closed now", config.state_dir)
+    else:
+        _log.warning(
+            "others can look into %s; unless it is for more than phosd, `chmod 0700 %s`",
+            config.state_dir,
+            config.state_dir,
+        )
 
 
 if __name__ == "__main__":

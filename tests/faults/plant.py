@@ -33,6 +33,7 @@ class Plant:
         command = [sys.executable, "-m", "phosd.service.main", "--session"]
         command += [f"--state-dir={self.place / 'state'}", f"--runtime-dir={self.place / 'run'}"]
         command += [f"--config={self.place / 'phosd.toml'}"]
+        (self.place / "phosd.toml").touch()
         environment = {k: v for k, v in os.environ.items() if k != "PHOS_FAULT"}
         environment |= {"DBUS_SESSION_BUS_ADDRESS": self.bus}
         if fault:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.space import KeptFree
+from phosd.service import main
 from phosd.service.config import Config, ConfigError, PeriodicRule, load, size
 from phosd.service.limits import NO_LIMITS, UserLimits, limits_of
 from tests.service.fake_engine import this_process
@@ -68,7 +69,31 @@ def test_a_configuration_is_read(tmp_path: Path) -> None:
             PeriodicRule(every=60.5, keep=2, user=pwd.getpwnam("nobody").pw_uid),
         ),
     )
-    assert load(tmp_path / "missing.toml") == Config()
+
+
+def test_only_the_default_file_may_be_missing(tmp_path: Path) -> None:
+    path = tmp_path / "missing.toml"
+    assert load(path, optional=True) == Config()
+    done = phosd("--check-config", "--config", str(path))
+    assert done.returncode == 1
+    assert done.stderr == f"{path}: there is no such file; make it, or name another\n"
+    assert phosd("--check-config").returncode == 0
+
+
+def test_the_usual_state_folder_is_closed_and_another_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, chosen = tmp_path / "usual", tmp_path / "chosen"
+    for folder in (usual, chosen):
+        folder.mkdir()
+        folder.chmod(0o755)
+    monkeypatch.setattr(Config, "state_dir", usual)
+    for folder, mode in ((usual, 0o700), (chosen, 0o755), (tmp_path / "new", 0o700)):
+        main.prepare_folders(Config(state_dir=folder, runtime_dir=tmp_path / "run"))
+        assert folder.stat().st_mode & 0o777 == mode, folder
+    closed, open_ = (record.message for record in caplog.records)
+    assert closed == f"{usual} was open to others and is closed now"
+    assert f"`chmod 0700 {chosen}`" in open_
 
 
 def test_every_mistake_is_told_with_file_line_and_key(tmp_path: Path) -> None:

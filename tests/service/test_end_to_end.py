@@ -25,6 +25,7 @@ def phosd(bus: str, folder: Path, **variables: str) -> Iterator[subprocess.Popen
     command = [sys.executable, "-m", "phosd.service.main", "--session"]
     command += [f"--state-dir={folder / 'state'}", f"--runtime-dir={folder / 'run'}"]
     command += [f"--config={folder / 'phosd.toml'}"]
+    (folder / "phosd.toml").touch()
     environment = os.environ | {"DBUS_SESSION_BUS_ADDRESS": bus} | variables
     log = folder / "phosd.log"
     with log.open("ab") as file:

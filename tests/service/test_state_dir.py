@@ -115,4 +115,9 @@ def test_a_configuration_with_mistakes_changes_nothing(bus: str, tmp_path: Path)
         for name in ("criu", "metrics"):
             assert f"{name} takes effect when phosd starts again" in said
         assert "max_jobs takes" not in said
+        config.unlink()
+        daemon.send_signal(signal.SIGHUP)
+        wait_until(lambda: f"{config}: there is no such file" in log.read_text(), "the refusal")
+        assert log.read_text().count("stays as it was") == 2
+        assert log.read_text().count("was read again") == 1
         daemon.send_signal(0)
