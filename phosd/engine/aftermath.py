@@ -66,9 +66,9 @@ def _suspended(node: Node) -> tuple[list[Suspended], list[Suspended]]:
     asleep: list[Suspended] = []
     woken: list[Suspended] = []
     for each in node.suspended.living():
-        going = (pid for pid in each.pids if not _stopped(pid))
-        states = {driver.state(pid) for pid in going} or {driver.State.CHECKPOINTED}
-        (asleep if states == {driver.State.CHECKPOINTED} else woken).append(each)
+        # Of those that cannot be asked the file is believed.
+        states = {driver.state(pid) for pid in each.pids if not _stopped(pid)}
+        (asleep if states <= {driver.State.CHECKPOINTED, None} else woken).append(each)
     return asleep, woken
 
 

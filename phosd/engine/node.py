@@ -80,7 +80,7 @@ class Node:
             for mover in self._movers.values():
                 mover.close()
             self._movers.clear()
-            if (shelf := self._shelves.pop("memory", None)) and not self.suspended.all():
+            if (shelf := self._shelves.pop("memory", None)) and not self.suspended.images():
                 shutil.rmtree(shelf.state)
 
     @property
@@ -147,7 +147,7 @@ class Node:
     def sweep_suspended(self) -> None:
         """Remove what nobody is suspended with. No job may run."""
         self.forget_the_dead()
-        known = {each.image for each in self.suspended.all()}
+        known = self.suspended.images()
         for where, folder in self._shelf_folders.items():
             if folder.is_dir():
                 shelf = self.shelf(where)
@@ -160,7 +160,7 @@ class Node:
     def _shelf_folders(self) -> dict[str, Path]:
         name = hashlib.sha256(bytes(self.config.runtime_dir.resolve())).hexdigest()[:16]
         memory = self.config.memory_dir or _MEMORY / f"phos-suspended-{name}"
-        return {"memory": memory, "disk": self.store.state / "suspended"}
+        return {"memory": memory, "disk": self.store.state / "suspended" / name}
 
     def asking(self, pid: int) -> AbstractContextManager[bool]:
         """Whether a process may be asked inside: no job works on it."""

@@ -277,6 +277,11 @@ def _back_from_parking(
     account: Account,
 ) -> None:
     if driver.state(pid) is None or not process.has_hook(pid):
+        if memory and process.uses_cuda(pid):
+            raise Internal(
+                f"the driver tells nothing of process {pid}, for which memory is kept",
+                hint=f"see its log (dmesg), then `phos recover {pid}`",
+            )
         return
     deeds = account.deeds.setdefault(pid, [])
     with reach(pid, runtime_dir, _WAKE_SECONDS) as link:

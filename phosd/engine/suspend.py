@@ -4,6 +4,7 @@ Its device memory goes to host memory or to the disk, the driver saves the rest 
 nothing of it is on a GPU any more. :mod:`phosd.engine.resume` brings it back.
 """
 
+import logging
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from phosd.engine import driver
-from phosd.engine.errors import InvalidOption, OutOfSpace
+from phosd.engine.errors import InvalidOption, NotAuthorized, OutOfSpace
 from phosd.engine.faults import Point, point
 from phosd.engine.from_unit import block_records, process_records
 from phosd.engine.gate import DEADLINE, close_gates
@@ -36,6 +37,7 @@ from phosd.engine.unit import Unit, explain_death, gather
 PLACES = ("memory", "disk")
 _SPARE = 1 / 16
 """The share of the available host memory that stays free: what the kernel tells is an estimate."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,14 @@ def _place(node: Node, unit: Unit, wanted: str, size: int) -> str:
     """Where ``size`` bytes of device memory go. Raises :class:`OutOfSpace` when they do not fit."""
     contexts = context_bytes() * len(unit.gpu_pids)
     for where in PLACES if wanted == "auto" else (wanted,):
-        if size <= _room(node.shelf(where), where, contexts):
+        try:
+            shelf = node.shelf(where)
+        except NotAuthorized as error:  # memory is a folder that anybody may make
+            if where != wanted:
+                _log.warning("nothing is suspended to %s: %s", where, error)
+                continue
+            raise
+        if size <= _room(shelf, where, contexts):
             return where
     raise OutOfSpace(
         f"there is no room for {size / 1e9:.1f} GB of device memory"

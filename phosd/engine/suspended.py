@@ -89,6 +89,12 @@ class Register:
                 _log.error("%s does not tell who is suspended (%s)", path, error)
         return found
 
+    def images(self) -> set[str]:
+        """What may be removed for none of them, also where a file cannot be read: a phosd of
+        another version has perhaps written it.
+        """
+        return {path.stem for path in self._folder.glob("*.json")}
+
     def of(self, pid: int) -> Suspended:
         """The suspended program that has a process ``pid``. Raises :class:`NoSuchProcess`."""
         for each in self.living():

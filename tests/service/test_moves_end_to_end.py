@@ -115,10 +115,10 @@ def test_what_a_suspended_program_had_goes_with_it(bus: str, place: Path, begin:
     with phosd(bus, place):
         phos(bus, place, "suspend", str(target.pid), "--where", "disk")
         shelf = place / "state" / "suspended"
-        assert list(shelf.glob("images/*")) and Register(place / "run").all()
+        assert list(shelf.glob("*/images/*")) and Register(place / "run").all()
         target.kill()
         wait_until(lambda: not Register(place / "run").all(), "it to be forgotten")
-        wait_until(lambda: not list(shelf.glob("images/*")), "its memory to be removed")
+        wait_until(lambda: not list(shelf.glob("*/images/*")), "its memory to be removed")
 
 
 def test_a_gpu_is_evacuated(bus: str, place: Path, begin: Begin, undisturbed: Undisturbed) -> None:
