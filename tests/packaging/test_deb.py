@@ -1,14 +1,28 @@
 """The Debian package: what of the checkout goes where. tests/boot installs and uses it."""
 
+import os
 import re
 import runpy
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from phosd.engine import procfs
+from phosd.engine.suspended import Register, Suspended
+
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def a_sleeper() -> Iterator[int]:
+    """A process that does nothing."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process.pid
+        process.kill()
 
 
 @pytest.fixture
@@ -50,3 +64,48 @@ def test_maintainer_scripts_are_whole(build_deb: dict[str, Any], tmp_path: Path)
     assert re.search(r"(?m)^Depends: python3 \(>= 3\.\d+~\), python3 \(<< 3\.\d+~\), ", control)
     conffiles = (tmp_path / "DEBIAN/conffiles").read_text().split()
     assert all((tmp_path / path[1:]).is_file() for path in conffiles)
+
+
+def test_it_is_not_removed_while_a_program_is_suspended(
+    build_deb: dict[str, Any], tmp_path: Path, a_sleeper: int
+) -> None:
+    run, bin_, asked = tmp_path / "run", tmp_path / "bin", tmp_path / "asked"
+    for folder in (run / "systemd/system", run / "phos", bin_):
+        folder.mkdir(parents=True)
+    build_deb["put"](bin_ / "systemctl", f'#!/bin/sh\necho "$@" >>{asked}\n', 0o755)
+    script = (ROOT / "packaging/debian/prerm").read_text().replace("@UNITS@", "phosd-mover")
+    for real, fake in (
+        ("/run/", f"{run}/"),
+        ("/usr/bin/python3", sys.executable),
+        ("/usr/lib/phos/python", str(ROOT)),
+    ):
+        script = script.replace(real, fake)
+
+    def remove() -> subprocess.CompletedProcess[str]:
+        path = {"PATH": f"{bin_}:{os.environ['PATH']}"}
+        words = ["sh", "-c", script, "prerm", "remove"]
+        return subprocess.run(words, env=path, capture_output=True, text=True)
+
+    identity = procfs.identity(a_sleeper)
+    assert identity is not None
+    entry = Suspended(
+        image="20261001T101112-abcd",
+        pid=a_sleeper,
+        start_time=identity[1],
+        owner=0,
+        command=("train",),
+        since=0.0,
+        where="memory",
+        stored_bytes=1,
+        device_bytes={0: 1},
+        processes=(identity,),
+    )
+    Register(run / "phos").write(entry)
+    refused = remove()
+    assert refused.returncode != 0
+    assert f"programs are suspended: {a_sleeper}. Bring each back" in refused.stderr
+    assert "`phos resume PID`" in refused.stderr
+    assert not asked.exists(), "nothing is stopped"
+    Register(run / "phos").remove(entry)
+    assert remove().returncode == 0
+    assert asked.read_text().splitlines()[0].endswith("stop phosd.service")
