@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from phosd.engine import driver, procfs, recovery
 from phosd.engine import node as node_module
-from phosd.engine import procfs, recovery
 from phosd.engine.aftermath import settle
 from phosd.engine.alone import alone, in_use
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
@@ -23,7 +23,9 @@ from phosd.engine.errors import Busy, Internal
 from phosd.engine.node import Node
 from phosd.engine.procfs import identity
 from phosd.engine.progress import Progress
+from phosd.engine.recovery import free, left_parked
 from phosd.engine.restore import RestoreOptions, restore
+from tests.cli.test_recover import leave_parked
 from tests.core.conftest import Starter
 from tests.core.cycle import Undisturbed, computes_right, save
 from tests.harness import alive, children, wait_until
@@ -214,3 +216,20 @@ def test_a_folder_held_by_somebody_who_may_look_into_it(tmp_path: Path) -> None:
             assert (tmp_path / "phosd.lock").stat().st_mode & 0o777 == 0o600
     finally:
         os.close(descriptor)
+
+
+def test_memory_is_kept_for_a_process_of_which_the_driver_tells_nothing(
+    place: Path, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = start("single")
+    target.wait_for_steps(3)
+    leave_parked(place, target.pid)
+    known = identity(target.pid)
+    assert known is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "state", lambda pid: None)
+        text = free({known}, place / "run").text([target.pid])
+    assert "the driver tells nothing of process" in text
+    assert left_parked(place / "run") == {known}
+    assert "given back its parked memory" in free({known}, place / "run").text([target.pid])
+    computes_right(target, undisturbed)
