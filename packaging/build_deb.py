@@ -193,13 +193,13 @@ def add_units(root: Path) -> dict[str, str]:
 def add_documents(root: Path) -> None:
     """The documentation and its examples, man pages, and completions where shells look for them."""
     documents = root / "usr/share/doc/phosd"
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        put(documents / path.name, path.read_bytes())
+    pages = [path for folder in ("docs", "examples") for path in (ROOT / folder).rglob("*")]
+    # As in a checkout: they link to each other.
+    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *pages):
+        if path.is_file() and path.suffix != ".in":
+            put(documents / path.relative_to(ROOT), path.read_bytes())
     changes = gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), mtime=0)
     put(documents / "changelog.gz", changes)
-    for path in (ROOT / "examples").rglob("*"):
-        if path.is_file():
-            put(documents / "examples" / path.relative_to(ROOT / "examples"), path.read_bytes())
     made = root / "made"
     run([sys.executable, ROOT / "packaging/make_docs.py", made], "writing the man pages")
     for path in (made / "man").iterdir():

@@ -66,6 +66,17 @@ def test_maintainer_scripts_are_whole(build_deb: dict[str, Any], tmp_path: Path)
     assert all((tmp_path / path[1:]).is_file() for path in conffiles)
 
 
+def test_the_documents_link_to_what_is_installed(
+    build_deb: dict[str, Any], tmp_path: Path
+) -> None:
+    build_deb["add_documents"](tmp_path)
+    pages = list(tmp_path.rglob("*.md"))
+    assert {"README.md", "dbus.md"} <= {page.name for page in pages}
+    for page in pages:
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
 def test_it_is_not_removed_while_a_program_is_suspended(
     build_deb: dict[str, Any], tmp_path: Path, a_sleeper: int
 ) -> None:
