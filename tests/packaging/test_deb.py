@@ -66,9 +66,7 @@ def test_maintainer_scripts_are_whole(build_deb: dict[str, Any], tmp_path: Path)
     assert all((tmp_path / path[1:]).is_file() for path in conffiles)
 
 
-def test_the_documents_link_to_what_is_installed(
-    build_deb: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_documents_link_to_what_is_installed(build_deb: dict[str, Any], tmp_path: Path) -> None:
     build_deb["add_documents"](tmp_path)
     pages = list(tmp_path.rglob("*.md"))
     assert {"README.md", "dbus.md"} <= {page.name for page in pages}
