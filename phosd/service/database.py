@@ -29,6 +29,8 @@ _BUSY_MILLISECONDS = 2_000
 _AGAIN_SECONDS = 5.0
 _BETWEEN_RENEWALS = 60.0
 """Seconds after which another file may be put aside: a disk that damages each is left alone."""
+_MOST_ASIDE = 3
+"""Files that are kept though they are of no use: somebody may want to look at the latest."""
 _MOST_WAITING = 4096
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _OF_THE_STATEMENT = {
@@ -222,9 +224,21 @@ class Database:
             if part.exists():
                 part.rename(f"{aside}{suffix}")
         _log.error("the history was of no use (%s); it is kept as %s", error, aside)
+        self._remove_old_ones()
         self.renewals += 1
         self._observer()
         return True
+
+    def _remove_old_ones(self) -> None:
+        """Of the files that were put aside, with their logs, only the latest stay."""
+        aside = self._path.parent.glob(f"{self._path.name}.damaged-*")
+        ages = sorted({path.name.partition("-")[2].partition("-")[0] for path in aside})
+        for age in ages[:-_MOST_ASIDE]:
+            for path in self._path.parent.glob(f"{self._path.name}.damaged-{age}*"):
+                try:
+                    path.unlink()
+                except OSError as error:
+                    _log.warning("%s is not needed and stays: %s", path, error.strerror)
 
 
 class _Unusable(Exception):

@@ -14,10 +14,8 @@ from typing import Any
 
 from phosd.engine.errors import Internal, OutOfMemory
 from phosd.engine.experience import Earlier
-from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.journal import Entry
-from phosd.engine.process import GpuProcess
 from phosd.service.database import Database, Row, storable
 from phosd.service.events import Event, Severity
 from phosd.service.jobs import Job
@@ -243,42 +241,6 @@ class History:
         )
         return tuple(_earlier(row) for row in rows)
 
-    def process(self, process: GpuProcess, boot: str) -> None:
-        """A GPU process was seen."""
-        now = time.time()
-        key = ("boot_id", "pid", "start_time")
-        row = {
-            "boot_id": boot,
-            "pid": process.pid,
-            "start_time": process.start_time,
-            "uid": process.uid,
-            "command": " ".join(process.command),
-            "last_seen": now,
-        }
-
-        def run(db: Any) -> None:
-            with db.atomic():
-                db["processes"].upsert(storable(row), pk=key)
-                db.execute("update processes set first_seen = ? where first_seen is null", [now])
-
-        self._database.record(run)
-
-    def gpu_samples(self, gpus: Iterable[GpuInfo]) -> None:
-        """What the GPUs are doing now."""
-        now = time.time()
-        rows = [
-            {
-                "uuid": gpu.uuid,
-                "time": now,
-                "memory_used": gpu.memory_used,
-                "utilisation": gpu.utilisation,
-                "temperature": gpu.temperature,
-                "power": gpu.power,
-            }
-            for gpu in gpus
-        ]
-        self._database.record(lambda db: db["gpu_samples"].insert_all(rows, replace=True))
-
     def event(self, event: Event) -> None:
         """Something worth knowing later."""
         row = {
@@ -295,7 +257,7 @@ class History:
             listener(event)
 
     def prune(self, before: float) -> None:
-        """Forget jobs, events, samples and suspects older than a time."""
+        """Forget jobs, events, deleted images and suspects older than a time."""
 
         def run(db: Any) -> None:
             with db.atomic():
@@ -307,8 +269,7 @@ class History:
                     "delete from events where id <= (select max(id) from events) - ?",
                     [_MOST_EVENTS],
                 )
-                db.execute("delete from gpu_samples where time < ?", [before])
-                db.execute("delete from processes where last_seen < ?", [before])
+                db.execute("delete from images where deleted < ?", [before])
                 db.execute("delete from kernels where last_seen < ?", [before])
 
         self._database.record(run)

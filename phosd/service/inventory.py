@@ -12,7 +12,6 @@ from phosd.engine.errors import PhosError
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.process import GpuProcess
-from phosd.engine.procfs import boot_id
 from phosd.service.config import Config
 from phosd.service.details import Details
 from phosd.service.events import Event, Severity
@@ -34,8 +33,6 @@ from phosd.service.periodic import Periodic
 from phosd.service.samples import PERIOD, Samples
 
 _POLL_SECONDS = 0.25
-_RECORD_SECONDS = 60.0
-"""Seconds from one record of the GPUs' figures in the history to the next."""
 _log = logging.getLogger(__name__)
 
 
@@ -100,10 +97,9 @@ class Inventory:
         self.refresh_gpus = _Look(asyncio.Lock(), self._look_for_gpus)
         self._troubles: dict[str, str] = {}
         self._samples = samples
-        self._seen_gpus = self._recorded_gpus = -math.inf
+        self._seen_gpus = -math.inf
         self.processes: dict[str, GpuProcess] = {}
         self.images: dict[str, ImageView] = {}
-        self._boot = boot_id()
         self.gpus: dict[str, GpuInfo] = {}
 
     async def watch(self) -> None:
@@ -162,7 +158,6 @@ class Inventory:
                 continue
             self._tree.publish(path, self._process_interface, view, process.uid)
             self._tree.signal(ROOT, "ProcessNew", path)
-            self._history.process(process, self._boot)
         gone = self.processes.keys() - current.keys()
         self.processes = current
         if gone:
@@ -220,9 +215,6 @@ class Inventory:
                 self._tree.publish(path, self._gpu_interface, gpu, None)
         self._seen_gpus = time.monotonic()
         self._samples.take(found, time.time())
-        if self._seen_gpus - self._recorded_gpus >= _RECORD_SECONDS:
-            self._recorded_gpus = self._seen_gpus
-            self._history.gpu_samples(gpu for gpu in found if gpu.memory_used is not None)
         listed_anew = self.gpus.keys() != current.keys()
         self.gpus = current
         if listed_anew:

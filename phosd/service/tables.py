@@ -162,3 +162,12 @@ def m004_events_of_users(db: Any) -> None:
 def m005_destinations(db: Any) -> None:
     """Where a job was to bring a process, as its caller said it; null or empty: nowhere else."""
     db["jobs"].add_column("destination", str)
+
+
+@migrations()
+def m006_nobody_read_them(db: Any) -> None:
+    """What GPUs did is in memory (``ListSamples``), and in Prometheus if that asks. What the tables
+    took in the file is used for what comes.
+    """
+    db["gpu_samples"].drop()
+    db["processes"].drop()

@@ -203,6 +203,22 @@ def test_a_disk_that_damages_every_file_is_not_filled_with_them(watched: Watched
     assert "newer" in watched.file.trouble
 
 
+def test_only_the_last_files_that_were_put_aside_stay(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    aside: list[str] = []
+    for number in range(5):
+        shutil.copy(OLDER / "m001.db", path)
+        come_from_the_future(path)
+        watched = Watched(path)
+        watched.file.close()
+        (new,) = {one.name for one in watched.aside()} - {*aside[-3:]}
+        aside.append(new)
+        path.with_name(f"{new}-wal").write_text(f"the log of {number}")
+        path.unlink()
+    left = {one.name for one in tmp_path.glob("*damaged*")}
+    assert left == {name + suffix for name in aside[-3:] for suffix in ("", "-wal")}
+
+
 def test_a_folder_that_is_gone_and_comes_back(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     folder.mkdir()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,7 +28,7 @@ from phosd.service.operations import HistoryOptions
 from phosd.service.past import jobs
 from phosd.service.tables import migrations
 from tests.harness import wait_until
-from tests.service.fake_engine import GPU, manifest, this_process
+from tests.service.fake_engine import manifest
 from tests.service.running import phosd
 
 
@@ -72,29 +73,31 @@ def test_history_forgets_what_is_old_and_nothing_else(tmp_path: Path) -> None:
     running = job(3, started=1000.0)
     running.ended, running.state = None, JobState.RUNNING
     history.job(running)
+    for image in ("here", "gone", "gone lately"):
+        history.image(manifest(image))
+    history.image_deleted("gone", "because")
+    history.image_deleted("gone lately", "because")
+    history.flush()
+    with closing(sqlite3.connect(tmp_path / "history.db")) as other:
+        other.execute("update images set deleted = 2000.0 where id = 'gone'")
+        other.commit()
     history.prune(before=3000.0)
     history.flush()
+    assert {row["id"] for row in history.query("select id from images")} == {"here", "gone lately"}
     assert [row["id"] for row in jobs(history)] == [3, 2]
     assert {p["job"] for p in history.query("select * from job_phases")} == {2}
     history.close()
 
 
-def test_history_keeps_images_processes_and_samples(tmp_path: Path) -> None:
+def test_history_keeps_images_and_events(tmp_path: Path) -> None:
     history = History(tmp_path / "history.db")
     history.image(manifest("a"), whole=True)
     history.image(manifest("b"))
     history.image(manifest("a"), whole=False)
     history.image_deleted("b", "because")
-    history.process(this_process(), "boot")
-    history.process(this_process(), "boot")
-    history.gpu_samples([GPU])
     history.event(Event("kind", "subject", "text"))
     history.flush()
     assert {k: whole for k, (_, whole) in history.verified().items()} == {"a": False}
-    (process,) = history.query("select * from processes")
-    assert process["first_seen"] <= process["last_seen"]
-    (sample,) = history.query("select * from gpu_samples")
-    assert sample["memory_used"] == GPU.memory_used
     assert [r["text"] for r in history.query("select text from events")] == ["because", "text"]
     assert history.query("select deleted from images where id = 'b'")[0]["deleted"] > 0
     history.close()
@@ -111,16 +114,17 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
         "m003_jobs_of_a_process",
         "m004_events_of_users",
         "m005_destinations",
+        "m006_nobody_read_them",
     ]
     assert {
-        "processes",
+        "_sqlite_migrations",
         "jobs",
         "job_phases",
         "images",
-        "gpu_samples",
         "kernels",
+        "schedules",
         "events",
-    } <= set(database.table_names())
+    } == set(database.table_names())
     assert database.execute("pragma journal_mode").fetchone() == ("wal",)
     assert path.stat().st_mode & 0o777 == 0o600
 
