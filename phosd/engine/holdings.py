@@ -291,6 +291,7 @@ class Holdings:
 
     def _take(self, link: HookLink, blocks: Sequence[Block]) -> None:
         self._keep_only(link.pid, blocks)
+        self._let_go([(link.pid, block.id) for block in blocks if self._changed(link.pid, block)])
         wanted = [
             block.id
             for block in blocks
@@ -302,6 +303,15 @@ class Holdings:
     def _keep_only(self, pid: int, blocks: Iterable[Block]) -> None:
         alive = {(pid, block.id) for block in blocks}
         self._let_go([k for k in self._held if k[0] == pid and k not in alive])
+
+    def _changed(self, pid: int, block: Block) -> bool:
+        """Whether the program has begun to share the block, or mapped more of it, since it was
+        taken: who else has that memory can only be told by what is exported from then on.
+        """
+        held = self._held.get((pid, block.id))
+        return held is not None and (
+            held.block.flags & _SHARED != block.flags & _SHARED or held.block.size != block.size
+        )
 
     def _freed(self, pid: int, runtime_dir: Path, ids: Sequence[int] | None) -> bool:
         """The process has freed blocks; without ids, nobody knows which. Whether nobody holds them

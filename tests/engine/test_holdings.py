@@ -29,6 +29,7 @@ class Link:
         self.device = device
         self.files: dict[int, int] = {}
         self.flags: dict[int, BlockFlag] = {}
+        self.sizes: dict[int, int] = {}
         self.connected = True
         self.state = HookState.CLOSED
         self.trouble: dict[str, PhosError] = {}
@@ -48,7 +49,8 @@ class Link:
         os.close(self.files.pop(number))
 
     def _block(self, number: int) -> Block:
-        return Block(number, number << 21, SIZE, self.device, self.flags[number])
+        size = self.sizes.get(number, SIZE)
+        return Block(number, number << 21, size, self.device, self.flags[number])
 
     def list_blocks(self, after: int = 0) -> list[Block]:
         return [self._block(i) for i in sorted(self.files) if i > after]
@@ -199,6 +201,41 @@ def test_memory_of_two_processes_is_one_piece(bench: Bench) -> None:
     assert keys[2, 1] not in bench.movers[0].keys
     bench.holdings.close()
     assert bench.empty() and held_files(bench, first, second) == 0
+
+
+@pytest.mark.parametrize("exporter_first", [False, True])
+def test_memory_that_is_shared_after_it_was_taken(bench: Bench, exporter_first: bool) -> None:
+    """The descriptor of then tells nothing of who has it now: each export is a file of its own."""
+    owner, peer = Link(1), Link(2)
+    owner.add(1)
+    owner.add(2)
+    bench.take(owner, peer)
+    before = {held.block.id: held.key for held in bench.holdings.of(1)}
+    os.close(owner.files[1])
+    file = owner.add(1, HAS | OUT)
+    peer.add(1, HAS | IN, file)
+    links = (owner, peer) if exporter_first else (peer, owner)
+    bench.holdings.take_all(hooks(*links))
+    keys = {(held.pid, held.block.id): held.key for held in bench.holdings.all()}
+    assert keys[1, 1] == keys[2, 1] != before[1]
+    assert keys[1, 2] == before[2], "what has not changed is kept"
+    assert {held.pid for held in bench.holdings.shared()} == {1, 2}
+    assert bench.movers[0].keys.keys() == set(keys.values())
+    bench.holdings.close()
+    assert bench.empty() and held_files(bench, owner, peer) == 0
+
+
+def test_an_import_that_is_mapped_after_it_was_taken(bench: Bench) -> None:
+    """Its size is known only then."""
+    link = Link(1)
+    link.add(1, HAS | IN)
+    link.sizes[1] = SIZE // 2
+    bench.take(link)
+    link.sizes[1] = SIZE
+    bench.take(link)
+    assert [held.block.size for held in bench.holdings.all()] == [SIZE]
+    assert [*bench.movers[0].keys.values()] == [SIZE]
+    bench.holdings.close()
 
 
 def test_each_gpu_has_its_mover(bench: Bench) -> None:
