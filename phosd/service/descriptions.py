@@ -123,8 +123,9 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
             "options: limit."
         ),
         "ListKernels": (
-            "The kernels launched since a concurrent checkpoint last began to copy, suspects "
-            "first: name, hash of the module, launches, whether it is a suspect; options: limit."
+            "The kernels launched since a concurrent checkpoint last began to copy, and its "
+            "program's suspects that were not (0 launches), suspects first: name, hash of the "
+            "module, launches, whether it is a suspect; options: limit."
         ),
         "TrustKernels": (
             "Its program's suspects are taken for what their arguments tell again, from the next "

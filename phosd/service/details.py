@@ -76,16 +76,16 @@ class Details:
 
         def read(target: Identity, process: Process) -> list[list[Any]]:
             suspects = set(self._history.suspects.of(program(target)))
+            launched = {KernelMark(k.name, k.module): k for k in self._engine.kernels(process)}
             rows = [
-                [
-                    kernel.name,
-                    f"{kernel.module:016x}",
-                    kernel.launches,
-                    kernel.suspect or KernelMark(kernel.name, kernel.module) in suspects,
-                ]
-                for kernel in self._engine.kernels(process)
+                [mark.name, f"{mark.module:016x}", k.launches, k.suspect or mark in suspects]
+                for mark, k in launched.items()
             ]
-            return sorted(rows, key=lambda row: (row[3], row[2]), reverse=True)[: request.limit]
+            # In force, too, though the hook has met none of them since its process began.
+            rows += [
+                [mark.name, f"{mark.module:016x}", 0, True] for mark in suspects - launched.keys()
+            ]
+            return sorted(rows, key=lambda row: (not row[3], -row[2], row[:2]))[: request.limit]
 
         return [await self._ask(caller, view, read)]
 
@@ -97,8 +97,9 @@ class Details:
         """
         request = parse_options(options, TrustOptions)
         target = _still(view)
-        about = f"process {target.pid}"
-        await self._rights.require(caller, Action.CHECKPOINT, target.uid, about)
+        await self._rights.require(
+            caller, Action.CHECKPOINT, target.uid, f"process {target.pid}", pid=str(target.pid)
+        )
 
         def trust() -> int:
             known = program(target)

@@ -82,7 +82,9 @@ def test_the_blocks_of_a_process(service: Service) -> None:
 
 
 def test_the_kernels_of_a_process(service: Service) -> None:
-    """Also those that the history knows as suspects, and the hook not yet."""
+    """Also those that the history knows as suspects, and the hook not yet: not as such, or not at
+    all.
+    """
     path = show(service, os.getpid())
     service.engine.launched = [
         Kernel("seldom", 1, 3, suspect=False),
@@ -96,6 +98,7 @@ def test_the_kernels_of_a_process(service: Service) -> None:
     rows = [
         ["told", "0000000000000003", 5, True],
         ["known", "ffffffffffffffff", 1, True],
+        ["often", "0000000000000007", 0, True],
         ["often", "0000000000000002", 70, False],
         ["seldom", "0000000000000001", 3, False],
     ]
@@ -146,6 +149,7 @@ def test_who_may_trust_kernels(service: Service, bus: str, target: int) -> None:
             ask(*trust, uid=STRANGER)
         polkit.verdicts["org.phos.checkpoint-others"] = YES
         assert ask(*trust, uid=STRANGER) == 0
+    assert polkit.questions[-1].details == {"pid": str(target), "owner": str(OWNER)}
 
 
 def test_the_log_of_a_hook(service: Service) -> None:
