@@ -1,7 +1,6 @@
 """What ``/proc`` says about a process, as typed values. Nothing here decides anything."""
 
 import os
-import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -105,6 +104,13 @@ def stat(pid: int) -> Stat | None:
     return Stat(pid, name, rest[0], parent, group, session, terminal, exiting, int(rest[19]))
 
 
+def lines(path: Path) -> list[str]:
+    """Of a file that the kernel wrote. In names that users chose it escapes what ends a line for
+    it, and nothing else that ``read_text`` and ``splitlines`` take for an end.
+    """
+    return path.read_bytes().decode(errors="replace").split("\n")
+
+
 def identity(pid: int) -> tuple[int, int] | None:
     """Tells a process from later ones with its pid: (pid, start time); None when it has ended."""
     found = stat(pid)
@@ -113,8 +119,7 @@ def identity(pid: int) -> tuple[int, int] | None:
 
 def status(pid: int) -> Status:
     """Raises :class:`ProcessLookupError` or :class:`FileNotFoundError` when it is gone."""
-    text = (PROC / str(pid) / "status").read_text(errors="replace")
-    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    fields = _fields(PROC / str(pid) / "status")
 
     def numbers(field: str) -> tuple[int, ...]:
         return tuple(map(int, fields[field].split()))
@@ -135,11 +140,11 @@ def ending(pid: int) -> bool:
     if found is None or found.dead or found.exiting:
         return True
     try:
-        text = (PROC / str(pid) / "status").read_text(errors="replace")
+        fields = _fields(PROC / str(pid) / "status")
     except (FileNotFoundError, ProcessLookupError):
         return True
-    pending = re.findall(r"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)", text, re.MULTILINE)
-    return any(int(mask, 16) & 1 << (signal.SIGKILL - 1) for mask in pending)
+    pending = (int(fields.get(name, "0"), 16) for name in ("SigPnd", "ShdPnd"))
+    return any(mask & 1 << (signal.SIGKILL - 1) for mask in pending)
 
 
 def pids() -> Iterator[int]:
@@ -193,10 +198,9 @@ def descriptors(pid: int) -> list[Descriptor]:
         link = folder / str(number)
         try:
             target, file = str(link.readlink()), link.stat()
-            info = (PROC / str(pid) / "fdinfo" / str(number)).read_text()
+            fields = _fields(PROC / str(pid) / "fdinfo" / str(number))
         except FileNotFoundError:
             continue
-        fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
         flags, position = int(fields["flags"], 8), int(fields["pos"])
         found.append(Descriptor(pid, number, target, flags, position, file))
     return found
@@ -229,12 +233,16 @@ def mappings(pid: int) -> list[Mapping]:
 def memory_devices() -> frozenset[int]:
     """The ``st_dev`` of every tmpfs that is mounted here."""
     devices = set()
-    for line in (PROC / "self/mountinfo").read_text().splitlines():
+    for line in filter(None, lines(PROC / "self/mountinfo")):
         before, _, after = line.partition(" - ")
         if after.split()[0] == "tmpfs":
             major, minor = before.split()[2].split(":")
             devices.add(os.makedev(int(major), int(minor)))
     return frozenset(devices)
+
+
+def _fields(path: Path) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in lines(path) if ":" in line)
 
 
 def boot_id() -> str:

@@ -194,7 +194,7 @@ def _affinity(threads: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
 
 def _cgroup(pid: int) -> str:
     """The path in the unified hierarchy; empty where there is only the old one."""
-    for line in (procfs.PROC / str(pid) / "cgroup").read_text().splitlines():
+    for line in filter(None, procfs.lines(procfs.PROC / str(pid) / "cgroup")):
         number, _, path = line.split(":", 2)
         if number == "0":
             return path
