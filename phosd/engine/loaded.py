@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -36,12 +36,14 @@ class _Piece:
 
 
 class Memory:
-    """The blocks of all processes of an image; ``drop`` has the movers let go of them."""
+    """The blocks of all processes of an image. The keys of those that are somebody else's to let go
+    of are added to ``kept``.
+    """
 
-    def __init__(self, node: Node, pieces: list[_Piece], drop: Undo) -> None:
+    def __init__(self, node: Node, pieces: list[_Piece], kept: set[int]) -> None:
         self._node = node
         self._pieces = pieces
-        self._drop = drop
+        self._kept = kept
 
     def of(self, pid: int) -> list[tuple[int, int]]:
         """The id of each block of a process, and a descriptor of the memory with its bytes."""
@@ -69,10 +71,12 @@ class Memory:
         identity = frozenset(filter(None, (procfs.identity(link.pid) for link in links)))
         holdings = Holdings(self._node, {link.pid: gpus_of(link.hello()) for link in links})
         with self._node.keeping(identity, holdings):
-            self._drop.forget()
-            for link in links:
-                pieces = (piece for piece in self._pieces if piece.process[0] == link.pid)
-                holdings.hold(link, {piece.id: piece.place for piece in pieces})
+            try:
+                for link in links:
+                    pieces = (piece for piece in self._pieces if piece.process[0] == link.pid)
+                    holdings.hold(link, {piece.id: piece.place for piece in pieces})
+            finally:  # a program may have ended by now, or not tell of all of its blocks
+                self._kept |= {held.key for held in holdings.all()}
             try:
                 holdings.watch_all(links)
             except PhosError as error:  # then it is not kept, which costs the next job a copy
@@ -104,18 +108,23 @@ def loaded(
     """
     manifest = image.manifest
     made: dict[tuple[int, int], Place] = {}
-    with Undo() as undo, Undo() as drop:
+    kept: set[int] = set()
+    with Undo() as undo:
         for old in sorted({block.gpu for block in manifest.blocks}):
             gpu = moves.get(old, old)
             mover = node.mover(gpu)
             blocks = {new_key(): b for b in _stored(manifest) if b.gpu == old}
             descriptors = mover.create([(key, block.size) for key, block in blocks.items()])
-            drop.add(let_go, mover, list(blocks))
+            undo.add(_let_go_but, kept, mover, list(blocks))
             for (key, block), descriptor in zip(blocks.items(), descriptors, strict=True):
                 undo.add(os.close, descriptor)
                 made[block.process, block.id] = Place(mover, key, descriptor)
             mover.load({key: block.chunks for key, block in blocks.items()}, image, progress)
-        yield Memory(node, [_piece(manifest, block, made) for block in manifest.blocks], drop)
+        yield Memory(node, [_piece(manifest, block, made) for block in manifest.blocks], kept)
+
+
+def _let_go_but(kept: Collection[int], mover: Mover, keys: Iterable[int]) -> None:
+    let_go(mover, [key for key in keys if key not in kept])
 
 
 def _piece(manifest: Manifest, block: Block, made: Mapping[tuple[int, int], Place]) -> _Piece:
