@@ -77,7 +77,7 @@ class Details:
         def read(target: Identity, process: Process) -> list[list[Any]]:
             suspects = set(self._history.suspects.of(program(target)))
             launched = {KernelMark(k.name, k.module): k for k in self._engine.kernels(process)}
-            rows = [
+            rows: list[list[Any]] = [
                 [mark.name, f"{mark.module:016x}", k.launches, k.suspect or mark in suspects]
                 for mark, k in launched.items()
             ]
