@@ -1,18 +1,25 @@
 """What Prometheus reads, asked as it asks, while real jobs run."""
 
+import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from phosd.service.job import Job
+from phosd.service.jobs import JobTable, Listener
+from phosd.service.metrics import Metrics
 from tests.harness import PROGRAMS, parse, wait_until
 from tests.service.running import phosd as phosd_once
 from tests.service.test_end_to_end import phos, phosd
@@ -46,6 +53,26 @@ def program(bus: str, folder: Path) -> Iterator[int]:
         yield pid
     finally:
         os.kill(pid, signal.SIGKILL)
+
+
+def test_the_documentation_names_every_metric() -> None:
+    async def served() -> str:
+        ignore: Callable[[Job], None] = lambda job: None  # noqa: E731
+        table = JobTable(Listener(ignore, ignore, ignore, ignore, ignore))
+        inventory: Any = SimpleNamespace(processes={}, images={})
+        port = free_port()
+        metrics = Metrics(f"127.0.0.1:{port}", table, inventory)
+        try:
+            url = f"http://127.0.0.1:{port}/metrics"
+            with await asyncio.to_thread(urllib.request.urlopen, url, timeout=60) as reply:
+                return str(reply.read().decode())
+        finally:
+            await metrics.close()
+
+    told = re.findall(r"(?m)^# TYPE (\w+) (\w+)$", asyncio.run(served()))
+    page = (Path(__file__).parents[2] / "docs/dbus.md").read_text()
+    documented = re.findall(r"(?m)^\| `(phosd_\w+)` \| (\w+) \|", page)
+    assert sorted(documented) == sorted(one for one in told if not one[0].endswith("_created"))
 
 
 def test_metrics_tell_of_real_jobs(bus: str, tmp_path: Path) -> None:
