@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from phosd.bus import ROOT, path_of
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.usage import file_bytes
 from phosd.engine.process import GpuProcess
 from phosd.engine.progress import PhaseRecord
 from phosd.service.introspection import Args, Interface, Method, Property
@@ -221,11 +222,6 @@ class ImageView:
     def total_bytes(self) -> int:
         """What a restore brings back: device memory and CRIU's files."""
         return self.manifest.device_bytes + file_bytes(self.manifest)
-
-
-def file_bytes(manifest: Manifest) -> int:
-    """What CRIU wrote."""
-    return sum(file.size for tree in manifest.trees for file in tree.files)
 
 
 def created(manifest: Manifest) -> int:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
-from textual.geometry import Region, Size
+from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import reactive
 from textual.scroll_view import ScrollView
@@ -320,7 +320,3 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
 
     def _style(self, name: str, *, partial: bool = False) -> Style:
         return self.get_component_rich_style(name, partial=partial)
-
-    def region_of_cursor(self) -> Region:
-        """Where the cursor's line is, in the content."""
-        return Region(0, self.cursor - round(self.scroll_y) + 1, self.size.width, 1)
