@@ -55,26 +55,6 @@ def program(bus: str, folder: Path) -> Iterator[int]:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_the_documentation_names_every_metric() -> None:
-    async def served() -> str:
-        ignore: Callable[[Job], None] = lambda job: None  # noqa: E731
-        table = JobTable(Listener(ignore, ignore, ignore, ignore, ignore))
-        inventory: Any = SimpleNamespace(processes={}, images={})
-        port = free_port()
-        metrics = Metrics(f"127.0.0.1:{port}", table, inventory)
-        try:
-            url = f"http://127.0.0.1:{port}/metrics"
-            with await asyncio.to_thread(urllib.request.urlopen, url, timeout=60) as reply:
-                return str(reply.read().decode())
-        finally:
-            await metrics.close()
-
-    told = re.findall(r"(?m)^# TYPE (\w+) (\w+)$", asyncio.run(served()))
-    page = (Path(__file__).parents[2] / "docs/dbus.md").read_text()
-    documented = re.findall(r"(?m)^\| `(phosd_\w+)` \| (\w+) \|", page)
-    assert sorted(documented) == sorted(one for one in told if not one[0].endswith("_created"))
-
-
 def test_metrics_tell_of_real_jobs(bus: str, tmp_path: Path) -> None:
     port = free_port()
     (tmp_path / "phosd.toml").write_text(f'metrics = "127.0.0.1:{port}"\nrescan_seconds = 0.5\n')
@@ -150,3 +130,23 @@ def start_and_fail(bus: str, folder: Path, config: str, **environment: str) -> s
     )
     assert done.returncode == 1
     return done.stderr
+
+
+def test_the_documentation_names_every_metric() -> None:
+    async def served() -> str:
+        ignore: Callable[[Job], None] = lambda job: None  # noqa: E731
+        table = JobTable(Listener(ignore, ignore, ignore, ignore, ignore))
+        inventory: Any = SimpleNamespace(processes={}, images={})
+        port = free_port()
+        metrics = Metrics(f"127.0.0.1:{port}", table, inventory)
+        try:
+            url = f"http://127.0.0.1:{port}/metrics"
+            with await asyncio.to_thread(urllib.request.urlopen, url, timeout=60) as reply:
+                return str(reply.read().decode())
+        finally:
+            await metrics.close()
+
+    told = re.findall(r"(?m)^# TYPE (\w+) (\w+)$", asyncio.run(served()))
+    page = (Path(__file__).parents[2] / "docs/dbus.md").read_text()
+    documented = re.findall(r"(?m)^\| `(phosd_\w+)` \| (\w+) \|", page)
+    assert sorted(documented) == sorted(one for one in told if not one[0].endswith("_created"))
