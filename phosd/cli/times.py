@@ -6,12 +6,12 @@ from datetime import UTC, datetime, tzinfo
 
 import click
 
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
 def duration(text: str) -> float | None:
-    """Seconds of ``90``, ``90s``, ``5m``, ``2h`` or ``1d``; None for what is none."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    """Seconds of ``90``, ``90s``, ``5m``, ``5min``, ``2h`` or ``1d``; None for what is none."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(|s|m|min|h|d)", text)
     return float(found[1]) * _UNITS[found[2]] if found and found[1].isascii() else None
 
 
@@ -36,7 +36,7 @@ def instant(text: str, now: float, zone: tzinfo | None = None) -> int:
 
     Raises :class:`ValueError` or :class:`OverflowError`.
     """
-    if text[-1:] in _UNITS and (ago := duration(text)) is not None:
+    if not text[-1:].isdecimal() and (ago := duration(text)) is not None:
         seconds = now - ago
     else:
         found = datetime.fromisoformat(text)
