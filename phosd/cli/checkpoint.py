@@ -14,16 +14,16 @@ from phosd.cli.times import duration
 
 def interval(text: str) -> float:
     """Seconds; 0 for ``off``. Raises :class:`click.BadParameter`."""
-    if text == "off":
-        return 0.0
-    found = duration(text)
-    if not found:
-        raise click.BadParameter(f"{text!r} is no interval; write for example 60s, 5m, 2h, or off")
+    found = 0.0 if text == "off" else duration(text)
+    if found is None:
+        raise click.BadParameter(
+            f"{text!r} is no interval; write for example 60s, 5min, 2h, or off"
+        )
     return found
 
 
 @command()
-@click.argument("pid", type=click.IntRange(min=1))
+@click.argument("pid", type=options.PID)
 @click.option(
     "--mode",
     type=click.Choice(["auto", "concurrent", "recopy", "stop", "driver"]),
@@ -61,7 +61,7 @@ def interval(text: str) -> float:
 @click.option(
     "--every",
     callback=lambda _, __, text: None if text is None else interval(text),
-    metavar="60s|5m|2h|off",
+    metavar="60s|5min|2h|off",
     help="Do it again and again until the program ends, each time only what has changed.",
 )
 @click.option(
@@ -81,31 +81,37 @@ def checkpoint(settings: Settings, pid: int, **given: Any) -> None:
       phos checkpoint 4711 --every off
       phos checkpoint 4711 --json | jq -r 'select(.state == "done").result'
 
-    Ctrl-C cancels; the program goes on in any case.
+    Ctrl-C cancels, with --every for good; the program goes on in any case.
     """
     wanted = variants({name: value for name, value in given.items() if value is not None})
     every = given["every"]
     if every == 0:
-        call(settings, "Checkpoint", "ua{sv}", pid, wanted)
-        if settings.json:
-            settings.emit({"pid": pid, "checkpoint_interval": None})
-        _say(settings, f"process {pid} has no periodic checkpoints any more; its images stay")
+        _end_schedule(settings, pid)
         return
     try:
         job = watch(settings, "Checkpoint", "ua{sv}", pid, wanted)
-    except CommandError:
-        if every:
+    except CommandError as error:
+        if every and error.code == "Cancelled":
+            _end_schedule(settings, pid)
+        elif every:
             _say(settings, f"`phos ps` tells whether it is tried again every {every:g} s")
         raise
     if not settings.json:
         for note in job["Notes"]:
-            settings.err.print(note, markup=False)
-        settings.err.print(f"saved in {summary(job)} (mode {job['Mode']})")
-        settings.out.print(job["Result"])
+            settings.note(note)
+        settings.note(f"saved in {summary(job)} (mode {job['Mode']})")
+        settings.say(job["Result"])
     if every:
         _say(settings, f"again every {every:g} s; `phos checkpoint {pid} --every off` ends that")
 
 
+def _end_schedule(settings: Settings, pid: int) -> None:
+    call(settings, "Checkpoint", "ua{sv}", pid, variants({"every": 0.0}))
+    if settings.json:
+        settings.emit({"pid": pid, "checkpoint_interval": None})
+    _say(settings, f"process {pid} has no periodic checkpoints any more; its images stay")
+
+
 def _say(settings: Settings, text: str) -> None:
     if not settings.json:
-        settings.err.print(text, markup=False)
+        settings.note(text)

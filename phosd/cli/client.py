@@ -3,8 +3,8 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 from phosd.bus import NAME, ROOT, CallError, Connection, Signal, Variant
@@ -44,6 +44,27 @@ def ask(settings: Settings, path: str, interface: str, member: str, **options: V
         return found
 
     return asyncio.run(run())
+
+
+def cancel(settings: Settings, path: str) -> None:
+    """Cancel a job. Raises :class:`CallError`."""
+
+    async def run() -> None:
+        with closing(await Connection.open(settings.bus)) as connection:
+            await _ask(connection, path, JOB, "Cancel", "a{sv}", {})
+
+    asyncio.run(run())
+
+
+@contextmanager
+def if_missing(code: str, text: str) -> Iterator[None]:
+    """Inside, that there is no such object becomes a :class:`CommandError` with this text."""
+    try:
+        yield
+    except CallError as error:
+        if error.name.endswith(".UnknownObject"):
+            raise CommandError(code, text) from error
+        raise
 
 
 def objects(settings: Settings, interface: str, refresh: str) -> list[Properties]:
@@ -99,16 +120,17 @@ async def _run_job(
     *args: Any,
 ) -> Properties:
     with closing(await Connection.open(settings.bus)) as connection:
-        news: asyncio.Queue[Signal] = asyncio.Queue()
-        await connection.subscribe(
-            news.put_nowait,
-            f"sender='{NAME}',path_namespace='{ROOT}'",
-            f"sender='org.freedesktop.DBus',member='NameOwnerChanged',arg0='{NAME}'",
-        )
-        closed = asyncio.create_task(connection.closed())
-        closed.add_done_callback(lambda _: news.put_nowait(_NO_BUS))
         (path,) = await _ask(connection, ROOT, MANAGER, member, signature, *args)
         with _cancelled_by_ctrl_c(connection, path, say):
+            news: asyncio.Queue[Signal] = asyncio.Queue()
+            # Not before the call, which may be what starts phosd: only who has answered can end.
+            await connection.subscribe(
+                news.put_nowait,
+                f"sender='{NAME}',path_namespace='{ROOT}'",
+                f"sender='{_DBUS}',member='NameOwnerChanged',arg0='{NAME}'",
+            )
+            closed = asyncio.create_task(connection.closed())
+            closed.add_done_callback(lambda _: news.put_nowait(_NO_BUS))
             job = await _properties(connection, path)
             tell(job)
             while job["State"] in ("queued", "running"):
@@ -131,7 +153,8 @@ async def _properties(connection: Connection, path: str) -> Properties:
     except CallError as error:
         if error.name.endswith(".Disconnected"):
             raise _without_bus(path) from error
-        if error.name.endswith((".NoReply", ".ServiceUnknown")):
+        # Another phosd, which this very call may have started, knows nothing of the job.
+        if error.name.endswith((".NoReply", ".ServiceUnknown", ".UnknownObject")):
             raise _gone(path) from error
         raise
     return dict(values)
@@ -190,6 +213,6 @@ class _cancelled_by_ctrl_c:  # noqa: N801 - a context manager, used like a funct
 
     async def _cancel(self) -> None:
         try:
-            await self._connection.call(self._path, JOB, "Cancel", "a{sv}", {})
+            await _ask(self._connection, self._path, JOB, "Cancel", "a{sv}", {})
         except CallError as error:
             self._say(error.text)

@@ -13,9 +13,10 @@ from pathlib import Path
 import click
 
 from phosd import __version__
-from phosd.bus import ROOT, CallError, Connection, NoBusError
+from phosd.bus import NAME, ROOT, CallError, Connection, NoBusError
 from phosd.cli.run import DEFAULT_RUNTIME
-from phosd.cli.settings import Exit, Settings, command, human_bytes, of_bus
+from phosd.cli.settings import Exit, Settings, command, of_bus
+from phosd.cli.text import human_bytes
 from phosd.engine import cuda, gpus
 from phosd.engine.criu import Criu, probe
 from phosd.engine.criu.binary import INSTALL_HINT
@@ -26,6 +27,7 @@ from phosd.engine.recovery import stranded
 _LEAST_DRIVER = 13_000
 """CUDA 13.0: the driver API of r580, the first whose checkpoints phosd relies on."""
 _LEAST_SPACE = 10 << 30
+_HAS_OWNER = ("/org/freedesktop/DBus", "org.freedesktop.DBus", "NameHasOwner")
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,9 @@ def _show(settings: Settings, finding: Finding) -> None:
         return
     style = {"ok": "green", "warning": "yellow", "error": "bold red"}[finding.level]
     settings.out.print(f"[{style}]{finding.level:<8}[/]", end="")
-    settings.out.print(f"{finding.subject:<13}{finding.text}", markup=False)
+    settings.say(f"{finding.subject:<13}{finding.text}")
     if finding.mend:
-        settings.out.print(f"{'':<21}-> {finding.mend}", markup=False)
+        settings.say(f"{'':<21}-> {finding.mend}")
 
 
 def _system() -> Finding:
@@ -204,6 +206,10 @@ def _space(state_dir: Path) -> Finding:
 def _daemon(settings: Settings) -> Finding:
     async def version() -> str:
         with closing(await Connection.open(settings.bus)) as connection:
+            # Asking phosd itself could start it, and somebody may have stopped it on purpose.
+            (runs,) = await connection.call(*_HAS_OWNER, "s", NAME, destination=_HAS_OWNER[1])
+            if not runs:
+                raise CallError(f"{_HAS_OWNER[1]}.Error.NameHasNoOwner", "phosd does not run")
             path, interface = ROOT, "org.freedesktop.DBus.Properties"
             (found,) = await connection.call(
                 path, interface, "Get", "ss", "org.phos.Manager1", "Version"

@@ -1,14 +1,16 @@
 """``phos evacuate``: a GPU without processes."""
 
+import os
 import sys
 from dataclasses import asdict, dataclass
 
 import click
 
 from phosd.bus import CallError
-from phosd.cli.client import call
+from phosd.cli.client import call, objects
 from phosd.cli.job import summary, watch
-from phosd.cli.settings import CommandError, Exit, Settings, command, human_bytes, of_bus
+from phosd.cli.settings import CommandError, Exit, Settings, command, in_words
+from phosd.cli.text import human_bytes
 
 _ENDS_ALL = ("Cancelled", "NoDaemon")
 """What ends one step and says that there is nobody, or nobody wants, to do the others."""
@@ -49,7 +51,8 @@ def evacuate(settings: Settings, gpu: str, dry_run: bool, yes: bool) -> None:
 
     One process after the other is moved. If one cannot be, the others still are, and the exit code
     is 1, as it is if something has to stay: what was not started with `phos run` can be moved by
-    `phos migrate --mode driver`, standing still meanwhile.
+    `phos migrate --mode driver`, standing still meanwhile; or if something has come in between.
+    What others have there is told as far as the GPU names it, and is no failure.
     """
     steps = _plan(settings, gpu)
     if settings.json:
@@ -58,19 +61,25 @@ def evacuate(settings: Settings, gpu: str, dry_run: bool, yes: bool) -> None:
     elif steps:
         _show(settings, steps)
     else:
-        settings.out.print(f"nothing that you may move is on GPU {gpu}", markup=False)
+        settings.say(f"nothing that you may move is on GPU {gpu}")
     if dry_run or not steps:
         return
     todo = [step for step in steps if step.action != "stay"]
     if todo and not yes:
         _ask(settings, gpu)
-    left = [step.pid for step in steps if step.action == "stay"] + _do(settings, gpu, todo)
+    _do(settings, gpu, todo)
+    left = sorted(step.pid for step in _plan(settings, gpu))
+    others = _others(settings, gpu, {*left, *(step.pid for step in steps)})
     if settings.json:
-        settings.emit({"gpu": gpu, "left": left})
+        settings.emit({"gpu": gpu, "left": left, "others": others})
     elif left:
-        settings.err.print(f"GPU {gpu} is not clear: {_pids(left)} still there", markup=False)
+        settings.note(f"GPU {gpu} is not clear: {_pids(left)} still there")
+    elif others:
+        settings.say(f"nothing of yours is left on GPU {gpu}; {_pids(others)} there, of others")
+    elif _sees_all():
+        settings.say(f"GPU {gpu} is clear")
     else:
-        settings.out.print(f"GPU {gpu} is clear", markup=False)
+        settings.say(f"nothing of yours is left on GPU {gpu}")
     if left:
         sys.exit(Exit.FAILED)
 
@@ -90,6 +99,7 @@ def _show(settings: Settings, steps: list[_Step]) -> None:
             "WHY": lambda row: row["why"],
             "COMMAND": lambda row: row["command"],
         },
+        spare=("MEMORY",),
     )
 
 
@@ -104,23 +114,37 @@ def _ask(settings: Settings, gpu: str) -> None:
     click.confirm(f"evacuate GPU {gpu} so?", abort=True, err=True)
 
 
-def _do(settings: Settings, gpu: str, todo: list[_Step]) -> list[int]:
-    """Take the steps; the pids of those that could not be taken."""
-    left: list[int] = []
-    for number, step in enumerate(todo):
+def _sees_all() -> bool:
+    """Whether the plan has what is others', too. Who else may see that is for polkit to say."""
+    return os.geteuid() == 0
+
+
+def _others(settings: Settings, gpu: str, known: set[int]) -> list[int]:
+    """The processes that the GPU names besides: none where it does not tell (the software GPU)."""
+    if _sees_all():
+        return []
+    pids = {
+        pid
+        for device in objects(settings, "Gpu1", "ListGPUs")
+        if str(device["Ordinal"]) == gpu.strip() or device["UUID"].startswith(gpu.strip())
+        for pid in device["Processes"]
+    }
+    return sorted(pids - known)
+
+
+def _do(settings: Settings, gpu: str, todo: list[_Step]) -> None:
+    """Take the steps, and say of each what came of it."""
+    for step in todo:
         if step.pid not in [each.pid for each in _plan(settings, gpu)]:
             _say(settings, f"process {step.pid} has left GPU {gpu} already")  # with another
             continue
         try:
             _say(settings, _done(settings, step))
         except (CommandError, CallError) as caught:
-            error = of_bus(caught) if isinstance(caught, CallError) else caught
-            left.append(step.pid)
+            error = in_words(caught)
             _tell(settings, step, error)
             if error.code in _ENDS_ALL:
-                return left + [each.pid for each in todo[number + 1 :]]
-    there = [step.pid for step in _plan(settings, gpu)] if left else []
-    return [pid for pid in left if pid in there]  # it may have moved with a later one
+                return
 
 
 def _done(settings: Settings, step: _Step) -> str:
@@ -133,14 +157,14 @@ def _done(settings: Settings, step: _Step) -> str:
 
 def _say(settings: Settings, text: str) -> None:
     if not settings.json:
-        settings.out.print(text, markup=False)
+        settings.say(text)
 
 
 def _tell(settings: Settings, step: _Step, error: CommandError) -> None:
     if settings.json:
         settings.emit({"pid": step.pid, "error": error.code, "message": str(error)})
     else:
-        settings.err.print(f"process {step.pid} is where it was: {error}", markup=False)
+        settings.note(f"process {step.pid} is where it was: {error}", lines=True)
 
 
 def _pids(pids: list[int]) -> str:

@@ -48,4 +48,5 @@ def events(settings: Settings, **filters: Any) -> None:
             "ABOUT": lambda row: row["subject"],
             "WHAT": lambda row: row["text"],
         },
+        spare=("KIND", "SEVERITY", "TIME"),
     )

@@ -7,9 +7,11 @@ from typing import Any
 import click
 
 from phosd.bus import variants
+from phosd.cli import options
 from phosd.cli.client import call
-from phosd.cli.jobs import rate, seconds
+from phosd.cli.jobs import seconds
 from phosd.cli.settings import Settings, command
+from phosd.cli.text import rate
 from phosd.cli.times import moment, time_text
 
 _OPERATIONS = (
@@ -28,7 +30,7 @@ _PHASE = ("name", "begin", "seconds", "bytes", "stopped")
     show_default=True,
     help="How many jobs, from the latest back.",
 )
-@click.option("--pid", type=click.IntRange(min=1), help="Only those of this process.")
+@click.option("--pid", type=options.PID, help="Only those of this process.")
 @click.option("--operation", type=click.Choice(_OPERATIONS), help="Only those that did this.")
 @click.option("--state", type=click.Choice(_STATES), help="Only those that ended so.")
 @click.option(
@@ -63,8 +65,9 @@ def history(settings: Settings, **filters: Any) -> None:
             "STOP": lambda row: seconds(row.get("stop_seconds")),
             "DRAIN": lambda row: rate(row.get("drain_rate")),
             "WRONG": lambda row: str(row.get("wrong_guesses") or ""),
-            "RESULT": lambda row: (row.get("message") or row.get("result", "")) + _because(row),
+            "RESULT": lambda row: (row.get("message") or row.get("result", ""), _because(row)),
         },
+        spare=("WRONG", "DRAIN", "MODE", "STOP", "STARTED", "OPERATION"),
     )
 
 
@@ -77,4 +80,4 @@ def unpacked(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _because(row: dict[str, Any]) -> str:
-    return f"\n  ({row['why']})" if row.get("why") else ""
+    return f"  ({row['why']})" if row.get("why") else ""

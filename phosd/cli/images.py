@@ -5,12 +5,15 @@ from typing import Any
 
 import click
 
-from phosd.bus import CallError, path_of
-from phosd.cli.client import ask, objects, properties
-from phosd.cli.settings import CommandError, Settings, command, human_bytes
+from phosd.bus import Variant, path_of
+from phosd.cli.client import ask, if_missing, objects, properties
+from phosd.cli.settings import Settings, command
+from phosd.cli.text import human_bytes
 from phosd.cli.times import time_text
 
 _BLOCK = ("pid", "id", "address", "size", "gpu", "chunks", "stored_bytes", "shared_bytes")
+_PAGE = 5_000
+"""Blocks in one answer."""
 
 
 @command()
@@ -43,38 +46,32 @@ def images(settings: Settings, image: str | None) -> None:
             "VERIFIED": _verified,
             "COMMAND": lambda row: shlex.join(row["command"]),
         },
+        spare=("CREATED", "SHARED", "OWNER", "STORED", "MODE", "VERIFIED", "SIZE"),
     )
 
 
 def _show(settings: Settings, image: str) -> None:
     path = path_of("image", image)
-    try:
+    with if_missing("NoSuchImage", f"there is no image {image}; `phos images` lists them"):
         row = _row(properties(settings, path, "org.phos.Image1"))
-    except CallError as error:
-        if error.name.endswith(".UnknownObject"):
-            text = f"there is no image {image}; `phos images` lists them"
-            raise CommandError("NoSuchImage", text) from error
-        raise
-    blocks = ask(settings, path, "Image1", "ListBlocks")
-    row["blocks"] = [dict(zip(_BLOCK, block, strict=True)) for block in blocks]
+        row["blocks"] = _blocks(settings, path)
     if settings.json:
         settings.emit(row)
         return
     shared = f", {human_bytes(row['shared_bytes'])} of it shared" if row["shared_bytes"] else ""
-    lines = {
-        "image": row["id"],
-        "created": row["created"],
-        "program": f"{row['pid']} of uid {row['owner']}: {shlex.join(row['command'])}",
-        "mode": f"{row['mode']}: {row['why']}" if row["why"] else row["mode"],
-        "stopped": f"{row['stop_seconds']:.2f} s",
-        "size": human_bytes(row["total_bytes"]),
-        "stored": human_bytes(row["stored_bytes"]) + shared,
-        "parent": row["parent"] or "",
-        "verified": _verified(row),
-    }
-    for name, text in lines.items():
-        if text:
-            settings.out.print(f"{name:<14}{text}", markup=False)
+    settings.facts(
+        {
+            "image": row["id"],
+            "created": row["created"],
+            "program": f"{row['pid']} of uid {row['owner']}: {shlex.join(row['command'])}",
+            "mode": f"{row['mode']}: {row['why']}" if row["why"] else row["mode"],
+            "stopped": f"{row['stop_seconds']:.2f} s",
+            "size": human_bytes(row["total_bytes"]),
+            "stored": human_bytes(row["stored_bytes"]) + shared,
+            "parent": row["parent"] or "",
+            "verified": _verified(row),
+        }
+    )
     settings.rows(
         row["blocks"],
         {
@@ -86,7 +83,19 @@ def _show(settings: Settings, image: str) -> None:
             "STORED": lambda block: human_bytes(block["stored_bytes"]),
             "SHARED": lambda block: human_bytes(block["shared_bytes"]),
         },
+        spare=("SHARED", "STORED"),
     )
+
+
+def _blocks(settings: Settings, path: str) -> list[dict[str, Any]]:
+    """All of them: phosd tells a limited number at once."""
+    blocks: list[dict[str, Any]] = []
+    while True:
+        options = {"limit": Variant("u", _PAGE), "offset": Variant("u", len(blocks))}
+        page = ask(settings, path, "Image1", "ListBlocks", **options)
+        blocks += (dict(zip(_BLOCK, block, strict=True)) for block in page)
+        if len(page) < _PAGE:
+            return blocks
 
 
 def _verified(row: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from rich.progress import (
 
 from phosd.cli.client import Properties, run_job
 from phosd.cli.settings import CommandError, Settings
+from phosd.cli.text import plain
 
 _BESIDE = ("checkpoint", "migrate")
 """Operations during which the program computes on for the most part."""
@@ -73,7 +74,7 @@ class _Display:
     def say(self, text: str) -> None:
         """Something besides the bar."""
         if not self._settings.json:
-            self._settings.err.print(text, markup=False)
+            self._settings.note(text)
 
     def tell(self, job: Properties) -> None:
         """The job as it is now."""
@@ -96,7 +97,7 @@ def _headline(job: Properties) -> str:
     """The phase, and whether the program computes meanwhile, in colour if not."""
     if job["State"] == "queued":
         return f"queued at place {job['Position']}: other jobs must end first"
-    phase = f"{escape(job['Phase']):<10}"
+    phase = f"{escape(plain(job['Phase'])):<10}"
     if job["ProgramStopped"]:
         return f"[bold yellow]{phase} program stopped[/]"
     return f"{phase} program running" if job["Operation"] in _BESIDE else phase

@@ -1,15 +1,16 @@
 """``phos jobs``: what phosd is doing."""
 
-import asyncio
-from contextlib import closing
+from contextlib import AbstractContextManager
 from typing import Any
 
 import click
 
-from phosd.bus import ROOT, Connection
-from phosd.cli.client import JOB, Properties, objects, properties
+from phosd.bus import ROOT
+from phosd.cli import client
+from phosd.cli.client import JOB, Properties, if_missing, objects, properties
 from phosd.cli.job import describe
-from phosd.cli.settings import Settings, command, human_bytes
+from phosd.cli.settings import Settings, command
+from phosd.cli.text import human_bytes, rate
 from phosd.cli.times import time_text
 
 
@@ -28,10 +29,12 @@ def jobs(settings: Settings, job: int | None, cancel: int | None) -> None:
       phos jobs --cancel 12
     """
     if cancel is not None:
-        asyncio.run(_cancel(settings, cancel))
+        _cancel(settings, cancel)
         return
     if job is not None:
-        _show(settings, _row(properties(settings, f"{ROOT}/job/_{job}", JOB)))
+        with _if_unknown(job):
+            found = properties(settings, _path(job), JOB)
+        _show(settings, _row(found))
         return
     rows = [_row(found) for found in objects(settings, "Job1", "ListJobs")]
     settings.rows(
@@ -48,6 +51,7 @@ def jobs(settings: Settings, job: int | None, cancel: int | None) -> None:
             "DRAIN": lambda row: rate(row["drain_rate"]),
             "RESULT": lambda row: row["error"] or row["result"],
         },
+        spare=("DRAIN", "MODE", "DONE", "STOP", "PHASE", "OPERATION"),
     )
 
 
@@ -62,11 +66,6 @@ def seconds(value: float | None) -> str:
     return f"{value:.2f} s" if value else ""
 
 
-def rate(value: float | None) -> str:
-    """``1.5 GiB/s``; nothing for none."""
-    return f"{human_bytes(value)}/s" if value else ""
-
-
 def _show(settings: Settings, row: dict[str, Any]) -> None:
     """One job, a line for each thing that there is to say, and its phases."""
     if settings.json:
@@ -74,27 +73,26 @@ def _show(settings: Settings, row: dict[str, Any]) -> None:
         return
     mode = f"{row['mode']}: {row['why']}" if row["why"] else row["mode"]
     drained = f"{human_bytes(row['drained_bytes'])} at {rate(row['drain_rate'])}"
-    lines = {
-        "job": f"{row['job']}: {row['operation']} {row['target']}",
-        "state": state(row) + (", by a schedule" if row["scheduled"] else ""),
-        "started": row["started"],
-        "ended": row["ended"] or "",
-        "mode": mode,
-        "destination": row["destination"],
-        "stopped": seconds(row["stop_seconds"]),
-        "drained": drained if row["drained_bytes"] else "",
-        "wrong guesses": str(row["wrong_guesses"] or ""),
-        "suspects": ", ".join(row["suspects"]),
-        "result": row["result"],
-        "error": row["message"],
-    }
-    for name, text in lines.items():
-        if text:
-            settings.out.print(f"{name:<14}{text}", markup=False)
+    settings.facts(
+        {
+            "job": f"{row['job']}: {row['operation']} {row['target']}",
+            "state": state(row) + (", by a schedule" if row["scheduled"] else ""),
+            "started": row["started"],
+            "ended": row["ended"] or "",
+            "mode": mode,
+            "destination": row["destination"],
+            "stopped": seconds(row["stop_seconds"]),
+            "drained": drained if row["drained_bytes"] else "",
+            "wrong guesses": str(row["wrong_guesses"] or ""),
+            "suspects": ", ".join(row["suspects"]),
+            "result": row["result"],
+            "error": row["message"],
+        }
+    )
     for name, value in row["details"].items():
-        settings.out.print(f"{'figure':<14}{name.replace('_', ' ')} {value:g}")
+        settings.facts({"figure": f"{name.replace('_', ' ')} {value:g}"})
     for note in row["notes"]:
-        settings.out.print(f"{'note':<14}{note}", markup=False)
+        settings.facts({"note": note})
     settings.rows(
         row["phases"],
         {
@@ -106,13 +104,25 @@ def _show(settings: Settings, row: dict[str, Any]) -> None:
     )
 
 
-async def _cancel(settings: Settings, number: int) -> None:
-    with closing(await Connection.open(settings.bus)) as connection:
-        await connection.call(f"{ROOT}/job/_{number}", JOB, "Cancel", "a{sv}", {})
+def _cancel(settings: Settings, number: int) -> None:
+    with _if_unknown(number):
+        client.cancel(settings, _path(number))
     if settings.json:
         settings.emit({"job": number, "cancelling": True})
     else:
-        settings.out.print(f"job {number} is being cancelled")
+        settings.say(f"job {number} is being cancelled")
+
+
+def _path(number: int) -> str:
+    return f"{ROOT}/job/_{number}"
+
+
+def _if_unknown(number: int) -> AbstractContextManager[None]:
+    return if_missing(
+        "NoSuchJob",
+        f"phosd knows no job {number} any more; `phos jobs` lists those that it knows, and "
+        "`phos history` those of before",
+    )
 
 
 def _row(job: Properties) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from phosd.cli.settings import Settings, command
 
 
 @command()
-@click.argument("pid", type=click.IntRange(min=1))
+@click.argument("pid", type=options.PID)
 @click.option(
     "--to",
     "destination",
@@ -47,13 +47,13 @@ def migrate(settings: Settings, pid: int, destination: str, **given: Any) -> Non
     job = watch(settings, "Migrate", "usa{sv}", pid, destination, wanted)
     if not settings.json:
         tell_notes(settings, job)
-        settings.out.print(f"process {pid} is on {gpus(job['Result'])} now, after {summary(job)}")
+        settings.say(f"process {pid} is on {gpus(job['Result'])} now, after {summary(job)}")
 
 
 def tell_notes(settings: Settings, job: dict[str, Any]) -> None:
     """What a reader of the job should know."""
     for note in job["Notes"]:
-        settings.err.print(note, markup=False)
+        settings.note(note)
 
 
 def gpus(result: str) -> str:

@@ -2,6 +2,8 @@
 
 import click
 
+PID = click.IntRange(1, 2**22)
+"""A process; Linux has no greater pids."""
 deadline = click.option(
     "--deadline",
     type=click.FloatRange(min=0, min_open=True),

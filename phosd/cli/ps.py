@@ -6,18 +6,22 @@ from typing import Any
 
 import click
 
-from phosd.bus import CallError
-from phosd.cli.client import ask, call, objects, properties
-from phosd.cli.settings import CommandError, Settings, command, human_bytes, of_bus
+from phosd.bus import CallError, Variant
+from phosd.cli import options
+from phosd.cli.client import ask, call, if_missing, objects, properties
+from phosd.cli.settings import CommandError, Settings, command, of_bus
+from phosd.cli.text import human_bytes
 
 _BLOCK = ("id", "address", "size", "gpu", "flags")
 _NOTHING = ("Busy", "Timeout", "Unsupported")
 """Errors that say why the hook in a process tells nothing now."""
+_MOST_BLOCKS, _MOST_KERNELS = 20_000, 4_000
+"""What phosd tells at most."""
 _KERNEL = ("name", "module", "launches", "suspect")
 
 
 @command()
-@click.argument("pid", type=click.IntRange(min=1), required=False)
+@click.argument("pid", type=options.PID, required=False)
 @click.option("--log", is_flag=True, help="Of PID: what phosd's hook in it has noted.")
 def ps(settings: Settings, pid: int | None, log: bool) -> None:
     """List the processes that use a GPU, and how each can be saved; or tell all about PID: its
@@ -37,7 +41,8 @@ def ps(settings: Settings, pid: int | None, log: bool) -> None:
     """
     if pid is not None:
         (path,) = call(settings, "GetProcess", "u", pid)
-        _show_log(settings, pid, path) if log else _show(settings, path)
+        with if_missing("NoSuchProcess", f"process {pid} has ended; `phos ps` lists what runs"):
+            _show_log(settings, pid, path) if log else _show(settings, path)
         return
     if log:
         raise CommandError("InvalidOption", "--log is of one process: give its PID with it")
@@ -52,8 +57,9 @@ def ps(settings: Settings, pid: int | None, log: bool) -> None:
             "STATE": lambda row: row["state"],
             "LAST IMAGE": lambda row: row["last_image"],
             "EVERY": _every,
-            "COMMAND": lambda row: shlex.join(row["command"]) + _because(row),
+            "COMMAND": lambda row: (shlex.join(row["command"]), _because(row)),
         },
+        spare=("EVERY", "USER", "LAST IMAGE", "MEMORY"),
     )
 
 
@@ -64,7 +70,7 @@ def _every(row: dict[str, Any]) -> str:
 
 
 def _because(row: dict[str, Any]) -> str:
-    return f"\n  ({row['reason']})" if row["reason"] else ""
+    return f"  ({row['reason']})" if row["reason"] else ""
 
 
 def _show_log(settings: Settings, pid: int, path: str) -> None:
@@ -72,30 +78,32 @@ def _show_log(settings: Settings, pid: int, path: str) -> None:
     if settings.json:
         settings.emit({"pid": pid, "log": text})
     else:
-        settings.out.print(text, markup=False, end="")
+        settings.say(text.removesuffix("\n"), lines=True)
 
 
 def _show(settings: Settings, path: str) -> None:
     """One process, a line for each thing that there is to say, and what its hook tells."""
     row = _row(properties(settings, path, "org.phos.Process1"))
-    row["blocks"], no_blocks = _told(settings, path, "ListBlocks", _BLOCK)
-    row["kernels"], no_kernels = _told(settings, path, "ListKernels", _KERNEL)
+    row["blocks"], no_blocks = _told(settings, path, "ListBlocks", _BLOCK, _MOST_BLOCKS)
+    row["kernels"], no_kernels = _told(settings, path, "ListKernels", _KERNEL, _MOST_KERNELS)
+    row["all_blocks"] = len(row["blocks"]) < _MOST_BLOCKS
+    row["all_kernels"] = len(row["kernels"]) < _MOST_KERNELS
     if settings.json:
         settings.emit(row)
         return
-    lines = {
-        "process": f"{row['pid']} of uid {row['user']}: {shlex.join(row['command'])}",
-        "hook": row["hook"] + (f": {row['reason']}" if row["reason"] else ""),
-        "state": row["state"],
-        "memory": human_bytes(row["device_bytes"]),
-        "last image": row["last_image"],
-        "every": _every(row),
-        "blocks": no_blocks,
-        "kernels": no_kernels,
-    }
-    for name, text in lines.items():
-        if text:
-            settings.out.print(f"{name:<14}{text}", markup=False)
+    settings.facts(
+        {
+            "process": f"{row['pid']} of uid {row['user']}: {shlex.join(row['command'])}",
+            "hook": row["hook"] + (f": {row['reason']}" if row["reason"] else ""),
+            "state": row["state"],
+            "memory": human_bytes(row["device_bytes"]),
+            "last image": row["last_image"],
+            "every": _every(row),
+            "blocks": no_blocks or _cut(row["all_blocks"], f"{_MOST_BLOCKS:,} of the lowest ids"),
+            "kernels": no_kernels
+            or _cut(row["all_kernels"], f"{_MOST_KERNELS:,}, suspects and those launched most"),
+        }
+    )
     settings.rows(
         row["blocks"],
         {
@@ -116,12 +124,17 @@ def _show(settings: Settings, path: str) -> None:
     )
 
 
+def _cut(whole: bool, shown: str) -> str:
+    """Says of a list as long as phosd tells at most that it may not be all."""
+    return "" if whole else f"only {shown}; there may be more"
+
+
 def _told(
-    settings: Settings, path: str, member: str, fields: Sequence[str]
+    settings: Settings, path: str, member: str, fields: Sequence[str], most: int
 ) -> tuple[list[dict[str, Any]], str]:
     """Rows of a list of the process, or why there are none."""
     try:
-        rows = ask(settings, path, "Process1", member)
+        rows = ask(settings, path, "Process1", member, limit=Variant("u", most))
     except CallError as error:
         if of_bus(error).code not in _NOTHING:
             raise

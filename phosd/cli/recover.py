@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from phosd.bus import CallError, NoBusError
+from phosd.cli import options
 from phosd.cli.client import call
 from phosd.cli.run import DEFAULT_RUNTIME
 from phosd.cli.settings import Exit, Settings, command, of_bus
@@ -14,7 +15,7 @@ from phosd.engine.recovery import bring_back, stranded
 
 
 @command()
-@click.argument("pids", metavar="[PID]...", nargs=-1, type=click.IntRange(min=1))
+@click.argument("pids", metavar="[PID]...", nargs=-1, type=options.PID)
 @click.option(
     "--runtime-dir",
     type=click.Path(path_type=Path, file_okay=False),
@@ -36,11 +37,16 @@ def recover(settings: Settings, pids: tuple[int, ...], runtime_dir: Path | None)
     if not pids:
         _list(settings, place.absolute())
     by_daemon = runtime_dir is None and os.geteuid() != 0
-    runs = {
-        pid: (by_daemon and _ask(settings, pid)) or _recover(settings, pid, place.absolute())
-        for pid in pids
-    }
-    if not all(runs.values()):
+    left: list[int] = []
+
+    def recover_one(pid: int) -> None:
+        if not (by_daemon and _ask(settings, pid)) and not _recover(
+            settings, pid, place.absolute()
+        ):
+            left.append(pid)
+
+    settings.each("pid", pids, recover_one)
+    if left:
         sys.exit(Exit.FAILED)
 
 
@@ -48,7 +54,7 @@ def _list(settings: Settings, runtime_dir: Path) -> None:
     rows = [{"pid": each.pid, "state": each.why} for each in stranded(runtime_dir)]
     settings.rows(rows, {"PID": lambda row: str(row["pid"]), "IS": lambda row: str(row["state"])})
     if not rows and not settings.json:
-        settings.out.print("no process is left locked, checkpointed or parked")
+        settings.say("no process is left locked, checkpointed or parked")
 
 
 def _ask(settings: Settings, pid: int) -> bool:
@@ -64,7 +70,7 @@ def _ask(settings: Settings, pid: int) -> bool:
     if settings.json:
         settings.emit({"pid": pid, "runs": True, "message": done})
     else:
-        settings.out.print(done, markup=False)
+        settings.say(done)
     return True
 
 
@@ -78,7 +84,7 @@ def _recover(settings: Settings, pid: int, runtime_dir: Path) -> bool:
             deeds = account.deeds.get(each, [])
             settings.emit({"pid": each, "runs": failure is None, "done": deeds, "message": text})
         elif failure is None:
-            settings.out.print(text, markup=False)
+            settings.say(text)
         else:
-            settings.err.print(text, markup=False)
+            settings.note(text)
     return pid not in account.failures

@@ -37,6 +37,6 @@ def restore(settings: Settings, image: str, files: str, output: Path | None) -> 
     job = watch(settings, "Restore", "sa{sv}", image, variants(options))
     if not settings.json:
         for note in job["Notes"]:
-            settings.err.print(note, markup=False)
-        settings.err.print(f"process {job['Result']} runs again, after {summary(job)}")
-        settings.out.print(job["Result"])
+            settings.note(note)
+        settings.note(f"process {job['Result']} runs again, after {summary(job)}")
+        settings.say(job["Result"])

@@ -12,7 +12,7 @@ from phosd.cli.settings import Settings, command
 
 
 @command()
-@click.argument("pid", type=click.IntRange(min=1))
+@click.argument("pid", type=options.PID)
 @click.option(
     "--gpu",
     default="",
@@ -34,7 +34,4 @@ def resume(settings: Settings, pid: int, **given: Any) -> None:
     if not settings.json:
         tell_notes(settings, job)
         seconds = (job["Ended"] - job["Started"]) / 1e6
-        settings.out.print(
-            f"process {pid} runs on {gpus(job['Result'])} again, after {seconds:.1f} s",
-            markup=False,
-        )
+        settings.say(f"process {pid} runs on {gpus(job['Result'])} again, after {seconds:.1f} s")

@@ -9,15 +9,18 @@ from phosd.cli.settings import Settings, command
 @command()
 @click.argument("images", nargs=-1, required=True)
 def rm(settings: Settings, images: tuple[str, ...]) -> None:
-    """Delete IMAGES for good.
+    """Delete IMAGES for good. If one cannot be, the others still are, and the exit code tells.
 
     \b
     Example:
       phos rm 20261120T153012-3fa9
     """
-    for image in images:
+
+    def delete(image: str) -> None:
         call(settings, "DeleteImage", "sa{sv}", image, {})
         if settings.json:
             settings.emit({"image": image, "deleted": True})
         else:
-            settings.out.print(f"{image} is deleted", markup=False)
+            settings.say(f"{image} is deleted")
+
+    settings.each("image", images, delete)

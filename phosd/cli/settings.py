@@ -5,19 +5,21 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from phosd.bus import ERROR_PREFIX, CallError, NoBusError
+from phosd.cli.tables import table
+from phosd.cli.text import plain
 from phosd.engine.errors import PhosError
 
 _PIPE_WIDTH = 10_000
+_T = TypeVar("_T")
 
 
 class Exit(enum.IntEnum):
@@ -36,7 +38,16 @@ _EXITS = {
     "NoSuchProcess": Exit.NO_SUCH_THING,
     "NoSuchImage": Exit.NO_SUCH_THING,
     "NoSuchJob": Exit.NO_SUCH_THING,
+    "UnknownObject": Exit.NO_SUCH_THING,
 }
+
+
+_NOT_STARTED = (
+    "org.freedesktop.DBus.Error.Spawn.",
+    "org.freedesktop.DBus.Error.TimedOut",
+    "org.freedesktop.systemd1.",
+)
+"""Errors of a bus that was to start phosd, by itself or by systemd."""
 
 
 class CommandError(Exception):
@@ -51,6 +62,10 @@ class CommandError(Exception):
         return _EXITS.get(self.code, Exit.FAILED)
 
 
+FAILURES = (CommandError, PhosError, NoBusError, CallError)
+"""What :func:`in_words` has words for."""
+
+
 @dataclass
 class Settings:
     """The options that every command takes."""
@@ -62,49 +77,98 @@ class Settings:
     @functools.cached_property
     def out(self) -> Console:
         """Where results go. Tables are not folded for who reads them from a pipe."""
-        width = None if sys.stdout.isatty() else _PIPE_WIDTH
-        return Console(no_color=not self.color, highlight=False, soft_wrap=True, width=width)
+        return self._console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
     @functools.cached_property
     def err(self) -> Console:
         """Where progress and errors go."""
-        return Console(stderr=True, no_color=not self.color, highlight=False, soft_wrap=True)
+        return self._console(stderr=True)
+
+    def _console(self, **attributes: Any) -> Console:
+        # Nothing given, the console obeys NO_COLOR.
+        no_color = None if self.color else True
+        return Console(
+            no_color=no_color, highlight=False, emoji=False, soft_wrap=True, **attributes
+        )
 
     def emit(self, row: dict[str, Any]) -> None:
-        """One JSON object on a line."""
-        print(json.dumps(row, ensure_ascii=False), flush=True)
+        """One JSON object on a line, in ASCII: exact, and nothing that a terminal obeys."""
+        print(json.dumps(row), flush=True)
+
+    def say(self, text: str, *, lines: bool = False) -> None:
+        """A result, on a line of its own; with ``lines`` it may have line ends."""
+        self.out.print(plain(text, lines=lines), markup=False)
+
+    def note(self, text: str, *, lines: bool = False) -> None:
+        """The same for what is not the result: progress, advice, trouble."""
+        self.err.print(plain(text, lines=lines), markup=False)
+
+    def facts(self, facts: Mapping[str, str]) -> None:
+        """Name and text on a line each; what has no text is left out."""
+        for name, text in facts.items():
+            if text:
+                self.say(f"{name:<14}{text}")
 
     def rows(
-        self, rows: Sequence[dict[str, Any]], columns: dict[str, Callable[[Any], str]]
+        self,
+        rows: Sequence[dict[str, Any]],
+        columns: Mapping[str, Callable[[Any], str | tuple[str, ...]]],
+        spare: Sequence[str] = (),
     ) -> None:
-        """A table: ``columns`` gives heading and text of each; in JSON a line a row, all of it."""
+        """A table: ``columns`` gives heading and text of each; in JSON a line a row, all of it.
+
+        A tuple of texts is one below the other. Where the terminal is too narrow, the columns
+        ``spare`` are left out, the first of them first.
+        """
         if self.json:
             for row in rows:
                 self.emit(row)
-            return
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        *narrow, last = columns
-        for heading in narrow:
-            table.add_column(heading, no_wrap=True)
-        table.add_column(last, overflow="fold")
-        for row in rows:
-            table.add_row(*(escape(text(row)) for text in columns.values()))
-        if rows:
-            self.out.print(table, soft_wrap=False)
+        elif rows:
+            texts = {head: [_cell(of(row)) for row in rows] for head, of in columns.items()}
+            self.out.print(table(texts, spare, self.out.width), soft_wrap=False)
 
-    def fail(self, code: str, text: str, status: Exit) -> NoReturn:
-        """Say what went wrong and exit."""
+    def tell(self, error: "CommandError", **about: Any) -> None:
+        """Say what went wrong; ``about`` says in JSON with what."""
         if self.json:
-            self.emit({"error": code, "message": text})
+            self.emit(about | {"error": error.code, "message": str(error)})
         else:
             self.err.print("[bold red]phos:[/] ", end="")
-            self.err.print(text, markup=False)
-        sys.exit(status)
+            self.note(str(error), lines=True)
+
+    def each(self, what: str, things: Sequence[_T], do: Callable[[_T], object]) -> None:
+        """``do`` all that can be done, and exit in the end if something could not be.
+
+        ``what`` the things are, for JSON. Where nobody answers, the others are not tried.
+        """
+        failed: dict[_T, CommandError] = {}
+        for thing in things:
+            try:
+                do(thing)
+            except FAILURES as caught:
+                error = in_words(caught)
+                if error.code in ("NoDaemon", "NoBus"):
+                    raise error from caught
+                failed[thing] = error
+                self.tell(error, **{what: thing})
+        if failed:
+            if len(things) > 1 and not self.json:
+                names = ", ".join(map(str, failed))
+                self.note(f"phos: {len(failed)} of {len(things)} failed: {names}")
+            exits = {error.exit for error in failed.values()}
+            sys.exit(exits.pop() if len(exits) == 1 else Exit.FAILED)
+
+
+def _cell(text: str | tuple[str, ...]) -> str:
+    return "\n".join(map(plain, (text,) if isinstance(text, str) else filter(None, text)))
 
 
 def _set(name: str, value_of: Callable[[Any], Any]) -> Callable[..., None]:
-    def callback(context: click.Context, _: click.Parameter, value: Any) -> None:
-        if value:
+    def callback(context: click.Context, option: click.Parameter, value: Any) -> None:
+        source = context.get_parameter_source(option.name or "")
+        # Of the environment, which `phos` itself has taken over before its command is looked at:
+        # what was said before the command must not give way to it.
+        again = source is ParameterSource.ENVIRONMENT and context.parent is not None
+        if value and not again:
             setattr(context.ensure_object(Settings), name, value_of(value))
 
     return callback
@@ -150,15 +214,10 @@ def command(**attributes: Any) -> Callable[[Callable[..., None]], click.Command]
             settings = context.ensure_object(Settings)
             try:
                 function(settings, *args, **kwargs)
-            except CommandError as error:
-                settings.fail(error.code, str(error), error.exit)
-            except PhosError as error:
-                settings.fail(error.code, str(error), _EXITS.get(error.code, Exit.FAILED))
-            except NoBusError as error:
-                settings.fail("NoBus", f"{error}; {error.hint}", Exit.FAILED)
-            except CallError as error:
-                failed = of_bus(error)
-                settings.fail(failed.code, str(failed), failed.exit)
+            except FAILURES as caught:
+                error = in_words(caught)
+                settings.tell(error)
+                sys.exit(error.exit)
             except BrokenPipeError:
                 # Whoever read our output has had enough; nothing more can be said to them.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -168,6 +227,19 @@ def command(**attributes: Any) -> Callable[[Callable[..., None]], click.Command]
         return wrapped
 
     return decorate
+
+
+def in_words(caught: CommandError | PhosError | NoBusError | CallError) -> CommandError:
+    """Whatever failed, in the words of the command line."""
+    match caught:
+        case CommandError():
+            return caught
+        case PhosError():
+            return CommandError(caught.code, str(caught))
+        case NoBusError():
+            return CommandError("NoBus", f"{caught}; {caught.hint}")
+        case CallError():
+            return of_bus(caught)
 
 
 def of_bus(error: CallError) -> CommandError:
@@ -180,17 +252,14 @@ def of_bus(error: CallError) -> CommandError:
             "phosd does not run on this bus; start it (`systemctl start phosd`, or `phosd &` as "
             "root), or name the bus that it is on with --bus or PHOS_BUS",
         )
+    if error.name.startswith(_NOT_STARTED):
+        return CommandError(
+            "NoDaemon",
+            f"phosd did not start when it was called: {error.text}; `journalctl -u phosd` tells "
+            "why",
+        )
     if error.name.endswith(".UnknownObject"):
-        return CommandError("NoSuchJob", error.text)
+        return CommandError("UnknownObject", f"{error.text}; it has ended or was deleted meanwhile")
     if error.name.endswith(".AccessDenied"):
         return CommandError("NotAuthorized", error.text)
     return CommandError(error.name.rpartition(".")[2], error.text)
-
-
-def human_bytes(count: float) -> str:
-    """``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024 or unit == "TiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError

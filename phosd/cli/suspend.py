@@ -14,7 +14,7 @@ PLACES = {"memory": "in host memory", "disk": "on disk"}
 
 
 @command()
-@click.argument("pid", type=click.IntRange(min=1))
+@click.argument("pid", type=options.PID)
 @options.where
 @options.deadline
 @options.queue
@@ -37,8 +37,7 @@ def suspend(settings: Settings, pid: int, **given: Any) -> None:
         tell_notes(settings, job)
         seconds = (job["Ended"] - job["Started"]) / 1e6
         place = PLACES.get(job["Result"], job["Result"])
-        settings.out.print(
+        settings.say(
             f"process {pid} is suspended, after {seconds:.1f} s; its device memory is {place}; "
-            f"`phos resume {pid}` brings it back",
-            markup=False,
+            f"`phos resume {pid}` brings it back"
         )

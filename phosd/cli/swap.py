@@ -12,8 +12,8 @@ from phosd.cli.settings import Settings, command
 
 
 @command()
-@click.argument("leaving", metavar="OUT", type=click.IntRange(min=1))
-@click.argument("coming", metavar="IN", type=click.IntRange(min=1))
+@click.argument("leaving", metavar="OUT", type=options.PID)
+@click.argument("coming", metavar="IN", type=options.PID)
 @options.where
 @options.deadline
 @options.queue
@@ -34,6 +34,6 @@ def swap(settings: Settings, leaving: int, coming: int, **given: Any) -> None:
     if not settings.json:
         tell_notes(settings, job)
         seconds = (job["Ended"] - job["Started"]) / 1e6
-        settings.out.print(
+        settings.say(
             f"process {leaving} is suspended and process {coming} runs, after {seconds:.1f} s"
         )

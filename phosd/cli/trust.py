@@ -3,12 +3,13 @@
 import click
 
 from phosd.bus import Variant
-from phosd.cli.client import ask, call
+from phosd.cli import options
+from phosd.cli.client import ask, call, if_missing
 from phosd.cli.settings import Settings, command
 
 
 @command()
-@click.argument("pid", type=click.IntRange(min=1))
+@click.argument("pid", type=options.PID)
 @click.argument("kernel", default="")
 def trust(settings: Settings, pid: int, kernel: str) -> None:
     """Take KERNEL, or all kernels, of PID's program for what their arguments tell again.
@@ -23,8 +24,9 @@ def trust(settings: Settings, pid: int, kernel: str) -> None:
       phos trust 4711 scatter_kernel
     """
     (path,) = call(settings, "GetProcess", "u", pid)
-    count = ask(settings, path, "Process1", "TrustKernels", kernel=Variant("s", kernel))
+    with if_missing("NoSuchProcess", f"process {pid} has ended; `phos ps` lists those that run"):
+        count = ask(settings, path, "Process1", "TrustKernels", kernel=Variant("s", kernel))
     if settings.json:
         settings.emit({"pid": pid, "kernel": kernel or None, "trusted": count})
     else:
-        settings.out.print(f"trusted again: {count}", markup=False)
+        settings.say(f"trusted again: {count}")

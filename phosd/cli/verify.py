@@ -17,4 +17,4 @@ def verify(settings: Settings, image: str) -> None:
     """
     job = watch(settings, "VerifyImage", "sa{sv}", image, {})
     if not settings.json:
-        settings.out.print(f"{image} is whole ({summary(job)})", markup=False)
+        settings.say(f"{image} is whole ({summary(job)})")

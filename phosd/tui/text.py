@@ -5,13 +5,13 @@ would move the cursor or turn the writing round is shown as an escape.
 """
 
 import shlex
-import unicodedata
 from collections.abc import Sequence
 from datetime import datetime
 
 from rich.cells import cell_len, set_cell_size
 
-from phosd.cli.settings import human_bytes
+from phosd.cli import text as everywhere
+from phosd.cli.text import human_bytes, rate
 
 __all__ = [
     "bar",
@@ -29,26 +29,13 @@ __all__ = [
 _LONGEST = 4096
 """Characters of a text that are looked at: nobody's command line may slow the screen down."""
 _MOST_WORDS = 256
-_HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
-"""Categories of characters that are shown as escapes: controls, formats, surrogates."""
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def plain(text: str, *, lines: bool = False) -> str:
     """The text without anything that a terminal obeys; ``lines`` keeps line ends and tabs."""
-    text = text[:_LONGEST] if not lines else text
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_shown(character, lines) for character in text)
-
-
-def _shown(character: str, lines: bool) -> str:
-    if lines and character in "\n\t":
-        return character
-    if unicodedata.category(character) in _HIDDEN:
-        return character.encode("unicode_escape").decode()
-    return character
+    return everywhere.plain(text if lines else text[:_LONGEST], lines=lines)
 
 
 def command_line(words: Sequence[str]) -> str:
@@ -92,11 +79,6 @@ def when(moment: float | None) -> str:
     if moment is None:
         return ""
     return datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def rate(value: float) -> str:
-    """``1.5 GiB/s``; nothing for none."""
-    return f"{human_bytes(value)}/s" if value else ""
 
 
 def spark(shares: Sequence[float | None], width: int) -> str:

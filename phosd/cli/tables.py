@@ -1,0 +1,39 @@
+"""Tables for a terminal of any width: what one copies from them is never cut."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+_LEAST = 20
+"""Cells that the last column gets in any case: the id of an image."""
+_GAP = 2
+
+
+def table(columns: Mapping[str, Sequence[str]], spare: Sequence[str], width: int) -> Table:
+    """A table of ``columns`` (by heading, the texts of all rows) for ``width`` cells.
+
+    Where it is too wide, the columns ``spare`` are left out, the first of them first. The last
+    column is folded; the others only where even the rest does not fit.
+    """
+    shown = dict(columns)
+    for heading in spare:
+        if _least_width(shown) <= width:
+            break
+        del shown[heading]
+    fits = _least_width(shown) <= width
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for number, heading in enumerate(shown, 1):
+        made.add_column(heading, no_wrap=fits and number < len(shown), overflow="fold")
+    for row in zip(*shown.values(), strict=True):
+        made.add_row(*map(Text, row))
+    return made
+
+
+def _least_width(columns: Mapping[str, Sequence[str]]) -> int:
+    *narrow, last = (
+        max(cell_len(line) for text in (heading, *texts) for line in text.split("\n"))
+        for heading, texts in columns.items()
+    )
+    return sum(narrow) + _GAP * len(narrow) + min(last, _LEAST)
