@@ -1,6 +1,7 @@
 """``phos run``: start a program so that it can be saved and restored."""
 
 import ctypes
+import errno
 import os
 import shlex
 import sys
@@ -56,16 +57,12 @@ def run(
     _prepend(environment, "LD_PRELOAD", hook_library())
     if _use_software_gpu(gpu):
         _prepend(environment, "LD_LIBRARY_PATH", cuda.software_gpu())
-        settings.err.print("phos: there is no GPU here; the program gets the software GPU")
+        why = "as you asked" if gpu == "soft" else "there is no GPU here"
+        settings.note(f"phos: {why}; the program gets the software GPU")
     if runtime_dir is not None:
         environment["PHOS_RUNTIME_DIR"] = str(runtime_dir.absolute())
     _require_hook_folder(settings, (runtime_dir or DEFAULT_RUNTIME) / "hook")
-    try:
-        program = Program.start(words, environment, output_folder())
-    except (FileNotFoundError, PermissionError) as error:
-        status = 127 if isinstance(error, FileNotFoundError) else 126
-        settings.err.print(f"phos: {error.strerror}: {shlex.quote(words[0])}", markup=False)
-        sys.exit(status)
+    program = _start(settings, words, environment)
     if not detach:
         sys.exit(follow(program))
     if settings.json:
@@ -73,8 +70,33 @@ def run(
             {"pid": program.pid, "stdout": str(program.stdout), "stderr": str(program.stderr)}
         )
     else:
-        settings.err.print(f"output: {program.stdout}", markup=False)
-        settings.out.print(program.pid)
+        settings.note(f"output: {program.stdout}")
+        settings.say(str(program.pid))
+
+
+def _start(settings: Settings, words: tuple[str, ...], environment: dict[str, str]) -> Program:
+    """Exits as a shell does if there is no such command (127), or it cannot be executed (126)."""
+    try:
+        return Program.start(words, environment, output_folder())
+    except OSError as error:
+        if error.filename is None:  # of the fork
+            raise CommandError(
+                "Unsupported",
+                f"the machine has no room for another process: {error}; end some, and try again",
+            ) from error
+        if error.filename != words[0]:
+            raise CommandError(
+                "Unsupported",
+                f"the program was not started, for its output has no place: {error}; set "
+                "XDG_STATE_HOME to a folder that you may write to",
+            ) from error
+        hint = (
+            "; if it is a script, its first line must name its interpreter (#!/bin/sh)"
+            if error.errno == errno.ENOEXEC
+            else ""
+        )
+        settings.note(f"phos: {error.strerror}: {shlex.quote(words[0])}{hint}")
+        sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def _use_software_gpu(choice: str) -> bool:
@@ -107,8 +129,7 @@ def _require_hook_folder(settings: Settings, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o1777)
     if not os.access(folder, os.W_OK | os.X_OK):
-        settings.err.print(
+        settings.note(
             f"phos: {folder} is not there or not writable, so phosd will not find the hook of "
-            "this program; start phosd once, or use --runtime-dir",
-            markup=False,
+            "this program; start phosd once, or use --runtime-dir"
         )

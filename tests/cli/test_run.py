@@ -51,6 +51,27 @@ def test_programs_that_cannot_be_started(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("no program")
     denied = phos_run(str(tmp_path / "plain"))
     assert (denied.returncode, "Permission denied" in denied.stderr) == (126, True)
+    (tmp_path / "plain").chmod(0o755)
+    nonsense = phos_run(str(tmp_path / "plain"))
+    assert (nonsense.returncode, "Exec format error" in nonsense.stderr) == (126, True)
+    assert "name its interpreter" in nonsense.stderr
+
+
+@pytest.mark.usefixtures("home")
+def test_output_without_a_place_is_not_the_commands_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nope")
+    done = phos_run("true")
+    assert done.returncode == 1
+    assert "its output has no place" in done.stderr and "/proc/nope" in done.stderr
+    assert "set XDG_STATE_HOME" in done.stderr
+
+
+@pytest.mark.usefixtures("home")
+def test_why_it_gets_the_software_gpu() -> None:
+    """The variable of these tests asks for it."""
+    done = phos_run("true")
+    assert "phos: as you asked; the program gets the software GPU" in done.stderr
+    assert "no GPU" not in done.stderr
 
 
 def test_output_is_relayed_and_kept(home: Path) -> None:
