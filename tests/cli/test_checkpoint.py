@@ -2,13 +2,17 @@
 
 import os
 import pty
+import re
 import select
+import signal
 import subprocess
+from pathlib import Path
 
 import click
 import pytest
 
 from phosd.cli.checkpoint import interval
+from phosd.cli.main import main
 from phosd.engine.errors import Unsupported
 from phosd.engine.kernels import KernelMark
 from phosd.engine.progress import Progress
@@ -36,16 +40,28 @@ def test_all_options_are_passed_on(service: Service) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("60s", 60), ("90", 90), ("1.5m", 90), ("2h", 7200), ("1d", 86_400), ("off", 0)],
+    [
+        *(("60s", 60), ("90", 90), ("1.5m", 90), ("10min", 600), ("2h", 7200), ("1d", 86_400)),
+        *(("off", 0), ("0", 0), ("0s", 0)),
+    ],
 )
 def test_intervals(text: str, seconds: float) -> None:
     assert interval(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["often", "60x", "-5s", "0", "0s", "", "nan", "1e3", "5 s"])
+@pytest.mark.parametrize("text", ["often", "60x", "60mi", "-5s", "", "nan", "1e3", "5 s"])
 def test_what_is_no_interval(text: str) -> None:
     with pytest.raises(click.BadParameter, match="write for example 60s"):
         interval(text)
+
+
+def test_the_commands_of_the_example_for_services_are_understood() -> None:
+    text = (Path(__file__).parents[2] / "examples/systemd/50-phos.conf").read_text()
+    commands = [line.split() for line in re.findall(r"(?m)^#   phos (.*)$", text)]
+    assert [words[0] for words in commands] == ["checkpoint", "restore"]
+    for name, *words in (re.sub(r"\$\(.*\)", ME, " ".join(words)).split() for words in commands):
+        context = main.commands[name].make_context(name, words)
+        assert context.params.get("every") in (None, 600.0)
 
 
 def test_periodic_checkpoints(service: Service) -> None:
@@ -80,6 +96,28 @@ def test_a_first_checkpoint_that_fails_says_where_to_look(service: Service) -> N
         "`phos ps` tells whether it is tried again every 5 s",
         "phos: it uses managed memory; avoid it",
     ]
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_ctrl_c_ends_the_schedule_too(service: Service, form: list[str]) -> None:
+    service.engine.running = [this_process(start_time=identify(os.getpid()).start_time)]
+    with running(
+        [*PHOS, "checkpoint", ME, "--every", "1h", *form],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PHOS_BUS": service.address},
+    ) as process:
+        wait_until(lambda: service.engine.requests, "the job")
+        process.send_signal(signal.SIGINT)
+        out, told = process.communicate(timeout=60)
+    assert process.returncode == 1
+    if form:
+        assert {"pid": os.getpid(), "checkpoint_interval": None} in lines(out)
+        assert lines(out)[-1]["error"] == "Cancelled"
+    else:
+        assert f"process {ME} has no periodic checkpoints any more" in told
+    (row,) = lines(phos(service, "ps", "--json").stdout)
+    assert row["checkpoint_interval"] is None
 
 
 def test_a_queued_checkpoint_says_that_it_waits(service: Service) -> None:

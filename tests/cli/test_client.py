@@ -14,10 +14,13 @@ import pytest
 from phosd.engine.errors import OutOfSpace
 from phosd.engine.progress import Progress
 from tests.harness import running, wait_until
+from tests.service.authority import NO, authority
 from tests.service.fake_engine import manifest, this_process
 from tests.service.running import Service
 
 PHOS = [sys.executable, "-m", "phosd.cli.main"]
+NOBODY = str(2**22)
+"""No process has this pid."""
 # Another user, who may yet read the code: the checkout can lie in a home that is closed to others.
 AS_NOBODY = [
     *("setpriv", f"--reuid={pwd.getpwnam('nobody').pw_uid}", "--clear-groups"),
@@ -79,14 +82,17 @@ def test_a_failed_job_says_why(service: Service) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "text"),
     [
-        (["checkpoint", "4194305"], 4, "there is no process"),
-        (["checkpoint", "0"], 2, "x>=1"),
+        (["checkpoint", NOBODY], 4, "there is no process"),
+        (["checkpoint", "0"], 2, "1<=x<=4194304"),
+        (["checkpoint", "5000000000"], 2, "1<=x<=4194304"),
+        (["ps", "5000000000"], 2, "1<=x<=4194304"),
+        (["jobs", "5000000000"], 4, "phosd knows no job 5000000000 any more; `phos jobs` lists"),
         (["checkpoint", "1", "--mode", "fast"], 2, "Invalid value"),
         (["restore", "nothing"], 4, "there is no image nothing"),
         (["verify", "nothing"], 4, "there is no image nothing"),
         (["rm", "nothing"], 4, "there is no image nothing"),
         (["rm"], 2, "Missing argument"),
-        (["jobs", "--cancel", "99"], 4, "no object /org/phos/job/_99"),
+        (["jobs", "--cancel", "99"], 4, "phosd knows no job 99 any more; `phos jobs` lists"),
         (["nonsense"], 2, "No such command"),
     ],
 )
@@ -182,6 +188,28 @@ def test_jobs_cancel(service: Service) -> None:
     assert (again.returncode, "has ended already" in again.stderr) == (1, True)
 
 
+@pytest.mark.parametrize("at_a_terminal", [True, False])
+def test_who_cancels_at_a_terminal_may_be_asked_for_a_password(
+    service: Service, at_a_terminal: bool
+) -> None:
+    service.start("Checkpoint", "ua{sv}", os.getpid(), 0)
+    controller, terminal = pty.openpty()
+    with authority(service.address, NO) as polkit:
+        done = subprocess.run(
+            [*AS_NOBODY, *PHOS, "jobs", "--cancel", "1"],
+            stdin=terminal if at_a_terminal else subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | {"PHOS_BUS": service.address},
+        )
+    for end in (controller, terminal):
+        os.close(end)
+    assert done.returncode == 3, done.stderr
+    (question,) = polkit.questions
+    assert (question.action, question.may_ask_user) == ("org.phos.cancel-others", at_a_terminal)
+
+
 def test_without_a_daemon_the_mend_is_told(bus: str) -> None:
     done = subprocess.run([*PHOS, "ps", "--bus", bus], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
@@ -248,8 +276,42 @@ def test_doctor_finds_what_is_missing(bus: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_color(service: Service) -> None:
-    done = phos(service, "jobs", FORCE_COLOR="1", NO_COLOR="1")
-    assert "\x1b[3" not in done.stdout
+    """Of an error, which is red where nothing is against it."""
+    words = ("rm", "nothing")
+    assert "\x1b[1;31m" in phos(service, *words, FORCE_COLOR="1", NO_COLOR="").stderr
+    assert "\x1b[1;31m" not in phos(service, *words, FORCE_COLOR="1", NO_COLOR="1").stderr
+    done = phos(service, *words, "--no-color", FORCE_COLOR="1", NO_COLOR="")
+    assert "\x1b[1;31m" not in done.stderr
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("variable", [None, "unix:path=/none"])
+def test_the_bus_that_is_named_wins(service: Service, before: bool, variable: str | None) -> None:
+    """Before the command or behind it, and whatever PHOS_BUS says."""
+    named = ["--bus", service.address]
+    done = subprocess.run(
+        [*PHOS, *named, "ps"] if before else [*PHOS, "ps", *named],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | ({"PHOS_BUS": variable} if variable else {}),
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_all_that_can_be_deleted_is(service: Service) -> None:
+    service.engine.stored |= {"a": manifest("a"), "b": manifest("b")}
+    done = phos(service, "rm", "none", "a", "nothing")
+    assert (done.returncode, done.stdout) == (4, "a is deleted\n")
+    told = done.stderr.splitlines()
+    assert [line.startswith("phos: there is no image") for line in told] == [True, True, False]
+    assert told[-1] == "phos: 2 of 3 failed: none, nothing"
+    done = phos(service, "rm", "none", "b", "--json")
+    assert done.returncode == 4
+    failed, deleted = lines(done.stdout)
+    assert (failed["image"], failed["error"]) == ("none", "NoSuchImage")
+    assert deleted == {"image": "b", "deleted": True}
+    assert not service.engine.stored
 
 
 def test_a_terminal_gets_a_progress_bar_with_the_phase(service: Service) -> None:

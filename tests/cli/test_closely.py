@@ -88,7 +88,7 @@ def test_the_log_of_a_hook(service: Service) -> None:
     (row,) = lines(phos(service, "ps", ME, "--log", "--json").stdout)
     assert row == {"pid": os.getpid(), "log": "state 0\n1.5 a note\n"}
     assert phos(service, "ps", "--log").returncode == 2
-    gone = phos(service, "ps", str(2**22 + 1))
+    gone = phos(service, "ps", str(2**22))
     assert gone.returncode == 4
     assert "there is no process" in gone.stderr
 

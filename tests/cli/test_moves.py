@@ -1,18 +1,21 @@
 """``phos migrate``, ``suspend``, ``resume``, ``swap`` and ``evacuate``."""
 
+import dataclasses
 import os
 import pty
 import select
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from phosd.bus import path_of
 from phosd.engine.errors import OutOfMemory, Unsupported
 from phosd.engine.gpus import GpuInfo
 from phosd.engine.progress import Progress
 from phosd.service.operations import MigrateRequest, ResumeRequest, SuspendRequest
-from tests.cli.test_client import AS_NOBODY, PHOS, lines, phos
+from tests.cli.test_client import AS_NOBODY, NOBODY, PHOS, lines, phos
 from tests.harness import running, wait_until
 from tests.service.fake_engine import GPU, this_process
 from tests.service.running import Service
@@ -86,13 +89,13 @@ def test_swap(at_once: Service, other: int) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "text"),
     [
-        (["migrate", "4194305", "--to", "1"], 4, "there is no process"),
+        (["migrate", NOBODY, "--to", "1"], 4, "there is no process"),
         (["migrate", PID], 2, "Missing option '--to'"),
         (["migrate", PID, "--to", ""], 2, "name a GPU"),
         (["migrate", PID, "--to", "1", "--mode", "stop"], 2, "Invalid value"),
         (["suspend", PID, "--where", "tape"], 2, "Invalid value"),
         (["suspend", PID, "--deadline", "0"], 2, "Invalid value"),
-        (["resume", "4194305"], 4, "there is no process"),
+        (["resume", NOBODY], 4, "there is no process"),
         (["swap", PID, PID], 2, "cannot take its own place"),
         (["swap", PID], 2, "Missing argument 'IN'"),
         (["evacuate", "7"], 2, "'7' names no GPU of this node"),
@@ -195,7 +198,58 @@ def test_one_that_fails_does_not_keep_the_others(at_once: Service, other: int) -
     assert f"process {PID} moved to GPU 1" in done.stdout
     rows = lines(phos(at_once, "evacuate", "0", "--yes", "--json").stdout)
     assert {"pid": other, "error": "OutOfMemory", "message": "it grew; try again"} in rows
-    assert rows[-1] == {"gpu": "0", "left": [3, other]}
+    assert rows[-1] == {"gpu": "0", "left": [3, other], "others": []}
+
+
+def test_what_came_meanwhile_is_left(at_once: Service) -> None:
+    def come(progress: Progress) -> None:
+        at_once.engine.running.append(this_process(pid=3, hook_state="driver", device_bytes=0))
+
+    at_once.engine.act = come
+    done = phos(at_once, "evacuate", "0", "--yes")
+    assert done.returncode == 1, done.stdout
+    assert "GPU 0 is not clear: process 3 is still there" in done.stderr
+
+
+def test_who_does_not_see_all_is_told_of_others(at_once: Service) -> None:
+    def seen_there(*pids: int) -> None:
+        at_once.engine.devices[0] = dataclasses.replace(GPU, pids=pids)
+        text = " ".join(map(str, (len(pids), *pids)))
+        path = path_of("gpu", GPU.uuid)
+        wait_until(lambda: at_once.get(path, "Gpu1", "Processes") == text, "the GPU to tell")
+
+    seen_there(1, ME)
+    sleep = [*AS_NOBODY[:3], "sleep", "1000"]
+
+    def evacuate(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*AS_NOBODY, *PHOS, "evacuate", "0", "--yes", *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | {"PHOS_BUS": at_once.address},
+        )
+
+    with subprocess.Popen(sleep) as mine:
+        try:
+            wait_until(lambda: Path(f"/proc/{mine.pid}").stat().st_uid != 0, "its user")
+            at_once.engine.running.append(seen(mine.pid))
+            done = evacuate()
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.splitlines()[-1] == (
+                f"nothing of yours is left on GPU 0; processes 1, {ME} are there, of others"
+            )
+            at_once.engine._becomes(mine.pid, gpus=(0,))
+            assert lines(evacuate("--json").stdout)[-1] == {
+                "gpu": "0",
+                "left": [],
+                "others": [1, ME],
+            }
+            at_once.engine._becomes(mine.pid, gpus=(0,))
+            seen_there()
+            assert evacuate().stdout.endswith("nothing of yours is left on GPU 0\n")
+        finally:
+            mine.kill()
 
 
 def test_what_moved_with_another_is_not_moved_again(at_once: Service, other: int) -> None:
@@ -265,5 +319,6 @@ def test_who_cancels_one_means_all(at_once: Service, other: int) -> None:
         assert process.stderr is not None
         errors = process.stderr.read()
     assert process.returncode == 1
-    assert f"GPU 0 is not clear: processes {other}, {PID} are still there" in errors
+    first, second = sorted((ME, other))
+    assert f"GPU 0 is not clear: processes {first}, {second} are still there" in errors
     assert len(at_once.engine.moves) == 1

@@ -90,9 +90,9 @@ def test_events_are_listed(service: Service) -> None:
 
 
 def test_who_is_not_root_has_the_daemon_recover_what_is_theirs(service: Service) -> None:
-    def recover(pid: str, bus: str) -> subprocess.CompletedProcess[str]:
+    def recover(pid: str, bus: str, *more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*AS_NOBODY, *PHOS, "recover", pid],
+            [*AS_NOBODY, *PHOS, "recover", pid, *more],
             capture_output=True,
             text=True,
             timeout=60,
@@ -107,6 +107,10 @@ def test_who_is_not_root_has_the_daemon_recover_what_is_theirs(service: Service)
             refused = recover(ME, service.address)
             assert (refused.returncode, len(service.engine.recovered)) == (3, 1)
             assert f"process {ME} belongs to uid 0" in refused.stderr
+            some = recover(ME, service.address, str(theirs.pid))
+            assert (some.returncode, len(service.engine.recovered)) == (3, 2)
+            assert "was given back its parked memory" in some.stdout
+            assert some.stderr.endswith(f"phos: 1 of 2 failed: {ME}\n")
             alone = recover(str(theirs.pid), "unix:path=/nowhere")
             assert alone.returncode == 3
             assert "only root may bring processes back" in alone.stderr

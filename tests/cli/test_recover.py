@@ -185,7 +185,7 @@ def test_only_root_may(target: Target, place: Path) -> None:
 
 
 def test_nobody_of_that_name(place: Path) -> None:
-    done = phos("recover", f"--runtime-dir={place / 'run'}", str(2**22 + 1))
+    done = phos("recover", f"--runtime-dir={place / 'run'}", str(2**22))
     assert done.returncode == 4
     assert "there is no process" in done.stdout
 
