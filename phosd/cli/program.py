@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ class Program:
         """Start it as the leader of a session without a terminal.
 
         Its output is append-only, as CRIU restores such files however long they have become.
-        Raises :class:`FileNotFoundError` or :class:`PermissionError` if it cannot be executed.
+        Raises :class:`OSError` if it cannot be executed; its folder is gone then.
         """
         stdout, stderr = folder / "stdout", folder / "stderr"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -53,6 +54,9 @@ class Program:
                 env=environment,
                 start_new_session=True,
             )
+        except OSError:
+            shutil.rmtree(folder)
+            raise
         finally:
             os.close(out)
             os.close(err)
