@@ -1,6 +1,9 @@
 """Who may save and restore what."""
 
 import dataclasses
+import grp
+import os
+import pwd
 import subprocess
 from collections.abc import Iterator
 
@@ -9,12 +12,15 @@ import pytest
 
 from phosd.engine.errors import NotAuthorized
 from phosd.engine.image.cpu import CpuDetails
+from phosd.engine.image.manifest import Manifest
 from phosd.engine.rights import require_may_restore, require_may_save
 from phosd.engine.tree import ProcessTree, scan
 from tests.harness import wait_until
 from tests.service.fake_engine import manifest
 
 USER = 54321
+DAEMON = pwd.getpwnam("daemon")
+"""A user with an entry in the user database, in no group but their own."""
 
 
 @pytest.fixture
@@ -50,16 +56,52 @@ def test_a_tree_of_several_users_is_for_root(tree: ProcessTree) -> None:
 
 
 def test_an_image_is_for_its_owner_if_all_of_it_is_theirs() -> None:
-    mine = manifest("i", owner=USER)
-    require_may_restore(mine, USER)
+    mine = belonging()
+    require_may_restore(mine, DAEMON.pw_uid)
     require_may_restore(mine, 0)
-    with pytest.raises(NotAuthorized, match=f"holds processes of uid {USER}"):
-        require_may_restore(mine, USER + 1)
+    with pytest.raises(NotAuthorized, match=f"holds processes of uid {DAEMON.pw_uid}"):
+        require_may_restore(mine, USER)
     theirs = msgspec.structs.replace(mine.processes[0], uid=0, pid=2)
     with pytest.raises(NotAuthorized, match="holds processes of uid 0"):
         require_may_restore(
-            msgspec.structs.replace(mine, processes=(*mine.processes, theirs)), USER
+            msgspec.structs.replace(mine, processes=(*mine.processes, theirs)), DAEMON.pw_uid
         )
+
+
+def belonging(**ids: object) -> Manifest:
+    """An image of this user's, whose process had these ids."""
+    image = manifest("i", owner=DAEMON.pw_uid)
+    (process,) = image.processes
+    process = msgspec.structs.replace(process, **{"gid": DAEMON.pw_gid, **ids})
+    return msgspec.structs.replace(image, processes=(process,))
+
+
+def test_an_image_gives_no_group_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user may have been taken out of it since."""
+    tty = grp.getgrnam("tty").gr_gid
+    details = CpuDetails(DAEMON.pw_uid, DAEMON.pw_gid, (tty,), "", "refuse", False, 0)
+    trees = (msgspec.structs.replace(belonging().trees[0], details=details),)
+    images = (
+        belonging(groups=(DAEMON.pw_gid, tty)),
+        belonging(gid=tty),
+        msgspec.structs.replace(belonging(), trees=trees),
+    )
+    for image in images:
+        require_may_restore(image, 0)
+        with pytest.raises(NotAuthorized, match=rf"in group tty \({tty}\), which uid"):
+            require_may_restore(image, DAEMON.pw_uid)
+    with pytest.raises(NotAuthorized, match=f"in group {USER}, which"):  # it was removed
+        require_may_restore(belonging(groups=(USER,)), DAEMON.pw_uid)
+    monkeypatch.setattr(os, "getgrouplist", lambda name, group: [group, tty])
+    for image in images:
+        require_may_restore(image, DAEMON.pw_uid)
+
+
+def test_a_user_whose_groups_nobody_knows() -> None:
+    image = manifest("i", owner=USER)
+    require_may_restore(image, 0)
+    with pytest.raises(NotAuthorized, match=f"which groups uid {USER} is in"):
+        require_may_restore(image, USER)
 
 
 def test_an_image_with_privileges_is_for_root() -> None:
