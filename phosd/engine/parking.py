@@ -38,12 +38,13 @@ def park(links: Sequence[HookLink], holdings: Holdings, undo: Undo) -> None:
     """The processes let go of their memory, until ``undo`` gives it back: what ``holdings`` has
     for them then, which may be elsewhere by that time. The hooks stay connected.
     """
-    back: list[int] = []
-    undo.add(_unguard, holdings, back)
+    away: set[int] = set()
+    undo.add(_unguard, links, holdings, away)
     guard(holdings)
     for link in links:
-        undo.add(_give_back, link, holdings, back)
+        undo.add(_give_back, link, holdings, away)
         point(Point.PARKING_PARK)
+        away.add(link.pid)
         link.park()
 
 
@@ -79,15 +80,18 @@ def guard(holdings: Holdings) -> None:
         mover.guard(rows.get(mover.gpu, ()))
 
 
-def _unguard(holdings: Holdings, back: Sequence[int]) -> None:
-    """These processes have their memory again. One that has ended the movers see themselves."""
+def _unguard(links: Sequence[HookLink], holdings: Holdings, away: set[int]) -> None:
+    """The processes have their memory again, but for those that are still ``away`` from it: of
+    these nobody else may have it. One that has ended the movers see themselves.
+    """
+    back = {link.pid for link in links} - away
     processes = [found for pid in back if (found := procfs.identity(pid)) is not None]
     with Undo() as each:
         for mover in holdings.movers() if processes else ():
             each.add(if_alive, mover, partial(mover.unguard, processes))
 
 
-def _give_back(link: HookLink, holdings: Holdings, back: list[int]) -> None:
+def _give_back(link: HookLink, holdings: Holdings, away: set[int]) -> None:
     """Again, if it fails: without its memory a program is lost. One that does not answer has been
     waited for already.
     """
@@ -97,7 +101,7 @@ def _give_back(link: HookLink, holdings: Holdings, back: list[int]) -> None:
             _connected(link)
             if link.hello().state is HookState.PARKED:
                 link.unpark((h.block.id, h.descriptor) for h in holdings.of(link.pid))
-            back.append(link.pid)
+            away.discard(link.pid)
             return
         except Timeout:
             raise

@@ -74,6 +74,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         rest = {node.mover(gpu): size - blocks.get(gpu, 0) for gpu, size in needs.items()}
         give_room = job.enter_context(room_ahead(rest, suspended.processes))
         progress.check()
+        job.callback(memory.unguard)  # what fails is begun anew: it needs the room
         memory.guard()
         progress.phase("control")
         point(Point.RESUME_CONTROL)
@@ -85,7 +86,6 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         links = [job.enter_context(link) for link in _back_from_parking(node, manifest, memory)]
         node.suspended.remove(suspended)  # from here on it runs, whatever becomes of this engine
         after.callback(node.shelf(suspended.where).delete, suspended.image)
-        job.callback(memory.unguard)
         memory.keep(links)
         point(Point.RESUME_OPEN)
         for link in links:

@@ -94,11 +94,11 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
             node.suspended.write(suspended)
             undo.forget()
         progress.phase("release", stopped=True)
-        movers = holdings.movers()
-        node.let_go(unit)  # first: what is kept longer would be taken for what it has later
-        point(Point.SUSPEND_RELEASE)
-        for mover in movers:
-            if_alive(mover, partial(mover.unguard, unit.identity))
+        with Undo() as each:
+            for mover in holdings.movers():  # last, and in any case: until then it stays on the GPU
+                each.add(if_alive, mover, partial(mover.unguard, unit.identity))
+            node.let_go(unit)  # first: what is kept longer would be taken for what it has later
+            point(Point.SUSPEND_RELEASE)
         if options.leave:
             node.leave(needs, unit.pids)
         progress.finish()

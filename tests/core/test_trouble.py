@@ -11,9 +11,12 @@ import pytest
 
 from phosd.engine import faults
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.errors import Cancelled, OutOfSpace, PhosError
+from phosd.engine.errors import Busy, Cancelled, OutOfSpace, PhosError, Timeout
+from phosd.engine.hooklink import HookLink
 from phosd.engine.node import Node, NodeConfig
 from phosd.engine.progress import Progress
+from phosd.engine.recovery import bring_back as recover
+from phosd.engine.recovery import left_parked
 from phosd.engine.restore import RestoreOptions, restore
 from tests.core.conftest import Starter
 from tests.core.cycle import AFTER, Undisturbed, bring_back, check, computes_right, run_cycle, save
@@ -88,6 +91,35 @@ def test_a_job_is_cancelled_in_every_phase(
         assert len(node.store.list()) == published
         computes_right(target, undisturbed)
     assert published < len(whole.phases), "cancelling never had an effect"
+
+
+@pytest.mark.parametrize("mode", ["concurrent", "stop"])
+def test_the_hook_does_not_answer_when_memory_is_given_back(
+    mode: str,
+    place: Path,
+    start: Starter,
+    undisturbed: Undisturbed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The movers keep the only copy until somebody recovers the program, also when phosd ends."""
+
+    def silent(*_: object) -> int:
+        raise Timeout("the hook says nothing")
+
+    target = start("single")
+    target.wait_for_steps(3)
+    with Node(NodeConfig(place / "state", place / "run")) as node:
+        with monkeypatch.context() as patch:
+            patch.setattr(HookLink, "unpark", silent)
+            with pytest.raises(Timeout, match="says nothing"):
+                checkpoint(node, target.pid, CheckpointOptions(mode=mode), Progress())
+        with pytest.raises(Busy, match=f"phos recover {target.pid}"):
+            checkpoint(node, target.pid, CheckpointOptions(mode=mode), Progress())
+        node.processes()
+    assert {pid for pid, _ in left_parked(place / "run")} == {target.pid}
+    assert not recover(target.pid, place / "run").failures
+    assert not left_parked(place / "run")
+    computes_right(target, undisturbed)
 
 
 @pytest.mark.parametrize("point", ["pack-create", "pack-sync", "manifest-write", "image-seal"])

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from phosd.engine import holdings as module
-from phosd.engine import parking
+from phosd.engine import parking, procfs
 from phosd.engine.errors import Internal, PhosError, Timeout, Unsupported
 from phosd.engine.held import distinct, same_file
 from phosd.engine.holdings import Holdings, Movers
@@ -156,6 +156,7 @@ def hooks(*links: Link) -> list[HookLink]:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(Holdings, "watch_all", lambda *_: None)  # there is nobody to tell anything
+    monkeypatch.setattr(procfs, "identity", lambda pid: (pid, 0))
     return Bench()
 
 
@@ -347,6 +348,7 @@ def test_a_step_fails_for_one(bench: Bench, step: str, which: int, lost: bool) -
         pytest.fail("one of them is not parked")
     assert not getattr(raised.value, "__notes__", ())
     assert all(link.state is HookState.CLOSED and link.connected for link in links)
+    assert not bench.movers[0].guarded
     bench.holdings.close()
 
 
@@ -360,7 +362,7 @@ def test_one_is_given_its_memory_at_the_second_attempt(bench: Bench) -> None:
 
 
 def test_one_cannot_be_given_its_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other is; and the first error is still seen."""
+    """The other is, and only for the one it is kept; and the first error is still seen."""
     monkeypatch.setattr(parking, "_AGAIN_SECONDS", 0.1)
     links = pair(bench)
     links[1].trouble["unpark"], links[1].hopeless = Internal("mapping failed"), True
@@ -368,6 +370,7 @@ def test_one_cannot_be_given_its_memory(bench: Bench, monkeypatch: pytest.Monkey
         raise ZeroDivisionError
     assert raised.value.__notes__ == ["besides, mapping failed"]
     assert [link.state for link in links] == [HookState.CLOSED, HookState.PARKED]
+    assert bench.movers[0].guarded == {(2, 0)}
     bench.holdings.close()
 
 

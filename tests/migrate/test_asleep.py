@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from phosd.engine import faults
 from phosd.engine.aftermath import settle
-from phosd.engine.errors import Busy, OutOfMemory
+from phosd.engine.errors import Busy, Internal, OutOfMemory
 from phosd.engine.migrate import MigrateOptions, migrate
 from phosd.engine.node import Node, NodeConfig
 from phosd.engine.progress import Progress
@@ -135,6 +136,28 @@ options = SuspendOptions() if {action!r} == "suspend" else ResumeOptions("1")
             computes_right(target, undisturbed)
             if gpus_of(node, target) == (1,):
                 migrate(node, target.pid, MigrateOptions("0"), Progress())
+
+
+def test_what_fails_keeps_nothing_on_the_gpu(
+    node: Node, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had is elsewhere, and the next attempt needs the room."""
+    target = start("shared_pair")
+    target.wait_for_steps(3)
+    free, _ = node.mover(0).free_memory()
+    for action in ("suspend-release", "resume-control", "resume-map"):
+        with monkeypatch.context() as patch:
+            patch.setattr(faults, "_armed", faults.parse(action))
+            patch.setattr(faults, "_visits", {})
+            with pytest.raises(Internal, match=action):
+                if action.startswith("suspend"):
+                    suspend(node, target.pid, SuspendOptions(), Progress())
+                else:
+                    resume(node, target.pid, ResumeOptions(), Progress())
+        assert not left_parked(node.config.runtime_dir), action
+        assert node.mover(0).free_memory()[0] >= free, action
+    resume(node, target.pid, ResumeOptions(), Progress())
+    computes_right(target, undisturbed)
 
 
 def test_two_jobs_at_once(node: Node, start: Starter, undisturbed: Undisturbed) -> None:

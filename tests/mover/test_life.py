@@ -145,6 +145,35 @@ def test_the_next_engine_uses_the_same_numbers(
     ended(mover.pid)
 
 
+def test_what_is_guarded_is_not_dropped(place: Path, program: Owner, sleeper: Process) -> None:
+    """The engine may have failed to give it back. It goes when it is guarded no more."""
+    first, second = program.create([CHUNK, CHUNK])
+    with engine(place) as mover:
+        mover.adopt([(1, CHUNK, first), (2, CHUNK, second)])
+        for fd in (first, second):
+            os.close(fd)
+        program.write(0, b"first")
+        mover.guard([(sleeper, 5, 1)])
+        mover.drop([1, 2])
+        for key in (1, 2):  # as far as the engine can tell
+            with pytest.raises(Internal, match="holds no block"):
+                mover.digest([key])
+        (visit,) = visits(place)
+        with visit:
+            memory = visit.parked()
+            assert list(memory) == [sleeper] and list(memory[sleeper]) == [5]
+            descriptor = memory[sleeper][5]
+            program.attach([descriptor], [CHUNK])
+            assert program.read(2).startswith(b"first")
+            program.kill()
+            os.close(descriptor)
+            free, _ = mover.free_memory()
+            visit.unguard([sleeper])
+            assert visit.parked() == {}
+        assert mover.free_memory()[0] == free + CHUNK
+    ended(mover.pid)
+
+
 def test_room_is_kept_for_a_stopped_process(place: Path, sleeper: Process) -> None:
     with engine(place) as before:
         free, _ = before.free_memory()

@@ -28,7 +28,10 @@ class BrokenGpu:
     def keeping(self, keys: list[int]) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def drop(self, keys: list[int]) -> None:
+    def rename(self, keys: dict[int, int]) -> None:
+        assert not keys
+
+    def drop(self, keys: set[int]) -> None:
         raise Internal(f"cuMemUnmap failed for {keys}: CUDA_ERROR_ILLEGAL_ADDRESS")
 
     def usable(self) -> bool:
@@ -43,7 +46,7 @@ def test_a_broken_context_ends_the_mover_after_its_answer(works: bool) -> None:
     end, other_end = socket.socketpair()
     ours = Connection(end)
     gpu = cast(Gpu, BrokenGpu(works))
-    server = Server(Connection(other_end), gpu, cast(Ring, None), cast(Parked, None))
+    server = Server(Connection(other_end), gpu, cast(Ring, None), Parked(gpu))
 
     def serve() -> None:
         server.run()

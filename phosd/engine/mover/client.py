@@ -170,7 +170,10 @@ class Mover:
         return descriptors
 
     def drop(self, keys: Iterable[int]) -> None:
-        """Unmap and release blocks. Those that a drain has dropped are passed over."""
+        """Unmap and release blocks, those that are guarded as soon as they no longer are.
+
+        Those that a drain has dropped are passed over.
+        """
         self._aside.ask(wire.Drop([key for key in keys if key not in self._dropped]), wire.Done)
 
     def digest(self, keys: Iterable[int]) -> dict[int, list[bytes]]:

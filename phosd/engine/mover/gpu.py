@@ -4,7 +4,8 @@ import contextlib
 import ctypes
 import os
 import struct
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,7 @@ class Gpu:
         self._properties = self._allocation_properties(ordinal)
         self._neighbours: dict[int, Any] = {}
         self._reserved: dict[frozenset[tuple[int, int]], Any] = {}
+        self._reserving = threading.Lock()
         self._table = 0
         self._table_chunks = 0
         self._kept: frozenset[int] = frozenset()
@@ -136,9 +138,7 @@ class Gpu:
     def drop(self, keys: Iterable[int], *, keep_descriptors: bool = False) -> None:
         """Unmap and release blocks."""
         for key in keys:
-            block = self.block(key)
-            if key in self._kept:
-                raise Internal(f"block {key} is being copied", hint="drop it afterwards")
+            block = self._unused(key)
             del self.blocks[key]
             call("cuMemUnmap", block.address, block.size)
             call("cuMemAddressFree", block.address, block.size + CHUNK)
@@ -147,10 +147,21 @@ class Gpu:
                 os.close(block.fd)
         self._leave_neighbours()
 
+    def rename(self, keys: Mapping[int, int]) -> None:
+        """Call blocks by other keys: all of them or none."""
+        for key in keys:
+            self._unused(key)
+        for key, new in keys.items():
+            self.blocks[new] = self.blocks.pop(key)
+
     def drop_kept(self, keys: Sequence[int]) -> None:
         """Unmap and release blocks that the caller alone keeps."""
         self._kept -= frozenset(keys)
         self.drop(keys)
+
+    def keys(self) -> set[int]:
+        """The keys of the blocks; other threads add and drop some at any time."""
+        return set(self.blocks)
 
     def block(self, key: int) -> Block:
         """The block of that key."""
@@ -215,7 +226,8 @@ class Gpu:
     @property
     def reserved(self) -> set[tuple[int, int]]:
         """For whom memory is reserved: (pid, start time)."""
-        return {process for processes in self._reserved for process in processes}
+        known = list(self._reserved)  # at once: other threads may be reserving
+        return {process for processes in known for process in processes}
 
     def reserve(self, byte_count: int, processes: Iterable[tuple[int, int]]) -> None:
         """Keep device memory for ``processes``; 0 lets go of what is kept for nobody else.
@@ -223,14 +235,20 @@ class Gpu:
         A new amount for the same ones replaces the old one.
         """
         wanted = frozenset(processes)
-        for known, handle in list(self._reserved.items()):
-            if known == wanted or (known and known <= wanted):
-                call("cuMemRelease", handle)
-                del self._reserved[known]
-        if byte_count:
-            size = -(-byte_count // CHUNK) * CHUNK
-            about = f"a reserve of {size} bytes"
-            self._reserved[wanted] = call("cuMemCreate", size, self._properties, 0, about=about)
+        with self._reserving:
+            for known, handle in list(self._reserved.items()):
+                if known == wanted or (known and known <= wanted):
+                    call("cuMemRelease", handle)
+                    del self._reserved[known]
+            if byte_count:
+                size = -(-byte_count // CHUNK) * CHUNK
+                about = f"a reserve of {size} bytes"
+                self._reserved[wanted] = call("cuMemCreate", size, self._properties, 0, about=about)
+
+    def _unused(self, key: int) -> Block:
+        if key in self._kept:
+            raise Internal(f"block {key} is being copied", hint="drop it afterwards")
+        return self.block(key)
 
     def _reaches(self, ordinal: int) -> bool:
         """Whether this GPU can read the memory of another."""
@@ -245,10 +263,12 @@ class Gpu:
         return self._neighbours[ordinal]
 
     def _leave_neighbours(self) -> None:
-        needed = {block.home for block in self.blocks.values()} if self._neighbours else set()
+        if not self._neighbours:
+            return
+        needed = {block.home for block in list(self.blocks.values())}
         for ordinal in self._neighbours.keys() - needed:
-            del self._neighbours[ordinal]
-            call("cuDevicePrimaryCtxRelease", call("cuDeviceGet", ordinal))
+            if self._neighbours.pop(ordinal, None) is not None:  # else another thread was quicker
+                call("cuDevicePrimaryCtxRelease", call("cuDeviceGet", ordinal))
 
     def _access(self, ordinal: int) -> Any:
         access = self._bindings.CUmemAccessDesc()

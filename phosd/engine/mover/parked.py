@@ -23,8 +23,8 @@ Process = tuple[int, int]
 class Parked:
     """The guarded blocks of a mover's GPU, and the room that is kept on it. Thread-safe.
 
-    A block whose engine is gone is known to the GPU by a negative key, so that no key of the next
-    engine is taken.
+    A block that the engine is gone from, or has dropped, is known to the GPU by a negative key, so
+    that no key of an engine is taken.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -66,20 +66,26 @@ class Parked:
             self._guarded = {row: key for row, key in self._guarded.items() if row[:2] not in gone}
             self._drop_orphans()
 
+    def drop(self, keys: Iterable[int]) -> None:
+        """The engine needs these blocks no more. What is guarded stays: perhaps its process could
+        not be given it back, and nobody else has it.
+        """
+        with self._lock:
+            self._drop(keys)
+
     def end_session(self) -> None:
         """The engine is gone: drop what it had, but for what is guarded."""
         self._gpu.reserve(0, ())
         with self._lock:
-            orphans = {key: next(self._orphans) for key in {*self._guarded.values()} if key >= 0}
-            for key, orphan in orphans.items():
-                if key in self._gpu.blocks:  # else a drain has dropped it
-                    self._gpu.blocks[orphan] = self._gpu.blocks.pop(key)
-            self._guarded = {row: orphans.get(key, key) for row, key in self._guarded.items()}
-            self._gpu.drop([key for key in self._gpu.blocks if key >= 0])
+            keys = self._gpu.keys()  # but for what a drain has dropped
+            self._guarded = {row: key for row, key in self._guarded.items() if key in keys}
+            self._drop([key for key in keys if key >= 0])
 
     def forget_the_dead(self) -> None:
         """Nobody can give memory back to a process that has ended."""
-        known = {row[:2] for row in self._guarded} | self._gpu.reserved
+        with self._lock:
+            known = {row[:2] for row in self._guarded}
+        known |= self._gpu.reserved
         if dead := [process for process in known if procfs.identity(process[0]) != process]:
             _log.info("processes %s ended while they were parked", [pid for pid, _ in dead])
             self.unguard(dead)
@@ -91,9 +97,17 @@ class Parked:
             held = {row: blocks[key].fd for row, key in self._guarded.items() if key in blocks}
         return wire.Parked(list(held), sorted(self._gpu.reserved)), list(held.values())
 
+    def _drop(self, keys: Iterable[int]) -> None:
+        guarded = {*self._guarded.values()}
+        wanted = {*keys}
+        orphans = {key: next(self._orphans) for key in wanted & guarded}
+        self._gpu.rename(orphans)
+        self._guarded = {row: orphans.get(key, key) for row, key in self._guarded.items()}
+        self._gpu.drop(wanted - guarded)
+
     def _drop_orphans(self) -> None:
         guarded = {*self._guarded.values()}
         try:
-            self._gpu.drop([key for key in self._gpu.blocks if key < 0 and key not in guarded])
+            self._gpu.drop([key for key in self._gpu.keys() - guarded if key < 0])
         except PhosError as error:
             _log.error("memory that nobody needs any more could not be freed: %s", error)

@@ -105,7 +105,7 @@ class Server:
             case wire.Create():
                 return wire.Done(), gpu.create(request.blocks)
             case wire.Drop():
-                gpu.drop(request.keys)
+                self._parked.drop(request.keys)
             case wire.Digest():
                 point(Point.MOVER_DIGEST)
                 blobs = gpu.digest(request.keys)

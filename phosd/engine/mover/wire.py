@@ -36,7 +36,7 @@ class Leave(Message, frozen=True):
 class Guard(Message, frozen=True):
     """Blocks are about to be parked, and must outlive the engine: (pid, start time, block id, key).
 
-    They stay until :class:`Unguard`, until they are dropped, or until their process has ended.
+    They stay until :class:`Unguard`, or until their process has ended.
     """
 
     blocks: list[tuple[int, int, int, int]]
@@ -69,7 +69,7 @@ class Create(Message, frozen=True):
 
 
 class Drop(Message, frozen=True):
-    """Unmap and release blocks."""
+    """Unmap and release blocks; those that are guarded only as soon as they no longer are."""
 
     keys: list[int]
 
