@@ -2,8 +2,6 @@
 
 import contextlib
 import logging
-import os
-import signal
 import stat
 import time
 from collections.abc import Collection, Mapping
@@ -105,12 +103,18 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
     """A restored program that had not begun to run is ended; the image is still there."""
     try:
         _wait_for_criu()
-        made = {p.pid: p for p in manifest.processes if _made(p, since)}
+        users = [criu.restoring_user(tree).uid for tree in manifest.trees]
+        wanted = {p.pid: p for p in manifest.processes}
+
+        def ours(pid: int) -> bool:
+            return criu.is_made(wanted[pid], users[wanted[pid].tree], since)
+
+        made = {pid: wanted[pid] for pid in wanted if ours(pid)}
         if not made:
             return f"nothing had been restored; {_AGAIN}"
         if len(made) == len(manifest.processes) and _all_run(node, made):
             return f"the restored program (pid {manifest.trees[0].root}) runs"
-        _end(made, since)
+        criu.end(made, ours)
         pids = ", ".join(map(str, sorted(made)))
         return f"what was restored of it (pid {pids}) was ended; {_AGAIN}"
     finally:
@@ -127,21 +131,8 @@ def _wait_for_criu() -> None:
 
 def _restores(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        words = procfs.command_line(pid)
-        return "--restore-detached" in words and procfs.status(pid).capabilities != 0
+        return "--restore-detached" in procfs.command_line(pid) and criu.is_criu(pid)
     return False
-
-
-def _made(process: Restored, since: int) -> bool:
-    """Whether the job made it: its pid was free when the job began."""
-    found = procfs.stat(process.pid)
-    if found is None or found.dead or found.start_time < since:
-        return False
-    try:
-        executable = (procfs.PROC / str(process.pid) / "exe").readlink()
-    except OSError:
-        return False
-    return str(executable) == process.executable or executable.name.startswith("criu")
 
 
 def _all_run(node: Node, made: Mapping[int, Restored]) -> bool:
@@ -156,15 +147,6 @@ def _all_run(node: Node, made: Mapping[int, Restored]) -> bool:
             except PhosError:
                 return False
     return True
-
-
-def _end(made: Mapping[int, Restored], since: int) -> None:
-    end = time.monotonic() + _END_SECONDS
-    while (left := [p for p in made.values() if _made(p, since)]) and time.monotonic() < end:
-        for each in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(each.pid, signal.SIGKILL)
-        time.sleep(0.02)
 
 
 def sweep_hooks(folder: Path) -> None:

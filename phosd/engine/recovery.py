@@ -14,6 +14,7 @@ from pathlib import Path
 
 from phosd.engine import driver, process, procfs
 from phosd.engine.alone import alone, in_use
+from phosd.engine.criu.made import is_criu
 from phosd.engine.errors import Busy, Internal, NoSuchProcess, NotAuthorized, PhosError
 from phosd.engine.hooklink import HookLink, HookState, reach
 from phosd.engine.journal import Entry, entries
@@ -116,13 +117,15 @@ def bring_back(
         if not running and runtime_dir.is_dir():
             stack.enter_context(alone(runtime_dir))  # none shall begin in the middle of it
         _require_awake(pid, runtime_dir)
+        # First who is parked: a job is written down before it parks anything.
+        parked = left_parked(runtime_dir)
         worked_on = _worked_on(runtime_dir) if running else {}
         if (job := worked_on.get(pid)) is not None:
             raise Busy(
                 f"job {job} of a running phosd works on process {pid}",
                 hint=f"wait for its end, or cancel it (`phos jobs --cancel {job}`)",
             )
-        others = {each for each in left_parked(runtime_dir) if each[0] not in worked_on}
+        others = {each for each in parked if each[0] not in worked_on}
         stack.enter_context(claim({each[0] for each in {wanted} | others}))
         return free({wanted} | others, runtime_dir)
 
@@ -213,8 +216,7 @@ def _dumped() -> set[int]:
     for pid in procfs.pids():
         with contextlib.suppress(OSError):
             words = procfs.command_line(pid)
-            # Nobody else's program of that look has the capabilities that CRIU needs.
-            if "dump" in words and "--tree" in words[:-1] and procfs.status(pid).capabilities:
+            if "dump" in words and "--tree" in words[:-1] and is_criu(pid):
                 root = words[words.index("--tree") + 1]
                 found |= {int(root)} if root.isascii() and root.isdecimal() else set()
     return found

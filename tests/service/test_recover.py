@@ -3,15 +3,17 @@
 import os
 import pwd
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 
-from phosd.engine import driver
+from phosd.engine import driver, procfs, recovery
+from phosd.engine.alone import alone
 from phosd.engine.errors import Busy, Internal
+from phosd.engine.journal import Entry, Journal
 from phosd.engine.node import Node, NodeConfig
-from phosd.engine.recovery import bring_back
+from phosd.engine.recovery import Account, bring_back
 from tests.bus import busctl
 from tests.harness import start, wait_until
 from tests.service.authority import CHALLENGE, NO, YES, authority
@@ -91,6 +93,29 @@ def test_a_job_that_is_not_written_down_yet_is_not_disturbed(tmp_path: Path, tar
         with node.claim([target]), pytest.raises(Busy, match=f"works on process {target}"):
             bring_back(target, tmp_path / "run", node.claim)
         assert bring_back(target, tmp_path / "run", node.claim).failures == {}
+
+
+def test_a_job_that_parks_meanwhile_is_not_disturbed(
+    tmp_path: Path, target: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a running phosd: it writes the job down and parks, while we look who is parked."""
+    run, theirs = tmp_path / "run", procfs.identity(os.getpid())
+    run.mkdir()
+    freed: list[object] = []
+
+    def park(_: Path) -> set[object]:
+        Journal(run / "journal").write(Entry(1, "suspend", "", 0, 0.0, "", pid=os.getpid()))
+        return {theirs}
+
+    def free(processes: Collection[object], _: Path) -> Account:
+        freed.extend(processes)
+        return Account()
+
+    monkeypatch.setattr(recovery, "left_parked", park)
+    monkeypatch.setattr(recovery, "free", free)
+    with alone(run):
+        bring_back(target, run)
+    assert freed == [procfs.identity(target)]
 
 
 def test_the_real_daemon_brings_a_program_back(bus: str, tmp_path: Path) -> None:

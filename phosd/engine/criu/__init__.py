@@ -2,6 +2,7 @@
 
 from phosd.engine.criu.binary import Criu, Owner
 from phosd.engine.criu.dump import Dump, DumpOptions, TreeDump, check, dump_tree
+from phosd.engine.criu.made import end, is_criu, is_made
 from phosd.engine.criu.pages import PageStore
 from phosd.engine.criu.probe import Verdict, probe, require_working
 from phosd.engine.criu.restore import (
@@ -12,6 +13,7 @@ from phosd.engine.criu.restore import (
     close_to_others,
     require_free,
     restore_tree,
+    restoring_user,
 )
 from phosd.engine.owner_files import Policy
 
@@ -31,8 +33,12 @@ __all__ = [
     "check_images",
     "close_to_others",
     "dump_tree",
+    "end",
+    "is_criu",
+    "is_made",
     "probe",
     "require_free",
     "require_working",
     "restore_tree",
+    "restoring_user",
 ]

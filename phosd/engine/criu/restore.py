@@ -3,7 +3,6 @@
 import contextlib
 import os
 import secrets
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,17 +11,16 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from phosd.engine import owner_files, procfs
+from phosd.engine.concern import now
 from phosd.engine.criu.binary import Criu, Owner
 from phosd.engine.criu.dump import digests, require_private, working_folder
+from phosd.engine.criu.made import ENDING_PATIENCE, end, is_made
 from phosd.engine.criu.outlets import Outlets
 from phosd.engine.errors import Busy, ImageCorrupt, Internal
 from phosd.engine.image.cpu import CpuDetails, OpenFile
 from phosd.engine.image.manifest import Process, Tree
 from phosd.engine.owner_files import Change, Orders, Policy
 from phosd.engine.progress import Progress
-
-ENDING_PATIENCE = 10.0
-"""Seconds for killed processes to give back their memory, and for a parent to collect them."""
 
 SETTLED = 0.05
 """Seconds that a restored program must live before it counts as restored."""
@@ -48,6 +46,8 @@ class Restored:
     pid: int
     pids: tuple[int, ...]
     _files: "_Files"
+    _made: frozenset[tuple[int, int]]
+    """The processes by pid and start time: they may have ended, and be others by now."""
 
     def settle(self) -> None:
         """Keep it: what was kept for undoing goes."""
@@ -55,7 +55,7 @@ class Restored:
 
     def abandon(self) -> None:
         """End the tree and bring its files back to what they were before the restore."""
-        _kill(self.pids)
+        end(self.pids, lambda pid: procfs.identity(pid) in self._made)
         self._files.undo()
 
 
@@ -73,7 +73,7 @@ def admission(
     those of the manifest (their bytes are :func:`check_images`' concern).
     """
     details = _details(tree)
-    criu.require_reachable(_restoring_user(details))
+    criu.require_reachable(restoring_user(tree))
     _check_listing(tree, folder)
     require_free(processes)
     _require_unused(details)
@@ -109,16 +109,24 @@ def restore_tree(
     require_private(folder)
     require_free(processes)
     files = _Files(tree, folder, options)
-    pids = tuple(process.pid for process in processes)
+    wanted = {process.pid: process for process in processes}
+    user, since = restoring_user(tree).uid, now()
     try:
         _run(criu, tree, details, folder, options, progress)
+    except BaseException:
+        end(wanted, lambda pid: is_made(wanted[pid], user, since))
+        files.undo()
+        raise
+    # CRIU could give every process its pid, so these are what it has made.
+    made = frozenset(filter(None, map(procfs.identity, wanted)))
+    restored = Restored(tree.root, tuple(wanted), files, made)
+    try:
         _confirm(tree.root)
         _set_affinities(processes)
     except BaseException:
-        _kill(pids)
-        files.undo()
+        restored.abandon()
         raise
-    return Restored(tree.root, pids, files)
+    return restored
 
 
 def require_free(processes: Sequence[Process]) -> None:
@@ -181,7 +189,9 @@ def _details(tree: Tree) -> CpuDetails:
     return tree.details
 
 
-def _restoring_user(details: CpuDetails) -> Owner:
+def restoring_user(tree: Tree) -> Owner:
+    """Who CRIU runs as."""
+    details = _details(tree)
     if details.privileged:
         return Owner(0, 0, ())
     return Owner(details.uid, details.gid, details.groups)
@@ -218,7 +228,7 @@ def _check_listing(tree: Tree, folder: Path) -> None:
 def _orders(tree: Tree, folder: Path, options: RestoreOptions, mark: str) -> Iterator[Orders]:
     """Orders to the owner's file worker; root opens the saved bytes, the owner the paths."""
     details = _details(tree)
-    user = _restoring_user(details)
+    user = restoring_user(tree)
     with contextlib.ExitStack() as opened:
         sources = []
         for file in details.memory_files:
@@ -274,7 +284,7 @@ def _run(
     options: RestoreOptions,
     progress: Progress | None,
 ) -> None:
-    owner = _restoring_user(details)
+    owner = restoring_user(tree)
     words = ["--restore-detached", "--file-locks", "--manage-cgroups=ignore", "--link-remap"]
     if details.tcp == "close":
         words.append("--tcp-close")
@@ -344,18 +354,3 @@ def _set_affinities(processes: Sequence[Process]) -> None:
             present = set(cpus) & everywhere
             with contextlib.suppress(ProcessLookupError):  # the thread has ended since
                 os.sched_setaffinity(thread, present or everywhere)
-
-
-def _kill(pids: Sequence[int]) -> None:
-    """End what was restored; the ids were free before, so these are the restored processes."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    end = time.monotonic() + ENDING_PATIENCE
-    while any(_alive(pid) for pid in pids) and time.monotonic() < end:
-        time.sleep(0.005)
-
-
-def _alive(pid: int) -> bool:
-    found = procfs.stat(pid)
-    return found is not None and not found.dead
