@@ -66,8 +66,10 @@ class Life:
                 self._admit(listener)
             try:
                 self._look()
-            except PhosError as error:  # what is parked must not be lost for that
+            except PhosError as error:
                 _log.error("the GPU does not answer: %s", error)
+            except Exception:  # whatever it is: what is parked must not be lost for that
+                _log.exception("looking after what is kept failed, and is tried again")
         return self._status
 
     def _admit(self, listener: socket.socket) -> None:
@@ -78,7 +80,12 @@ class Life:
             time.sleep(_LOOK_SECONDS)
             return
         client = threading.Thread(target=self._serve, args=(end,), daemon=True)
-        client.start()
+        try:
+            client.start()
+        except RuntimeError as error:  # no thread is left: the client comes again
+            _log.error("a client is sent away: %s", error)
+            end.close()
+            return
         self._clients.append(client)
 
     def _look(self) -> None:
