@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -82,15 +83,24 @@ def new_key() -> int:
     return next(_keys)
 
 
-def same_file(first: int, second: int) -> bool:
-    """Whether two descriptors of this process are one open file (``kcmp``)."""
-    libc = ctypes.CDLL(None, use_errno=True)
+def same_file(first: int, second: int, pid: int | None = None) -> bool:
+    """Whether two descriptors are one open file (``kcmp``): ``first`` of this process, ``second``
+    of this one, too, or of ``pid``, which may have closed it meanwhile.
+    """
     me = os.getpid()
-    answer: int = libc.syscall(_KCMP, me, me, _KCMP_FILE, first, second)
+    other = me if pid is None else pid
+    answer: int = _libc().syscall(_KCMP, me, other, _KCMP_FILE, first, second)
     if answer < 0:
         code = ctypes.get_errno()
+        if pid is not None and code in (errno.EBADF, errno.ESRCH):
+            return False
         raise Internal(
             f"comparing two descriptors failed ({os.strerror(code)})",
             hint="the kernel needs CONFIG_KCMP" if code == errno.ENOSYS else "run phosd as root",
         )
     return answer == 0
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

@@ -119,6 +119,7 @@ def _by_precopy(move: _Move) -> None:
         point(Point.MIGRATE_QUIESCE)
         with closed_gates(unit.links, progress, move.deadline):
             holdings.take_all(unit.links)
+            unit.require_complete(holdings.shared())
             twins.follow()
             progress.phase("park", stopped=True)
             point(Point.MIGRATE_PARK)

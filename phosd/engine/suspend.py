@@ -119,6 +119,7 @@ def _parked(
     point(Point.SUSPEND_QUIESCE)
     close_gates(unit.links, progress, options.deadline, undo)
     holdings.take_all(unit.links)
+    unit.require_complete(holdings.shared())
     held = holdings.all()
     progress.phase("save", stopped=True, bytes_total=sum(h.block.size for h in distinct(held)))
     point(Point.SUSPEND_SAVE)

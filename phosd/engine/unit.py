@@ -6,14 +6,14 @@ unit is a set of whole trees.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from phosd.engine import driver, process, procfs
 from phosd.engine.concern import Concern, Touched
 from phosd.engine.errors import Busy, NoSuchProcess, PhosError, Timeout, Unsupported
-from phosd.engine.held import same_file
+from phosd.engine.held import Held, distinct, same_file
 from phosd.engine.hooklink import BlockFlag, Hello, HookLink, HookState
 from phosd.engine.tree import ProcessTree, TreeProcess, scan
 
@@ -109,6 +109,46 @@ class Unit:
             if any(block.flags & _SHARED for block in link.list_blocks()):
                 return f"process {link.pid} shares device memory, which the driver cannot restore"
         return ""
+
+    def require_complete(self, shared: Iterable[Held]) -> None:
+        """Raise :class:`Busy` when a process belongs to the unit that has come to it since the unit
+        was gathered: nobody has stopped it. The gates are closed; ``shared`` as for
+        :meth:`require_no_sharers`.
+        """
+        for tree in self.trees:
+            for pid in _below(tree.root.pid):
+                if pid not in self.gpu_pids and process.is_gpu_process(pid):
+                    raise Busy(
+                        f"process {pid} has begun to use a GPU",
+                        hint="try again when the program has started all its processes",
+                    )
+        self.require_no_sharers(shared)
+
+    def require_no_sharers(self, shared: Iterable[Held]) -> None:
+        """Raise :class:`Busy` when another process has memory of the unit by now: it would keep the
+        old when the unit gets new. ``shared`` is what the unit's programs share, the gates closed.
+
+        Other hooks are not asked, since the program stands still and they may take their time. A
+        hook keeps the descriptor of what its program has imported.
+        """
+        ours: dict[str, list[Held]] = {}
+        for held in distinct(shared):
+            name = str(Path(f"/proc/self/fd/{held.descriptor}").readlink())
+            ours.setdefault(name, []).append(held)
+        for pid in self.other_hooks() if ours else ():
+            theirs = _shared_with(pid, ours)
+            if theirs and process.has_hook(pid) and process.is_gpu_process(pid):
+                raise Busy(
+                    f"process {theirs.pid} has begun to share its device memory with process {pid}",
+                    hint="try again",
+                )
+
+    def other_hooks(self) -> Iterator[int]:
+        """The processes that are not in the unit, and for which a hook seems to listen."""
+        known = set(self.pids)
+        for path in sorted((self.runtime_dir / "hook").glob("*.sock")):
+            if path.stem.isascii() and path.stem.isdecimal() and int(path.stem) not in known:
+                yield int(path.stem)
 
     def add_tree(self, tree: ProcessTree) -> None:
         """Take in a tree, connecting to the hooks in it. Raises what makes it impossible."""
@@ -248,11 +288,8 @@ def _other_sharers(unit: Unit, borrowed: contextlib.ExitStack) -> dict[int, list
     """Descriptors of the shared memory of every other hooked process, by pid."""
     users = {p.uid for tree in unit.trees for p in tree.living}
     found = {}
-    for path in sorted((unit.runtime_dir / "hook").glob("*.sock")):
-        if not (path.stem.isascii() and path.stem.isdecimal()):
-            continue
-        pid = int(path.stem)
-        if pid in unit.pids or not process.uses_cuda(pid):
+    for pid in unit.other_hooks():
+        if not process.uses_cuda(pid):
             continue
         try:
             with HookLink(pid, unit.runtime_dir, _PATIENCE) as other:
@@ -279,3 +316,28 @@ def _shared(link: HookLink, borrowed: contextlib.ExitStack) -> list[int]:
                 if block.flags & _SHARED:
                     found.append(descriptor)
     return found
+
+
+def _below(pid: int) -> Iterator[int]:
+    """The process and its descendants, as they are now."""
+    yield pid
+    try:
+        children = procfs.children(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return  # it has ended
+    for child in children:
+        yield from _below(child)
+
+
+def _shared_with(pid: int, ours: Mapping[str, Sequence[Held]]) -> Held | None:
+    """What of ``ours`` process ``pid`` has a descriptor of; by the names that descriptors have."""
+    folder = procfs.PROC / str(pid) / "fd"
+    try:
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                for held in ours.get(str(path.readlink()), ()):
+                    if same_file(held.descriptor, int(path.name), pid):
+                        return held
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        pass  # it has ended, or is another user's while phosd is not root's
+    return None

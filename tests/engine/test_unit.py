@@ -1,6 +1,7 @@
 """What belongs together: trees and sharers of memory, found among processes that a test invents."""
 
 import os
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,8 @@ from phosd.engine import driver, process, procfs
 from phosd.engine import unit as module
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.driver import State
-from phosd.engine.errors import InvalidOption, NoSuchProcess, PhosError, Timeout, Unsupported
+from phosd.engine.errors import Busy, InvalidOption, NoSuchProcess, PhosError, Timeout, Unsupported
+from phosd.engine.held import Held
 from phosd.engine.hooklink import Block, BlockFlag, Hello, HookState
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
@@ -228,6 +230,41 @@ def test_a_hook_says_which_gpus_the_process_uses(invented: Invented, tmp_path: P
     with pytest.raises(Unsupported, match=r"11 uses MIG-c, which is none .* \(GPU-a, GPU-b\)"):
         pids_of_unit(invented, 10, tmp_path)
     assert not invented.open_links
+
+
+def test_who_has_come_to_share_memory(
+    invented: Invented, tmp_path: Path, memory: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told by its descriptors: nobody is asked. Who has them and no hook is phosd or a mover,
+    whatever sockets somebody puts there.
+    """
+    shared, other, *_ = memory
+    invented.program(10, memory=(shared,))
+    hooked: set[int] = set()
+    monkeypatch.setattr(process, "has_hook", hooked.__contains__)
+    monkeypatch.setattr(process, "is_gpu_process", lambda pid: True)
+    hooks = tmp_path / "hook"
+    hooks.mkdir()
+    flags = BlockFlag.HAS_DESCRIPTOR | BlockFlag.EXPORTED
+    held = Held(10, Block(1, 0, 1, 0, flags), 0, shared, 1)
+    with (
+        gather(10, tmp_path, lambda tree: None) as unit,
+        subprocess.Popen(["/bin/sleep", "60"], pass_fds=(shared, other)) as peer,
+        subprocess.Popen(["/bin/sleep", "60"], pass_fds=(other,)) as stranger,
+    ):
+        for pid in (10, peer.pid, stranger.pid, os.getpid(), 1 << 22):
+            (hooks / f"{pid}.sock").touch()
+        try:
+            unit.require_no_sharers([held])
+            hooked |= {peer.pid, stranger.pid}
+            unit.require_no_sharers([])
+            with pytest.raises(Busy, match=f"process 10 has begun .* with process {peer.pid};"):
+                unit.require_no_sharers([held])
+            (hooks / f"{peer.pid}.sock").unlink()
+            unit.require_no_sharers([held])
+        finally:
+            peer.kill()
+            stranger.kill()
 
 
 @pytest.mark.parametrize("deadline", [0.0, -1.0, float("nan"), float("inf")])

@@ -36,6 +36,7 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
                 point(Point.CHECKPOINT_QUIESCE)
                 with closed_gates(unit.links, progress, attempt.options.deadline):
                     holdings.take_all(unit.links)
+                    unit.require_no_sharers(holdings.shared())
                     blocks = holdings.all()
                     progress.phase("drain", stopped=True)
                     point(Point.CHECKPOINT_DIGEST)

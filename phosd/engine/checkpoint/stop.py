@@ -21,6 +21,7 @@ def stop(attempt: Attempt) -> tuple[Block, ...]:
             point(Point.CHECKPOINT_QUIESCE)
             with closed_gates(unit.links, progress, attempt.options.deadline):
                 holdings.take_all(unit.links)
+                unit.require_no_sharers(holdings.shared())
                 progress.phase("digest", stopped=True)
                 point(Point.CHECKPOINT_DIGEST)
                 blocks = holdings.all()
