@@ -1,6 +1,7 @@
 """A mover outlives its engine: what it keeps, for whom, until when, and who may ask for it."""
 
 import os
+import resource
 import signal
 import socket
 import stat
@@ -171,6 +172,31 @@ def test_what_is_guarded_is_not_dropped(place: Path, program: Owner, sleeper: Pr
             visit.unguard([sleeper])
             assert visit.parked() == {}
         assert mover.free_memory()[0] == free + CHUNK
+    ended(mover.pid)
+
+
+def test_a_reply_that_cannot_be_received(place: Path, program: Owner, sleeper: Process) -> None:
+    """No descriptor is left for it: the mover is given up, and found again with all it keeps."""
+    (block,) = program.create([CHUNK])
+    mover = engine(place)
+    mover.adopt([(1, CHUNK, block)])
+    mover.guard([(sleeper, 5, 1)])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (block + 5, limits[1]))
+    try:
+        with pytest.raises(Internal, match="did not arrive"):
+            mover.create([(key, CHUNK) for key in range(10, 40)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    os.close(block)
+    assert not mover.alive
+    with pytest.raises(Internal):
+        mover.free_memory()
+    mover.close()
+    with engine(place) as again:
+        assert again.pid == mover.pid
+        assert kept(place) == {sleeper: [5]}
+        again.unguard([sleeper])
     ended(mover.pid)
 
 

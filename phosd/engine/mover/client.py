@@ -333,7 +333,8 @@ class Mover:
         """Need the mover no more: it ends, unless something is parked. What nobody else holds of
         the rest is gone.
         """
-        stays, told = False, self.alive
+        stays = self._line.out_of_step or self._aside.out_of_step  # it may keep something
+        told = self.alive
         if told:
             try:
                 stays = self._aside.ask(wire.Leave(), wire.Farewell)[0].stays

@@ -24,11 +24,12 @@ class Line:
     """The engine's end of a connection to the mover of GPU ``gpu``.
 
     Requests from several threads take turns. A ``broken`` line answers every one with
-    :class:`Internal`.
+    :class:`Internal`; one that is ``out_of_step`` as well is so by our fault, and the mover works.
     """
 
     def __init__(self, gpu: int, process: MoverProcess, connection: Connection) -> None:
         self.broken = False
+        self.out_of_step = False
         self._gpu = gpu
         self._process = process
         self._connection = connection
@@ -83,6 +84,9 @@ class Line:
             except (PeerGone, Timeout):
                 self.broken = True
                 raise self._death() from None
+            except BaseException:  # a part of what came is still to be read, as nobody knows what
+                self.broken = self.out_of_step = True
+                raise
             if received is not None and received[0] == self._sequence:
                 _, message, descriptors = received
                 deadline = time.monotonic() + patience
