@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from phosd.engine import criu, procfs, tree
-from phosd.engine.criu import DumpOptions, RestoreOptions
+from phosd.engine import criu, procfs, recovery, tree
+from phosd.engine.criu import Dump, DumpOptions, RestoreOptions
 from phosd.engine.errors import Cancelled, Internal, NoSuchProcess, Timeout
 from phosd.engine.progress import Progress
 from tests.criu.life import COUNTER, USER, Life, in_order, records, wait_for
@@ -156,6 +156,41 @@ def test_a_dump_that_takes_too_long_is_given_up(life: Life) -> None:
     life.counts_on()
     with pytest.raises(Timeout, match="criu dump did not finish"):
         life.dump(deadline=0.0)
+    assert in_order(life.counts_on())
+
+
+@pytest.mark.parametrize("deadline", [0.0, 0.03, 0.06, 0.1])
+def test_criu_has_let_go_when_a_dump_took_too_long(life: Life, deadline: float) -> None:
+    """Whoever hears of it goes on with the program, which CRIU must not hold any more."""
+    life.start(FAMILY)
+    life.counts_on()
+    life.images.mkdir()
+    found = tree.scan(life.pid)
+    with Dump(life.criu, found, life.images, DumpOptions(deadline=deadline)) as dump:
+        try:
+            dump.finish()
+        except Timeout:
+            assert not any(procfs.status(t).tracer for p in found for t in p.threads)
+            assert life.pid not in recovery._dumped()
+        else:
+            assert deadline, "no dump is that quick"
+            dump.settle()
+    assert in_order(life.counts_on())
+
+
+def test_the_time_before_the_stop_does_not_count(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CRIU waits meanwhile, for as long as the copying of device memory takes."""
+    life.start(COUNTER)
+    life.counts_on()
+    life.images.mkdir()
+    with Dump(life.criu, tree.scan(life.pid), life.images, DumpOptions()) as dump:
+        clock = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + 3600)
+        dump.finish()
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + 7200)
+        dump.settle()
     assert in_order(life.counts_on())
 
 

@@ -202,7 +202,6 @@ class Running:
         self._process = process
         self._action = action
         self._log = log
-        self._began = time.monotonic()
 
     def wait(self, deadline: float, progress: Progress | None = None) -> None:
         """Wait for its end, ``deadline`` seconds at most.
@@ -210,14 +209,18 @@ class Running:
         Raises :class:`Internal` with CRIU's own last error lines, and what a cancelled ``progress``
         raises.
         """
-        while self._look(deadline, ()):
+        began = time.monotonic()
+        while self._look(()):
+            self._require_in_time(began, deadline)
             if progress is not None:
                 progress.check()
         self._require_success()
 
     def wait_until_started(self, deadline: float, meetings: Meetings) -> None:
         """Wait until it has come to the first of the ``meetings``."""
-        while STARTED not in meetings.reached and self._look(deadline, [meetings]):
+        began = time.monotonic()
+        while STARTED not in meetings.reached and self._look([meetings]):
+            self._require_in_time(began, deadline)
             meetings.attend()
         if STARTED not in meetings.reached:
             self._require_success()
@@ -231,38 +234,45 @@ class Running:
     ) -> None:
         """As :meth:`wait`, keeping ``meetings``; or until CRIU has ``released`` the tree, when it
         has only to clean up (:meth:`wait` then tells whether it succeeded). When the job is
-        cancelled, CRIU is not killed but made to give up.
+        cancelled, or the ``deadline`` is over, CRIU is not killed but made to give up: nothing is
+        raised while it holds the tree.
         """
-        cancelled: Cancelled | None = None
-        while self._look(deadline, [meetings], soon=FROZEN in meetings.reached):
+        began = time.monotonic()  # it may have waited for long before it was let go on
+        given_up: Cancelled | Timeout | None = None
+        while self._look([meetings], soon=FROZEN in meetings.reached):
             meetings.attend()
-            if FROZEN in meetings.reached and cancelled is None and released():
+            if given_up is not None:
+                continue
+            if FROZEN in meetings.reached and released():
                 return
             try:
-                if progress is not None and cancelled is None:
+                self._require_in_time(began, deadline)
+                if progress is not None:
                     progress.check()
-            except Cancelled as error:
-                cancelled = error
+            except (Cancelled, Timeout) as error:
+                given_up = error
                 meetings.refuse()
-        if cancelled is not None:
-            raise cancelled
+        if given_up is not None:
+            raise given_up
         self._require_success()
 
-    def _look(self, deadline: float, readable: Sequence[Meetings], *, soon: bool = False) -> bool:
+    def _look(self, readable: Sequence[Meetings], *, soon: bool = False) -> bool:
         """Wait a little, or until something happens. Whether it still runs."""
         if self._poll() is not None:
             return False
-        if time.monotonic() - self._began > deadline:
-            raise Timeout(
-                f"criu {self._action} did not finish within {deadline:g} s",
-                hint="the program goes on; try again when the machine is less busy",
-            )
         poller = select.poll()
         poller.register(self._process, select.POLLIN)
         for one in readable:
             poller.register(one, select.POLLIN)
         poller.poll(1 if soon else _LOOK_MILLISECONDS)
         return True
+
+    def _require_in_time(self, began: float, deadline: float) -> None:
+        if time.monotonic() - began > deadline:
+            raise Timeout(
+                f"criu {self._action} did not finish within {deadline:g} s",
+                hint="the program goes on; try again when the machine is less busy",
+            )
 
     def _require_success(self) -> None:
         if code := self._process.returncode:
