@@ -7,7 +7,7 @@ import click
 from phosd.bus import variants
 from phosd.cli import options
 from phosd.cli.client import call
-from phosd.cli.job import summary, watch
+from phosd.cli.job import CancelledHereError, summary, watch
 from phosd.cli.settings import CommandError, Settings, command
 from phosd.cli.times import duration
 
@@ -90,10 +90,12 @@ def checkpoint(settings: Settings, pid: int, **given: Any) -> None:
         return
     try:
         job = watch(settings, "Checkpoint", "ua{sv}", pid, wanted)
-    except CommandError as error:
-        if every and error.code == "Cancelled":
+    except CancelledHereError:
+        if every:
             _end_schedule(settings, pid)
-        elif every:
+        raise
+    except CommandError:
+        if every:
             _say(settings, f"`phos ps` tells whether it is tried again every {every:g} s")
         raise
     if not settings.json:

@@ -101,8 +101,8 @@ def run_job(
     member: str,
     signature: str,
     *args: Any,
-) -> Properties:
-    """Start a job and watch it until it ends: its properties then.
+) -> tuple[Properties, bool]:
+    """Start a job and watch it until it ends: its properties then, and whether Ctrl-C was pressed.
 
     ``tell`` gets the properties at every change. Ctrl-C cancels the job and ``say`` says so; a
     second Ctrl-C leaves it to itself. Raises :class:`CallError`, or :class:`CommandError` when
@@ -118,10 +118,10 @@ async def _run_job(
     member: str,
     signature: str,
     *args: Any,
-) -> Properties:
+) -> tuple[Properties, bool]:
     with closing(await Connection.open(settings.bus)) as connection:
         (path,) = await _ask(connection, ROOT, MANAGER, member, signature, *args)
-        with _cancelled_by_ctrl_c(connection, path, say):
+        with _cancelled_by_ctrl_c(connection, path, say) as ctrl_c:
             news: asyncio.Queue[Signal] = asyncio.Queue()
             # Not before the call, which may be what starts phosd: only who has answered can end.
             await connection.subscribe(
@@ -137,7 +137,7 @@ async def _run_job(
                 await _until_news_of(path, news)
                 job = await _properties(connection, path)
                 tell(job)
-        return job
+        return job, ctrl_c.pressed
 
 
 async def _ask(connection: Connection, *call: Any) -> list[Any]:
@@ -196,10 +196,15 @@ class _cancelled_by_ctrl_c:  # noqa: N801 - a context manager, used like a funct
         self._say = say
         self._cancelling: asyncio.Task[None] | None = None
 
-    def __enter__(self) -> None:
+    @property
+    def pressed(self) -> bool:
+        return self._cancelling is not None
+
+    def __enter__(self) -> "_cancelled_by_ctrl_c":
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self._on_signal)
+        return self
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -28,9 +28,11 @@ def watch(settings: Settings, member: str, signature: str, *args: Any) -> Proper
     Raises :class:`CommandError` with the job's own error when it does not end well.
     """
     with _Display(settings) as display:
-        job = run_job(settings, display.tell, display.say, member, signature, *args)
+        job, ctrl_c = run_job(settings, display.tell, display.say, member, signature, *args)
     if job["State"] != "done":
-        raise CommandError(job["Error"] or "Internal", job["Message"] or f"it is {job['State']}")
+        cancelled = ctrl_c and job["State"] == "cancelled"
+        failure = CancelledHereError if cancelled else CommandError
+        raise failure(job["Error"] or "Internal", job["Message"] or f"it is {job['State']}")
     return job
 
 
@@ -43,6 +45,12 @@ def summary(job: Properties) -> str:
 
 def _stopped(job: Properties) -> bool:
     return any(stopped for _, stopped, *_ in job["Phases"])
+
+
+class CancelledHereError(CommandError):
+    """Whoever sat here wanted it no more. Jobs are cancelled by others as well, and by the end of
+    their phosd.
+    """
 
 
 class _Display:

@@ -120,6 +120,23 @@ def test_ctrl_c_ends_the_schedule_too(service: Service, form: list[str]) -> None
     assert row["checkpoint_interval"] is None
 
 
+def test_a_cancelled_checkpoint_of_others_leaves_the_schedule(service: Service) -> None:
+    """So does the end of phosd, which cancels its jobs: a schedule outlives that."""
+    service.engine.running = [this_process(start_time=identify(os.getpid()).start_time)]
+    with running(
+        [*PHOS, "checkpoint", ME, "--every", "1h"],
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PHOS_BUS": service.address},
+    ) as process:
+        wait_until(lambda: service.engine.requests, "the job")
+        phos(service, "jobs", "--cancel", "1")
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "`phos ps` tells whether it is tried again every 3600 s" in told
+    (row,) = lines(phos(service, "ps", "--json").stdout)
+    assert row["checkpoint_interval"] == 3600
+
+
 def test_a_queued_checkpoint_says_that_it_waits(service: Service) -> None:
     service.start("Checkpoint", "ua{sv}", ME, 0)
     with running(

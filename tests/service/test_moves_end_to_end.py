@@ -139,7 +139,7 @@ def test_a_gpu_is_evacuated(bus: str, place: Path, begin: Begin, undisturbed: Un
         for target in targets:
             target.more_steps(1)  # a plan changes nothing
         done = phos(bus, place, "evacuate", "0", "--yes")
-        assert done[-1] == {"gpu": "0", "left": []}
+        assert done[-1] == {"gpu": "0", "left": [], "others": []}
         assert [now(bus, place, target) for target in targets] == [
             ("running", [1]),
             ("running", [1]),
@@ -167,7 +167,7 @@ def test_processes_that_share_memory_leave_and_come_back_together(
     with phosd(bus, place):
         wait_to_be_on(bus, place, target, 0)
         done = phos(bus, place, "evacuate", "0", "--yes")
-        assert done[-1] == {"gpu": "0", "left": []}
+        assert done[-1] == {"gpu": "0", "left": [], "others": []}
         migrations = phos(bus, place, "history", "--operation", "migrate", "--state", "done")
         assert [row["target"] for row in migrations] == [str(target.pid)]
         phos(bus, place, "suspend", str(target.pid))
