@@ -8,13 +8,14 @@ import enum
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from phosd.engine.cuda import call, driver
 from phosd.engine.errors import Internal, NoSuchProcess, PhosError, Timeout
 from phosd.engine.faults import Point, point
+from phosd.engine.room import Room
 from phosd.engine.undo import Undo
 
 LOCK_LIMITS_MS = (1_000, 3_000, 10_000)
@@ -83,28 +84,25 @@ def resume(pids: Sequence[int]) -> None:
 
 
 @contextmanager
-def checkpointed(
-    pids: Sequence[int], room: AbstractContextManager[Callable[[], None]] | None = None
-) -> Iterator[Callable[[Sequence[int]], None]]:
+def checkpointed(pids: Sequence[int], room: Room) -> Iterator[Callable[[Sequence[int]], None]]:
     """The processes are CHECKPOINTED inside, and RUNNING again after, whatever happens inside.
 
     What it gives is :func:`move` for all of them or none: if some cannot move, all come back where
-    they were. ``room`` keeps their device memory from others while they do not hold it: it is
-    entered before, what it gives is called when they have let go, and it ends just before they
-    come back.
+    they were. ``room`` keeps their device memory from others while they do not hold it.
     """
     with Undo() as undo:
-        undo.add(_together, _back_to_running, pids)
-        with room or nullcontext(lambda: None) as keep:
-            _stop(pids)
-            keep()
-            yield partial(_move_all, pids, undo)
+        stop(pids, room, undo)
+        yield partial(_move_all, pids, room, undo)
 
 
-def stop(pids: Sequence[int], undo: Undo) -> None:
-    """The processes are CHECKPOINTED until ``undo`` brings them back to RUNNING."""
+def stop(pids: Sequence[int], room: Room, undo: Undo) -> None:
+    """The processes are CHECKPOINTED until ``undo`` brings them back to RUNNING. Who forgets it
+    gives the ``room`` that is kept for them.
+    """
+    undo.add(room.over)
     undo.add(_together, _back_to_running, pids)
-    _stop(pids)
+    undo.add(room.come)
+    _stop(pids, room)
 
 
 def move(pids: Sequence[int], to: Sequence[int]) -> None:
@@ -124,11 +122,12 @@ def move(pids: Sequence[int], to: Sequence[int]) -> None:
     _together(one, pids)
 
 
-def _move_all(pids: Sequence[int], undo: Undo, to: Sequence[int]) -> None:
+def _move_all(pids: Sequence[int], room: Room, undo: Undo, to: Sequence[int]) -> None:
     try:
         move(pids, to)
     except PhosError:
         undo.add(_take_back, pids, to)
+        undo.add(room.come)
         raise
 
 
@@ -145,9 +144,15 @@ def _pair(old: Any, new: Any) -> Any:
     return pair
 
 
-def _stop(pids: Sequence[int]) -> None:
+def _stop(pids: Sequence[int], room: Room) -> None:
+    """Whoever has to wait for others that leave the GPU, or come, runs meanwhile."""
     _lock(pids)
+    while not room.leave():
+        require_running(pids)
+        room.wait()
+        _lock(pids)
     _together(checkpoint, pids)
+    room.keep()
 
 
 def _lock(pids: Sequence[int]) -> None:

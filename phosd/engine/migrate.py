@@ -17,10 +17,11 @@ from phosd.engine.gpus import GpuInfo, list_gpus
 from phosd.engine.movable import claimed, device_needs, gpus_in_use, may_park
 from phosd.engine.mover import Mover
 from phosd.engine.node import Node
-from phosd.engine.parking import detached, own_again, park, room_ahead, room_kept
+from phosd.engine.parking import detached, own_again, park
 from phosd.engine.placement import parse_moves, require_fit, whole
 from phosd.engine.progress import Progress
 from phosd.engine.rights import ROOT
+from phosd.engine.room import Room, room_ahead
 from phosd.engine.space import context_bytes, require_device_memory, require_host_memory
 from phosd.engine.twins import Twins
 from phosd.engine.undo import Undo
@@ -88,15 +89,26 @@ class _Move:
     deadline: float
     progress: Progress
 
-    def cross(self, move: Callable[[Sequence[int]], None]) -> None:
-        """The driver brings the processes back on the new GPUs, all of them or none."""
+    def cross(
+        self, move: Callable[[Sequence[int]], None], give_room: Callable[[], None] = lambda: None
+    ) -> None:
+        """The driver brings the processes back on the new GPUs, all of them or none; what is kept
+        for them there is given just before.
+        """
         self.progress.about_to_touch(replace(self.concern, moves=self.moves))
         point(Point.MIGRATE_MOVE)
         try:
-            move(whole(self.moves, len(self.gpus)))
+            new = self.moves.values()
+            with self.node.turns.turn(new, self.progress, self.deadline):
+                give_room()
+                move(whole(self.moves, len(self.gpus)))
         except PhosError:
             self.progress.about_to_touch(self.concern)
             raise
+
+    def room(self, movers: Sequence[Mover], limit: float | None = None) -> Room:
+        """What these movers keep for the way back."""
+        return Room(self.node.turns, movers, self.unit.identity, self.progress, limit)
 
     @property
     def contexts(self) -> dict[Mover, int]:
@@ -128,12 +140,11 @@ def _by_precopy(move: _Move) -> None:
                 park(unit.links, holdings, undo)
                 progress.phase("control", stopped=True)
                 point(Point.MIGRATE_CONTROL)
-                room = room_kept(holdings.movers(), unit.identity, progress)
+                room = move.room(holdings.movers(), move.deadline)
                 with driver.checkpointed(unit.gpu_pids, room) as bring:
                     rest.result()
                     twins.guard()
-                    give_room()
-                    move.cross(bring)
+                    move.cross(bring, give_room)
                     twins.take_over()
                 progress.phase("unpark", stopped=True)
                 point(Point.MIGRATE_UNPARK)
@@ -148,8 +159,7 @@ def _by_driver(move: _Move) -> None:
     progress.phase("control", stopped=True)
     with detached(unit.links):
         movers = [move.node.mover(gpu) for gpu in sorted(move.moves)]
-        room = room_kept(movers, unit.identity, progress)
-        with driver.checkpointed(unit.gpu_pids, room) as bring:
+        with driver.checkpointed(unit.gpu_pids, move.room(movers)) as bring:
             move.cross(bring)
     progress.phase("release")
 

@@ -24,6 +24,7 @@ from phosd.engine.image.store import Store
 from phosd.engine.mover import Mover
 from phosd.engine.process import GpuProcess
 from phosd.engine.rlimit import allow_many_descriptors
+from phosd.engine.room import Turns
 from phosd.engine.suspended import Register
 from phosd.engine.undo import Undo
 from phosd.engine.unit import Identity, Unit
@@ -64,6 +65,7 @@ class Node:
         self._kept: dict[Identity, Holdings] = {}
         self._shelves: dict[str, Store] = {}
         self.suspended = Register(config.runtime_dir)
+        self.turns = Turns()
         self._lock = threading.Lock()
         self._criu: Criu | None = None
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from phosd.engine import procfs
@@ -12,7 +12,7 @@ from phosd.engine.gate import closed_gates
 from phosd.engine.held import if_alive
 from phosd.engine.holdings import Holdings
 from phosd.engine.hooklink import HookLink, HookState
-from phosd.engine.mover import Mover, Process
+from phosd.engine.mover import Process
 from phosd.engine.progress import Progress
 from phosd.engine.undo import Undo
 
@@ -120,58 +120,3 @@ def own_again(links: Sequence[HookLink], progress: Progress, deadline: float) ->
         with closed_gates(imported, progress, deadline):
             for link in imported:
                 link.rehome()
-
-
-@contextlib.contextmanager
-def room_ahead(
-    needs: Mapping[Mover, int], processes: Collection[Process]
-) -> Iterator[Callable[[], None]]:
-    """Keeps so many bytes of device memory for processes that will come to these movers' GPUs.
-
-    Call the function just before they do. Raises :class:`OutOfMemory`.
-    """
-    with Undo() as undo:
-
-        def give() -> None:
-            for mover in needs:
-                if_alive(mover, partial(mover.unreserve, processes))
-
-        undo.add(give)
-        for mover, size in needs.items():
-            if size:
-                mover.reserve(size, processes)
-        yield give
-
-
-@contextlib.contextmanager
-def room_kept(
-    movers: Iterable[Mover], processes: Collection[Process], progress: Progress
-) -> Iterator[Callable[[], None]]:
-    """Keeps for checkpointed processes the device memory that they will need again (hazard 19).
-
-    A neighbour that takes it meanwhile would make the driver's restore fail for good. Call the
-    function when the process has let go of its memory; at the end the memory is free for it.
-    """
-    before: list[tuple[Mover, int]] = []
-
-    def give_up(mover: Mover, error: PhosError) -> None:
-        progress.note(f"room for the program is not kept on GPU {mover.gpu}: {error}")
-
-    for mover in movers:
-        try:
-            before.append((mover, mover.free_memory()[0]))
-        except PhosError as error:  # it is dead; all that it had to save is saved
-            give_up(mover, error)
-    with Undo() as undo:
-
-        def keep() -> None:
-            for mover, free in before:
-                try:
-                    gained = mover.free_memory()[0] - free
-                    if gained > 0:
-                        undo.add(if_alive, mover, partial(mover.unreserve, processes))
-                        mover.reserve(gained, processes)
-                except PhosError as error:
-                    give_up(mover, error)
-
-        yield keep

@@ -83,7 +83,8 @@ def restore(
                 undo.add(restored.abandon)
             progress.phase("control")
             point(Point.RESTORE_CONTROL)
-            driver.resume([p.pid for p in manifest.processes if p.gpu])
+            with node.turns.turn({block.gpu for block in manifest.blocks}, progress):
+                driver.resume([p.pid for p in manifest.processes if p.gpu])
             progress.phase("map")
             point(Point.RESTORE_MAP)
             links = [job.enter_context(link) for link in _awake(node, manifest)]

@@ -22,11 +22,11 @@ from phosd.engine.hooklink import HookLink, HookState, reach
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.loaded import Memory, device_bytes, loaded
 from phosd.engine.node import Node
-from phosd.engine.parking import room_ahead
 from phosd.engine.placement import parse_moves, require_fit, whole
 from phosd.engine.process import placed, require_going
 from phosd.engine.progress import Progress
 from phosd.engine.rights import ROOT
+from phosd.engine.room import room_ahead
 from phosd.engine.space import require_device_memory
 from phosd.engine.suspended import Suspended
 
@@ -78,9 +78,10 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         memory.guard()
         progress.phase("control")
         point(Point.RESUME_CONTROL)
-        give_room()
-        progress.about_to_touch(replace(concern, moves=moves))
-        _back_from_driver(suspended, moves, gpus)
+        with node.turns.turn(concern.gpus, progress):
+            give_room()
+            progress.about_to_touch(replace(concern, moves=moves))
+            _back_from_driver(suspended, moves, gpus)
         progress.phase("map")
         point(Point.RESUME_MAP)
         links = [job.enter_context(link) for link in _back_from_parking(node, manifest, memory)]

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from phosd.engine import driver
-from phosd.engine.errors import InvalidOption, NotAuthorized, OutOfSpace
+from phosd.engine.errors import InvalidOption, NotAuthorized, OutOfSpace, PhosError
 from phosd.engine.faults import Point, point
 from phosd.engine.from_unit import block_records, process_records
 from phosd.engine.gate import DEADLINE, close_gates
@@ -25,10 +25,12 @@ from phosd.engine.image.store import Store
 from phosd.engine.image.usage import pack_bytes
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.movable import claimed, device_needs, may_park
+from phosd.engine.mover import Mover
 from phosd.engine.node import Node, available_memory
 from phosd.engine.parking import own_again, park
 from phosd.engine.progress import Progress
 from phosd.engine.rights import ROOT
+from phosd.engine.room import Room
 from phosd.engine.space import context_bytes, require_host_memory
 from phosd.engine.suspended import Suspended
 from phosd.engine.undo import Undo
@@ -82,8 +84,11 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         if not parks:
             node.let_go(unit)
         with node.held(unit) as holdings, Undo() as undo:
-            stand_still = _parked if parks else _by_driver
-            blocks = stand_still(unit, holdings, writer, options, progress, undo)
+            way = _Way(node, unit, options, progress, undo)
+            if parks:
+                room, blocks = _parked(way, holdings, writer)
+            else:
+                room, blocks = _by_driver(way, needs), ()
             progress.phase("publish", stopped=True)
             point(Point.SUSPEND_PUBLISH)
             manifest = _manifest(writer, unit, needs, blocks)
@@ -94,6 +99,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
             node.suspended.write(suspended)
             undo.forget()
         progress.phase("release", stopped=True)
+        room.give()
         with Undo() as each:
             for mover in holdings.movers():  # last, and in any case: until then it stays on the GPU
                 each.add(if_alive, mover, partial(mover.unguard, unit.identity))
@@ -105,19 +111,32 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         return suspended
 
 
-def _parked(
-    unit: Unit,
-    holdings: Holdings,
-    writer: ImageWriter,
-    options: SuspendOptions,
-    progress: Progress,
-    undo: Undo,
-) -> tuple[Block, ...]:
+@dataclass(frozen=True)
+class _Way:
+    """How ``unit`` comes to stand still, until ``undo`` has it run again."""
+
+    node: Node
+    unit: Unit
+    options: SuspendOptions
+    progress: Progress
+    undo: Undo
+
+    def stop(self, movers: Iterable[Mover], limit: float | None) -> Room:
+        """The driver takes it off its GPUs, where ``movers`` keep the room for the way back."""
+        self.progress.phase("control", stopped=True)
+        point(Point.SUSPEND_CONTROL)
+        room = Room(self.node.turns, movers, self.unit.identity, self.progress, limit)
+        driver.stop(self.unit.gpu_pids, room, self.undo)
+        return room
+
+
+def _parked(way: _Way, holdings: Holdings, writer: ImageWriter) -> tuple[Room, tuple[Block, ...]]:
     """The program stands still, its memory is saved and parked, and the driver has the rest."""
+    unit, progress = way.unit, way.progress
     holdings.take(unit.links)
     progress.phase("quiesce", stopped=True)
     point(Point.SUSPEND_QUIESCE)
-    close_gates(unit.links, progress, options.deadline, undo)
+    close_gates(unit.links, progress, way.options.deadline, way.undo)
     holdings.take_all(unit.links)
     unit.require_complete(holdings.shared())
     held = holdings.all()
@@ -126,27 +145,27 @@ def _parked(
     chunks = holdings.save(holdings.digest(), writer, progress)
     progress.phase("park", stopped=True)
     point(Point.SUSPEND_PARK)
-    park(unit.links, holdings, undo)
-    progress.phase("control", stopped=True)
-    point(Point.SUSPEND_CONTROL)
-    driver.stop(unit.gpu_pids, undo)
-    return block_records(unit.trees, held, chunks)
+    park(unit.links, holdings, way.undo)
+    room = way.stop(holdings.movers(), way.options.deadline)
+    return room, block_records(unit.trees, held, chunks)
 
 
-def _by_driver(
-    unit: Unit,
-    holdings: Holdings,
-    writer: ImageWriter,
-    options: SuspendOptions,
-    progress: Progress,
-    undo: Undo,
-) -> tuple[Block, ...]:
+def _by_driver(way: _Way, gpus: Iterable[int]) -> Room:
     """The driver has everything, in the process."""
-    own_again(unit.links, progress, options.deadline)
-    progress.phase("control", stopped=True)
-    point(Point.SUSPEND_CONTROL)
-    driver.stop(unit.gpu_pids, undo)
-    return ()
+    movers = [mover for gpu in sorted(gpus) if (mover := _keeper(way, gpu)) is not None]
+    own_again(way.unit.links, way.progress, way.options.deadline)
+    return way.stop(movers, None)
+
+
+def _keeper(way: _Way, gpu: int) -> Mover | None:
+    """Who keeps the room on a GPU: a mover, if it has room for itself. The program may be leaving
+    because there is none.
+    """
+    try:
+        return way.node.mover(gpu)
+    except PhosError as error:
+        way.progress.note(f"room for the program is not kept on GPU {gpu}: {error}")
+        return None
 
 
 def _place(node: Node, unit: Unit, wanted: str, size: int) -> str:

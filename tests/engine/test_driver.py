@@ -1,13 +1,16 @@
 """The driver's checkpoint of several processes: whatever fails, the others run on."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import pytest
 
 from phosd.engine import driver
 from phosd.engine.driver import State
 from phosd.engine.errors import Internal, NoSuchProcess, PhosError, Timeout
+from phosd.engine.progress import Progress
+from phosd.engine.room import Room, Turns
 
 PIDS = [11, 12, 13]
 
@@ -52,12 +55,17 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     return FakeDriver(monkeypatch)
 
 
+def checkpointed(pids: Sequence[int]) -> AbstractContextManager[object]:
+    """Of processes whose room nobody keeps."""
+    return driver.checkpointed(pids, Room(Turns(), (), (), Progress()))
+
+
 def refuse() -> None:
     raise Timeout("no safe point", hint="try again")
 
 
 def test_all_are_checkpointed_inside_and_run_afterwards(fake: FakeDriver) -> None:
-    with driver.checkpointed(PIDS):
+    with checkpointed(PIDS):
         assert set(fake.states.values()) == {State.CHECKPOINTED}
     assert set(fake.states.values()) == {State.RUNNING}
 
@@ -66,7 +74,7 @@ def test_all_are_checkpointed_inside_and_run_afterwards(fake: FakeDriver) -> Non
 @pytest.mark.parametrize("step", ["lock", "checkpoint"])
 def test_a_step_before_the_stop_fails(fake: FakeDriver, step: str, pid: int) -> None:
     fake.broken[step, pid] = refuse
-    with pytest.raises(Timeout, match="no safe point") as raised, driver.checkpointed(PIDS):
+    with pytest.raises(Timeout, match="no safe point") as raised, checkpointed(PIDS):
         pytest.fail("one of them is not checkpointed")
     assert set(fake.states.values()) == {State.RUNNING}
     assert not getattr(raised.value, "__notes__", ())
@@ -79,7 +87,7 @@ def test_a_lock_that_was_set_and_answered_with_an_error(fake: FakeDriver, pid: i
         refuse()
 
     fake.broken["lock", pid] = lock_and_fail
-    with pytest.raises(Timeout), driver.checkpointed(PIDS):
+    with pytest.raises(Timeout), checkpointed(PIDS):
         pytest.fail("one of them is not checkpointed")
     assert set(fake.states.values()) == {State.RUNNING}
 
@@ -96,7 +104,7 @@ def test_between_two_tries_of_a_lock_all_run(fake: FakeDriver) -> None:
     fake.broken["lock", 11] = time_out_once
     fake.broken["lock", 12] = lambda: refuse() if len(tries) == 1 else None
     fake.broken["lock", 13] = lambda: refuse() if len(tries) == 2 else None
-    with driver.checkpointed(PIDS):
+    with checkpointed(PIDS):
         assert set(fake.states.values()) == {State.CHECKPOINTED}
     assert tries == [{State.RUNNING}] * 3
 
@@ -106,18 +114,18 @@ def test_between_two_tries_of_a_lock_all_run(fake: FakeDriver) -> None:
 def test_one_cannot_be_brought_back(fake: FakeDriver, step: str, pid: int) -> None:
     """The others are; and the error of the job itself is still the first."""
     fake.broken[step, pid] = refuse
-    with pytest.raises(Timeout), driver.checkpointed(PIDS):
+    with pytest.raises(Timeout), checkpointed(PIDS):
         pass
     assert {fake.states[other] for other in PIDS if other != pid} == {State.RUNNING}
     fake.states.update(dict.fromkeys(PIDS, State.RUNNING))
-    with pytest.raises(ZeroDivisionError) as raised, driver.checkpointed(PIDS):
+    with pytest.raises(ZeroDivisionError) as raised, checkpointed(PIDS):
         raise ZeroDivisionError
     assert any("no safe point" in note for note in raised.value.__notes__)
     assert {fake.states[other] for other in PIDS if other != pid} == {State.RUNNING}
 
 
 def test_one_that_the_driver_lost_is_told(fake: FakeDriver) -> None:
-    with pytest.raises(Internal, match="process 12 back: it is lost"), driver.checkpointed(PIDS):
+    with pytest.raises(Internal, match="process 12 back: it is lost"), checkpointed(PIDS):
         fake.states[12] = State.FAILED
     assert [fake.states[11], fake.states[13]] == [State.RUNNING] * 2
     assert ("restore", 12) not in fake.calls
@@ -125,7 +133,7 @@ def test_one_that_the_driver_lost_is_told(fake: FakeDriver) -> None:
 
 @pytest.mark.parametrize("pid", PIDS)
 def test_one_that_dies_is_told_and_left_alone(fake: FakeDriver, pid: int) -> None:
-    with pytest.raises(NoSuchProcess, match=f"process {pid} ended"), driver.checkpointed(PIDS):
+    with pytest.raises(NoSuchProcess, match=f"process {pid} ended"), checkpointed(PIDS):
         fake.dies(pid)
     assert {fake.states[other] for other in PIDS if other != pid} == {State.RUNNING}
 
@@ -140,6 +148,6 @@ def test_resume_tries_every_process(fake: FakeDriver) -> None:
 
 
 def test_of_nobody(fake: FakeDriver) -> None:
-    with driver.checkpointed([]):
+    with checkpointed([]):
         driver.resume([])
     assert not fake.calls

@@ -1,15 +1,26 @@
 """Suspending and resuming: a program leaves its GPU and comes back, on the same or another."""
 
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
 import pytest
 
-from phosd.engine import cuda
-from phosd.engine.node import Node
+from phosd.engine import cuda, driver
+from phosd.engine.aftermath import settle
+from phosd.engine.errors import OutOfSpace
+from phosd.engine.node import Node, NodeConfig
 from phosd.engine.progress import Progress
 from phosd.engine.resume import ResumeOptions, resume
 from phosd.engine.suspend import SuspendOptions, suspend
 from phosd.engine.swap import SwapOptions, swap
 from tests.core.conftest import Starter
 from tests.core.cycle import Undisturbed, bring_back, computes_right, save
+from tests.core.test_trouble import at_phase
+from tests.migrate.test_midway import taken
 
 
 def free(gpu: int) -> int:
@@ -76,3 +87,54 @@ def test_nothing_is_copied_on_the_gpu_when_it_leaves_again(
     bring_back(node, target, image)
     save(node, target, "stop")
     computes_right(target, undisturbed)
+
+
+@pytest.mark.parametrize("hooked", [True, False], ids=["hooked", "bare"])
+def test_it_fails_when_a_neighbour_has_all_memory(
+    hooked: bool, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """What the driver needs to bring the program back is kept until it is suspended."""
+    undisturbed("single")  # needs GPUs with room
+    target = start("single", hooked=hooked)
+    target.wait_for_steps(3)
+    with ExitStack() as neighbours:
+
+        def fill_up(_: Progress) -> None:
+            for gpu in (0, 1):
+                neighbours.enter_context(taken(gpu))
+            raise OutOfSpace("the disk is full", hint="delete images")
+
+        with pytest.raises(OutOfSpace) as raised:
+            suspend(node, target.pid, SuspendOptions("disk"), at_phase("publish", fill_up))
+        assert not getattr(raised.value, "__notes__", ())
+        assert driver.state(target.pid) is driver.State.RUNNING
+        computes_right(target, undisturbed)
+    assert not node.suspended.all()
+
+
+@pytest.mark.parametrize("hooked", [True, False], ids=["hooked", "bare"])
+def test_the_engine_is_killed_when_a_neighbour_has_all_memory(
+    hooked: bool, place: Path, start: Starter, undisturbed: Undisturbed
+) -> None:
+    undisturbed("single")  # needs GPUs with room
+    target = start("single", hooked=hooked)
+    target.wait_for_steps(3)
+    program = """
+import sys, pathlib
+from phosd.engine.node import Node, NodeConfig
+from phosd.engine.progress import Progress
+from phosd.engine.suspend import *
+place = pathlib.Path(sys.argv[1])
+node = Node(NodeConfig(place / "state", place / "run"))
+suspend(node, int(sys.argv[2]), SuspendOptions("disk"), Progress())
+"""
+    words = [sys.executable, "-c", program, str(place), str(target.pid)]
+    log = place / "engine.log"
+    with log.open("ab") as said:  # not a pipe, which its movers would keep open
+        fault = os.environ | {"PHOS_FAULT": "suspend-publish:kill"}
+        done = subprocess.run(words, env=fault, stderr=said, timeout=60)
+    assert done.returncode == -signal.SIGKILL, log.read_text()
+    with taken(0), taken(1), Node(NodeConfig(place / "state", place / "run")) as node:
+        settle(node, [])
+        assert driver.state(target.pid) is driver.State.RUNNING
+        computes_right(target, undisturbed)

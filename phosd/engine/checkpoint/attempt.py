@@ -14,9 +14,9 @@ from phosd.engine.image.manifest import Block, ChunkRef
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.mover import Mover
 from phosd.engine.node import Node
-from phosd.engine.parking import room_kept
 from phosd.engine.process import is_gpu_process
 from phosd.engine.progress import Progress
+from phosd.engine.room import Room
 from phosd.engine.unit import Unit
 
 
@@ -31,11 +31,14 @@ class Attempt:
     options: CheckpointOptions
     progress: Progress
 
-    def save_processes(self, movers: Sequence[Mover]) -> None:
-        """The driver's part and CRIU's, and back; ``movers`` keep the room on their GPUs."""
+    def save_processes(self, movers: Sequence[Mover], *, runs: bool = False) -> None:
+        """The driver's part and CRIU's, and back; ``movers`` keep the room on their GPUs. ``runs``:
+        nobody but the driver holds the program, which may wait for its turn.
+        """
         self.progress.phase("control", stopped=True)
         point(Point.CHECKPOINT_CONTROL)
-        room = room_kept(movers, self.unit.identity, self.progress)
+        limit = None if runs else self.options.deadline
+        room = Room(self.node.turns, movers, self.unit.identity, self.progress, limit)
         with driver.checkpointed(self.unit.gpu_pids, room):
             self.progress.phase("cpu", stopped=True)
             point(Point.CHECKPOINT_CPU)

@@ -16,6 +16,6 @@ def by_driver(attempt: Attempt) -> tuple[Block, ...]:
     attempt.cpu.prepare(unit.trees)
     progress.phase("detach")
     with detached(unit.links):
-        attempt.save_processes(movers)
+        attempt.save_processes(movers, runs=True)
     progress.finish()
     return ()

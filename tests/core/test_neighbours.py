@@ -1,0 +1,65 @@
+"""Programs that are saved at the same time, on one GPU that is full: each gets its room back."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from phosd.engine import driver
+from phosd.engine.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.node import Node
+from phosd.engine.progress import Progress
+from tests.core.conftest import Starter
+from tests.core.cycle import Undisturbed, computes_right
+from tests.core.test_trouble import at_phase
+from tests.harness import Target
+from tests.migrate.test_midway import taken
+
+
+def together(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Both programs have done a step of the driver's before either job goes on, if they may."""
+    both = threading.Barrier(2)
+    real: Callable[[int], None] = getattr(driver, step)
+
+    def stepped(pid: int) -> None:
+        real(pid)
+        with suppress(threading.BrokenBarrierError):  # the other waits for its turn
+            both.wait(1)
+
+    monkeypatch.setattr(driver, step, stepped)
+
+
+def test_two_checkpoints_at_once(
+    node: Node, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed("single")  # needs a GPU with room
+    targets = start("single"), start("single")
+    for target in targets:
+        target.wait_for_steps(3)
+    for target in targets:  # whatever the movers need they have then
+        checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress())
+    together(monkeypatch, "checkpoint")
+    away, back = threading.Barrier(2), threading.Event()
+    order: list[int] = []
+
+    def save(target: Target) -> None:
+        """The first whose room is kept comes back last."""
+
+        def dumped(progress: Progress) -> None:
+            order.append(target.pid)
+            away.wait(30)
+            if order[0] == target.pid:
+                back.wait(30)
+
+        progress = at_phase("cpu", dumped)
+        try:
+            checkpoint(node, target.pid, CheckpointOptions(mode="stop"), progress)
+        finally:
+            back.set()
+
+    with taken(0), ThreadPoolExecutor(2) as pool:
+        list(pool.map(save, targets))
+    for target in targets:
+        computes_right(target, undisturbed)
