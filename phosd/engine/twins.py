@@ -188,7 +188,8 @@ class Twins:
             for gpu, keys in old.items():
                 mover = self._holdings.mover(gpu)
                 each.add(let_go, mover, keys)
-                each.add(if_alive, mover, partial(mover.unguard, processes))
+                if gpu not in self._movers:  # else what came to it may be all that they have
+                    each.add(if_alive, mover, partial(mover.unguard, processes))
             for held in self._left:
                 each.add(os.close, held.descriptor)
 

@@ -1,17 +1,19 @@
 """Trouble in the middle of a move: the program goes on where it is, or stays suspended."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from phosd.engine import cuda
 from phosd.engine.concern import Concern
-from phosd.engine.errors import OutOfMemory, PhosError
+from phosd.engine.errors import OutOfMemory, PhosError, Timeout
 from phosd.engine.faults import Point
+from phosd.engine.hooklink import HookLink
 from phosd.engine.migrate import MigrateOptions, migrate
-from phosd.engine.node import Node
+from phosd.engine.node import Node, NodeConfig
 from phosd.engine.progress import Progress
-from phosd.engine.recovery import left_parked
+from phosd.engine.recovery import bring_back, left_parked
 from phosd.engine.resume import ResumeOptions, resume
 from phosd.engine.suspend import SuspendOptions, suspend
 from tests.core.conftest import Starter
@@ -60,6 +62,32 @@ def test_every_step_of_a_migration_fails(
                 move(node, target, "0")
     runs_at(node, target, 0, undisturbed)
     save(node, target, "concurrent")
+
+
+@pytest.mark.parametrize(("program", "to"), [("single", "1"), ("two_devices", "0:1,1:0")])
+def test_the_hook_does_not_take_its_memory(
+    program: str,
+    to: str,
+    place: Path,
+    start: Starter,
+    undisturbed: Undisturbed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is on the other GPU, where the mover keeps it, also where others left it."""
+
+    def silent(*_: object) -> int:
+        raise Timeout("the hook says nothing")
+
+    target = start(program)
+    target.wait_for_steps(3)
+    config = NodeConfig(place / "state", place / "run")
+    with Node(config) as node, monkeypatch.context() as patch:
+        patch.setattr(HookLink, "unpark", silent)
+        with pytest.raises(Timeout, match="says nothing"):
+            move(node, target, to)
+    assert not bring_back(target.pid, place / "run").failures
+    assert not left_parked(place / "run")
+    computes_right(target, undisturbed)
 
 
 @pytest.mark.parametrize("which", [0, 1])
