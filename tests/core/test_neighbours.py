@@ -1,6 +1,7 @@
-"""Programs that are saved at the same time, on one GPU that is full: each gets its room back."""
+"""Programs that leave one GPU and come to it at the same time: each gets its room back."""
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -9,10 +10,14 @@ import pytest
 
 from phosd.engine import driver
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.migrate import MigrateOptions, migrate
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
+from phosd.engine.restore import RestoreOptions, restore
+from phosd.engine.resume import ResumeOptions, resume
+from phosd.engine.suspend import SuspendOptions, suspend
 from tests.core.conftest import Starter
-from tests.core.cycle import Undisturbed, computes_right
+from tests.core.cycle import Undisturbed, computes_right, save
 from tests.core.test_trouble import at_phase
 from tests.harness import Target
 from tests.migrate.test_midway import taken
@@ -63,3 +68,40 @@ def test_two_checkpoints_at_once(
         list(pool.map(save, targets))
     for target in targets:
         computes_right(target, undisturbed)
+
+
+@pytest.mark.parametrize("how", ["migrate", "resume", "restore"])
+def test_nobody_comes_while_another_leaves(
+    how: str, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """What it takes then would count as what the other still has."""
+    target = start("single")
+    target.wait_for_steps(3)
+    gpu, image = 1, ""
+    if how == "resume":
+        suspend(node, target.pid, SuspendOptions(), Progress())
+    if how == "restore":
+        gpu, image = 0, save(node, target, "stop").id
+        target.kill()
+    about_to = threading.Event()
+    progress = at_phase("control", lambda _: about_to.set())
+
+    def come() -> None:
+        if how == "migrate":
+            migrate(node, target.pid, MigrateOptions("1"), progress)
+        elif how == "resume":
+            resume(node, target.pid, ResumeOptions("1"), progress)
+        else:
+            restore(node, image, RestoreOptions(), progress)
+
+    assert node.turns.take({gpu})
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            job = pool.submit(come)
+            assert about_to.wait(30)
+            time.sleep(1)
+            assert not job.done()
+        finally:
+            node.turns.end({gpu})
+        job.result()
+    computes_right(target, undisturbed)
