@@ -60,6 +60,18 @@ def left_parked(runtime_dir: Path) -> set[Process]:
     return found
 
 
+def kept_for(processes: Collection[Process], runtime_dir: Path) -> bool:
+    """Whether a mover keeps memory for one of these. Raises when one does not tell."""
+    silent: list[PhosError] = []
+    found = False
+    for visit in visits(runtime_dir, silent):
+        with visit, _descriptors(visit) as memory:
+            found = found or any(memory.get(each) for each in processes)
+    if silent and not found:
+        raise silent[0]
+    return found
+
+
 def free(processes: Collection[Process], runtime_dir: Path) -> Account:
     """Bring processes, as (pid, start time), back to running. Those that have ended are left out.
 

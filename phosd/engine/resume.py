@@ -4,7 +4,7 @@ Every step looks first, so that what failed, or was killed in the middle, can be
 the program had stays until it runs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
@@ -15,6 +15,7 @@ from phosd.engine.errors import (
     InvalidOption,
     NotAuthorized,
     PhosError,
+    Unsupported,
 )
 from phosd.engine.faults import Point, point
 from phosd.engine.gpus import GpuInfo, list_gpus
@@ -25,6 +26,7 @@ from phosd.engine.node import Node
 from phosd.engine.placement import parse_moves, require_fit, whole
 from phosd.engine.process import placed, require_going
 from phosd.engine.progress import Progress
+from phosd.engine.recovery import free, kept_for
 from phosd.engine.rights import ROOT
 from phosd.engine.room import room_ahead
 from phosd.engine.space import require_device_memory
@@ -58,6 +60,12 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         require_resumable(suspended, options.caller)
         for each in suspended.pids:
             require_going(each)
+        further = _all_run(suspended)
+        if further and _begun(node, suspended, manifest):
+            moves = _end_begun(node, suspended, manifest, progress)
+            after.callback(node.shelf(suspended.where).delete, suspended.image)
+            progress.finish()
+            return moves
         gpus = list_gpus()
         moves = _moves(options.to, suspended, manifest, gpus)
         moves = _away(moves | _moved_before(node, suspended, manifest))
@@ -74,7 +82,8 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         rest = {node.mover(gpu): size - blocks.get(gpu, 0) for gpu, size in needs.items()}
         give_room = job.enter_context(room_ahead(rest, suspended.processes))
         progress.check()
-        job.callback(memory.unguard)  # what fails is begun anew: it needs the room
+        untouched = job.enter_context(ExitStack())
+        untouched.callback(memory.unguard)  # what fails is begun anew: it needs the room
         memory.guard()
         progress.phase("control")
         point(Point.RESUME_CONTROL)
@@ -84,10 +93,16 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
             _back_from_driver(suspended, moves, gpus)
         progress.phase("map")
         point(Point.RESUME_MAP)
-        links = [job.enter_context(link) for link in _back_from_parking(node, manifest, memory)]
+        links = [job.enter_context(link) for link in _awake(node, manifest)]
+        parked = [link for link in links if link.hello().state is HookState.PARKED]
+        _require_together(manifest, {link.pid for link in parked})
+        untouched.pop_all()  # from here on the hooks have some of it: what fails goes on with it
+        _give_memory(parked, memory)
         node.suspended.remove(suspended)  # from here on it runs, whatever becomes of this engine
         after.callback(node.shelf(suspended.where).delete, suspended.image)
-        memory.keep(links)
+        job.callback(memory.unguard)
+        if not further:  # else nobody knows what a hook had already
+            memory.keep(links)
         point(Point.RESUME_OPEN)
         for link in links:
             link.open_gate()
@@ -170,18 +185,64 @@ def _back_from_driver(suspended: Suspended, moves: dict[int, int], gpus: Sequenc
     driver.require_running(suspended.pids)
 
 
-def _back_from_parking(node: Node, manifest: Manifest, memory: Memory) -> list[HookLink]:
-    """The hooks have the memory mapped again; their gates are closed."""
-    links = []
+def _awake(node: Node, manifest: Manifest) -> Iterator[HookLink]:
+    """The hooks of the processes whose memory was parked."""
     for process in manifest.processes:
         if process.gpu and process.parked and process.hooked:
-            link = reach(process.pid, node.config.runtime_dir, _WAKE_SECONDS)
-            links.append(link)
-            if link.hello().state is HookState.PARKED:
-                link.unpark(memory.of(process.pid))
-            if (state := link.hello().state) is HookState.PARKED:
-                raise Internal(
-                    f"the memory of process {process.pid} is still {state.name.lower()}",
-                    hint=f"`phos resume {process.pid}` again, and report this",
+            yield reach(process.pid, node.config.runtime_dir, _WAKE_SECONDS)
+
+
+def _give_memory(links: Sequence[HookLink], memory: Memory) -> None:
+    """The hooks map the memory; their gates stay closed, as long as they are connected."""
+    for link in links:
+        link.unpark(memory.of(link.pid))
+        if (state := link.hello().state) is HookState.PARKED:
+            raise Internal(
+                f"the memory of process {link.pid} is still {state.name.lower()}",
+                hint=f"`phos resume {link.pid}` again, and report this",
+            )
+
+
+def _require_together(manifest: Manifest, parked: Collection[int]) -> None:
+    """Raise unless those that share memory are all parked, or all have it."""
+    for block in manifest.blocks:
+        if block.alias is not None:
+            pids = [manifest.processes[n].pid for n in (block.process, block.alias[0])]
+            waiting = [pid for pid in pids if pid in parked]
+            if len(waiting) == 1:
+                raise Unsupported(
+                    f"process {waiting[0]} is parked, and what it shares with others runs with"
+                    " them already: nobody has that memory for it any more",
+                    hint=f"end process {waiting[0]}, and restore an image of the program",
                 )
-    return links
+
+
+def _all_run(suspended: Suspended) -> bool:
+    """Whether the driver has brought all of it back, in an earlier attempt."""
+    return all(driver.state(pid) is driver.State.RUNNING for pid in suspended.pids)
+
+
+def _begun(node: Node, suspended: Suspended, manifest: Manifest) -> bool:
+    """Whether an earlier attempt came so far that hooks have memory, or some of it: then the movers
+    keep all of it. Other memory with the same bytes would not be what they share, nor what a hook
+    has imported already.
+    """
+    if kept_for(suspended.processes, node.config.runtime_dir):
+        return True
+    with ExitStack() as links:
+        awake = [links.enter_context(link) for link in _awake(node, manifest)]
+        return all(link.hello().state is not HookState.PARKED for link in awake)
+
+
+def _end_begun(
+    node: Node, suspended: Suspended, manifest: Manifest, progress: Progress
+) -> dict[int, int]:
+    """The hooks get the rest of what an earlier attempt has loaded. As for :func:`resume`."""
+    moves = _away(_moved_before(node, suspended, manifest))
+    progress.about_to_touch(_concern(suspended, manifest, moves))
+    progress.phase("map")
+    account = free(suspended.processes, node.config.runtime_dir)
+    if account.failures:
+        raise next(iter(account.failures.values()))
+    node.suspended.remove(suspended)
+    return {gpu: moves.get(gpu, gpu) for gpu in suspended.gpus}
