@@ -45,12 +45,13 @@ class Suspended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def require_alive(self) -> None:
         """Raise :class:`NoSuchProcess` unless all of it lives."""
-        for pid, start in self.processes:
-            if procfs.identity(pid) != (pid, start):
-                raise NoSuchProcess(
-                    f"process {pid} has ended, and with it the program of process {self.pid}",
-                    hint="start it again, or restore an image of it",
-                )
+        left = [pid for pid, start in self.processes if procfs.identity(pid) == (pid, start)]
+        if gone := [pid for pid, _ in self.processes if pid not in left]:
+            rest = f"end what is left of it (`kill -9 {' '.join(map(str, left))}`), then "
+            raise NoSuchProcess(
+                f"process {gone[0]} has ended, and with it the program of process {self.pid}",
+                hint=f"{rest if left else ''}start it again, or restore an image of it",
+            )
 
     @property
     def gpus(self) -> tuple[int, ...]:

@@ -64,6 +64,18 @@ def test_a_process_with_the_pid_of_a_dead_one_is_not_suspended(
         register.of(me[0])
 
 
+def test_who_is_left_of_a_program_is_named(me: tuple[int, int]) -> None:
+    """It stands still until somebody ends it."""
+    gone = (me[0], me[1] + 1)
+    entry("a", me).require_alive()
+    with pytest.raises(NoSuchProcess, match=f"process {1 << 22} has ended") as raised:
+        entry("a", me, (1 << 22, 1)).require_alive()
+    assert f"`kill -9 {me[0]}`" in raised.value.hint
+    with pytest.raises(NoSuchProcess) as raised:
+        entry("a", gone).require_alive()
+    assert "kill" not in raised.value.hint
+
+
 def test_garbage_is_passed_over_and_told(
     tmp_path: Path, me: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
