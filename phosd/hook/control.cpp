@@ -9,7 +9,6 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <string>
 #include <vector>
 
@@ -36,6 +35,7 @@ using wire::Type;
 
 constexpr size_t kMaxClients = 8;
 constexpr int kNoClient = -1;
+constexpr int kDeaf = 100;  // milliseconds without new connections, after one was not to be had
 
 // Everything here belongs to the hook's thread.
 std::string folder;
@@ -43,6 +43,7 @@ int listener = -1;
 std::vector<int> clients;
 int gate_owner = kNoClient;  // the client whose loss opens the gate
 bool detached = false;
+uint64_t deaf_until = 0;  // nanoseconds, CLOCK_MONOTONIC
 
 std::string path_of(const char* suffix) {
     return folder + "/" + std::to_string(getpid()) + suffix;
@@ -123,13 +124,14 @@ Reply answer(int client, Message& request) {
     }
 }
 
-void drop(int client) {
+// `let_go` is what becomes of the descriptor.
+void drop(int client, void (*let_go)(int) = descriptors::release) {
     for (auto at = clients.begin(); at != clients.end(); ++at)
         if (*at == client) {
             clients.erase(at);
             break;
         }
-    descriptors::release(client);
+    let_go(client);
     cow::client_lost(client);
     if (client != gate_owner) return;
     const std::lock_guard turn(quiesce::turn);
@@ -204,28 +206,53 @@ bool woken() {
 }
 
 void wait_until_woken() {
-    while (!woken()) {
-        const timespec pause{0, 1'000'000};
-        nanosleep(&pause, nullptr);
-    }
+    while (!woken()) pause_for(1'000'000);
     detached = false;
     ipc::attach();
+}
+
+// A connection, -1 when there is none. Whoever asks for one stays in the queue while the program
+// has no descriptor left, and poll() would return at once for as long.
+int accept_at(int socket) {
+    const int connection = channel::accept_from(socket, nullptr);
+    if (connection < 0 && errno != EAGAIN && errno != EACCES)
+        deaf_until = monotonic_ns() + kDeaf * 1'000'000ull;
+    return connection;
 }
 
 void serve_once() {
     if (detached) wait_until_woken();
     if (listener < 0) try_listen();
     cow::tidy();
-    std::vector<pollfd> watched{{listener, POLLIN, 0}, {ipc::listener(), POLLIN, 0}};
+    const bool deaf = monotonic_ns() < deaf_until;
+    std::vector<pollfd> watched{{deaf ? -1 : listener, POLLIN, 0},
+                                {deaf ? -1 : ipc::listener(), POLLIN, 0}};
     for (const int client : clients) watched.push_back({client, POLLIN, 0});
     // A closing gate's deadline is looked at even when no client calls.
-    const int patience = gate::state() == State::closing ? 20 : 1000;
-    if (poll(watched.data(), watched.size(), patience) <= 0) return;
-    if (watched[1].revents) ipc::serve();
-    for (size_t i = 2; i < watched.size() && !detached; ++i)
-        if (watched[i].revents && !serve(watched[i].fd)) drop(watched[i].fd);
+    const int patience = gate::state() == State::closing ? 20 : deaf ? kDeaf : 1000;
+    const int ready = poll(watched.data(), watched.size(), patience);
+    if (ready < 0) pause_for(kDeaf * 1'000'000l);  // more descriptors than the program may have
+    if (ready <= 0) return;
+    // POLLNVAL: programs that become daemons close all descriptors, also those they do not know.
+    if (watched[1].revents & POLLNVAL) {
+        ipc::reattach();
+    } else if (watched[1].revents) {
+        const int peer = accept_at(watched[1].fd);
+        if (peer >= 0) ipc::serve(peer);
+    }
+    for (size_t i = 2; i < watched.size() && !detached; ++i) {
+        if (watched[i].revents & POLLNVAL)
+            drop(watched[i].fd, descriptors::forget);
+        else if (watched[i].revents && !serve(watched[i].fd))
+            drop(watched[i].fd);
+    }
     if (detached || !watched[0].revents) return;
-    const int client = channel::accept_from(listener, nullptr);
+    if (watched[0].revents & POLLNVAL) {
+        descriptors::forget(listener);
+        listener = -1;
+        return;
+    }
+    const int client = accept_at(listener);
     if (client < 0) return;
     if (clients.size() < kMaxClients)
         clients.push_back(client);

@@ -1,7 +1,6 @@
 #include "cow.h"
 
 #include <algorithm>
-#include <ctime>
 
 #include "blocks.h"
 #include "hook.h"
@@ -161,8 +160,7 @@ class Writer {
         }
         while (!shadows.complete() && !shadows.has_passed(batch)) {
             lock.unlock();
-            const timespec pause{0, kPause};
-            nanosleep(&pause, nullptr);
+            pause_for(kPause);
             lock.lock();
         }
     }

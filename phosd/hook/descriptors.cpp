@@ -21,11 +21,15 @@ int keep(int descriptor) {
     return descriptor;
 }
 
-void release(int descriptor) {
+void forget(int descriptor) {
     for (std::atomic<int>& slot : slots) {
         int value = descriptor + 1;
         if (slot.compare_exchange_strong(value, 0)) break;
     }
+}
+
+void release(int descriptor) {
+    forget(descriptor);
     close(descriptor);
 }
 

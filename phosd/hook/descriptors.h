@@ -6,6 +6,7 @@ namespace phos::descriptors {
 
 int keep(int descriptor);      // returns it
 void release(int descriptor);  // closes it
+void forget(int descriptor);   // the program has closed it: the number may be another file's soon
 unsigned count();
 void close_all_in_child();  // no locks, no memory: only this table
 

@@ -43,6 +43,8 @@ bool was_expired = false;
 
 void leave_thread(void* slot) {
     own_slot = nullptr;
+    // A thread that ended inside a call, by a cancellation or a jump, has left its depth behind.
+    static_cast<Slot*>(slot)->depth.store(0, std::memory_order_release);
     static_cast<Slot*>(slot)->owned.store(false, std::memory_order_release);
 }
 

@@ -2,6 +2,8 @@
 #include "hook.h"
 
 #include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -127,6 +129,12 @@ uint64_t monotonic_ns() {
     timespec now{};
     clock_gettime(CLOCK_MONOTONIC, &now);
     return static_cast<uint64_t>(now.tv_sec) * 1000000000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+void pause_for(long nanoseconds) {
+    const KeepErrno keep;
+    const timespec time{0, nanoseconds};
+    syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &time, nullptr);
 }
 
 CUresult own::cuInit(unsigned int flags) {

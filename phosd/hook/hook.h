@@ -34,6 +34,10 @@ Fitness fitness();
 
 uint64_t monotonic_ns();
 
+// Sleeps. No cancellation point, unlike nanosleep(): a thread of the program that is cancelled here
+// would never let go of what the hook holds.
+void pause_for(long nanoseconds);
+
 // The program's errno is its own.
 class KeepErrno {
   public:

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <map>
 #include <string>
 #include <tuple>
@@ -103,8 +102,7 @@ int fetch(const Ticket& ticket) {
         bool again = false;
         const int descriptor = ask(ticket, &again);
         if (descriptor >= 0 || !again) return descriptor;
-        const timespec pause{0, 10'000'000};
-        nanosleep(&pause, nullptr);
+        pause_for(10'000'000);
     }
     return -1;
 }
@@ -276,9 +274,7 @@ int listener() {
     return socket_now;
 }
 
-void serve() {
-    const int peer = channel::accept_from(socket_now, nullptr);
-    if (peer < 0) return;
+void serve(int peer) {
     channel::Message request;
     wire::Header reply{wire::kMagic, wire::kVersion, kAskForMemory | wire::kReply, 0, 0, 0, 0};
     std::vector<int> given;
@@ -309,6 +305,11 @@ void attach() {
 void detach() {
     if (socket_now >= 0) descriptors::release(socket_now);
     socket_now = -1;
+}
+
+void reattach() {
+    descriptors::forget(socket_now);
+    attach();
 }
 
 bool range_of(uint64_t address, uint64_t* start, uint64_t* size) {

@@ -6,12 +6,14 @@
 
 namespace phos::ipc {
 
-// For the hook's thread: where peers ask for memory (-1 while nobody may), and one such request.
+// For the hook's thread: where peers ask for memory (-1 while nobody may), and one such request on
+// a connection, which is closed.
 int listener();
-void serve();
+void serve(int peer);
 
-void attach();  // opens the listener
-void detach();  // closes it, for a dump
+void attach();    // opens the listener
+void detach();    // closes it, for a dump
+void reattach();  // the program has closed it
 
 // The range of a peer's allocation that was opened at or around `address`. Needs blocks::mutex.
 bool range_of(uint64_t address, uint64_t* start, uint64_t* size);

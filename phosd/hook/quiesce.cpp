@@ -1,7 +1,5 @@
 #include "quiesce.h"
 
-#include <ctime>
-
 #include "contexts.h"
 #include "gate.h"
 #include "hook.h"
@@ -31,11 +29,6 @@ bool slow_admission_is_due(uint64_t now) {
     const double milliseconds = static_cast<double>(now - busy_since) / 1e6;
     const auto made = static_cast<double>(slow_admissions + 1);
     return made * made <= 4 * milliseconds;
-}
-
-void pause() {
-    const timespec time{0, kPause};
-    nanosleep(&time, nullptr);
 }
 
 }  // namespace
@@ -95,7 +88,7 @@ wire::GateState advance(bool peers_busy) {
             }
         }
         if (now > end) break;
-        pause();
+        pause_for(kPause);
     }
     const gate::View view = gate::view();
     state.waiting = view.waiting;

@@ -1,7 +1,6 @@
 #include "relief.h"
 
 #include <algorithm>
-#include <ctime>
 #include <utility>
 
 #include "contexts.h"
@@ -24,11 +23,6 @@ constexpr unsigned kTries = 10;  // after the job has given up, for its movers t
 
 std::mutex turn;  // one asks at a time
 
-void pause(long nanoseconds) {
-    const timespec time{0, nanoseconds};
-    nanosleep(&time, nullptr);
-}
-
 // False when the condition, called as a reader of the session, does not come true in time. The
 // session may end meanwhile, which gives back all that it holds.
 template <class Condition>
@@ -38,7 +32,7 @@ bool wait_until(Condition condition) {
             const cow::Reader session;
             if (!session || condition(*session)) return true;
         }
-        pause(kPause);
+        pause_for(kPause);
     }
     return false;
 }
@@ -75,7 +69,7 @@ bool Relief::step() {
         const std::lock_guard mine(turn);
         const Unforbidden unforbidden;
         if (level_ == kGiveUp)
-            pause(100 * kPause);
+            pause_for(100 * kPause);
         else if (cow::armed.load())
             press(++level_);
         else

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <climits>
-#include <ctime>
 
 #include "blocks.h"
 #include "faults.h"
@@ -32,15 +31,10 @@ std::atomic<Session*> current{nullptr};
 std::atomic<uint32_t> reading{0};
 uint64_t shadowed_last = 0;  // by the last session that was
 
-void pause() {
-    const timespec time{0, kPause};
-    nanosleep(&time, nullptr);
-}
-
 // False when it does not become so in time.
 template <class Condition>
 bool wait_until(Condition condition) {
-    for (const uint64_t end = monotonic_ns() + kPatience; !condition(); pause())
+    for (const uint64_t end = monotonic_ns() + kPatience; !condition(); pause_for(kPause))
         if (monotonic_ns() > end) return false;
     return true;
 }
@@ -67,7 +61,7 @@ void* watch(void* argument) {
     while (!session.stopping.load(std::memory_order_acquire)) {
         const uint32_t seen = session.enqueued.load(std::memory_order_acquire);
         if (!all_copied(session))
-            pause();
+            pause_for(kPause);
         else
             syscall(SYS_futex, &session.enqueued, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, seen, nullptr,
                     nullptr, 0);

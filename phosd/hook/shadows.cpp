@@ -200,8 +200,20 @@ uint64_t Shadows::last_batch_of(const Kept& block) {
     return 0;
 }
 
+void Shadows::await_unrecorded() {
+    if (!unrecorded_ || !stream_) return;
+    const Current current(context_);
+    const Unforbidden unforbidden;
+    const CUresult result = driver.cuStreamSynchronize(stream_);
+    if (result == CUDA_SUCCESS)
+        unrecorded_ = false;  // nothing is shadowed any more
+    else
+        log::note("waiting for shadows on device %d: %s", device_, error_name(result));
+}
+
 bool Shadows::release_free_slabs() {
     reclaim();
+    if (unrecorded_) return false;
     bool any = false;
     for (auto slab = slabs_.begin(); slab != slabs_.end();) {
         if (slab->used) {

@@ -66,7 +66,11 @@ class Shadows {
     CUevent event_of(uint64_t batch) const;     // null when it has passed
     uint64_t last_batch_of(const Kept& block);  // 0 when nothing of it is being copied
 
-    // Frees the slots of chunks that are saved, and lets go of slabs that are wholly free.
+    // Waits for copies that complete() knows nothing of, for no event followed them.
+    void await_unrecorded();
+
+    // Frees the slots of chunks that are saved, and lets go of slabs that are wholly free; of none
+    // into which a copy that no event followed might still run.
     bool release_free_slabs();
     // The hook's stream and events end: with their context, or with the session. Nothing may be
     // being copied any more.

@@ -1,8 +1,8 @@
 // The tables of a session, and what the rest of the hook tells it when mappings change.
 #include <algorithm>
-#include <ctime>
 
 #include "blocks.h"
+#include "hook.h"
 #include "session.h"
 
 namespace phos::cow {
@@ -108,10 +108,10 @@ void unmapping(uint64_t address, uint64_t size) {
         for (const uint64_t batch = shadows->last_batch_of(*kept);
              !shadows->complete() && !shadows->has_passed(batch);) {
             lock.unlock();
-            const timespec pause{0, kPause};
-            nanosleep(&pause, nullptr);
+            pause_for(kPause);
             lock.lock();
         }
+        shadows->await_unrecorded();
     }
 }
 
@@ -145,8 +145,7 @@ void context_ending(CUcontext context) {
         std::unique_lock lock(shadows->mutex);
         while (shadows->runs_in(context) && !shadows->complete()) {
             lock.unlock();
-            const timespec pause{0, kPause};
-            nanosleep(&pause, nullptr);
+            pause_for(kPause);
             lock.lock();
         }
         shadows->end_stream(context);

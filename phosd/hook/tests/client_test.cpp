@@ -1,10 +1,12 @@
 // What a client of the hook may meet, and what its loss, its nonsense and a fork leave behind.
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <chrono>
+#include <fstream>
 #include <memory>
 
 #include "workload.h"
@@ -123,6 +125,67 @@ void bad_messages_end_only_the_connection() {
     CHECK(Client(getpid()).hello().pid == static_cast<uint32_t>(getpid()));
 }
 
+double processor_seconds() {
+    timespec used{};
+    CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used) == 0);
+    return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) / 1e9;
+}
+
+void the_hook_rests_for(useconds_t microseconds) {
+    const double before = processor_seconds();
+    usleep(microseconds);
+    CHECK((processor_seconds() - before) * 1e6 < microseconds / 20.0);
+}
+
+// Whoever wants to connect while the program has no descriptor left waits, and the hook with them.
+void a_full_table_of_descriptors_is_waited_for() {
+    Client before(getpid());
+    before.hello();
+    rlimit limit{};
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    rlimit lower = limit;
+    lower.rlim_cur = 128;
+    CHECK(setrlimit(RLIMIT_NOFILE, &lower) == 0);
+    std::vector<int> fill;
+    for (int copy = dup(0); copy >= 0; copy = dup(0)) fill.push_back(copy);
+    close(fill.back());
+    fill.pop_back();
+    auto waiting = std::make_unique<Client>(getpid());
+    the_hook_rests_for(500000);
+    CHECK(before.hello().pid == static_cast<uint32_t>(getpid()));  // who is in stays in
+    waiting.reset();
+    CHECK(dup2(0, fill.back()) == fill.back());
+    the_hook_rests_for(500000);
+    for (const int copy : fill) close(copy);
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    CHECK(Client(getpid()).hello().pid == static_cast<uint32_t>(getpid()));
+}
+
+// Whether anybody listens where peers ask for memory.
+bool peers_are_answered() {
+    std::ifstream sockets("/proc/net/unix");
+    const std::string name = "@phos-ipc-" + std::to_string(getpid()) + "-";
+    for (std::string line; std::getline(sockets, line);)
+        if (line.find(name) != std::string::npos) return true;
+    return false;
+}
+
+// As a program does that becomes a daemon. A client is lost by it, and others find the hook again.
+void a_program_may_close_all_descriptors() {
+    auto* const lost = new Client(getpid());  // not closed again: the number is another's then
+    CHECK(lost->close_gate(kDeadline));
+    CHECK(peers_are_answered());
+    for (int descriptor = 3; descriptor < 1024; ++descriptor) {
+        struct stat info{};
+        if (fstat(descriptor, &info) == 0 && S_ISSOCK(info.st_mode)) close(descriptor);
+    }
+    usleep(1200000);  // the hook looks once a second
+    the_hook_rests_for(500000);
+    CHECK(peers_are_answered());
+    Client client(getpid());
+    CHECK(client.hello().state == static_cast<uint32_t>(wire::State::running));
+}
+
 }  // namespace
 
 int main() {
@@ -135,5 +198,7 @@ int main() {
     a_lost_client_opens();
     a_detached_hook_is_woken();
     bad_messages_end_only_the_connection();
+    a_full_table_of_descriptors_is_waited_for();
+    a_program_may_close_all_descriptors();
     std::puts("ok");
 }
