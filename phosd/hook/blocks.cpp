@@ -140,7 +140,8 @@ std::pair<const uint64_t, Mapping>* find(uint64_t address) {
 }
 
 bool needs_rehome(const Block& block) {
-    return !block.foreign && block.borrowed && block.descriptor < 0;
+    return !block.foreign && block.borrowed && block.descriptor < 0 &&
+           !(block.flags & wire::kImported);  // which a peer has as well
 }
 
 CUresult export_descriptor(const Block& block, int* descriptor) {

@@ -15,6 +15,7 @@
 #include "kernels.h"
 #include "log.h"
 #include "own.h"
+#include "pool.h"
 
 namespace phos {
 namespace {
@@ -24,6 +25,8 @@ struct Context {
     bool primary;
     CUevent event = nullptr;  // of the hook's own, recorded to see whether the context is idle
     bool recorded = false;
+    bool idle = true;                // as it was found last
+    CUresult answer = CUDA_SUCCESS;  // of the driver, when it was asked last
     uint64_t epoch = 0;
     size_t stack = 0;  // the limit to restore; 0 when it was not changed
 };
@@ -66,6 +69,7 @@ void forget(CUcontext context) {
         known.erase(found);
     }
     cow::context_ending(context);
+    pool::context_ending(context);
 }
 
 void end_of(const CaptureKey& capture) {
@@ -117,6 +121,7 @@ CUresult destroy_context(CUcontext context, CUresult (*destroy)(CUcontext)) {
     const gate::Pass pass;
     forget(context);
     const CUresult result = destroy(context);
+    pool::context_ended(context, result == CUDA_SUCCESS);
     kernels::forget_functions();
     if (result == CUDA_SUCCESS)
         heap::free_all_of(context);
@@ -141,11 +146,55 @@ CUresult end_primary(CUdevice device, CUresult (*end)(CUdevice)) {
     const bool gone = driver.cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS &&
                       result == CUDA_SUCCESS && !active;
     if (!primary) return result;
-    if (gone || (result == CUDA_SUCCESS && end != driver.cuDevicePrimaryCtxRelease &&
-                 end != driver.cuDevicePrimaryCtxRelease_v2))
-        heap::free_all_of(primary);
+    const bool ended = gone || (result == CUDA_SUCCESS && end != driver.cuDevicePrimaryCtxRelease &&
+                                end != driver.cuDevicePrimaryCtxRelease_v2);
+    pool::context_ended(primary, ended);
+    if (ended) heap::free_all_of(primary);
     if (!gone) add(primary, true);
     return result;
+}
+
+// Whether the error is one after which nothing runs in the context any more.
+bool has_ended(CUresult error) {
+    switch (error) {
+        case CUDA_ERROR_DEINITIALIZED:
+        case CUDA_ERROR_INVALID_CONTEXT:
+        case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+        case CUDA_ERROR_ECC_UNCORRECTABLE:
+        case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+        case CUDA_ERROR_CONTAINED:
+        case CUDA_ERROR_ILLEGAL_ADDRESS:
+        case CUDA_ERROR_LAUNCH_TIMEOUT:
+        case CUDA_ERROR_ASSERT:
+        case CUDA_ERROR_HARDWARE_STACK_ERROR:
+        case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+        case CUDA_ERROR_MISALIGNED_ADDRESS:
+        case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+        case CUDA_ERROR_INVALID_PC:
+        case CUDA_ERROR_LAUNCH_FAILED:
+        case CUDA_ERROR_TENSOR_MEMORY_LEAK:
+            return true;
+        default:
+            return false;
+    }
+}
+
+// CUDA_SUCCESS when all that was submitted to the context before `state.epoch` is done. Any other
+// answer but those of has_ended() tells nothing, or that it is not done.
+CUresult ask(CUcontext context, Context& state, uint64_t epoch) {
+    const Current current(context);
+    if (!current) return current.result();
+    if (!state.event) {
+        const CUresult made = driver.cuEventCreate(&state.event, CU_EVENT_DISABLE_TIMING);
+        if (made != CUDA_SUCCESS) return made;
+    }
+    if (!state.recorded) {
+        const CUresult recorded = driver.cuCtxRecordEvent(context, state.event);
+        if (recorded != CUDA_SUCCESS) return recorded;
+        state.recorded = true;
+        state.epoch = epoch;
+    }
+    return driver.cuEventQuery(state.event);
 }
 
 CUresult change_peer(CUcontext peer, CUresult result, int change) {
@@ -174,27 +223,15 @@ Activity activity(uint64_t epoch) {
     if (!capturing.empty()) return Activity::capturing;
     bool busy = false;
     for (auto& [context, state] : known) {
-        const Current current(context);
-        if (!current) continue;
-        if (!state.event &&
-            driver.cuEventCreate(&state.event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
-            continue;
-        if (!state.recorded) {
-            const CUresult result = driver.cuCtxRecordEvent(context, state.event);
-            if (result != CUDA_SUCCESS) {
-                // A context that has failed for good runs nothing any more.
-                log::note("cuCtxRecordEvent: %s", error_name(result));
-                continue;
-            }
-            state.recorded = true;
-            state.epoch = epoch;
-        }
-        if (driver.cuEventQuery(state.event) == CUDA_ERROR_NOT_READY) {
-            busy = true;
-            continue;
-        }
-        state.recorded = false;
-        if (state.epoch != epoch) busy = true;  // done, but more may have come since: ask again
+        const CUresult answer = ask(context, state, epoch);
+        if (answer != std::exchange(state.answer, answer) && answer != CUDA_SUCCESS &&
+            answer != CUDA_ERROR_NOT_READY)
+            log::note("whether a context of device %d is idle: %s", state.device,
+                      error_name(answer));
+        state.idle = answer == CUDA_SUCCESS || has_ended(answer);
+        if (state.idle) state.recorded = false;
+        // Done, but more may have come since: ask again. And what cannot be asked may be at work.
+        if (!state.idle || (answer == CUDA_SUCCESS && state.epoch != epoch)) busy = true;
     }
     return busy ? Activity::busy : Activity::idle;
 }
@@ -224,7 +261,7 @@ void restore_stacks() {
 bool is_idle(CUcontext context) {
     const std::lock_guard lock(mutex);
     const auto found = known.find(context);
-    return found != known.end() && !found->second.recorded;
+    return found != known.end() && found->second.idle;
 }
 
 uint32_t captures() {

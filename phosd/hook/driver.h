@@ -36,9 +36,10 @@ class Current {
     Current(const Current&) = delete;
     Current& operator=(const Current&) = delete;
     explicit operator bool() const { return result_ == CUDA_SUCCESS; }
+    CUresult result() const { return result_; }
 
   private:
-    CUresult result_;
+    const CUresult result_;
 };
 
 // The hook's own questions in a scope, which are none of the program's business: a capture does not

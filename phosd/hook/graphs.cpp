@@ -151,14 +151,17 @@ void graphs::predict(writes::Prediction& prediction, CUgraphExec exec) {
 
 CUresult own::cuGraphInstantiate(CUgraphExec* exec, CUgraph graph, CUgraphNode* failed, char* text,
                                  size_t size) {
+    const gate::Pass pass;
     return note(driver.cuGraphInstantiate(exec, graph, failed, text, size), exec, graph, 0);
 }
 CUresult own::cuGraphInstantiate_v2(CUgraphExec* exec, CUgraph graph, CUgraphNode* failed,
                                     char* text, size_t size) {
+    const gate::Pass pass;
     return note(driver.cuGraphInstantiate_v2(exec, graph, failed, text, size), exec, graph, 0);
 }
 CUresult own::cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph,
                                           unsigned long long flags) {
+    const gate::Pass pass;
     return note(driver.cuGraphInstantiateWithFlags(exec, graph, flags), exec, graph, flags);
 }
 // With a flag, these two also put work on a stream.
@@ -182,47 +185,56 @@ CUresult own::cuGraphExecDestroy(CUgraphExec exec) {
 
 CUresult own::cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode* failed,
                                 CUgraphExecUpdateResult* outcome) {
+    const gate::Pass pass;
     return note_update(driver.cuGraphExecUpdate(exec, graph, failed, outcome), exec, graph);
 }
 CUresult own::cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph,
                                    CUgraphExecUpdateResultInfo* outcome) {
+    const gate::Pass pass;
     return note_update(driver.cuGraphExecUpdate_v2(exec, graph, outcome), exec, graph);
 }
 
 CUresult own::cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                              const CUDA_KERNEL_NODE_PARAMS_v1* parameters) {
+    const gate::Pass pass;
     return note_change(driver.cuGraphExecKernelNodeSetParams(exec, node, parameters), exec, node,
                        parameters);
 }
 CUresult own::cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
                                                 const CUDA_KERNEL_NODE_PARAMS_v2* parameters) {
+    const gate::Pass pass;
     return note_change(driver.cuGraphExecKernelNodeSetParams_v2(exec, node, parameters), exec, node,
                        parameters);
 }
 CUresult own::cuGraphExecBatchMemOpNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                                  const CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
+    const gate::Pass pass;
     return note_change(driver.cuGraphExecBatchMemOpNodeSetParams(exec, node, parameters), exec,
                        node, parameters);
 }
 CUresult own::cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                                  CUgraph child) {
+    const gate::Pass pass;
     return note_change(driver.cuGraphExecChildGraphNodeSetParams(exec, node, child), exec, node,
                        &child);
 }
 CUresult own::cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                              const CUDA_MEMCPY3D_v2* copy, CUcontext context) {
+    const gate::Pass pass;
     const CUresult result = driver.cuGraphExecMemcpyNodeSetParams(exec, node, copy, context);
     return copy ? note_range(result, exec, node, writes::destination_of(*copy)) : result;
 }
 CUresult own::cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                              const CUDA_MEMSET_NODE_PARAMS* fill,
                                              CUcontext context) {
+    const gate::Pass pass;
     const CUresult result = driver.cuGraphExecMemsetNodeSetParams(exec, node, fill, context);
     return fill ? note_range(result, exec, node, writes::destination_of(*fill)) : result;
 }
 
 CUresult own::cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                        CUgraphNodeParams* parameters) {
+    const gate::Pass pass;
     const CUresult result = driver.cuGraphExecNodeSetParams(exec, node, parameters);
     if (result != CUDA_SUCCESS || !parameters) return result;
     switch (parameters->type) {

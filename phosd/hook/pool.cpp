@@ -34,7 +34,8 @@ struct Freed {
     heap::Allocation allocation;
     StreamKey stream;
     CUcontext context;
-    CUevent event;
+    CUevent event;        // null: of a context that has ended
+    bool ending = false;  // the context may end at any time, and the event with it
 };
 
 struct PoolState {
@@ -94,12 +95,15 @@ PoolState* redirected(CUmemoryPool pool) {
 }
 
 bool passed(const Freed& entry) {
+    if (entry.ending) return false;
+    if (!entry.event) return true;
     const Current current(entry.context);
     const Unforbidden unforbidden;
     return !current || driver.cuEventQuery(entry.event) != CUDA_ERROR_NOT_READY;
 }
 
 void forget_event(const Freed& entry) {
+    if (entry.ending || !entry.event) return;
     const Current current(entry.context);
     if (current) driver.cuEventDestroy_v2(entry.event);
 }
@@ -196,7 +200,8 @@ bool free_later(CUdeviceptr address, CUstream stream, const StreamCalls& calls, 
         driver.cuEventDestroy_v2(event);
         return true;
     }
-    freed.push_back({address, heap::retire(address), calls.key(context, stream), context, event});
+    freed.push_back(
+        {address, heap::retire(address), calls.key(context, stream), context, event, false});
     return true;
 }
 
@@ -224,6 +229,21 @@ bool pool::reclaim(std::unique_lock<std::mutex>& lock) {
         any = give_back_passed(nullptr, 0);
     }
     return heap::trim_all() || any;
+}
+
+void pool::context_ending(CUcontext context) {
+    const std::lock_guard lock(blocks::mutex);
+    for (Freed& entry : freed)
+        if (entry.context == context) entry.ending = true;
+}
+
+void pool::context_ended(CUcontext context, bool ended) {
+    const std::lock_guard lock(blocks::mutex);
+    for (Freed& entry : freed) {
+        if (entry.context != context || !entry.ending) continue;
+        entry.ending = false;
+        if (ended) entry.event = nullptr;
+    }
 }
 
 void pool::give_back_all(heap::Heap* heap) {

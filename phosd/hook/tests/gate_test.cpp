@@ -1,4 +1,5 @@
 // The gate closed on running code, again and again, while what runs depends on what is held.
+#include <functional>
 #include <mutex>
 
 #include "workload.h"
@@ -171,6 +172,55 @@ void a_capture_survives(Client& client) {
     OK(cuMemFree_v2(memory));
 }
 
+// What makes or changes a graph is told addresses, which the driver wants mapped.
+void graphs_are_made_with_an_open_gate(Client& client) {
+    CUgraph graph = nullptr;
+    CUgraphExec made = nullptr;
+    CUgraphNode fill = nullptr;
+    CUgraphNode copy = nullptr;
+    CUdeviceptr memory = 0;
+    OK(cuMemAlloc_v2(&memory, 8192));
+    OK(cuGraphCreate(&graph, 0));
+    CUDA_MEMSET_NODE_PARAMS filling{memory, 0, 7, 4, 16, 1};
+    CUDA_MEMCPY3D_v2 copying{};
+    copying.srcMemoryType = copying.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copying.srcDevice = memory;
+    copying.dstDevice = memory + 4096;
+    copying.WidthInBytes = 64;
+    copying.Height = copying.Depth = 1;
+    CUgraphExecUpdateResultInfo outcome{};
+    const std::function<CUresult()> steps[] = {
+        [&] { return cuGraphAddMemsetNode(&fill, graph, nullptr, 0, &filling, context); },
+        [&] { return cuGraphAddMemcpyNode(&copy, graph, &fill, 1, &copying, context); },
+        [&] { return cuGraphMemsetNodeSetParams(fill, &filling); },
+        [&] { return cuGraphMemcpyNodeSetParams(copy, &copying); },
+        [&] { return cuGraphInstantiateWithFlags(&made, graph, 0); },
+        [&] { return cuGraphExecMemsetNodeSetParams(made, fill, &filling, context); },
+        [&] { return cuGraphExecMemcpyNodeSetParams(made, copy, &copying, context); },
+        [&] { return cuGraphExecUpdate_v2(made, graph, &outcome); },
+    };
+    for (const auto& step : steps) {
+        CHECK(client.close_gate(kDeadline));
+        std::atomic<bool> done{false};
+        std::thread caller([&] {
+            OK(cuCtxSetCurrent(context));
+            OK(step());
+            done = true;
+        });
+        usleep(20000);
+        CHECK(!done);
+        client.open_gate();
+        caller.join();
+    }
+    OK(cuGraphLaunch(made, nullptr));
+    unsigned value = 0;
+    OK(cuMemcpyDtoH_v2(&value, memory + 4096 + 60, 4));
+    CHECK(value == 7);
+    OK(cuGraphExecDestroy(made));
+    OK(cuGraphDestroy(graph));
+    OK(cuMemFree_v2(memory));
+}
+
 }  // namespace
 
 int main() {
@@ -182,5 +232,6 @@ int main() {
     streams_that_wait_for_values(client);
     callbacks_that_need_a_lock(client);
     a_capture_survives(client);
+    graphs_are_made_with_an_open_gate(client);
     std::puts("ok");
 }
