@@ -49,7 +49,10 @@ def test_few_shadow_slots_or_none(
     node.config = replace(node.config, shadow_limit=slots * CHUNK)
     with slow_movers(node, target, SECONDS, gpus=2):
         options = CheckpointOptions(mode="concurrent", fallback=False)
-        manifest, watch = watched(node, target, options)
+        for _ in range(6):  # on a busy machine the drain may be over before the program writes
+            manifest, watch = watched(node, target, options)
+            if watch.progress.details["waits"]:
+                break
     assert watch.progress.details["waits"], "it never waited"
     assert (manifest.mode, manifest.wrong_guesses) == ("concurrent", 0)
     continues(node, target, manifest.id, undisturbed(program, way))
