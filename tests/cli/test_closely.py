@@ -61,7 +61,7 @@ def test_suspects_are_trusted_again(service: Service) -> None:
     marks = [KernelMark("[bold]axpy", 8), KernelMark("other", 1)]
     service.history.suspects.found(mine, marks)
     service.history.flush()
-    assert suspects(service) == ["[bold]axpy", "chase"]
+    assert suspects(service) == ["[bold]axpy", "chase", "other"]
     unknown = phos(service, "trust", ME, "none")
     assert unknown.returncode != 0
     assert "phos: 'none' is no suspect of" in unknown.stderr

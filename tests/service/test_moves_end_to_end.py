@@ -188,7 +188,7 @@ def test_bad_destinations_leave_the_program_alone(
             (("migrate", pid, "--to", "0"), "InvalidOption", "is on GPU 0 already"),
             (("migrate", pid, "--to", "1:0"), "InvalidOption", "does not use GPU 1"),
             (("resume", pid), "NoSuchProcess", "is not suspended"),
-            (("swap", pid, "4194305"), "NoSuchProcess", "there is no process"),
+            (("swap", pid, str(2**22)), "NoSuchProcess", "there is no process"),
         ):
             done = subprocess.run(
                 [sys.executable, "-m", "phosd.cli.main", "--json", "--bus", bus, *words],
