@@ -31,6 +31,12 @@ OLDER = Path(__file__).parent / "databases"
 """Databases as earlier versions left them: a job that was done, one that never ended, an image."""
 
 
+def put_aside(path: Path) -> list[Path]:
+    """The damaged files that had the name, without their logs."""
+    found = path.parent.glob(f"{path.name}.damaged-*")
+    return [each for each in found if not each.name.endswith(("-wal", "-shm"))]
+
+
 class Watched:
     """A database that tries again soon, and counts what it tells."""
 
@@ -50,9 +56,7 @@ class Watched:
         return [row["text"] for row in self.file.query("select text from events order by id")]
 
     def aside(self) -> list[Path]:
-        """The files that were put aside."""
-        found = self.path.parent.glob(f"{self.path.name}.damaged-*")
-        return [path for path in found if not path.name.endswith(("-wal", "-shm"))]
+        return put_aside(self.path)
 
 
 @pytest.fixture
@@ -95,6 +99,7 @@ def test_a_file_that_is_locked_at_the_start_stops_nothing(tmp_path: Path) -> Non
             watched.texts()
         watched.event("a")
     wait_until(lambda: not watched.file.trouble, "the file to be written again")
+    watched.file.flush()  # what was recorded last may still be on its way to the writer
     assert watched.texts() == ["a"]
     watched.file.close()
 
@@ -400,7 +405,7 @@ def test_a_database_begun_anew_has_the_schedules_and_their_images_again(service:
     with pytest.raises(RuntimeError, match="cannot be read"):
         service.call("ListHistory", "a{sv}", 0)
     wait_until(lambda: kept() == before, "the schedule and its image in the new file")
-    assert len(list(path.parent.glob("history.db.damaged-*"))) == 1
+    assert len(put_aside(path)) == 1
 
 
 def test_what_a_deleted_image_was_made_for_is_forgotten(tmp_path: Path) -> None:
