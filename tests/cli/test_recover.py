@@ -29,7 +29,9 @@ __all__ = ["place", "start", "undisturbed"]
 
 AS_USER = (
     "import os, sys\n"
-    "from phosd.cli.main import main\n"  # other users may not look into every checkout
+    "import sysconfig\n"  # all at once: other users may not look into every checkout
+    "from cuda.bindings import driver\n"
+    "from phosd.cli.main import main\n"
     "uid = int(sys.argv.pop(1))\n"
     "os.setgroups([]), os.setresgid(uid, uid, uid), os.setresuid(uid, uid, uid)\n"
     "main(prog_name='phos')\n"

@@ -117,6 +117,7 @@ def test_only_a_living_event_loop_feeds_the_watchdog(
 def daemon(bus: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "phosd.service.main", "--session"]
     command += [f"--{name}={folder / name}" for name in ("state-dir", "runtime-dir", "config")]
+    (folder / "config").touch()
     variables = {
         "DBUS_SESSION_BUS_ADDRESS": bus,
         "NOTIFY_SOCKET": str(folder / "notify"),

@@ -132,7 +132,7 @@ def test_the_page_of_a_process_stays_and_a_job_that_was_lost_is_told(
                 await is_back(pilot)
                 await until_told(pilot, "Job 1 is interrupted", "in the history (4)")
                 await until_shown(pilot, "periodic checkpoints", "state running")
-                assert "(it has ended)" not in text(pilot)
+                await until(pilot, lambda: "(it has ended)" not in text(pilot), "the new list")
                 await pilot.press("q")
                 await until_shown(pilot, "1 of 6", "running")
                 assert "■ quiesce" not in text(pilot)

@@ -61,13 +61,17 @@ class NodeScreen(Screen[None]):
 
     @property
     def framed(self) -> bool:
-        """Whether there is something to draw on: not before the first mount, nor at the end."""
-        return bool(self.query(TopLine)) and bool(self.query(KeyLine))
+        """Whether there is something to draw on: not before all is mounted, nor at the end."""
+        whole = bool(self.query(TopLine)) and bool(self.query(KeyLine))
+        return whole and all(part.is_mounted for part in self.children)
 
     @property
     def node(self) -> Node:
         """The node."""
         return self.app.node
+
+    def on_mount(self) -> None:
+        self.call_later(self.node_changed, self.SHOWS | {Contact})  # it may have been too early
 
     def on_screen_resume(self) -> None:
         self._in_sight = monotonic()
