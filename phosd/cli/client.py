@@ -120,8 +120,9 @@ async def _run_job(
     *args: Any,
 ) -> tuple[Properties, bool]:
     with closing(await Connection.open(settings.bus)) as connection:
-        (path,) = await _ask(connection, ROOT, MANAGER, member, signature, *args)
-        with _cancelled_by_ctrl_c(connection, path, say) as ctrl_c:
+        with _cancelled_by_ctrl_c(connection, say) as ctrl_c:
+            (path,) = await _ask(connection, ROOT, MANAGER, member, signature, *args)
+            ctrl_c.job.set_result(path)
             news: asyncio.Queue[Signal] = asyncio.Queue()
             # Not before the call, which may be what starts phosd: only who has answered can end.
             await connection.subscribe(
@@ -188,11 +189,14 @@ def _gone(path: str) -> CommandError:
 
 
 class _cancelled_by_ctrl_c:  # noqa: N801 - a context manager, used like a function
-    """Inside, the first Ctrl-C cancels the job, and the second ends this program."""
+    """Inside, the first Ctrl-C cancels the job, as soon as ``job`` tells its path; the second ends
+    this program.
+    """
 
-    def __init__(self, connection: Connection, path: str, say: Callable[[str], None]) -> None:
+    job: "asyncio.Future[str]"
+
+    def __init__(self, connection: Connection, say: Callable[[str], None]) -> None:
         self._connection = connection
-        self._path = path
         self._say = say
         self._cancelling: asyncio.Task[None] | None = None
 
@@ -202,6 +206,7 @@ class _cancelled_by_ctrl_c:  # noqa: N801 - a context manager, used like a funct
 
     def __enter__(self) -> "_cancelled_by_ctrl_c":
         self._loop = asyncio.get_running_loop()
+        self.job = self._loop.create_future()
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self._on_signal)
         return self
@@ -218,6 +223,6 @@ class _cancelled_by_ctrl_c:  # noqa: N801 - a context manager, used like a funct
 
     async def _cancel(self) -> None:
         try:
-            await _ask(self._connection, self._path, JOB, "Cancel", "a{sv}", {})
+            await _ask(self._connection, await self.job, JOB, "Cancel", "a{sv}", {})
         except CallError as error:
             self._say(error.text)
