@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from dbus_next.signature import SignatureTree
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -139,6 +139,7 @@ def client(service: Service) -> Iterator[tuple[asyncio.AbstractEventLoop, Connec
 
 def test_every_call_gets_an_answer_that_makes_sense(quiet: Service) -> None:
     errors: set[str] = set()
+    odd_option = {"mood": Variant("s", "good")}
     with client(quiet) as (loop, connection):
 
         @settings(
@@ -148,6 +149,11 @@ def test_every_call_gets_an_answer_that_makes_sense(quiet: Service) -> None:
             suppress_health_check=list(HealthCheck),
         )
         @given(MESSAGES)
+        # One for each of the errors that are wanted below.
+        @example(((MANAGER, "Nonsense", "", ROOT), ()))
+        @example(((MANAGER, "ListJobs", "s", ROOT), ("",)))
+        @example((("org.phos.Job1", "Cancel", "a{sv}", "/org/phos/job/_99"), ({},)))
+        @example(((MANAGER, "VerifyImage", "sa{sv}", ROOT), ("i", odd_option)))
         def send(message: tuple[tuple[str, str, str, str], tuple[Any, ...]]) -> None:
             (interface, member, signature, path), args = message
             call = connection.call(path, interface, member, signature, *args, patience=PATIENCE)

@@ -29,7 +29,8 @@ def listed(bus: str, path: str) -> bool:
 
 def test_a_hooked_program_before_during_and_after_a_checkpoint(bus: str, tmp_path: Path) -> None:
     """While a job works on it nothing connects to it: CRIU could not save that socket."""
-    with phosd(bus, tmp_path, PHOS_SOFTGPU_COPY_RATE="4M"):
+    # So slow that most of the copying comes after CRIU, even where that takes seconds.
+    with phosd(bus, tmp_path, PHOS_SOFTGPU_COPY_RATE="1M"):
         target = start("single", tmp_path, runtime=tmp_path / "run")
         try:
             target.wait_for_steps(2)

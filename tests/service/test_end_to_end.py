@@ -29,8 +29,8 @@ def phosd(bus: str, folder: Path, **variables: str) -> Iterator[subprocess.Popen
     environment = os.environ | {"DBUS_SESSION_BUS_ADDRESS": bus} | variables
     log = folder / "phosd.log"
     with log.open("ab") as file:
+        before = log.stat().st_size
         daemon = subprocess.Popen(command, env=environment, stderr=file, text=True)
-    before = log.stat().st_size
     try:
         wait_until(lambda: b"serves org.phos" in log.read_bytes()[before:], "phosd")
         yield daemon

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.bus import busctl
 from tests.harness import wait_until
 from tests.service.fake_engine import manifest
 from tests.service.running import MANAGER, ROOT, Service
+from tests.service.test_periodic import until
 
 STRANGER = pwd.getpwnam("nobody").pw_uid
 
@@ -200,6 +202,16 @@ def come_seldom(changes: list[tuple[float, Signal]], begun: float) -> bool:
     return all(heard - begun > 0.5 * n - 0.1 for n, (heard, _) in enumerate(changes))
 
 
+def end_was_told(heard: list[tuple[float, Signal]], job: str) -> bool:
+    """Whether both signals have come that tell the end of a job; the later may be due a while
+    after it is over.
+    """
+    signals = [signal for _, signal in heard]
+    changes = [s.args[1] for s in signals if (s.member, s.path) == ("PropertiesChanged", job)]
+    removed = [s.args[0] for s in signals if s.member == "JobRemoved"]
+    return any(values.get("State") == "done" for values in changes) and job in removed
+
+
 def test_notifications_come_at_most_twice_a_second(service: Service) -> None:
     def work(progress: Progress) -> None:
         end = time.monotonic() + 2.0
@@ -217,8 +229,8 @@ def test_notifications_come_at_most_twice_a_second(service: Service) -> None:
             lambda signal: heard.append((time.monotonic(), signal)), "sender='org.phos'"
         )
         job = await asyncio.to_thread(service.start, "Checkpoint", "ua{sv}", os.getpid(), 0)
-        await asyncio.to_thread(wait_for, service, job, "done")
-        await asyncio.sleep(0.6)
+        await until(lambda: end_was_told(heard, job), "the end to be told")
+        await asyncio.sleep(0.6)  # nothing comes after it
         connection.close()
         return job
 
@@ -257,7 +269,7 @@ def test_a_job_that_waits_and_begins_is_told_of_as_seldom(service: Service) -> N
         await asyncio.sleep(0.7)  # nothing waits to be told any more
         first_ends.set()
         for job in jobs:
-            await asyncio.to_thread(wait_for, service, job, "done")
+            await until(partial(end_was_told, heard, job), f"the end of {job} to be told")
         await asyncio.sleep(1.2)
         connection.close()
 
@@ -272,10 +284,11 @@ def test_a_job_that_waits_and_begins_is_told_of_as_seldom(service: Service) -> N
 
 def test_verification_is_remembered(service: Service) -> None:
     service.engine.stored["i"] = manifest("i")
+    service.call("ListImages")  # which puts it on the bus
     job = service.start("VerifyImage", "sa{sv}", "i", 0)
     wait_for(service, job, "done")
     path = "/org/phos/image/i"
-    wait_until(lambda: service.get(path, "Image1", "VerifiedWhole") == "true", "the note", 10)
+    wait_until(lambda: service.get(path, "Image1", "VerifiedWhole") == "true", "the note")
 
     def fail(progress: Progress) -> None:
         raise ImageCorrupt("chunk 7 differs", hint="delete it")
@@ -284,7 +297,7 @@ def test_verification_is_remembered(service: Service) -> None:
     job = service.start("VerifyImage", "sa{sv}", "i", 0)
     wait_for(service, job, "failed")
     assert service.get(job, "Job1", "Message") == '"chunk 7 differs; delete it"'
-    wait_until(lambda: service.get(path, "Image1", "VerifiedWhole") == "false", "the note", 10)
+    wait_until(lambda: service.get(path, "Image1", "VerifiedWhole") == "false", "the note")
 
 
 def test_the_journal_is_there_while_the_job_runs_and_gone_afterwards(service: Service) -> None:
@@ -306,7 +319,7 @@ def test_history_lists_the_jobs_of_the_caller(service: Service) -> None:
     service.engine.go.set()
     job = service.start("Checkpoint", "ua{sv}", os.getpid(), 0)
     wait_for(service, job, "done")
-    wait_until(lambda: '"done"' in service.call("ListHistory", "a{sv}", 0), "the row", 10)
+    wait_until(lambda: '"done"' in service.call("ListHistory", "a{sv}", 0), "the row")
     text = service.call("ListHistory", "a{sv}", 0)
     assert '"checkpoint"' in text
     assert '"image-0"' in text

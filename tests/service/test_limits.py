@@ -47,17 +47,15 @@ def test_the_user_with_the_fewest_jobs_is_next_with_the_oldest() -> None:
 
 
 class Work:
-    """Jobs that last until they are told to end, in the order in which they began."""
+    """Jobs that last until they are told to end."""
 
     def __init__(self) -> None:
-        self.began: list[str] = []
         self._go: dict[str, threading.Event] = {}
 
     def task(self, name: str, *gpus: int, owner: int = 0, short: bool = False) -> Task:
         go = self._go[name] = threading.Event()
 
         def work(progress: Progress) -> Outcome:
-            self.began.append(name)
             while not go.wait(0.005):
                 progress.check()
             return Outcome(name)
@@ -95,7 +93,8 @@ def test_jobs_beyond_the_limit_wait_and_know_their_places() -> None:
         for job in (jobs[1], jobs[3], jobs[4], deletion):
             await work.end(table, job)
         assert table.waiting == 0
-        assert work.began.index("e") < work.began.index("d")
+        begun = [number for what, number in witness.heard if what == "moved"]
+        assert begun == [jobs[4].number, jobs[3].number]
         # Each notification came, although nothing but its place had changed for the job.
         await asyncio.sleep(0.6)
         assert ("progressed", jobs[3].number) in witness.heard

@@ -5,6 +5,7 @@ import itertools
 import os
 import sqlite3
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -88,6 +89,12 @@ async def until(condition: Callable[[], object], what: str) -> None:
         await asyncio.sleep(0.005)
 
 
+def left_out_before(job: Job) -> int:
+    """How many were left out between the one before and this one, which says so."""
+    said = [note for note in job.progress.notes if note.endswith(" before it left out")]
+    return int(said[0].split()[0]) if said else 0
+
+
 @contextmanager
 def a_child() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
@@ -131,10 +138,14 @@ def test_the_clock_does_not_drift(tmp_path: Path) -> None:
             here.engine.act = lambda progress: time.sleep(0.3)
             begun = time.time()
             here.every(0.4)
-            await until(lambda: len(here.jobs) > 4, "the checkpoints")
-            times = [job.started - begun for job in here.jobs]
-            assert all(0.4 * n - 0.02 < passed for n, passed in enumerate(times[:5]))
-            assert times[4] < 0.4 * 4 + 1.0, "each waits for the end of the one before"
+            await until(lambda: len(here.jobs) > 7, "the checkpoints")
+            slot, late = -1, []
+            for job in here.jobs[:7]:
+                slot += 1 + left_out_before(job)
+                late.append(job.started - begun - 0.4 * slot)
+            assert min(late) > -0.02
+            # One may be late; a clock that drifts makes each later than the one before.
+            assert min(late[4:]) < 0.5, "each waits for the end of the one before"
 
     asyncio.run(run())
 
@@ -155,7 +166,15 @@ def test_what_is_due_while_the_one_before_runs_is_left_out_and_told(tmp_path: Pa
             assert here.jobs[1].progress.notes == [
                 f"{count} periodic checkpoints before it left out"
             ]
-            assert here.jobs[2].progress.notes == []
+            # On a slow machine the first ones may take so long that more is left out.
+            await until(
+                lambda: any(not job.progress.notes for job in here.jobs[2:-1]),
+                "one before which nothing was left out",
+            )
+            slot = -1
+            for job in here.jobs[:-1]:  # none is counted twice, and none made up for
+                slot += 1 + left_out_before(job)
+                assert job.started - first.started > 0.2 * slot - 0.02
 
     asyncio.run(run())
 
@@ -169,15 +188,18 @@ def test_another_job_on_the_process_makes_one_wait_for_the_next_time(tmp_path: P
             await asyncio.sleep(0.6)
             assert here.jobs[-1] is asked
             here.engine.go.set()
-            await until(lambda: here.jobs[-1].task.scheduled, "the next one")
-            await here.table.wait(here.jobs[-1])
-            told = here.events()
-            assert len(told) >= 2
-            assert here.jobs[-1].progress.notes == [
-                f"{len(told)} periodic checkpoints before it left out"
-            ]
+            await until(lambda: here.jobs[-1] is not asked, "the next one")
+            (first, _, following, *_) = here.jobs
+            await here.table.wait(following)
+            assert following.task.scheduled
             text = f"one left out: job {asked.number} (checkpoint {ME.pid}) holds"
-            assert all(event.startswith(text) for event in told)
+            told = [event for event in here.events() if event.startswith(text)]
+            assert len(told) >= 2
+            count = left_out_before(following)
+            assert following.progress.notes == [f"{count} periodic checkpoints before it left out"]
+            # What is due while the event loop is late counts too, and is not told one by one.
+            assert len(told) <= count
+            assert 0.1 * (count + 1) <= following.started - first.started + 0.02
 
     asyncio.run(run())
 
@@ -193,12 +215,12 @@ def test_a_failure_makes_it_wait_longer_and_a_success_ends_that(tmp_path: Path) 
         async with node(tmp_path) as here:
             here.engine.act = act
             here.every(0.1)
-            await until(lambda: len(here.jobs) > 4, "the checkpoints")
-            times = [job.started for job in here.jobs]
-            gaps = [b - a for a, b in itertools.pairwise(times)]
-            assert gaps[0] > 0.18
-            assert gaps[1] > 0.38
-            assert gaps[2] < gaps[1] / 2
+            await until(lambda: len(here.jobs) > 8, "the checkpoints")
+            times = [job.started - here.jobs[0].started for job in here.jobs]
+            # 0.2 seconds, and then 0.4 more, however late the one between was.
+            assert times[1] > 0.18
+            assert times[2] > 0.58
+            assert min(b - a for a, b in itertools.pairwise(times[2:])) < 0.35
             states = [job.state for job in here.jobs[:3]]
             assert states == [JobState.FAILED, JobState.FAILED, JobState.DONE]
 
@@ -362,9 +384,14 @@ def test_the_last_good_images_stay(
 
 def test_an_image_that_cannot_be_deleted_now_is_told_and_goes_later(tmp_path: Path) -> None:
     held = {"image-0"}
+    allowed = threading.Semaphore(2)  # no checkpoint after the one that is looked at
+
+    def act(progress: Progress) -> None:
+        allowed.acquire(timeout=30)
 
     async def run() -> None:
         async with node(tmp_path) as here:
+            here.engine.act = act
             delete = here.engine.delete_image
 
             def busy(image: str) -> None:
@@ -376,16 +403,18 @@ def test_an_image_that_cannot_be_deleted_now_is_told_and_goes_later(tmp_path: Pa
             here.every(0.2, keep=1)
             await until(lambda: here.engine.made == 2, "the second one")
             await here.table.wait(here.jobs[1])
-            assert here.jobs[1].progress.notes == [
+            assert (
                 "image image-0 is due to go and stays for now: image image-0 is being read by a "
                 "job; wait for it"
-            ]
+            ) in here.jobs[1].progress.notes
             assert here.jobs[1].state is JobState.DONE
             assert set(here.engine.stored) == {"image-0", "image-1"}
             held.clear()
+            allowed.release()
             await until(lambda: here.engine.made == 3, "the third one")
             await here.table.wait(here.jobs[2])
             assert set(here.engine.stored) == {"image-2"}
+            allowed.release()
 
     asyncio.run(run())
 
