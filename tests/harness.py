@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from phosd.engine import procfs
 from phosd.engine.native import hook_library, softgpu_folder
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -57,12 +58,19 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
+def halted(pid: int) -> bool:
+    """Whether SIGSTOP has come to each thread of a process."""
+    found = map(procfs.stat, procfs.threads(pid))
+    return all(thread is None or thread.stopped for thread in found)
+
+
 def children(pid: int) -> list[int]:
     """The processes below ``pid``, all generations."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += [int(child), *children(int(child))]
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            for child in task.read_text().split():
+                found += [int(child), *children(int(child))]
     return found
 
 

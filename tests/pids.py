@@ -9,7 +9,9 @@ import ctypes
 import os
 import signal
 import time
+from pathlib import Path
 
+_PROGRAM = "/bin/sleep"
 _CLONE3 = 435  # the number of the system call, on every architecture
 
 # The interpreter's lock stays held, so that no other thread can have it when the child is made.
@@ -39,11 +41,15 @@ def occupy(number: int) -> int:
     deadline = time.monotonic() + 5
     while True:
         try:
-            return _clone(number)
+            child = _clone(number)
+            break
         except FileExistsError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.001)
+    while not Path(f"/proc/{child}/exe").samefile(_PROGRAM):  # until then it is one like us
+        time.sleep(0.001)
+    return child
 
 
 def _clone(number: int) -> int:
@@ -53,7 +59,7 @@ def _clone(number: int) -> int:
     )
     child: int = _libc.syscall(_CLONE3, ctypes.byref(arguments), ctypes.sizeof(arguments))
     if child == 0:
-        os.execv("/bin/sleep", ["sleep", "600"])
+        os.execv(_PROGRAM, [_PROGRAM, "600"])
     if child < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"{os.strerror(error)}: pid {number}")

@@ -235,8 +235,10 @@ class Node:
         try:
             yield folder if _find_pages(folder, byte_count) else None
         finally:
-            os.close(lock)
-            shutil.rmtree(folder)
+            try:
+                shutil.rmtree(folder)
+            finally:
+                os.close(lock)  # not before: another engine would take it for a leftover
 
     def sweep_staging(self) -> None:
         """Remove the folders that engines which were killed have left: nobody holds their lock.

@@ -17,7 +17,7 @@ from tests import harness
 from tests.concurrent.conftest import Starter, Undisturbed
 from tests.concurrent.test_guesses import continues
 from tests.concurrent.watch import slow_movers, watched
-from tests.harness import Target, wait_until
+from tests.harness import Target, halted, wait_until
 
 SECONDS = 0.5
 CHUNK = 2 << 20
@@ -108,10 +108,16 @@ def test_freed_memory_is_there_again(
 def whole(node: Node, target: Target) -> Iterator[None]:
     """Inside, the target stands still and has allocated all that it ever has at the same time."""
     mover = node.mover(0)
-    least = min(mover.free_memory()[0] for _ in range(100))
+
+    def sample() -> int:
+        time.sleep(0.01)
+        return mover.free_memory()[0]
+
+    least = min(sample() for _ in range(200))
 
     def has_all() -> bool:
         os.kill(target.pid, signal.SIGSTOP)
+        wait_until(lambda: halted(target.pid), "it to stop")
         time.sleep(0.05)  # nobody else is about to let go of what it has freed
         if mover.free_memory()[0] == least:
             return True

@@ -82,7 +82,7 @@ def test_a_mover_dies_while_draining(
 ) -> None:
     target = start("single")
     target.wait_for_steps(5)
-    with slow_movers(node, target, SECONDS):
+    with slow_movers(node, target, 10 * SECONDS if moment == "amid" else SECONDS):
         before = left(node)
         mover = node.mover(0)
 

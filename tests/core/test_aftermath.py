@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -93,6 +94,22 @@ def test_staging_of_the_dead_is_removed_and_that_of_the_living_stays(
         settle(node, [])
         kept = {"phosd-strangers", "elsewhere", "phosd-link", "phosd-file", used.name}
         assert {path.name for path in memory.iterdir()} == kept
+
+
+def test_a_folder_that_is_just_removed_is_nobody_elses(
+    node: Node, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = shutil.rmtree
+
+    def remove_beside_another_engine(folder: Path) -> None:
+        monkeypatch.setattr(shutil, "rmtree", remove)
+        node.sweep_staging()
+        remove(folder)
+
+    with node.staging(4096) as used:
+        assert used is not None
+        monkeypatch.setattr(shutil, "rmtree", remove_beside_another_engine)
+    assert list(memory.iterdir()) == []
 
 
 def test_sockets_of_the_dead_and_stale_calls_are_removed(node: Node) -> None:

@@ -9,7 +9,7 @@ import pytest
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.errors import PhosError
 from phosd.engine.hooklink import HookLink
-from phosd.engine.hookwire import Type
+from phosd.engine.hookwire import DEADLINE, Type
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
 from phosd.engine.verify import verify
@@ -30,14 +30,28 @@ LIES = (
 )
 PATIENCE = 1.5
 """Seconds that an answer of these hooks may take, so that silence is soon over."""
+LIARS: set[int] = set()
+"""The processes whose hooks these are."""
 LONGEST = 60.0
 """Seconds after which a job with a silent hook must have ended."""
 
 
 @pytest.fixture(autouse=True)
 def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HookLink.__init__, "__defaults__", (PATIENCE,))
-    monkeypatch.setattr(HookLink.reattach, "__defaults__", (PATIENCE,))
+    LIARS.clear()
+    connect, reattach = HookLink.__init__, HookLink.reattach
+
+    def soon(pid: int, deadline: float) -> float:
+        return min(deadline, PATIENCE) if pid in LIARS else deadline
+
+    def connect_soon(link: HookLink, pid: int, folder: Path, deadline: float = DEADLINE) -> None:
+        connect(link, pid, folder, soon(pid, deadline))
+
+    def reattach_soon(link: HookLink, deadline: float = DEADLINE) -> None:
+        reattach(link, soon(link.pid, deadline))
+
+    monkeypatch.setattr(HookLink, "__init__", connect_soon)
+    monkeypatch.setattr(HookLink, "reattach", reattach_soon)
 
 
 def start_hostile(start: Starter, place: Path, request: int, lie: str) -> Target:
@@ -45,6 +59,8 @@ def start_hostile(start: Starter, place: Path, request: int, lie: str) -> Target
     (inside / "hook").mkdir(parents=True, exist_ok=True)
     extra = {"PHOS_RUNTIME_DIR": str(inside), "PHOS_TEST_OUTSIDE": str(place / "run")}
     target = start("hostile", arguments=("0", f"{request:d}", lie), extra=extra)
+    if request != NOTHING:
+        LIARS.add(target.pid)
     target.wait_for_steps(2)
     socket = place / "run" / "hook" / f"{target.pid}.sock"
     wait_until(socket.exists, "the lying hook")
@@ -58,7 +74,7 @@ def nothing_kept(node: Node, before: int, lie: str) -> None:
         node.processes()
         return lasting(os.getpid()) <= before
 
-    wait_until(closed, f"descriptors to be closed ({lie})", 10)
+    wait_until(closed, f"descriptors to be closed ({lie})")
 
 
 def attempt(node: Node, target: Target, lie: str) -> str:

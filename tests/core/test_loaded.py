@@ -15,6 +15,7 @@ from phosd.engine.progress import Progress
 from phosd.engine.restore import RestoreOptions, restore
 from tests.core.conftest import Starter
 from tests.core.cycle import save
+from tests.core.test_fault_points import forgotten
 from tests.harness import alive, wait_until
 
 _hold = Holdings.hold
@@ -57,7 +58,7 @@ def test_a_hook_does_not_tell_of_all_its_memory(
     def all_free() -> bool:
         return node.mover(0).free_memory()[0] == free
 
-    wait_until(all_free, "its memory to be free", 10)
+    wait_until(all_free, "its memory to be free")
 
 
 def _image_of_a_dead(node: Node, start: Starter) -> str:
@@ -65,10 +66,5 @@ def _image_of_a_dead(node: Node, start: Starter) -> str:
     target.wait_for_steps(3)
     image = save(node, target, "stop").id
     target.kill()
-
-    def nothing_kept() -> bool:
-        node.processes()
-        return not node._kept
-
-    wait_until(nothing_kept, "the end of its watch")
+    wait_until(lambda: forgotten(node), "the end of its watch")
     return image

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from phosd.engine.node import Node
 from phosd.engine.progress import Progress
 from tests.core.conftest import Starter
 from tests.core.cycle import Undisturbed, computes_right
+from tests.core.test_trouble import at_phase
 from tests.harness import wait_until
 
 
@@ -92,23 +92,15 @@ def test_driver_mode_is_refused_for_memory_shared_between_processes(
 def test_one_job_at_a_time(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
     target = start("workers")
     target.wait_for_steps(3)
-    first_failure: list[BaseException] = []
-    stopped = threading.Event()
+    refused: list[bool] = []
 
-    def first() -> None:
-        progress = Progress(observer=lambda p: stopped.set() if p.phases[-1].stopped else None)
-        try:
-            checkpoint(node, target.pid, CheckpointOptions(mode="stop"), progress)
-        except BaseException as error:
-            first_failure.append(error)
+    def second(_: Progress) -> None:
+        with pytest.raises(Busy, match="another job"):
+            attempt(node, target.pid)
+        refused.append(True)
 
-    job = threading.Thread(target=first)
-    job.start()
-    assert stopped.wait(30)
-    with pytest.raises(Busy, match="another job"):
-        attempt(node, target.pid)
-    job.join()
-    assert not first_failure
+    checkpoint(node, target.pid, CheckpointOptions(mode="stop"), at_phase("cpu", second))
+    assert refused
     assert len(node.store.list()) == 1
     computes_right(target, undisturbed)
 

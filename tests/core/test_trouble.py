@@ -20,7 +20,7 @@ from phosd.engine.recovery import left_parked
 from phosd.engine.restore import RestoreOptions, restore
 from tests.core.conftest import Starter
 from tests.core.cycle import AFTER, Undisturbed, bring_back, check, computes_right, run_cycle, save
-from tests.harness import alive, wait_until
+from tests.harness import Target, alive, wait_until
 from tests.pids import occupy, release
 
 PHASES = ("prepare", "quiesce", "digest", "drain", "park", "control", "cpu", "unpark")
@@ -58,16 +58,22 @@ def test_a_neighbour_does_not_take_the_room_of_a_stopped_program(
     node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
     """The driver's restore would fail for good without the memory that its checkpoint set free."""
-    undisturbed("single")  # needs a GPU with room
     target = start("single")
     target.wait_for_steps(3)
+
+    neighbours: list[Target] = []
 
     def take_everything(_: Progress) -> None:
         greedy = start("greedy", hooked=False)
         wait_until(lambda: b"took" in greedy.log.read_bytes(), "the neighbour to take the memory")
+        neighbours.append(greedy)
 
     progress = at_phase("cpu", take_everything)
     checkpoint(node, target.pid, CheckpointOptions(mode="stop"), progress)
+    target.more_steps(AFTER)
+    (greedy,) = neighbours
+    assert alive(greedy.pid)
+    greedy.kill()
     computes_right(target, undisturbed)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from phosd.engine import criu, procfs, recovery, tree
 from phosd.engine.criu import Dump, DumpOptions, RestoreOptions
+from phosd.engine.criu import restore as restore_module
 from phosd.engine.errors import Cancelled, Internal, NoSuchProcess, Timeout
 from phosd.engine.progress import Progress
 from tests.criu.life import COUNTER, USER, Life, in_order, records, wait_for
@@ -204,9 +205,15 @@ def test_a_program_that_dies_meanwhile_is_an_error_not_a_hang(life: Life) -> Non
         criu.dump_tree(life.criu, found, life.images, DumpOptions())
 
 
-def test_a_tree_that_ends_after_the_restore_is_noticed(life: Life) -> None:
-    life.start("import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n")
-    time.sleep(0.2)
+def test_a_tree_that_ends_after_the_restore_is_noticed(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore_module, "SETTLED", 3.0)  # ending takes a busy machine some time
+    life.start(
+        "import os, time\nopen('there', 'w').close()\n"
+        "while not os.path.exists('go'):\n    time.sleep(0.01)\n"
+    )
+    wait_for((life.home / "there").exists)
     life.dump()
     life.kill()
     (life.home / "go").touch()

@@ -109,7 +109,8 @@ def test_a_job_of_a_shell(lives: Callable[[int], Life], uid: int) -> None:
     os.close(terminal)
     with drained(controller) as seen:
         wait_for(lambda: seen)
-        pid = int((life.home / "pid").read_text())
+        written = life.home / "pid"
+        pid = int(wait_for(lambda: written.exists() and written.read_text()))
         life.images.mkdir()
         assert not tree.scan(pid).own_session
         output = restored_job(life, pid, shell)
@@ -184,15 +185,20 @@ def test_a_second_checkpoint_of_a_program_on_a_relay(life: Life) -> None:
 
 
 def test_the_keeper_goes_when_the_program_goes(life: Life) -> None:
+    before = keepers_of_all()
     reader, writer = os.pipe()
     life.start(COUNTER, stdout=writer)
     os.close(writer)
     with drained(reader) as seen:
         live_on(life, seen, EndpointKind.PIPE)
-    keepers = [pid for pid in procfs.pids() if "phosd.engine.keeper" in command(pid)]
+    keepers = keepers_of_all() - before
     assert keepers
     life.restored[-1].abandon()
     wait_for(lambda: all(procfs.stat(pid) is None or procfs.ending(pid) for pid in keepers))
+
+
+def keepers_of_all() -> set[int]:
+    return {pid for pid in procfs.pids() if "phosd.engine.keeper" in command(pid)}
 
 
 def command(pid: int) -> tuple[str, ...]:

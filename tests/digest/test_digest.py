@@ -108,7 +108,7 @@ def test_extreme_words_equal_the_definition() -> None:
         assert of(data) == of(data, portable=True) == reference(KEY, data)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 4096), st.integers(0, 2**32), st.data())
 def test_any_changed_bit_changes_the_digest(vectors: int, seed: int, data: st.DataObject) -> None:
     length = 16 * (vectors + 1)

@@ -185,7 +185,8 @@ def test_an_answer_that_breaks_off_anywhere(runtime: Path, type_: Type) -> None:
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     type_=st.sampled_from(list(GOOD)),

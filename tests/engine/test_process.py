@@ -90,7 +90,6 @@ def gpu_process(monkeypatch: pytest.MonkeyPatch) -> int:
     """This very process, as if it used the last of the node's GPUs."""
     monkeypatch.setattr(driver, "state", lambda pid: driver.State.RUNNING)
     monkeypatch.setattr(process, "gpu_uuids", lambda: [*UUIDS, gpu_uuid(DEVICE)])
-    monkeypatch.setattr(process, "_PATIENCE", 0.2)
     return os.getpid()
 
 

@@ -72,8 +72,13 @@ def test_nothing_happens_before_cuinit_or_when_it_is_off(tmp_path: Path) -> None
         PHOS_HOOK="off",
     )
     assert off.stdout.endswith(" []\n"), off.stderr
+    listening = (
+        "from cuda.bindings import driver; driver.cuInit(0)\n"
+        "folder, end = os.environ['PHOS_RUNTIME_DIR'] + '/hook', time.monotonic() + 50\n"
+        "while not os.listdir(folder) and time.monotonic() < end: time.sleep(0.01)"
+    )
     on = run(
-        look.format("from cuda.bindings import driver; driver.cuInit(0)"),
+        look.format(listening),
         hooked=True,
         runtime=tmp_path,
     )

@@ -133,7 +133,7 @@ def test_every_flipped_bit_and_every_cut_is_noticed(image: tuple[Store, Manifest
     assert store.get(manifest.id) == manifest
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_under_a_right_seal_any_text_is_an_error_or_valid(
     image: tuple[Store, Manifest], data: st.DataObject

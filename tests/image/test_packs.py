@@ -61,7 +61,8 @@ def headers(path: Path) -> list[tuple[int, int, bytes, int, str]]:
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(st.binary(min_size=1, max_size=3 * PAGE), max_size=5))
 def test_a_scan_finds_every_record(folder: Path, chunks: list[bytes]) -> None:
@@ -128,7 +129,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
     return store, publish(store, content.ljust(CHUNK + 8192, b"\7")).id
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_verify_notices_any_flipped_bit(published: tuple[Store, str], data: st.DataObject) -> None:
     """Wherever it is: in a chunk, a header, a CRIU file."""

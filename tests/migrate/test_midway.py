@@ -13,7 +13,7 @@ from phosd.engine.progress import Progress
 from phosd.engine.resume import ResumeOptions, resume
 from phosd.engine.suspend import SuspendOptions, suspend
 from tests.core.conftest import Starter
-from tests.core.cycle import Undisturbed, computes_right
+from tests.core.cycle import AFTER, Undisturbed, computes_right
 from tests.core.test_fault_points import kill
 from tests.core.test_trouble import at_phase
 from tests.harness import Target, wait_until
@@ -97,7 +97,7 @@ def test_the_target_is_killed(act: Act, phase: str, node: Node, start: Starter) 
         node.leave((0, 1), ())
         return (free(0), free(1)) == before
 
-    wait_until(all_free, "its memory to be free", 10)
+    wait_until(all_free, "its memory to be free")
 
 
 @pytest.mark.parametrize(("act", "gpu"), [(go, 0), (go, 1), (sleep, 0), (wake, 1)])
@@ -186,7 +186,7 @@ def test_a_neighbour_takes_all_memory(
             except OutOfMemory:
                 assert phase in ("precopy", "admission", "load", "quiesce"), phase
                 if act is go:
-                    computes_right(target, undisturbed)
+                    target.more_steps(AFTER)
             assert neighbours
         awake(node, target)
         computes_right(target, undisturbed)

@@ -18,7 +18,7 @@ from phosd.engine.resume import ResumeOptions, resume
 from phosd.engine.suspend import SuspendOptions, suspend
 from phosd.engine.swap import SwapOptions, swap
 from tests.core.conftest import Starter
-from tests.core.cycle import Undisturbed, bring_back, computes_right, save
+from tests.core.cycle import AFTER, Undisturbed, bring_back, computes_right, save
 from tests.core.test_trouble import at_phase
 from tests.migrate.test_midway import taken
 
@@ -94,7 +94,6 @@ def test_it_fails_when_a_neighbour_has_all_memory(
     hooked: bool, node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
     """What the driver needs to bring the program back is kept until it is suspended."""
-    undisturbed("single")  # needs GPUs with room
     target = start("single", hooked=hooked)
     target.wait_for_steps(3)
     with ExitStack() as neighbours:
@@ -108,7 +107,8 @@ def test_it_fails_when_a_neighbour_has_all_memory(
             suspend(node, target.pid, SuspendOptions("disk"), at_phase("publish", fill_up))
         assert not getattr(raised.value, "__notes__", ())
         assert driver.state(target.pid) is driver.State.RUNNING
-        computes_right(target, undisturbed)
+        target.more_steps(AFTER)
+    computes_right(target, undisturbed)
     assert not node.suspended.all()
 
 
@@ -116,7 +116,6 @@ def test_it_fails_when_a_neighbour_has_all_memory(
 def test_the_engine_is_killed_when_a_neighbour_has_all_memory(
     hooked: bool, place: Path, start: Starter, undisturbed: Undisturbed
 ) -> None:
-    undisturbed("single")  # needs GPUs with room
     target = start("single", hooked=hooked)
     target.wait_for_steps(3)
     program = """
@@ -137,4 +136,5 @@ suspend(node, int(sys.argv[2]), SuspendOptions("disk"), Progress())
     with taken(0), taken(1), Node(NodeConfig(place / "state", place / "run")) as node:
         settle(node, [])
         assert driver.state(target.pid) is driver.State.RUNNING
-        computes_right(target, undisturbed)
+        target.more_steps(AFTER)
+    computes_right(target, undisturbed)

@@ -22,7 +22,7 @@ from tests.mover.owner import Owner
 
 SLOW = "20M"
 """Bytes a second, so that a chunk takes a tenth of a second to be staged, and to be copied out."""
-SLOWER = "7M"
+SLOWER = "4M"
 
 
 RING = 8 * RECORD

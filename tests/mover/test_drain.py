@@ -192,8 +192,8 @@ def test_a_failing_drain_leaves_nothing(store: Store, fault: str, error: type[Ph
 def test_a_mover_that_hangs_while_it_drains_is_ended(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "SILENCE_SECONDS", 2.0)
     with prepared(store, fault="mover-copy-out:3:hang") as program:
+        monkeypatch.setattr(line, "SILENCE_SECONDS", 2.0)
         with store.begin(0) as writer, pytest.raises(Timeout, match="said nothing"):
             program.drain(writer)
         assert not program.mover.alive

@@ -249,10 +249,10 @@ def test_nothing_is_kept_for_the_dead(place: Path, program: Owner) -> None:
 def test_a_mover_that_nobody_needs_ends(place: Path) -> None:
     """Also when no engine ever came, and when its engine died."""
     words = ["-m", "phosd.engine.mover", "--gpu=0", f"--ring={RING}", f"--runtime-dir={place}"]
-    command = [sys.executable, *words, "--linger=0.5"]
-    with subprocess.Popen(command, env=python_environment()) as process:
+    command = [sys.executable, *words]
+    with subprocess.Popen([*command, "--linger=0.5"], env=python_environment()) as process:
         assert process.wait(60) == 0
-    with subprocess.Popen(command, env=python_environment()) as process:
+    with subprocess.Popen([*command, "--linger=5"], env=python_environment()) as process:
         wait_until(path_of(place, 0).exists, "it to listen")
         mover = engine(place)
         assert mover.pid == process.pid
@@ -323,7 +323,7 @@ def test_garbage_and_silence_do_not_disturb_the_engine(place: Path, garbage: byt
         stranger.sendall(garbage)
         began = time.monotonic()
         assert mover.free_memory()[1] > 0
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
 
 
 def test_one_that_does_not_answer_is_told_of(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

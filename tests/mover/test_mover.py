@@ -270,8 +270,8 @@ def test_a_mover_that_hangs_is_ended(
     program: Owner, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PHOS_FAULT", "mover-copy-out:hang")
-    monkeypatch.setattr(line, "SILENCE_SECONDS", 2.0)
     with Mover.start(0, RING, store.key) as mover, filled(program, mover, contents()):
+        monkeypatch.setattr(line, "SILENCE_SECONDS", 2.0)
         with pytest.raises(Timeout, match="said nothing for 2 s"):
             save(mover, store, [10])
         assert not mover.alive

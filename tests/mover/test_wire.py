@@ -75,7 +75,8 @@ def test_a_message_arrives_as_it_was_sent(
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(st.sampled_from([0, 1, 199, 200, 201, 450]), min_size=1, max_size=3))
 def test_descriptors_arrive_with_their_message(

@@ -11,6 +11,7 @@ from phosd.tui.node import Update
 from phosd.tui.records import Image, Process
 from phosd.tui.screens.images import ImagesScreen
 from phosd.tui.screens.jobs import JobScreen
+from phosd.tui.widgets import table as table_module
 from phosd.tui.widgets.dialogs import Form, Question
 from phosd.tui.widgets.table import RecordTable
 from tests.harness import PATIENCE
@@ -95,7 +96,10 @@ def test_a_dialog_takes_no_answer_from_before_it_was_there(
     run(body)
 
 
-def test_what_goes_under_the_cursor_does_not_pass_its_key_on() -> None:
+def test_what_goes_under_the_cursor_does_not_pass_its_key_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(table_module, "_REACTION", 600.0)  # however busy the machine is
     node, link = fake_node(process(1), process(2), process(3))
 
     async def body() -> None:
@@ -106,14 +110,17 @@ def test_what_goes_under_the_cursor_does_not_pass_its_key_on() -> None:
             pilot.app.simulate_key("c")
             await until_told(pilot, "Checkpoint: not done")
             assert link.asked == []
-            table.chosen_since -= 1.0  # a second later
+            table.chosen_since -= 600.0  # as if that had passed
             await pilot.press("c")
             await until(pilot, lambda: link.asked == [("Checkpoint", 2)], "the call")
 
     run(body)
 
 
-def test_the_last_mark_that_goes_does_not_pass_its_key_on() -> None:
+def test_the_last_mark_that_goes_does_not_pass_its_key_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(table_module, "_REACTION", 600.0)  # however busy the machine is
     node, link = fake_node(process(1), process(2), process(3))
 
     async def body() -> None:

@@ -55,6 +55,7 @@ def test_what_is_there_and_what_comes_and_goes_is_mirrored(service: Service) -> 
         async with mirrored(service.address) as node:
             await is_here(node)
             assert "checkpoint" in node.manager.features
+            await come_true(lambda: node.gpus, "the GPU")
             assert [gpu.name for gpu in node.gpus] == ["A test's GPU"]
             await come_true(lambda: node.process(os.getpid()), "the process")
             process = node.process(os.getpid())

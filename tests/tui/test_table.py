@@ -92,6 +92,28 @@ def test_marks_stay_with_their_records_and_leave_with_them() -> None:
     run(body)
 
 
+def test_marks_and_cursor_are_there_again_after_an_empty_list() -> None:
+    """A phosd that has just begun lists nothing until it has looked."""
+
+    async def body() -> None:
+        records = {p.path: p for p in [process(1), process(2), process(3)]}
+        async with shown(*records.values()) as (pilot, listing):
+            await pilot.press("space", "down")
+            listing.show_records({})
+            await until(pilot, lambda: "nothing here" in text(pilot), "the empty list")
+            assert (listing.table.current, listing.table.chosen) == (None, [])
+            assert "marked" not in text(pilot)
+            await pilot.press("space", "down", "up")
+            listing.show_records(records)
+            await until(pilot, lambda: "3 rows, 1 marked" in text(pilot), "the mark")
+            assert (listing.table.current, listing.table.chosen) == (process(3), [process(1)])
+            listing.show_records({})
+            listing.show_records({process(2).path: process(2)})
+            assert (listing.table.current, listing.table.chosen) == (process(2), [process(2)])
+
+    run(body)
+
+
 def test_every_column_sorts_both_ways_by_key_and_by_mouse() -> None:
     records = [
         process(1, user_name="zoe", hook="driver", command=("b",)),

@@ -29,7 +29,7 @@ void the_deadline_opens() {
     const auto began = std::chrono::steady_clock::now();
     CHECK(!client.close_gate(200));
     const auto took = std::chrono::steady_clock::now() - began;
-    CHECK(took >= std::chrono::milliseconds(200) && took < std::chrono::milliseconds(700));
+    CHECK(took >= std::chrono::milliseconds(200) && took < std::chrono::seconds(20));
     CHECK(client.hello().state == static_cast<uint32_t>(wire::State::running));
     CUstream other = nullptr;
     OK(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
@@ -181,7 +181,7 @@ void a_program_may_close_all_descriptors() {
         struct stat info{};
         if (fstat(descriptor, &info) == 0 && S_ISSOCK(info.st_mode)) close(descriptor);
     }
-    usleep(1200000);  // the hook looks once a second
+    for (int i = 0; i < 20000 && !peers_are_answered(); ++i) usleep(1000);
     the_hook_rests_for(500000);
     CHECK(peers_are_answered());
     Client client(getpid());

@@ -102,7 +102,7 @@ class Listing(Vertical, Generic[_T]):
 
     @on(RecordTable.Moved)
     def _count(self) -> None:
-        marked = len(self.table.marks)
+        marked = len(self.table.marks) if self._all else 0
         shown = self.table.shown
         if not self._all:
             text = self._nothing

@@ -112,11 +112,19 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
     # Records
 
     def show_records(self, records: Mapping[str, _T]) -> None:
-        """Show these from now on."""
+        """Show these from now on.
+
+        An empty list takes no mark away, nor the cursor from its record: a phosd that has just
+        begun lists nothing until it has looked.
+        """
         before = self.marks or {self._under}
+        emptied = bool(self._records) and not records
         self._records = dict(records)  # those of the node change before the next drawing
-        self.marks &= records.keys()
+        if records:
+            self.marks &= records.keys()
         self._arrange()
+        if emptied:
+            self.post_message(self.Moved())
         if not (self.marks or {self._under}) <= before:  # other than what the user chose
             self.chosen_since = monotonic() + (_REACTION if before != {""} else 0.0)
 
@@ -174,6 +182,8 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
 
     def _follow(self, *, scroll: bool = True) -> None:
         """After a change of the order: the cursor goes with its record, or stays where it was."""
+        if not self._records:
+            return
         before = self._under
         if self._under in self._records and self._under in self._keys:
             self.cursor = self._keys.index(self._under)
@@ -224,7 +234,7 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
         self._go(ends[where] if where in ends else self.cursor + steps[where])
 
     def action_mark(self) -> None:
-        if self._under:
+        if self._under in self._records:
             self.marks ^= {self._under}
             self._go(self.cursor + 1)
 
