@@ -9,7 +9,7 @@ from tests.bus import busctl
 from tests.harness import Target, start, wait_until
 from tests.service.running import MANAGER, ROOT
 from tests.service.test_details import LOOKS, ask
-from tests.service.test_end_to_end import NAME, phosd
+from tests.service.test_end_to_end import NAME, copy_by_chunks, phosd
 
 
 def path_of(target: Target) -> str:
@@ -30,7 +30,8 @@ def listed(bus: str, path: str) -> bool:
 def test_a_hooked_program_before_during_and_after_a_checkpoint(bus: str, tmp_path: Path) -> None:
     """While a job works on it nothing connects to it: CRIU could not save that socket."""
     # So slow that most of the copying comes after CRIU, even where that takes seconds.
-    with phosd(bus, tmp_path, PHOS_SOFTGPU_COPY_RATE="1M"):
+    copy_by_chunks(tmp_path)
+    with phosd(bus, tmp_path, PHOS_SOFTGPU_COPY_RATE="2M"):
         target = start("single", tmp_path, runtime=tmp_path / "run")
         try:
             target.wait_for_steps(2)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from phosd.engine.image.packs import RECORD
 from tests.bus import busctl
 from tests.harness import PROGRAMS, Target, alive, parse, start, wait_until
 from tests.service.running import MANAGER, ROOT
@@ -37,6 +38,14 @@ def phosd(bus: str, folder: Path, **variables: str) -> Iterator[subprocess.Popen
     finally:
         daemon.send_signal(signal.SIGTERM)
         assert end_of(daemon) == 0, log.read_text()
+
+
+def copy_by_chunks(folder: Path) -> None:
+    """Have the movers of the next daemon copy one chunk at a time, however slowly.
+
+    A program that waits for its memory gives up when nothing comes for 10 seconds.
+    """
+    (folder / "phosd.toml").write_text(f"ring_bytes = {8 * RECORD}\n")
 
 
 def end_of(daemon: subprocess.Popen[str]) -> int:

@@ -16,7 +16,7 @@ from phosd.bus import NAME
 from tests.bus import busctl
 from tests.harness import Target, start, wait_until
 from tests.service.running import MANAGER, ROOT
-from tests.service.test_end_to_end import phos, phosd
+from tests.service.test_end_to_end import copy_by_chunks, phos, phosd
 
 STRANGER = pwd.getpwnam("nobody").pw_uid
 SECRET = "hunter2-in-the-environment"
@@ -67,12 +67,14 @@ def stage(bus: str) -> Iterator[Stage]:
         )
         try:
             target.wait_for_steps(2)
+            copy_by_chunks(folder)
             pid = str(target.pid)
             with phosd(bus, folder):
                 image = str(phos(bus, folder, "checkpoint", pid, "--mode", "stop")[-1]["result"])
                 (found,) = (p for p in phos(bus, folder, "ps") if p["pid"] == target.pid)
-            # At this rate the drain of the next one lasts about as long as these tests.
-            rate = max(1, int(str(found["device_bytes"])) // 20)
+            # At this rate the drain of the next one lasts about as long as these tests: each
+            # byte is copied twice.
+            rate = max(1, int(str(found["device_bytes"])) // 10)
             with phosd(bus, folder, PHOS_SOFTGPU_COPY_RATE=str(rate)):
                 phos(bus, folder, "ps")
                 command = ("call", NAME, ROOT, MANAGER, "Checkpoint", "ua{sv}", pid, "1")

@@ -84,7 +84,7 @@ def test_history_and_log_tell_what_was_done(service: Service, tmp_path: Path) ->
 
     async def body() -> None:
         async with opened(Node(BusLink(service.address)), LARGE) as pilot:
-            await until_shown(pilot, "python train.py")
+            await until_shown(pilot, "running", "python train.py")
             await pilot.press("c")
             await until_told(pilot, "is done", "image-0")
             service.engine.act = fails

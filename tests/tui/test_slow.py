@@ -84,7 +84,7 @@ def test_every_call_takes_ten_seconds(service: Service, slowness: Slowness) -> N
             assert node.contact is Contact.SEEKING
             await slowness.ten_seconds(pilot, "GetAll")
             await slowness.ten_seconds(pilot, "GetManagedObjects")
-            await until_shown(pilot, "● phosd", "train.py")
+            await until_shown(pilot, "● phosd", "running", "train.py")
             await pilot.press("c")
             await until(pilot, lambda: "Checkpoint" in slowness.holds(), "the call")
             assert "… ● phosd" in text(pilot)
