@@ -1,5 +1,6 @@
 """A node in folders of its own, and target programs that are gone when the test ends."""
 
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,12 +15,20 @@ from tests import harness
 Starter = Callable[..., harness.Target]
 
 
+def memory_shelf(runtime: Path) -> Path:
+    """Where a node with this runtime folder keeps what suspended programs had."""
+    name = hashlib.sha256(bytes(runtime.resolve())).hexdigest()[:16]
+    return Path(f"/dev/shm/phos-suspended-{name}")
+
+
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A folder with a short name: the paths of unix sockets end after 108 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="phos-"))
+    in_memory = memory_shelf(folder / "run")
     yield folder
     shutil.rmtree(folder)
+    shutil.rmtree(in_memory, ignore_errors=True)  # of programs that were killed in their sleep
 
 
 @pytest.fixture

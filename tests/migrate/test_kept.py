@@ -1,6 +1,5 @@
 """What a suspended program had on its GPU is kept, whatever else goes wrong."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ from phosd.engine.node import Node, NodeConfig
 from phosd.engine.progress import Progress
 from phosd.engine.resume import ResumeOptions, resume
 from phosd.engine.suspend import SuspendOptions, suspend
-from tests.core.conftest import Starter
+from tests.core.conftest import Starter, memory_shelf
 from tests.core.cycle import Undisturbed, computes_right
 from tests.harness import Target
 
@@ -78,8 +77,7 @@ def test_somebody_else_has_made_the_folder_in_memory(
     """Anybody may make one in /dev/shm."""
     run = place / "run"
     run.mkdir()
-    name = hashlib.sha256(bytes(run.resolve())).hexdigest()[:16]
-    folder = Path(f"/dev/shm/phos-suspended-{name}")
+    folder = memory_shelf(run)
     folder.mkdir()
     os.chown(folder, 65534, 65534)
     try:
