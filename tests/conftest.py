@@ -12,9 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Examples are as slow as the machine is busy, which tells nothing about what is tested.
-settings.register_profile(
-    "phos", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+settings.register_profile("phos", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("phos")
 
 os.environ.setdefault("PHOS_GPU", "soft")

@@ -58,10 +58,15 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def halted(pid: int) -> bool:
-    """Whether SIGSTOP has come to each thread of a process."""
-    found = map(procfs.stat, procfs.threads(pid))
-    return all(thread is None or thread.stopped for thread in found)
+def halt(pid: int) -> None:
+    """SIGSTOP; returns when it has come to each thread of the process."""
+
+    def halted() -> bool:
+        found = map(procfs.stat, procfs.threads(pid))
+        return all(thread is None or thread.stopped for thread in found)
+
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(halted, f"process {pid} to stop")
 
 
 def children(pid: int) -> list[int]:

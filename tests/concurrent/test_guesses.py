@@ -15,10 +15,7 @@ from phosd.engine.errors import MisSpeculation
 from phosd.engine.experience import Experience
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.node import Node
-from phosd.engine.progress import Progress
-from phosd.engine.verify import verify
 from tests.concurrent.conftest import Starter, Undisturbed
-from tests.concurrent.instant import differences
 from tests.concurrent.watch import Watch, slow_movers, watched
 from tests.core.cycle import AFTER, bring_back, check
 from tests.harness import Target
@@ -130,8 +127,7 @@ def guessed_wrong(
                 manifest = watch.checkpoint(options)
             except MisSpeculation:
                 return None, watch
-        assert differences(node.store, manifest.id, watch.memories) == []
-        verify(node.store, manifest.id, Progress())
+        watch.require_right(manifest)
         if manifest.wrong_guesses:
             return manifest, watch
         node.store.delete(manifest.id)

@@ -17,7 +17,7 @@ from tests import harness
 from tests.concurrent.conftest import Starter, Undisturbed
 from tests.concurrent.test_guesses import continues
 from tests.concurrent.watch import slow_movers, watched
-from tests.harness import Target, halted, wait_until
+from tests.harness import Target, halt, wait_until
 
 SECONDS = 0.5
 CHUNK = 2 << 20
@@ -116,8 +116,7 @@ def whole(node: Node, target: Target) -> Iterator[None]:
     least = min(sample() for _ in range(200))
 
     def has_all() -> bool:
-        os.kill(target.pid, signal.SIGSTOP)
-        wait_until(lambda: halted(target.pid), "it to stop")
+        halt(target.pid)
         time.sleep(0.05)  # nobody else is about to let go of what it has freed
         if mover.free_memory()[0] == least:
             return True

@@ -66,6 +66,11 @@ class Watch:
         finally:
             self._wake_movers()
 
+    def require_right(self, manifest: Manifest) -> None:
+        """The image is whole, and chunk by chunk that of the stop."""
+        assert differences(self._node.store, manifest.id, self.memories) == []
+        verify(self._node.store, manifest.id, Progress())
+
     def _rest_movers(self) -> None:
         self._resting = [m.pid for m in self._node._movers.values() if m.alive]
         for pid in self._resting:
@@ -104,8 +109,7 @@ def watched(
     watch = Watch(node, target, **then)
     manifest = watch.checkpoint(options)
     assert manifest.blocks or manifest.mode == "driver", "nothing was saved"
-    assert differences(node.store, manifest.id, watch.memories) == []
-    verify(node.store, manifest.id, Progress())
+    watch.require_right(manifest)
     return manifest, watch
 
 

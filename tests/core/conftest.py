@@ -25,10 +25,10 @@ def memory_shelf(runtime: Path) -> Path:
 def place() -> Iterator[Path]:
     """A folder with a short name: the paths of unix sockets end after 108 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="phos-"))
-    in_memory = memory_shelf(folder / "run")
     yield folder
     shutil.rmtree(folder)
-    shutil.rmtree(in_memory, ignore_errors=True)  # of programs that were killed in their sleep
+    if (shelf := memory_shelf(folder / "run")).exists():  # of programs killed in their sleep
+        shutil.rmtree(shelf)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from phosd.engine.resume import ResumeOptions, resume
 from phosd.engine.suspend import SuspendOptions, suspend
 from tests.core.conftest import Starter
 from tests.core.cycle import Undisturbed, computes_right, run_cycle, save
-from tests.harness import Target, halted, wait_until
+from tests.harness import Target, halt
 
 T = TypeVar("T")
 SOON = 20.0
@@ -31,9 +31,8 @@ SOON = 20.0
 
 @contextmanager
 def stopped(target: Target) -> Iterator[None]:
-    os.kill(target.pid, signal.SIGSTOP)
+    halt(target.pid)
     try:
-        wait_until(lambda: halted(target.pid), "it to stop")
         yield
     finally:
         os.kill(target.pid, signal.SIGCONT)

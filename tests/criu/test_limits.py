@@ -12,6 +12,7 @@ import pytest
 from phosd.engine import criu, procfs, tree
 from phosd.engine.errors import InvalidOption, NoSuchProcess, Unsupported
 from tests.criu.life import COUNTER, USER, Life, in_order, wait_for
+from tests.harness import halt
 
 CALL = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 OPENED = {
@@ -228,8 +229,7 @@ def test_zombies_in_the_tree_are_saved_with_it(life: Life) -> None:
 def test_a_stopped_program_stays_stopped(life: Life) -> None:
     life.start(COUNTER)
     life.counts_on()
-    os.kill(life.pid, signal.SIGSTOP)
-    wait_for(lambda: (found := procfs.stat(life.pid)) is not None and found.state == "T")
+    halt(life.pid)
     life.again()
     found = procfs.stat(life.pid)
     assert found is not None

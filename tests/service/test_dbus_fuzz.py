@@ -144,7 +144,6 @@ def test_every_call_gets_an_answer_that_makes_sense(quiet: Service) -> None:
 
         @settings(
             max_examples=500,
-            deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
         )
