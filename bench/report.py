@@ -95,12 +95,13 @@ def slowdowns(series: Sequence[Row]) -> str:
     """
     lines = [
         "| series | drain (s) | stolen before, in and after it (s) | slowdown while draining"
-        " | threads waited (s) | a look: mean, median (µs) |",
-        "| --- |" + " ---: |" * 5,
+        " | iterations wholly in it: count, slower by | threads waited (s)"
+        " | a look: mean, median (µs) |",
+        "| --- |" + " ---: |" * 6,
     ]
     for line in series:
         done = [one for one in line["checkpoints"] if "draining_s" in one]
-        if not done or not all("look_median_seconds" in one["details"] for one in done):
+        if not done or not all("drain_seconds" in one["details"] for one in done):
             continue
         usual = statistics.median(one["usual_iteration_s"] for one in done)
         parts = {
@@ -116,19 +117,33 @@ def slowdowns(series: Sequence[Row]) -> str:
         slower = statistics.median(
             stolen / seconds for stolen, seconds in zip(parts["drain"], draining, strict=True)
         )
-        details = [one["details"] for one in done]
-        looked = sum(one["looked_seconds"] for one in details)
         cells = [
             name(line),
             f"{statistics.median(draining):.2f}",
             ", ".join(f"{statistics.median(part):.3f}" for part in parts.values()),
             f"{slower:.1%}",
-            f"{statistics.median(one['waited_seconds'] for one in details):.3f}",
-            f"{looked / sum(one['submissions'] for one in details) * 1e6:.2f}, "
-            f"{statistics.median(one['look_median_seconds'] for one in details) * 1e6:.2f}",
+            _whole(done),
+            *_looks([one["details"] for one in done]),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _whole(done: Sequence[Row]) -> str:
+    """How much slower the iterations were that were wholly in the drain, at the median."""
+    slower = [s / one["usual_iteration_s"] - 1 for one in done for s in one.get("whole_s", ())]
+    return f"{len(slower)}, {statistics.median(slower):.1%}" if slower else ""
+
+
+def _looks(details: Sequence[Row]) -> tuple[str, str]:
+    """How long threads waited, and what the looks cost; nothing where nothing was armed."""
+    if not all("look_median_seconds" in one for one in details):
+        return "", ""
+    looked = sum(one["looked_seconds"] for one in details)
+    mean = looked / sum(one["submissions"] for one in details) * 1e6
+    median = statistics.median(one["look_median_seconds"] for one in details) * 1e6
+    waited = statistics.median(one["waited_seconds"] for one in details)
+    return f"{waited:.3f}", f"{mean:.2f}, {median:.2f}"
 
 
 def _stolen(done: Sequence[Row]) -> list[float]:
@@ -147,12 +162,14 @@ def _drained(done: Sequence[Row]) -> tuple[str, str]:
     details = [one["details"] for one in done if "drain_seconds" in one["details"]]
     if not details:
         return "", ""
-    rate = statistics.median(one["drain_bytes"] / one["drain_seconds"] for one in details)
+    rate = statistics.median(one["drain_bytes"] / one["drain_seconds"] for one in details) / 1e9
+    if not all("shadowed_chunks" in one for one in details):
+        return f"{rate:.1f}", ""
     needless, shadows = (
         statistics.median(one[key] or 0 for one in details)
         for key in ("needless_shadows", "shadowed_chunks")
     )
-    return f"{rate / 1e9:.1f}", f"{needless:.0f} of {shadows:.0f}"
+    return f"{rate:.1f}", f"{needless:.0f} of {shadows:.0f}"
 
 
 def name(row: Row) -> str:
@@ -160,7 +177,8 @@ def name(row: Row) -> str:
     if "series" in row:
         place = "" if row["state"] == "/dev/shm" else ", ext4"
         limit = "" if row.get("shadow_limit") is None else ", no shadows"
-        kind = ", incremental" if row["incremental"] else ""
+        kind = ", on write" if row.get("on_write") else ""
+        kind += ", incremental" if row["incremental"] else ""
         program = (
             row["series"].replace(" --deterministic", "").replace("--size ", "").replace("--", "")
         )

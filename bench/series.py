@@ -112,12 +112,13 @@ def one(node: Node, training: Training, options: CheckpointOptions, between: int
 
 def spans(
     progress: Progress, during: Sequence[Iteration], drained: float
-) -> dict[str, dict[str, float] | float | None]:
+) -> dict[str, dict[str, float] | list[float] | float]:
     """The iterations around a checkpoint in three parts: those that ended before the stop, those
     that the stop or the drain fell into, and those that began when all chunks were copied, which
     was at ``drained``. For each how many they were and their seconds.
 
     An iteration that the drain fell into for a moment only counts as one of the drain's in full.
+    ``whole_s`` are the seconds of those that were wholly in the drain.
     """
     stops = [phase for phase in progress.phases if phase.stopped]
     closed, opened = stops[0].start, stops[-1].end or stops[-1].start
@@ -131,7 +132,8 @@ def spans(
         else:
             parts["drain"].append(iteration.seconds)
     sums = {name: {"count": len(part), "seconds": sum(part)} for name, part in parts.items()}
-    return {**sums, "draining_s": end - opened}
+    whole = [i.seconds for i in during if opened <= i.end - i.seconds and i.end <= end]
+    return {**sums, "draining_s": end - opened, "whole_s": whole}
 
 
 def phases(progress: Progress) -> dict[str, float]:
@@ -155,7 +157,12 @@ def new_bytes(manifest: Manifest, node: Node) -> int:
 def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
     """A series of checkpoints of one program."""
     state = Path(arguments.state) / "phos-series"
-    config = NodeConfig(state, folder / "run", shadow_limit=arguments.shadow_limit)
+    config = NodeConfig(
+        state,
+        folder / "run",
+        shadow_limit=arguments.shadow_limit,
+        snapshots=not arguments.on_write,
+    )
     expected = undisturbed(folder, arguments)
     with Node(config) as node:
         node.mover(0)
@@ -188,6 +195,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
             "incremental": arguments.incremental,
             "state": arguments.state,
             "shadow_limit": arguments.shadow_limit,
+            "on_write": arguments.on_write,
             "device_bytes": manifest.device_bytes if manifest else None,
             "blocks": len(manifest.blocks) if manifest else None,
             "free_bytes": node.mover(0).free_memory()[0],
@@ -247,6 +255,7 @@ def main() -> None:
     parser.add_argument("--compare", type=int, default=20, help="iterations to compare")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after these")
     parser.add_argument("--shadow-limit", type=int, help="bytes of shadow memory, at most")
+    parser.add_argument("--on-write", action="store_true", help="no snapshots: copy on write")
     parser.add_argument("--audit", action="store_true", help="count what was saved without need")
     parser.add_argument("--against", type=int, default=0, help="iterations to compare with a twin")
     parser.add_argument("program", nargs="+")

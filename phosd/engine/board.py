@@ -178,6 +178,17 @@ class Board:
         library().phos_board_answer(self._view)
         library().phos_board_set_phase(self._view, Phase.ABORTED)
 
+    def hold(self, device: int, byte_count: int) -> None:
+        """So much memory of a device (the process's ordinal) will be given back, in time or when
+        the program cannot wait (:attr:`is_starving`). For a board that is only watched.
+        """
+        library().phos_board_hold(self._view, device, byte_count)
+
+    @property
+    def is_starving(self) -> bool:
+        """Whether the program needs all memory of a device that it was told of, at once."""
+        return bool(library().phos_board_is_starving(self._view))
+
     def freed(self) -> list[int] | None:
         """The ids of blocks freed since the last call; None when some were lost: list them anew."""
         ids = (ctypes.c_uint64 * FREED_RING)()
@@ -244,6 +255,8 @@ def library() -> ctypes.CDLL:
         ("phase", number, (pointer,)),
         ("set_phase", None, (pointer, number)),
         ("answer", None, (pointer,)),
+        ("hold", None, (pointer, number, ctypes.c_uint64)),
+        ("is_starving", ctypes.c_int, (pointer,)),
         ("posted", number, (pointer,)),
         ("wait", ctypes.c_int, (pointer, number, ctypes.c_double)),
         ("freed", ctypes.c_int, (pointer, pointer)),

@@ -10,12 +10,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from phosd.engine.beside import follow, spare_memory, starved
 from phosd.engine.board import Board, KernelRow
 from phosd.engine.errors import MisSpeculation, NoSuchProcess, OutOfMemory
 from phosd.engine.held import Held, if_alive, new_key
@@ -30,9 +30,6 @@ from phosd.engine.undo import Undo
 
 _SLABS = 32
 """Pieces that a device's shadow memory is made of, so that some can be given back early."""
-_LEFT_FREE = 1 << 30
-"""Bytes of device memory that shadows leave to the program and its neighbours, at least."""
-_POLL_SECONDS = 0.02
 
 
 @dataclass
@@ -100,11 +97,11 @@ class Drain:
             for (device, gpu), size in sorted(sizes.items()):
                 self._add_slabs(member, device, gpu, size if limit is None else min(size, limit))
 
-    def save_shared(self, progress: Progress) -> None:
+    def settle(self, progress: Progress) -> None:
         """Save inside the stop what other processes may write, too (hazard 6). Gates are closed."""
         if shared := self._holdings.shared():
             digests = self._holdings.digest(shared)
-            self._shared = self._holdings.save(digests, self._writer, progress)
+            self._shared = self._holdings.save(digests, self._writer, progress, prepared=False)
 
     def begin(self) -> None:
         """Hash, on other threads. All memory is parked.
@@ -119,6 +116,9 @@ class Drain:
         self._undo.add(self._stop)
         self._account.phase("drain")
         self._begun = self._pool.submit(self._prepare)
+
+    def copy(self) -> None:
+        """Nothing: copying has begun, or begins when the gates are open."""
 
     def arm(self) -> None:
         """Have the hooks save what the program is about to overwrite. The gates are closed."""
@@ -145,14 +145,11 @@ class Drain:
         """
         if not self._drains:  # with slots for all nobody waits for a mover, not even the gates
             self._copy()
-        drained = self._follow(progress)
+        drained = follow(self._drains, self._account, progress)
         self._complete = not any(part.aborted_for_memory for part in drained)
         self._tell(progress, drained)
         if not self._complete:
-            raise OutOfMemory(
-                "the program needed the device memory that the checkpoint still held",
-                hint="it goes on; try again, or use mode=recopy or mode=stop",
-            )
+            raise starved()
         if changed := sum(len(part.changed) for part in drained):
             suspects = self._launched()
             progress.found_suspects(suspects)
@@ -179,8 +176,7 @@ class Drain:
 
     def _add_slabs(self, member: _Member, device: int, gpu: int, wanted: int) -> None:
         mover = self._holdings.mover(gpu)
-        free, _ = mover.free_memory()
-        slots = max(0, min(wanted, free - _LEFT_FREE, free * 3 // 4)) // CHUNK
+        slots = min(wanted, spare_memory(mover)) // CHUNK
         each = -(-slots // _SLABS)
         sizes = [min(each, slots - at) for at in range(0, slots, each or 1)]
         keys = [new_key() for _ in sizes]
@@ -235,17 +231,6 @@ class Drain:
                     let_go=self._holdings.dropped,
                 )
             )
-
-    def _follow(self, progress: Progress) -> list[Drained]:
-        """Wait for the movers, passing on how far they are and whether they shall stop."""
-        reported = 0
-        while not all(drain.done() for drain in self._drains):
-            futures.wait(self._drains, _POLL_SECONDS)
-            done = self._account.phases[-1].bytes_done
-            progress.advance(done - reported)
-            reported = done
-            progress.check()
-        return [drain.result() for drain in self._drains]
 
     def _tell(self, progress: Progress, drained: Sequence[Drained]) -> None:
         """What the copying took, and what it cost the program."""

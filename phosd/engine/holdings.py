@@ -262,10 +262,20 @@ class Holdings:
             answers = pool.map(lambda item: self._used[item[0]].digest(item[1]), by_gpu.items())
             return {key: digests for answer in answers for key, digests in answer.items()}
 
+    def gpus_of(self, pid: int) -> Sequence[int]:
+        """The node's ordinals of the devices that a process sees."""
+        return tuple(self._gpus_of[pid])
+
     def save(
-        self, digests: dict[int, list[bytes]], writer: ImageWriter, progress: Progress
+        self,
+        digests: dict[int, list[bytes]],
+        writer: ImageWriter,
+        progress: Progress,
+        *,
+        prepared: bool = True,
     ) -> dict[int, tuple[ChunkRef, ...]]:
-        """Copy the blocks of ``digests`` into the image; where their chunks are, by key.
+        """Copy the blocks of ``digests`` into the image; where their chunks are, by key. Unless
+        the ``prepared`` packs are for them, they get others.
 
         Raises :class:`MisSpeculation` when saved bytes are not those that were hashed.
         """
@@ -273,7 +283,8 @@ class Holdings:
         blocks = distinct(held for held in self.all() if held.key in digests)
         for gpu, keys in keys_by_gpu(blocks).items():
             wanted = {key: digests[key] for key in keys}
-            saved = self._used[gpu].save(wanted, writer, progress, self.packs(gpu))
+            packs = self.packs(gpu) if prepared else []
+            saved = self._used[gpu].save(wanted, writer, progress, packs)
             if saved.changed:
                 raise MisSpeculation(
                     f"{len(saved.changed)} chunks on GPU {gpu} changed while the gate was closed",

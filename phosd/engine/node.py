@@ -44,7 +44,9 @@ class NodeConfig:
     ring_bytes: int | None = None
     criu: Path | None = None
     shadow_limit: int | None = None
-    """Device memory a GPU for what a program overwrites while it is saved."""
+    """Device memory a GPU for copies of what is being saved."""
+    snapshots: bool = True
+    """Whether all of it may be copied inside the stop; else only what the program overwrites."""
     memory_dir: Path | None = None
     """A folder in memory for what suspended programs had on their GPUs; None for one of its own."""
 

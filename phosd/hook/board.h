@@ -14,7 +14,7 @@
 namespace phos::board {
 
 constexpr uint64_t kMagic = 0x4452414F42534F50;  // "POSBOARD"
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr uint64_t kChunk = 2ull << 20;  // bytes; a block's last chunk may be shorter
 constexpr uint32_t kMaxDevices = 16;
 constexpr uint32_t kFreedRing = 1024;
@@ -44,6 +44,7 @@ struct alignas(64) Pressure {
     std::atomic<uint32_t> wanted;
     std::atomic<uint32_t> given;
 };
+constexpr uint32_t kGiveUp = 3;  // the last level
 
 // How long looks took: eight buckets for each doubling of nanoseconds. The last takes all above.
 constexpr uint32_t kLookBuckets = 128;
@@ -87,6 +88,9 @@ struct Header {
     std::atomic<uint64_t> freed[kFreedRing];
 
     Pressure pressure[kMaxDevices];  // by the process's ordinals
+    // Bytes of a device that the engine holds beside all that stands here, and gives back as soon
+    // as it can; at once at the last level of pressure.
+    std::atomic<uint64_t> held[kMaxDevices];
 
     // Counted by the hook.
     alignas(64) std::atomic<uint64_t> submissions;  // that were looked at

@@ -9,10 +9,12 @@
 #include "session.h"
 
 namespace phos {
+
+using board::kGiveUp;
+
 namespace {
 
-constexpr uint32_t kGiveUp = 3;  // the last level of board::Pressure
-#ifdef PHOS_THREAD_SANITIZER     // everything is several times slower
+#ifdef PHOS_THREAD_SANITIZER  // everything is several times slower
 constexpr uint64_t kSlowness = 4;
 #else
 constexpr uint64_t kSlowness = 1;
@@ -63,6 +65,8 @@ bool Relief::step() {
         // What was let go of since the attempt is nobody's any more, and was not there for it.
         return !std::exchange(looked_, true);
     }
+    // It may have come back since the attempt.
+    if (!std::exchange(tried_again_, true) && held() && free_memory() >= size_) return true;
     lock_.unlock();
     bool again = true;
     {
@@ -70,7 +74,7 @@ bool Relief::step() {
         const Unforbidden unforbidden;
         if (level_ == kGiveUp)
             pause_for(100 * kPause);
-        else if (cow::armed.load())
+        else if (cow::armed.load() || held())
             press(++level_);
         else
             again = wait_for_frees();
@@ -81,29 +85,42 @@ bool Relief::step() {
 
 // Whether the allocation would succeed if the job gave everything back.
 bool Relief::could_help() const {
-    uint64_t held = 0;
+    uint64_t kept = held();
     {
         const cow::Reader session;
         if (!session) return false;
         if (const auto& shadows = session->shadows[device_]) {
             const std::lock_guard lock(shadows->mutex);
-            held += shadows->bytes();
+            kept += shadows->bytes();
         }
         // While armed, the movers keep even what the engine has taken.
         if (cow::armed.load() || !frees_taken(*session))
-            held += session->freed_bytes[device_].load();
+            kept += session->freed_bytes[device_].load();
     }
-    if (!held) return false;
+    if (!kept) return false;
+    const std::optional<uint64_t> free = free_memory();
+    return !free || size_ <= *free + kept;
+}
+
+// Bytes that the engine holds and gives back by itself.
+uint64_t Relief::held() const {
+    const cow::Reader session;
+    return session ? session->board.header->held[device_].load(std::memory_order_acquire) : 0;
+}
+
+std::optional<uint64_t> Relief::free_memory() const {
     const CUcontext context = contexts::any_on(device_);
     const Current current(context);
     size_t free = 0;
     size_t total = 0;
-    if (!context || !current || driver.cuMemGetInfo_v2(&free, &total) != CUDA_SUCCESS) return true;
-    return size_ <= free + held;
+    if (!context || !current || driver.cuMemGetInfo_v2(&free, &total) != CUDA_SUCCESS) return {};
+    return free;
 }
 
 void Relief::press(uint32_t level) {
     if (level == kGiveUp) tries_ = kTries;
+    const bool comes_by_itself = held() != 0;
+    const uint64_t free_before = free_memory().value_or(UINT64_MAX);
     {
         const cow::Reader session;
         if (!session) return;
@@ -119,15 +136,23 @@ void Relief::press(uint32_t level) {
         cow::give_up("the program needs the memory that the job holds");
         cow::disarm();
     }
-    wait_until([&](cow::Session& session) {
+    const bool done = wait_until([&](cow::Session& session) {
         const board::Header& header = *session.board.header;
         if (const auto& shadows = session.shadows[device_]; shadows && level > 1) {
             const std::lock_guard lock(shadows->mutex);
             if (shadows->release_free_slabs()) session.board.post();
         }
+        if (comes_by_itself) {
+            const uint64_t free = free_memory().value_or(0);
+            return !held() || (free >= size_ && free > free_before);
+        }
         return header.pressure[device_].given.load(std::memory_order_acquire) >= level ||
                (level < kGiveUp && !session.board.is_armed());
     });
+    if (done || !comes_by_itself || level < kGiveUp) return;
+    log::note("nobody gives back what is held beside: it is not waited for any more");
+    if (const cow::Reader session; session)
+        session->board.header->held[device_].store(0, std::memory_order_release);
 }
 
 // Nothing is pending any more, or the job is over: what was freed is on its way.

@@ -1,9 +1,10 @@
 // Room for an allocation that finds none. What a job holds beside the program's own memory (shadow
-// slots, and blocks that the program has freed and that are being saved) must cost the program no
-// allocation: the job gives it back, step by step, and in the end gives up.
+// slots, a snapshot, and blocks that the program has freed and that are being saved) must cost the
+// program no allocation: the job gives it back, step by step, and in the end gives up.
 #pragma once
 
 #include <mutex>
+#include <optional>
 
 #include "driver.h"
 #include "pool.h"
@@ -25,6 +26,8 @@ class Relief {
 
   private:
     bool could_help() const;
+    uint64_t held() const;
+    std::optional<uint64_t> free_memory() const;
     void press(uint32_t level);
     bool wait_for_frees();
 
@@ -32,8 +35,9 @@ class Relief {
     const int device_;
     const uint64_t size_;
     bool looked_ = false;  // for what could help, in vain
-    uint32_t level_ = 0;   // of board::Pressure
-    unsigned tries_ = 0;   // left after the last level
+    bool tried_again_ = false;
+    uint32_t level_ = 0;  // of board::Pressure
+    unsigned tries_ = 0;  // left after the last level
 };
 
 // Calls `make` until it succeeds, or fails for another reason than that memory has run out, or

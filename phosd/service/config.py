@@ -55,8 +55,9 @@ class Config:
     ring_bytes: int | None = None
     """Pinned memory of each data mover; by default the engine's own choice."""
     shadow_limit: int | None = None
-    """Most device memory of a GPU for what a program overwrites while it is saved; by default the
-    engine's own choice. 0 is possible: the program waits instead."""
+    """Most device memory of a GPU for copies of what is being saved: of all of it if that fits,
+    else of what the program overwrites; by default the engine's own choice. 0 is possible: the
+    program waits instead."""
     criu: Path | None = None
     retention_days: int = 90
     """How long jobs and events stay in the history."""

@@ -123,7 +123,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
             "options: limit."
         ),
         "ListKernels": (
-            "The kernels launched since a concurrent checkpoint last began to copy, and its "
+            "The kernels launched since a checkpoint last began to copy on write, and its "
             "program's suspects that were not (0 launches), suspects first: name, hash of the "
             "module, launches, whether it is a suspect; options: limit."
         ),

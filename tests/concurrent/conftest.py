@@ -2,14 +2,17 @@
 
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
+from phosd.engine.node import Node
 from tests import harness
-from tests.core.conftest import Starter, node, place
+from tests.core.conftest import Starter, place
+from tests.core.conftest import node as plain_node
 from tests.core.conftest import start as start_plainly
 
-__all__ = ["Starter", "Undisturbed", "node", "place", "start_plainly"]
+__all__ = ["Starter", "Undisturbed", "place", "plain_node", "start_plainly"]
 
 Undisturbed = Callable[..., dict[int, str]]
 
@@ -23,6 +26,19 @@ def surroundings() -> Iterator[dict[str, str]]:
             "PHOS_TEST_CACHE": cache,
             "PHOS_TEST_PACE": "0.004",
         }
+
+
+@pytest.fixture
+def snapshots() -> bool:
+    """Whether memory may be copied inside the stop, for which these programs are small enough."""
+    return False
+
+
+@pytest.fixture
+def node(plain_node: Node, snapshots: bool) -> Node:
+    """A node that copies on write, unless a test wants ``snapshots``."""
+    plain_node.config = replace(plain_node.config, snapshots=snapshots)
+    return plain_node
 
 
 @pytest.fixture

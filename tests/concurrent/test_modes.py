@@ -23,7 +23,11 @@ ITERATIONS = 5
 """Steps that a program makes meanwhile, at the least."""
 
 
-@pytest.mark.parametrize("mode", ["concurrent", "recopy", "stop"])
+@pytest.mark.parametrize(
+    ("mode", "snapshots"),
+    [("concurrent", True), ("concurrent", False), ("recopy", False), ("stop", False)],
+    ids=["snapshot", "on_write", "recopy", "stop"],
+)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_values_are_equal_after_kill_and_restore(
     program: str, mode: str, node: Node, start: Starter, undisturbed: Undisturbed
@@ -54,6 +58,7 @@ def steps_beside(watch: Watch, mode: str) -> float:
     return watch.steps_in("drain") if mode == "concurrent" else watch.steps_before("quiesce")
 
 
+@pytest.mark.parametrize("snapshots", [True, False])
 def test_auto_goes_by_what_was_seen_before(
     node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
@@ -73,6 +78,7 @@ def test_auto_goes_by_what_was_seen_before(
     check(bring_back(node, target, manifest.id), original, undisturbed("single"))
 
 
+@pytest.mark.parametrize("snapshots", [True, False])
 def test_one_checkpoint_after_the_other(
     node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:

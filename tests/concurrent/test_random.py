@@ -42,6 +42,7 @@ def begins(target: Target, number: int) -> bool:
     return found.endswith("hides")
 
 
+@pytest.mark.parametrize("snapshots", [True, False], ids=["snapshot", "on_write"])
 @pytest.mark.parametrize("first", range(FIRST, FIRST + COUNT, BATCH))
 def test_random_programs(first: int, node: Node, start: Starter) -> None:
     chance = random.Random(first)

@@ -27,6 +27,8 @@ from tests.harness import Target, alive, wait_until
 
 __all__ = ["staging"]  # a fixture: nobody else's files are where this engine stages its own
 
+pytestmark = pytest.mark.parametrize("snapshots", [True, False], ids=["snapshot", "on_write"])
+
 SECONDS = 0.5
 CONCURRENT = CheckpointOptions(mode="concurrent", fallback=False)
 
@@ -101,7 +103,7 @@ def test_a_mover_dies_while_draining(
 
 
 def test_the_engine_dies_while_draining(
-    place: Path, node: Node, start: Starter, undisturbed: Undisturbed
+    snapshots: bool, place: Path, node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
     """The program waits for nobody who is gone, and can be checkpointed by the next engine."""
     target = start("single")
@@ -115,12 +117,13 @@ def test_the_engine_dies_while_draining(
         "    if progress.phases[-1].name == 'drain':\n"
         "        os.kill(os.getpid(), 9)\n"
         "place = pathlib.Path(sys.argv[2])\n"
-        "config = NodeConfig(state_dir=place / 'other', runtime_dir=place / 'run')\n"
+        "folders = {'state_dir': place / 'other', 'runtime_dir': place / 'run'}\n"
+        "config = NodeConfig(**folders, snapshots=sys.argv[3] == 'True')\n"
         "options = CheckpointOptions(mode='concurrent')\n"
         "checkpoint(Node(config), int(sys.argv[1]), options, Progress(observer=observe))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", engine, str(target.pid), str(place)],
+        [sys.executable, "-c", engine, str(target.pid), str(place), str(snapshots)],
         env=python_environment() | {"PHOS_SOFTGPU_COPY_RATE": "20M"},
         check=False,
     )

@@ -48,6 +48,12 @@ def right(variant_undisturbed: Undisturbed) -> Undisturbed:
 
 
 @pytest.fixture(autouse=True)
+def no_room(plant: Plant) -> None:
+    """For a snapshot: the hook has something to do."""
+    (plant.place / "phosd.toml").write_text('shadow_limit = "4 MiB"\n')
+
+
+@pytest.fixture(autouse=True)
 def slow_movers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the daemons that are started in a test."""
     monkeypatch.setenv("PHOS_SOFTGPU_COPY_RATE", SLOW)

@@ -114,6 +114,31 @@ def test_a_process_ends(points: Sequence[Point], case: Case) -> None:
     case.require_images_whole()
 
 
+@pytest.mark.parametrize("case", [*FAILING, *ENDING], ids=str, indirect=True)
+def test_a_snapshot_fails(case: Case) -> None:
+    """While the program stands still, and its memory is the mover's. One that was copied in half is
+    found out, and the job goes on without it.
+    """
+    plant, fault = case.plant, Point.MOVER_FETCH
+    plant.start(f"{fault}:1:{case.kind}")
+    before = plant.said()
+    job = plant.checkpoint(case.target.pid, "concurrent")
+    wait_for_fault(plant, before, fault)
+    if case.kind is Kind.HANG:
+        for mover in plant.movers():
+            os.kill(mover, signal.SIGKILL)
+    outcome = plant.end_of(job)
+    if case.kind is Kind.SHORT:
+        assert (outcome, plant.last()["mode"]) == ("done", "recopy")
+    else:
+        assert outcome == "failed"
+    plant.stop()
+    plant.start()
+    case.require_well([fault], outcome)
+    assert case.save("concurrent") == "done", plant.last()
+    case.require_images_whole()
+
+
 def meet(case: Case, point: Point) -> str:
     """Have a job meet the fault; how it ended."""
     plant, before = case.plant, case.plant.said()

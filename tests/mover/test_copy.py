@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.digest import digest_buffer
-from phosd.engine.errors import Cancelled, Internal, OutOfSpace, PhosError
+from phosd.engine.errors import Cancelled, Internal, OutOfMemory, OutOfSpace, PhosError
 from phosd.engine.image.manifest import CHUNK, Block, Tree
 from phosd.engine.image.packs import RECORD
 from phosd.engine.image.store import ImageWriter, Store
@@ -170,3 +170,58 @@ def test_what_cannot_be_copied(program: Owner, tmp_path: Path) -> None:
             with pytest.raises(Cancelled):
                 mover.copy(EVERY, Copies(writer), progress)
                 progress.check()
+
+
+def test_memory_of_the_movers_own_goes_out_as_it_lies(program: Owner, store: Store) -> None:
+    """A copy within the device, saved without being hashed again; it is dropped as it is saved."""
+    store.preallocate(64 << 20)
+    with Mover.start(0, 3 * RECORD, store.key) as mover:
+        data = adopted(program, mover)
+        digests = digests_of(store, data)
+        before = mover.free_memory()[0]
+        mover.create_together([(20 + b, size) for b, size in enumerate(SIZES)])
+        assert mover.free_memory()[0] == before - sum(SIZES)
+        mover.fetch({20: (10, [0, 1, 2]), 21: (11, [0, 1, 3, 4])})
+        proven = {(key + 10, i): digests[key, i] for key, i in EVERY if (key, i) != (11, 2)}
+        for block in range(2):
+            change(program, data, block, 0)  # the copy is what it was
+        gone: list[int] = []
+        with store.begin(0) as writer:
+            progress = Progress()
+            progress.phase("copy")
+            copies = Copies(writer, packs_of(writer, mover, store))
+            way = (proven, copies, progress)
+            assert mover.copy(*way, proven=proven, let_go=gone.extend) == proven
+            assert sorted(gone) == [20, 21]
+            assert mover.free_memory()[0] == before
+            assert progress.phases[0].bytes_done == 7 * CHUNK
+            mover.unpin()
+            blocks = [
+                Block(0, 1, 1 << 32, SIZES[0], 0, tuple(copies.refs[20, i] for i in range(3)))
+            ]
+            made = manifest_of(writer, blocks, [Tree(7, "criu-0", ())])
+            writer.publish(made)
+        verify(store, made.id, Progress())
+        with pytest.raises(Internal, match="holds no block 20"):
+            mover.digest([20])
+
+
+def test_blocks_made_together_go_together(tmp_path: Path) -> None:
+    with Mover.start(0, RING, Store(tmp_path / "state").key) as mover:
+        before = mover.free_memory()[0]
+        sizes = [CHUNK + 3 * 4096, 4096, 2 * CHUNK]
+        mover.create_together([])
+        mover.create_together([(1 + n, size) for n, size in enumerate(sizes)])
+        taken = before - mover.free_memory()[0]
+        assert taken >= sum(sizes)
+        assert [len(d) for d in mover.digest([1, 2, 3]).values()] == [2, 1, 2]
+        with pytest.raises(Internal, match="already holds a block 2"):
+            mover.create_together([(8, CHUNK), (2, CHUNK)])
+        with pytest.raises(OutOfMemory):
+            mover.create_together([(8, CHUNK), (9, before)])
+        with pytest.raises(Internal, match="holds no block 8"):
+            mover.digest([8])
+        mover.drop([3, 1])
+        assert mover.free_memory()[0] == before - taken
+        mover.drop([2])
+        assert mover.free_memory()[0] == before

@@ -41,11 +41,13 @@ def phosd(bus: str, folder: Path, **variables: str) -> Iterator[subprocess.Popen
 
 
 def copy_by_chunks(folder: Path) -> None:
-    """Have the movers of the next daemon copy one chunk at a time, however slowly.
+    """Have the movers of the next daemon copy one chunk at a time, however slowly, and on write:
+    there is no room for a snapshot.
 
     A program that waits for its memory gives up when nothing comes for 10 seconds.
     """
-    (folder / "phosd.toml").write_text(f"ring_bytes = {8 * RECORD}\n")
+    settings = f'ring_bytes = {8 * RECORD}\nshadow_limit = "4 MiB"\n'
+    (folder / "phosd.toml").write_text(settings)
 
 
 def end_of(daemon: subprocess.Popen[str]) -> int:

@@ -42,6 +42,7 @@ def test_a_program_is_guessed_wrong_once(bus: str, tmp_path: Path, target: Targe
     with phosd(bus, tmp_path):
         size = wait_until(device_bytes, "the hook, which looks for phosd's folder now and then")
     slowly = {"PHOS_SOFTGPU_COPY_RATE": str(int(2 * size / SECONDS))}
+    (tmp_path / "phosd.toml").write_text(f"shadow_limit = {size - 1}\n")  # no room for a snapshot
     pid = str(target.pid)
     with phosd(bus, tmp_path, **slowly):
         for _ in range(TRIES):

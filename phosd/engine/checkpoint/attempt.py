@@ -1,6 +1,6 @@
 """One attempt at an image, and what all modes do alike: the driver's part, CRIU's, the blocks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from phosd.engine import driver
@@ -31,9 +31,16 @@ class Attempt:
     options: CheckpointOptions
     progress: Progress
 
-    def save_processes(self, movers: Sequence[Mover], *, runs: bool = False) -> None:
+    def save_processes(
+        self,
+        movers: Sequence[Mover],
+        *,
+        runs: bool = False,
+        beside: Callable[[], object] = lambda: None,
+    ) -> None:
         """The driver's part and CRIU's, and back; ``movers`` keep the room on their GPUs. ``runs``:
-        nobody but the driver holds the program, which may wait for its turn.
+        nobody but the driver holds the program, which may wait for its turn. ``beside`` is called
+        when the driver is done with the GPUs for the time that CRIU takes.
         """
         self.progress.phase("control", stopped=True)
         point(Point.CHECKPOINT_CONTROL)
@@ -42,6 +49,7 @@ class Attempt:
         with driver.checkpointed(self.unit.gpu_pids, room):
             self.progress.phase("cpu", stopped=True)
             point(Point.CHECKPOINT_CPU)
+            beside()
             self.cpu.dump(self.progress)
             self.progress.phase("unpark", stopped=True)
             point(Point.CHECKPOINT_UNPARK)

@@ -1,14 +1,20 @@
-"""Mode ``concurrent``: the stop parks the data, and they are copied while the program runs.
+"""Mode ``concurrent``: the stop parks the data, and they are saved while the program runs.
 
-From before the gate opens the hook saves what the program is about to overwrite (copy-on-write).
+Where there is device memory for it, they are copied there inside the stop. Otherwise, from before
+the gate opens, the hook saves what the program is about to overwrite (copy-on-write).
 """
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager, ExitStack
 
 from phosd.engine.checkpoint.attempt import Attempt
 from phosd.engine.drain import Drain
 from phosd.engine.faults import Point, point
 from phosd.engine.gate import closed_gates
+from phosd.engine.holdings import Holdings
 from phosd.engine.image.manifest import Block
 from phosd.engine.parking import parked
+from phosd.engine.snapshot import Snapshot
 
 
 def concurrent(attempt: Attempt) -> tuple[Block, ...]:
@@ -22,14 +28,8 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
         try:
             holdings.prepare_packs(unit.links, attempt.writer)
             holdings.take(unit.links)
-            with Drain(
-                holdings,
-                unit.links,
-                attempt.writer,
-                attempt.options.experience.suspects,
-                audit=attempt.options.audit,
-            ) as drain:
-                drain.make_room(attempt.node.config.shadow_limit)
+            with ExitStack() as stack:
+                saving = _with_room(attempt, holdings, stack)
                 attempt.cpu.prepare(unit.trees)
                 progress.check()
                 progress.phase("quiesce", stopped=True)
@@ -40,16 +40,35 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
                     blocks = holdings.all()
                     progress.phase("drain", stopped=True)
                     point(Point.CHECKPOINT_DIGEST)
-                    drain.save_shared(progress)
+                    saving.settle(progress)
                     progress.phase("park", stopped=True)
                     point(Point.CHECKPOINT_PARK)
                     with parked(unit.links, holdings):
-                        drain.begin()
-                        attempt.save_processes(holdings.movers())
-                    drain.arm()
-                progress.phase("drain", bytes_total=drain.bytes_total)
+                        saving.begin()
+                        attempt.save_processes(holdings.movers(), beside=saving.copy)
+                    saving.arm()
+                progress.phase("drain", bytes_total=saving.bytes_total)
                 point(Point.CHECKPOINT_DRAIN)
-                chunks = drain.finish(progress)
+                chunks = saving.finish(progress)
         finally:
             holdings.unpin()
     return attempt.blocks(blocks, chunks)
+
+
+def _with_room(attempt: Attempt, holdings: Holdings, stack: ExitStack) -> Snapshot | Drain:
+    """How the data are saved, with the device memory that it takes; ended with ``stack``."""
+    node, options = attempt.node, attempt.options
+    way = (holdings, attempt.unit.links, attempt.writer)
+    limit = node.config.shadow_limit
+
+    def turn(gpus: Collection[int]) -> AbstractContextManager[None]:
+        return node.turns.turn(gpus, attempt.progress, options.deadline)
+
+    if node.config.snapshots:
+        snapshot = stack.enter_context(Snapshot(*way, turn, limit))
+        if snapshot.make_room():
+            return snapshot
+    drain = stack.enter_context(Drain(*way, options.experience.suspects, audit=options.audit))
+    with turn({held.gpu for held in holdings.all()}):
+        drain.make_room(limit)
+    return drain

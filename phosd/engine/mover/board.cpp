@@ -2,12 +2,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 
 #include "board_view.h"
 
 using phos::board::BlockRow;
 using phos::board::KernelRow;
+using phos::board::kGiveUp;
 using phos::board::kLookBuckets;
+using phos::board::kMaxDevices;
 using phos::board::look_floor;
 using phos::board::Phase;
 using phos::board::SlabRow;
@@ -90,6 +93,18 @@ PHOS_EXPORT void phos_board_answer(View* view) {
     for (auto& pressure : view->header().pressure)
         pressure.given.store(pressure.wanted.load(std::memory_order_acquire),
                              std::memory_order_release);
+}
+
+// What there is of no device that a board can tell of is not told of.
+PHOS_EXPORT void phos_board_hold(View* view, uint32_t device, uint64_t bytes) {
+    if (device < kMaxDevices) view->header().held[device].store(bytes, std::memory_order_release);
+}
+
+PHOS_EXPORT int phos_board_is_starving(View* view) {
+    const auto& pressure = view->header().pressure;
+    return std::any_of(std::begin(pressure), std::end(pressure), [](const auto& each) {
+        return each.wanted.load(std::memory_order_acquire) >= kGiveUp;
+    });
 }
 
 PHOS_EXPORT uint32_t phos_board_posted(View* view) {

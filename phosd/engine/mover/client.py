@@ -169,6 +169,12 @@ class Mover:
         _, descriptors = self._aside.ask(wire.Create(list(blocks)), wire.Done)
         return descriptors
 
+    def create_together(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """As :meth:`create`, in one allocation that nobody but the mover can have. It is free when
+        the last of the blocks has been dropped.
+        """
+        self._aside.ask(wire.CreateTogether(list(blocks)), wire.Done)
+
     def drop(self, keys: Iterable[int]) -> None:
         """Unmap and release blocks, those that are guarded as soon as they no longer are.
 
@@ -257,15 +263,22 @@ class Mover:
         chunks: Iterable[tuple[int, int]],
         copies: Copies,
         progress: Progress | None = None,
+        *,
+        proven: Mapping[tuple[int, int], bytes] | None = None,
+        let_go: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> dict[tuple[int, int], bytes]:
         """Copy chunks, as (key, chunk index), as they are at the moment, each once.
 
         Programs may run and write them. ``copies`` remembers where they are, so that a later pass
         replaces them. Returns the digests of what was saved: who wants to know whether it is what
         is there now compares them with :meth:`digest`. Raises as :meth:`save` does.
+
+        ``proven`` gives the digests of all of them if nobody but this mover has the blocks: then
+        only the copy engines work, and each block is dropped as soon as it has left the device, all
+        of them when it is cancelled. ``let_go`` is called on this thread with the keys of those.
         """
-        request, descriptors = copies.request(chunks)
-        answer, _ = self._line.ask(request, wire.Copied, descriptors, progress)
+        request, descriptors = copies.request(chunks, proven)
+        answer, _ = self._line.ask(request, wire.Copied, descriptors, progress, let_go)
         return copies.note(request, answer)
 
     def pin(self, packs: Sequence[Pack]) -> None:
@@ -296,9 +309,9 @@ class Mover:
         chunks: Mapping[int, tuple[int, Sequence[int]]],
         progress: Progress | None = None,
     ) -> None:
-        """Copy chunks of blocks of other GPUs into blocks here, peer to peer where that can be.
+        """Copy chunks of other blocks into blocks, from other GPUs peer to peer where that can be.
 
-        By key here: the key there, and which chunks. Raises :class:`Cancelled`.
+        By key: the key of the source, and which chunks. Raises :class:`Cancelled`.
         """
         rows = [(key, source, list(indices)) for key, (source, indices) in chunks.items()]
         self._line.ask(wire.Fetch(rows), wire.Done, progress=progress)

@@ -1,8 +1,12 @@
 """Copying: chosen chunks as they are at the moment, each over its earlier copy if it has one."""
 
+import queue
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from phosd.engine.errors import Internal
+from phosd.engine.digest import split
+from phosd.engine.errors import Cancelled, Internal
 from phosd.engine.image.packs import record_size
 from phosd.engine.mover.copyout import Chunk, CopyOut, Item, Lanes, fill
 from phosd.engine.mover.gpu import Gpu
@@ -20,13 +24,16 @@ def copy(
     descriptors: Sequence[int],
     cancelled: Callable[[], bool],
     report: Report,
+    let_go: Callable[[list[int]], None],
 ) -> Copied:
     """Copy chunks into packs, of which ``descriptors`` are open for writing.
 
     Programs may write the chunks meanwhile: what is reported is the digest of what was saved.
-    Raises as :class:`CopyOut` does.
+    ``let_go`` is told which blocks are dropped. Raises as :class:`CopyOut` does.
     """
     found: dict[tuple[int, int], bytes] = {}
+    proven = _proven(request)
+    going = _Going(gpu, request, let_go)
     places: dict[tuple[int, int], tuple[int, int, int]] = {}
 
     def copied(items: Sequence[Item], digests: Sequence[bytes]) -> None:
@@ -39,11 +46,78 @@ def copy(
             for item in items:
                 place = (item.pack, item.offset, item.chunk.length)
                 places[item.chunk.key, item.chunk.index] = place
-            out.put(ring.take(), items)
+            if proven is None:
+                out.put(ring.take(), items)
+                continue
+            digests = [proven[item.chunk.key, item.chunk.index] for item in items]
+            with going.all_if_cancelled(out):
+                out.put_proven(ring.take(), items, digests, going.note)
+                going.drop()
+        if proven is not None:
+            going.drop_all(out)
     return Copied(
         places=[places[key, index] for key, index, *_ in request.chunks],
         digests=b"".join(found[key, index] for key, index, *_ in request.chunks),
     )
+
+
+class _Going:
+    """Drops the blocks of a request as soon as all their chunks have left the device: the writing
+    may take much longer.
+    """
+
+    def __init__(self, gpu: Gpu, request: Copy, let_go: Callable[[list[int]], None]) -> None:
+        self._gpu = gpu
+        self._let_go = let_go
+        self._left = Counter(key for key, *_ in request.chunks)
+        self._gone: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def note(self, items: Sequence[Item]) -> None:
+        """These chunks have left. From any thread."""
+        for item in items:
+            self._gone.put(item.chunk.key)
+
+    def drop(self) -> None:
+        """Drop what is done with. This and the next ones from one thread."""
+        done = []
+        while not self._gone.empty():
+            key = self._gone.get()
+            self._left[key] -= 1
+            if not self._left[key]:
+                done.append(key)
+        self._drop(done)
+
+    def drop_all(self, out: CopyOut) -> None:
+        """Drop the rest, when what is on its way has left."""
+        out.wait_left()
+        self._drop([key for key, count in self._left.items() if count])
+
+    @contextmanager
+    def all_if_cancelled(self, out: CopyOut) -> Iterator[None]:
+        """Who gives up wants the memory back at once."""
+        try:
+            yield
+        except Cancelled:
+            self.drop_all(out)
+            raise
+
+    def _drop(self, keys: list[int]) -> None:
+        if keys:
+            for key in keys:
+                self._left[key] = 0
+            self._gpu.drop_kept(keys)
+            self._let_go(keys)
+
+
+def _proven(request: Copy) -> dict[tuple[int, int], bytes] | None:
+    """The digests of the chunks, where they are known."""
+    if not request.proven:
+        return None
+    digests = split(request.proven)
+    if len(digests) != len(request.chunks):
+        raise Internal(f"{len(request.chunks)} chunks came with {len(digests)} digests")
+    rows = zip(request.chunks, digests, strict=True)
+    return {(key, index): digest for (key, index, *_), digest in rows}
 
 
 def _batches(gpu: Gpu, request: Copy, records: int) -> Iterator[list[Item]]:

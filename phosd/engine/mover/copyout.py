@@ -6,15 +6,18 @@ a program that computes all the time the mover gets the device every few millise
 take turns on several streams: the program stands still while the mover has the device, and one
 batch is hashed by a tenth of it. Two streams take turns on the bus, which is free meanwhile. The
 writing is done by as many threads as keep a fast disk or a tmpfs busy.
+
+Memory that nobody else can write, and that was hashed, goes out as it lies there. That takes the
+copy engines only, and costs a program beside it next to nothing.
 """
 
 import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 from typing import Any, NamedTuple, Self
 
 from phosd.engine.cuda import call
@@ -70,10 +73,28 @@ class _Run(NamedTuple):
     pack: int
     offset: int
     size: int
+    records: int
 
 
-_Work = tuple[Slot, Sequence[Item], list[tuple[_Run, memoryview, bool]]]
-"""A batch on its way: for each run the host memory where it goes, and whether that is the pack."""
+class _Move(NamedTuple):
+    """The host memory where a run goes: in the slot, or the pack itself."""
+
+    run: _Run
+    address: int
+    view: memoryview
+    in_pack: bool
+
+
+class _Work(NamedTuple):
+    """A batch on its way. ``proven``: its digests, if they are not in the slot. ``left`` is told
+    when it has left the device.
+    """
+
+    slot: Slot
+    items: Sequence[Item]
+    moves: Sequence[_Move]
+    proven: Sequence[bytes] | None = None
+    left: "Left | None" = None
 
 
 @dataclass
@@ -123,6 +144,10 @@ Copied = Callable[[Sequence[Item], Sequence[bytes]], None]
 """Is told, from any thread, the digests of the chunks that were just saved."""
 
 
+Left = Callable[[Sequence[Item]], None]
+"""Is told, from any thread, of chunks that have left the device."""
+
+
 class CopyOut:
     """The pipeline of one request: :meth:`put` starts batches; leaving waits until all are written.
 
@@ -158,7 +183,8 @@ class CopyOut:
             stack.callback(close_all, self._direct)
             self._all_stagers = stack.enter_context(streams(_STAGERS))
             self._stagers = cycle(self._all_stagers)
-            self._buses = cycle(stack.enter_context(streams(2)))
+            self._all_buses = stack.enter_context(streams(2))
+            self._buses = cycle(self._all_buses)
             self._crew = stack.enter_context(Crew(self._gpu, _WRITERS, self._cancelled))
             self._watcher = stack.enter_context(Crew(self._gpu, 1, self._cancelled))
             self._stack = stack.pop_all()
@@ -185,27 +211,56 @@ class CopyOut:
         ``staged`` is called on another thread as soon as the chunks are in the staging slot.
         """
         bus, stager = next(self._buses), next(self._stagers)
-        try:
-            self.check()
-            point(Point.MOVER_COPY_OUT)
+        with self._starting(slot, bus, stager):
             self._stage(slot, items, stager)
-            moves = [(run, *self._destination(slot, run)) for run in _joined(items)]
+            moves = self._moves(slot, items)
             call("cuStreamWaitEvent", bus, slot.staged, 0)
             for run, address, _, _ in moves:
                 source = slot.staging + run.slot_offset
                 call("cuMemcpyDtoHAsync", address, source, run.size, bus)
             call("cuStreamWaitEvent", bus, slot.hashed, 0)
             call("cuEventRecord", slot.event, bus)
-        except BaseException:
-            for used in (stager, bus):
-                call("cuStreamSynchronize", used)
-            self._ring.give(slot)
-            raise
-        work = (slot, items, [(run, view, in_pack) for run, _, view, in_pack in moves])
+        work = _Work(slot, items, moves)
         if staged is None:
             self._crew.submit(self._finish, work)
         else:
             self._watcher.submit(self._await_staged, (work, staged))
+
+    def wait_left(self) -> None:
+        """Wait until all chunks of all batches have left the device."""
+        for bus in self._all_buses:
+            call("cuStreamSynchronize", bus)
+
+    def put_proven(
+        self, slot: Slot, items: Sequence[Item], digests: Sequence[bytes], left: Left
+    ) -> None:
+        """As :meth:`put`, for chunks with these digests that nobody else can write."""
+        bus = next(self._buses)
+        with self._starting(slot, bus):
+            moves = self._moves(slot, items)
+            each = iter(items)
+            for run, address, _, _ in moves:
+                at = address + HEADER - run.slot_offset
+                part = islice(each, run.records)
+                places = ((i.chunk.address, at + i.slot_offset, i.chunk.length) for i in part)
+                for source, target, length, rows in runs(places):
+                    sides = (("host", target, RECORD), ("device", source, CHUNK))
+                    copy_rows(*sides, length, rows, bus)
+            call("cuEventRecord", slot.event, bus)
+        self._crew.submit(self._finish, _Work(slot, items, moves, digests, left))
+
+    @contextmanager
+    def _starting(self, slot: Slot, *used: Any) -> Iterator[None]:
+        """Inside, streams get work; if that fails, none of it is left and the slot is free."""
+        try:
+            self.check()
+            point(Point.MOVER_COPY_OUT)
+            yield
+        except BaseException:
+            for stream in used:
+                call("cuStreamSynchronize", stream)
+            self._ring.give(slot)
+            raise
 
     def _stage(self, slot: Slot, items: Sequence[Item], stager: Any) -> None:
         """Device memory -> staging slot -> digests."""
@@ -223,21 +278,23 @@ class CopyOut:
     def _await_staged(self, work: tuple[_Work, Callable[[], None]]) -> None:
         batch, staged = work
         try:
-            call("cuEventSynchronize", batch[0].staged, about="a copy of device memory")
+            call("cuEventSynchronize", batch.slot.staged, about="a copy of device memory")
             staged()
         except BaseException:
-            self._ring.give(batch[0])
+            self._ring.give(batch.slot)
             raise
         self._crew.submit(self._finish, batch)
 
     def _finish(self, work: _Work) -> None:
-        slot, items, moves = work
+        slot, items, moves, proven, left = work
         try:
             call("cuEventSynchronize", slot.event, about="a copy out of device memory")
+            if left is not None:
+                left(items)
             self.check()
-            digests = split(bytes(slot.digests[: SIZE * len(items)]))
+            digests = proven or split(bytes(slot.digests[: SIZE * len(items)]))
             self._label(items, digests, moves)
-            for run, view, in_pack in moves:
+            for run, _, view, in_pack in moves:
                 if not in_pack:
                     self._write(run, view)
             self._copied(items, digests)
@@ -249,27 +306,29 @@ class CopyOut:
         self,
         items: Sequence[Item],
         digests: Sequence[bytes],
-        moves: Iterable[tuple[_Run, memoryview, bool]],
+        moves: Iterable[_Move],
     ) -> None:
         """Write the records' headers."""
         left = zip(items, digests, strict=True)
-        for run, view, _ in moves:
+        for run, _, view, _ in moves:
             at = 0
-            while at < run.size:
-                item, digest = next(left)
+            for item, digest in islice(left, run.records):
                 fields = header_fields(
                     self._packs.image, self._packs.owner, digest, item.chunk.length
                 )
                 view[at : at + HEADER] = fields.ljust(HEADER, b"\0")
                 at += record_size(item.chunk.length)
 
-    def _destination(self, slot: Slot, run: _Run) -> tuple[int, memoryview, bool]:
-        """Pinned host memory for a run (address, bytes, whether it is the pack itself)."""
+    def _moves(self, slot: Slot, items: Iterable[Item]) -> list[_Move]:
+        """Pinned host memory for the runs of a batch."""
+        return [self._move(slot, run) for run in _joined(items)]
+
+    def _move(self, slot: Slot, run: _Run) -> _Move:
         window, end = self._pinned[run.pack], run.offset + run.size
         if window is not None and end <= len(window.view):
-            return window.address + run.offset, window.view[run.offset : end], True
+            return _Move(run, window.address + run.offset, window.view[run.offset : end], True)
         first, last = run.slot_offset, run.slot_offset + run.size
-        return slot.host + first, slot.view[first:last], False
+        return _Move(run, slot.host + first, slot.view[first:last], False)
 
     def _write(self, run: _Run, view: memoryview) -> None:
         direct = self._direct[run.pack]
@@ -289,10 +348,10 @@ def _joined(items: Iterable[Item]) -> Iterator[_Run]:
     for item in items:
         size = record_size(item.chunk.length)
         if run is not None and (run.pack, run.offset + run.size) == (item.pack, item.offset):
-            run = run._replace(size=run.size + size)
+            run = run._replace(size=run.size + size, records=run.records + 1)
             continue
         if run is not None:
             yield run
-        run = _Run(item.slot_offset, item.pack, item.offset, size)
+        run = _Run(item.slot_offset, item.pack, item.offset, size, 1)
     if run is not None:
         yield run

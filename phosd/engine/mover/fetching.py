@@ -1,4 +1,4 @@
-"""Fetching: chunks of blocks of other GPUs, straight from their memory into this one's."""
+"""Fetching: chunks of blocks of this GPU or of others, straight from memory to memory."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -23,14 +23,14 @@ def fetch(gpu: Gpu, request: Fetch, cancelled: Callable[[], bool], report: Repor
         queued = 0
 
         def settle() -> None:
-            call("cuStreamSynchronize", stream, about="a copy from another GPU")
+            call("cuStreamSynchronize", stream, about="a copy between blocks")
             report(queued)
             if cancelled():
                 raise Cancelled("the transfer was cancelled")
 
         for source, at, address, size in _pieces(gpu, request):
-            point(Point.MOVER_FETCH)
-            gpu.copy_from(source, at, address, size, stream)
+            short = point(Point.MOVER_FETCH)
+            gpu.copy_from(source, at, address, size // 2 if short else size, stream)
             queued += size
             if queued >= _BATCH:
                 settle()

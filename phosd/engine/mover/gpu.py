@@ -27,6 +27,8 @@ class Block:
 
     ``home`` is the ordinal of the GPU that has the memory, if this one cannot reach it: then only
     the driver's peer copy can, by way of the host.
+
+    ``slab`` is what it is a part of, if it has no ``handle`` and no ``fd`` of its own.
     """
 
     address: int
@@ -36,6 +38,17 @@ class Block:
     chunks: list[tuple[int, int]]
     table: bytes
     home: int | None = None
+    slab: "_Slab | None" = None
+
+
+@dataclass
+class _Slab:
+    """An allocation of ``parts`` blocks."""
+
+    address: int
+    size: int
+    handle: Any
+    parts: int
 
 
 class Gpu:
@@ -123,6 +136,21 @@ class Gpu:
             raise
         return [self.blocks[key].fd for key in added]
 
+    def create_together(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Make and map new memory for several blocks in one allocation. All or nothing."""
+        if not blocks:
+            return
+        for key, size in blocks:
+            self._require_new(key, size)
+        size = sum(-(-size // CHUNK) * CHUNK for _, size in blocks)
+        about = f"{len(blocks)} blocks of {size} bytes"
+        handle = call("cuMemCreate", size, self._properties, 0, about=about)
+        slab = _Slab(self._map(size, handle, self._ordinal), size, handle, len(blocks))
+        at = slab.address
+        for key, size in blocks:
+            self.blocks[key] = Block(at, size, None, -1, *_chunks(at, size), slab=slab)
+            at += -(-size // CHUNK) * CHUNK
+
     @contextlib.contextmanager
     def keeping(self, keys: Collection[int]) -> Iterator[None]:
         """Inside, other threads cannot drop these blocks. One request that has any at a time."""
@@ -140,9 +168,12 @@ class Gpu:
         for key in keys:
             block = self._unused(key)
             del self.blocks[key]
-            call("cuMemUnmap", block.address, block.size)
-            call("cuMemAddressFree", block.address, block.size + CHUNK)
-            call("cuMemRelease", block.handle)
+            if block.slab is not None:
+                block.slab.parts -= 1
+                if not block.slab.parts:
+                    self._unmap(block.slab)
+                continue
+            self._unmap(block)
             if not keep_descriptors:
                 os.close(block.fd)
         self._leave_neighbours()
@@ -281,18 +312,30 @@ class Gpu:
 
     def _add(self, key: int, size: int, handle: Any, fd: int, home: int | None = None) -> None:
         """Map ``handle``, which is released when that fails, for this GPU, or for its ``home``."""
-        address = 0
         try:
-            if key in self.blocks:
-                raise Internal(f"the data mover already holds a block {key}")
-            if size <= 0 or size % PAGE:
-                raise Internal(f"block {key} has {size} bytes, not a multiple of {PAGE}")
+            self._require_new(key, size)
+        except BaseException:
+            call("cuMemRelease", handle)
+            raise
+        address = self._map(size, handle, self._ordinal if home is None else home)
+        self.blocks[key] = Block(address, size, handle, fd, *_chunks(address, size), home)
+
+    def _require_new(self, key: int, size: int) -> None:
+        if key in self.blocks:
+            raise Internal(f"the data mover already holds a block {key}")
+        if size <= 0 or size % PAGE:
+            raise Internal(f"block {key} has {size} bytes, not a multiple of {PAGE}")
+
+    def _map(self, size: int, handle: Any, home: int) -> int:
+        """The address where memory is mapped; ``handle`` is released when that fails."""
+        address = 0
+        about = f"{size} bytes"
+        try:
             room = size + CHUNK  # a gap, so that no copy runs from one block into another
-            address = int(call("cuMemAddressReserve", room, 0, 0, 0, about=f"{size} bytes"))
-            call("cuMemMap", address, size, 0, handle, 0, about=f"block {key}")
+            address = int(call("cuMemAddressReserve", room, 0, 0, 0, about=about))
+            call("cuMemMap", address, size, 0, handle, 0, about=about)
             try:
-                access = self._access(self._ordinal if home is None else home)
-                call("cuMemSetAccess", address, size, [access], 1, about=f"block {key}")
+                call("cuMemSetAccess", address, size, [self._access(home)], 1, about=about)
             except BaseException:
                 call("cuMemUnmap", address, size)
                 raise
@@ -301,9 +344,12 @@ class Gpu:
                 call("cuMemAddressFree", address, size + CHUNK)
             call("cuMemRelease", handle)
             raise
-        end = address + size
-        chunks = [(at, min(CHUNK, end - at)) for at in range(address, end, CHUNK)]
-        self.blocks[key] = Block(address, size, handle, fd, chunks, pack_chunks(chunks), home)
+        return address
+
+    def _unmap(self, mapped: Block | _Slab) -> None:
+        call("cuMemUnmap", mapped.address, mapped.size)
+        call("cuMemAddressFree", mapped.address, mapped.size + CHUNK)
+        call("cuMemRelease", mapped.handle)
 
     def _reserve_table(self, count: int) -> None:
         """Device memory for ``count`` table entries and digests, kept for the next time."""
@@ -331,3 +377,10 @@ class Gpu:
         flags.gpuDirectRDMACapable = int(call("cuDeviceGetAttribute", rdma, self.device))
         properties.allocFlags = flags
         return properties
+
+
+def _chunks(address: int, size: int) -> tuple[list[tuple[int, int]], bytes]:
+    """The chunks of a block, and the table of them."""
+    end = address + size
+    chunks = [(at, min(CHUNK, end - at)) for at in range(address, end, CHUNK)]
+    return chunks, pack_chunks(chunks)

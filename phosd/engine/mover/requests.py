@@ -83,7 +83,11 @@ class Copies:
         self.refs: dict[tuple[int, int], ChunkRef] = {}
         """By (key, chunk index): where the last copy is, with its digest."""
 
-    def request(self, chunks: Iterable[tuple[int, int]]) -> tuple[wire.Copy, list[int]]:
+    def request(
+        self,
+        chunks: Iterable[tuple[int, int]],
+        proven: Mapping[tuple[int, int], bytes] | None = None,
+    ) -> tuple[wire.Copy, list[int]]:
         """What the mover is asked, and the descriptors of the packs."""
         wanted = list(dict.fromkeys(chunks))
         new = sum(chunk not in self._places for chunk in wanted)
@@ -92,7 +96,8 @@ class Copies:
         self._used += [0] * (len(self._packs) - len(self._used))
         places = (self._places.get(chunk, (-1, 0)) for chunk in wanted)
         rows = [(*chunk, *place) for chunk, place in zip(wanted, places, strict=True)]
-        request = wire.Copy(rows, target(self._writer, self._packs), self._used)
+        digests = b"".join(proven[chunk] for chunk in wanted) if proven else b""
+        request = wire.Copy(rows, target(self._writer, self._packs), self._used, digests)
         return request, [pack.fd for pack in self._packs]
 
     def note(self, request: wire.Copy, answer: wire.Copied) -> dict[tuple[int, int], bytes]:

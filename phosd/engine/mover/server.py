@@ -104,6 +104,8 @@ class Server:
                 gpu.adopt(request.blocks, descriptors, request.home)
             case wire.Create():
                 return wire.Done(), gpu.create(request.blocks)
+            case wire.CreateTogether():
+                gpu.create_together(request.blocks)
             case wire.Drop():
                 self._parked.drop(request.keys)
             case wire.Digest():
@@ -115,7 +117,8 @@ class Server:
                 return save(*way, request, descriptors, self._given_up, self._report), []
             case wire.Copy():
                 way = (gpu, self._ring, self._windows)
-                return copy(*way, request, descriptors, self._given_up, self._report), []
+                ends = (self._given_up, self._report, self._let_go)
+                return copy(*way, request, descriptors, *ends), []
             case wire.Drain():
                 self._settled.set()
                 ask = (self._let_go, self._settled.is_set)

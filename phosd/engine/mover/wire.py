@@ -8,7 +8,8 @@ which brings no key, may only ask for what is parked, and let go of it.
 
 The engine sends one request at a time and numbers it; the mover answers with any number of
 :class:`Moved` and then one other reply of the same number. :class:`Cancel` may follow a request at
-any time. A drain may also send :class:`Dropped`, which the engine answers with :class:`Settled`.
+any time. A drain or a copy may also send :class:`Dropped`, which the engine answers with
+:class:`Settled`.
 """
 
 import msgspec
@@ -64,6 +65,12 @@ class Adopt(Message, frozen=True):
 
 class Create(Message, frozen=True):
     """Make and map new blocks; the reply carries one descriptor each."""
+
+    blocks: list[tuple[int, int]]
+
+
+class CreateTogether(Message, frozen=True):
+    """Make new blocks in one allocation, which goes with the last of them; for the mover alone."""
 
     blocks: list[tuple[int, int]]
 
@@ -139,18 +146,21 @@ class Drain(Message, frozen=True):
 
 
 class Settled(Message, frozen=True):
-    """The engine has let go of what :class:`Dropped` named; follows a :class:`Drain`."""
+    """The engine has let go of what :class:`Dropped` named."""
 
 
 class Copy(Message, frozen=True):
     """Copy chunks as they are: (key, index, pack as a place in ``target``, offset of the record).
 
-    A negative pack asks for a new record, behind the ``used`` bytes of some pack.
+    A negative pack asks for a new record, behind the ``used`` bytes of some pack. ``proven``: 16
+    bytes a chunk, their digests, if nobody can write the blocks: they are not hashed again, and
+    each block is dropped (:class:`Dropped`) as soon as it has left the device; or empty.
     """
 
     chunks: list[tuple[int, int, int, int]]
     target: Packs
     used: list[int]
+    proven: bytes
 
 
 class Pin(Message, frozen=True):
@@ -169,7 +179,7 @@ class Load(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """Copy chunks of blocks of other GPUs: (key here, key there, chunk indices)."""
+    """Copy chunks of blocks of this GPU or of others: (key, key of the source, chunk indices)."""
 
     blocks: list[tuple[int, int, list[int]]]
 
@@ -231,7 +241,7 @@ class Copied(Message, frozen=True):
 
 
 class Dropped(Message, frozen=True):
-    """Blocks that a drain has dropped because their program needs the memory."""
+    """Blocks that a request has dropped: a drain because their program needs the memory."""
 
     keys: list[int]
 
@@ -284,6 +294,7 @@ Request = (
     | ListParked
     | Adopt
     | Create
+    | CreateTogether
     | Drop
     | Digest
     | Save

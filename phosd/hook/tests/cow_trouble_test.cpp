@@ -219,6 +219,62 @@ void a_watched_board_is_waited_for(Client& client) {
     }
 }
 
+// What the engine holds beside is waited for while it is given back by itself; when that takes too
+// long all of it is asked for. It is nothing to wait for when it would not be enough, and nobody
+// waits again for who has not given it back then.
+void what_is_held_beside_is_waited_for(Client& client) {
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    const CUdeviceptr other = filled(1, 1);
+    const size_t part = (free_memory() / kChunk / 2 - 8) * kChunk;
+    const size_t size = 2 * part;
+    for (const bool in_time : {true, false}) {
+        close_gate(client);
+        FakeMover mover(client, {});
+        auto& header = mover.board().header();
+        mover.board().set_phase(board::watched);
+        CUmemGenericAllocationHandle half[2] = {};
+        for (auto& handle : half) OK(DIRECT(cuMemCreate)(&handle, part, &properties, 0));
+        header.held[0] = size;
+        count_of(mover.arm(client));
+        client.open_gate();
+        CUdeviceptr anew = 0;
+        auto began = Clock::now();
+        CHECK(cuMemAlloc_v2(&anew, 2 * size) == CUDA_ERROR_OUT_OF_MEMORY);
+        CHECK(seconds_since(began) < kAtOnce);
+        std::thread engine([&] {
+            while (!in_time && header.pressure[0].wanted < board::kGiveUp) usleep(1000);
+            for (auto& handle : half) {
+                usleep(100000);
+                OK(DIRECT(cuMemRelease)(handle));
+                header.held[0] -= part;
+            }
+        });
+        began = Clock::now();
+        OK(cuMemAlloc_v2(&anew, size));
+        engine.join();
+        CHECK(in_time == (seconds_since(began) < kAtOnce));
+        CHECK(header.pressure[0].wanted == 0 && header.phase == board::watched);
+        OK(cuMemFree_v2(anew));
+        CHECK(client.ask(wire::Type::forget).status == wire::Status::ok);
+    }
+    auto engine = std::make_unique<Client>(getpid());
+    FakeMover mover(*engine, {});
+    mover.board().set_phase(board::watched);
+    mover.board().header().held[0] = 2 * size;
+    count_of(mover.arm(*engine));
+    engine.reset();
+    CUdeviceptr anew = 0;
+    CHECK(cuMemAlloc_v2(&anew, 2 * size) == CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(mover.board().header().held[0] == 0);
+    const auto began = Clock::now();  // nobody waits again
+    CHECK(cuMemAlloc_v2(&anew, 2 * size) == CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(seconds_since(began) < kAtOnce);
+    CHECK(client.ask(wire::Type::forget).status == wire::Status::ok);
+    OK(cuMemFree_v2(other));
+}
+
 // Work that goes into a capture runs later: nothing is shadowed for it, and shadowing for others
 // does not end it.
 void captures_are_left_alone(Client& client) {
@@ -341,5 +397,6 @@ int main() {
     std::puts("mappings");
     a_full_device_is_the_jobs_trouble(client);
     a_watched_board_is_waited_for(client);
+    what_is_held_beside_is_waited_for(client);
     std::puts("ok");
 }

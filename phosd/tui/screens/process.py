@@ -34,7 +34,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel that it launched since a concurrent checkpoint last began to copy."""
+    """A kernel that it launched since a checkpoint last began to copy on write."""
 
     name: str
     module: str

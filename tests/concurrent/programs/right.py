@@ -214,6 +214,22 @@ def reallocated(kernels: Kernels, field: Field) -> Write:
     return step
 
 
+def growing(kernels: Kernels, field: Field) -> Write:
+    """Takes a chunk more in each step, and now and then frees all that it has taken."""
+    taken: list[int] = []
+
+    def step(number: int, seed: int) -> None:
+        if len(taken) == 2 * BLOCKS:
+            for block in taken:
+                ok(driver.cuMemFree(block))
+            taken.clear()
+        taken.append(filled(CHUNK, number))
+        for address in (*field.at(number), taken[-1]):
+            kernels.launch("touch", u64(address), *field.shape(), u64(seed), threads=field.count)
+
+    return step
+
+
 def turned_over(kernels: Kernels, field: Field) -> Write:
     """Frees everything and makes it anew, in another size: what it has free, it has in full."""
     blocks = list(field.blocks)
@@ -255,7 +271,7 @@ WAYS = {
             replaced_graph,
         ),
         *(one_chunk, thread_streams, default_stream, pinned, reallocated),
-        turned_over,
+        *(turned_over, growing),
     )
 }
 
