@@ -1,5 +1,6 @@
 """Memory that is copied inside the stop, where there is room, and what becomes of that copy."""
 
+import contextlib
 import time
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from phosd.engine import snapshot
 from phosd.engine.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.errors import MisSpeculation, OutOfMemory
+from phosd.engine.held import new_key
 from phosd.engine.image.packs import RECORD
 from phosd.engine.mover import Mover
 from phosd.engine.node import Node
@@ -121,23 +123,27 @@ def test_a_program_waits_for_what_is_about_to_be_given_back(
 
 
 def test_a_program_that_cannot_wait_gets_everything(
-    node: Node,
-    start: Starter,
-    start_plainly: Starter,
-    undisturbed: Undisturbed,
-    monkeypatch: pytest.MonkeyPatch,
+    node: Node, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Saving stands still, as with a disk that does: the job gives up, not the program."""
+    """Saving stands still, as with a disk that does, and what is free a neighbour takes again and
+    again: the job gives up, not the program.
+    """
+    taken: list[int] = []
 
     def stuck(self: Snapshot, gpu: int, copies: dict[int, int]) -> None:
+        mover = node.mover(gpu)
         while True:
             self._account.check()
+            if (free := mover.free_memory()[0]) >= CHUNK:
+                with contextlib.suppress(OutOfMemory):  # the program was quicker
+                    key = new_key()
+                    mover.create_together([(key, free // CHUNK * CHUNK)])
+                    taken.append(key)
             time.sleep(0.01)
 
     target = started(start, "growing")
     before = left(node)
-    fillers: list[Target] = []
-    progress = Watch(node, target, drain=lambda: fillers.append(fill(start_plainly, 0)))
+    progress = Watch(node, target)
     with monkeypatch.context() as patch:
         patch.setattr(Snapshot, "_save", stuck)
         with pytest.raises(OutOfMemory, match="the program needed the device memory"):
@@ -145,7 +151,7 @@ def test_a_program_that_cannot_wait_gets_everything(
     assert "drain_seconds" in progress.progress.details  # by which the history knows it
     assert node.store.list() == []
     target.more_steps(30)
-    fillers[0].kill()
+    node.mover(0).drop(taken)
     assert left(node)[1:3] == before[1:3]
     manifest, _ = watched(node, target, CONCURRENT)
     continues(node, target, manifest.id, undisturbed("right", "growing"))
