@@ -2,8 +2,6 @@
 
 import shutil
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from phosd.engine import criu
 from phosd.engine.criu import Criu, DumpOptions, PageStore, TreeDump
@@ -12,10 +10,10 @@ from phosd.engine.image.manifest import Tree
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.progress import Progress
 from phosd.engine.tree import ProcessTree
-from phosd.engine.undo import Undo
+from phosd.engine.undo import Undo, Undoing
 
 
-class CpuParts:
+class CpuParts(Undoing):
     """One dump a tree. ``staging`` is a folder in memory, or None to write to the disk at once;
     ``pages`` as many bytes of it as the trees' memory may take.
 
@@ -58,17 +56,6 @@ class CpuParts:
         """Freeze each tree, write its state, let it go on."""
         for prepared in self._prepared:
             self._dumps.append(prepared.finish(progress))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._undo.__exit__(kind, error, traceback)
 
     @property
     def trees(self) -> list[ProcessTree]:

@@ -12,8 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 from phosd.engine.beside import follow, spare_memory, starved
 from phosd.engine.board import Board, KernelRow
@@ -26,7 +24,7 @@ from phosd.engine.image.writer import ImageWriter
 from phosd.engine.kernels import KernelMark
 from phosd.engine.mover import DrainBoard, Drained
 from phosd.engine.progress import Progress
-from phosd.engine.undo import Undo
+from phosd.engine.undo import Undo, Undoing
 
 _SLABS = 32
 """Pieces that a device's shadow memory is made of, so that some can be given back early."""
@@ -57,7 +55,7 @@ class _Member:
     armed: bool = False
 
 
-class Drain:
+class Drain(Undoing):
     """One concurrent copy of a unit's memory into an image. Leaving its context ends it.
 
     The steps are called in the order in which they stand here. With ``audit`` it is also counted
@@ -163,17 +161,6 @@ class Drain:
             chunks |= part.chunks
         return chunks
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._undo.__exit__(kind, error, traceback)
-
     def _add_slabs(self, member: _Member, device: int, gpu: int, wanted: int) -> None:
         mover = self._holdings.mover(gpu)
         slots = min(wanted, spare_memory(mover)) // CHUNK
@@ -205,12 +192,12 @@ class Drain:
         self._digests = self._holdings.digest(blocks)
         for member in self._members:
             member.board = Board.create(
-                [(held.block.id, _chunks(held)) for held in member.blocks],
+                [(held.block.id, held.chunks) for held in member.blocks],
                 [(slab.device, slab.slots) for slab in member.slabs],
                 self._kernels,
             )
         slots = sum(slab.slots for member in self._members for slab in member.slabs)
-        if slots < sum(map(_chunks, blocks)):
+        if slots < sum(held.chunks for held in blocks):
             self._copy()
 
     def _copy(self) -> None:
@@ -286,10 +273,6 @@ class Drain:
             for member in self._members
             for kernel in member.link.kernels()
         ]
-
-
-def _chunks(held: Held) -> int:
-    return -(-held.block.size // CHUNK)
 
 
 def _part(member: _Member, gpu: int) -> DrainBoard | None:

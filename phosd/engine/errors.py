@@ -70,6 +70,15 @@ class MisSpeculation(PhosError):
     """A write that nobody predicted, and the caller allowed no fallback."""
 
 
+def changed_in_the_stop(count: int, gpu: int | None = None) -> MisSpeculation:
+    """The error when ``count`` chunks, on a GPU, are not as they were when nobody could write."""
+    where = "" if gpu is None else f" on GPU {gpu}"
+    return MisSpeculation(
+        f"{count} chunks{where} changed while the gate was closed",
+        hint="something outside the program writes its memory (a peer, a NIC)",
+    )
+
+
 class Timeout(PhosError):
     """Something did not answer within its deadline."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from phosd.engine.errors import Internal, PhosError
 from phosd.engine.hooklink import Block
+from phosd.engine.image.manifest import CHUNK
 from phosd.engine.mover import Mover
 
 _KCMP, _KCMP_FILE = 312, 0  # x86-64
@@ -30,6 +31,11 @@ class Held:
     gpu: int
     descriptor: int
     key: int
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks the block has; the last may be shorter."""
+        return -(-self.block.size // CHUNK)
 
 
 @dataclass(frozen=True)

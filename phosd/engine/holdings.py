@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from phosd.engine.board import Board
-from phosd.engine.errors import Internal, MisSpeculation, Unsupported
+from phosd.engine.errors import Internal, Unsupported, changed_in_the_stop
 from phosd.engine.held import (
     Held,
     Place,
@@ -103,8 +103,9 @@ class Holdings:
         freed = partial(self._freed, link.pid, link.runtime_dir)
         self._watches[link.pid] = Watch(link.pid, board, freed, partial(self._gone, link.pid))
 
-    def watch_all(self, links: Sequence[HookLink]) -> None:
-        """Watch each process by a board of its own. Nothing is parked."""
+    def watch_all(self, links: Sequence[HookLink]) -> list[Board]:
+        """Watch each process by a board of its own, which is ours. Nothing is parked."""
+        boards = []
         for link in links:
             board = Board.create([], [])
             board.watch()
@@ -114,6 +115,8 @@ class Holdings:
                 board.close()
                 raise
             self.watch(link, board)
+            boards.append(board)
+        return boards
 
     def unwatch(self, pids: Iterable[int] | None = None) -> None:
         """Watch these processes no more; all of them by default."""
@@ -286,10 +289,7 @@ class Holdings:
             packs = self.packs(gpu) if prepared else []
             saved = self._used[gpu].save(wanted, writer, progress, packs)
             if saved.changed:
-                raise MisSpeculation(
-                    f"{len(saved.changed)} chunks on GPU {gpu} changed while the gate was closed",
-                    hint="something outside the program writes its memory (a peer, a NIC)",
-                )
+                raise changed_in_the_stop(len(saved.changed), gpu)
             chunks |= saved.chunks
         return chunks
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
-from phosd.engine.errors import MisSpeculation
+from phosd.engine.errors import changed_in_the_stop
 from phosd.engine.holdings import Holdings
 from phosd.engine.hooklink import HookLink
 from phosd.engine.image.manifest import ChunkRef
@@ -60,10 +60,7 @@ class Precopy:
                 return self._refs(digests)
             # A copy takes the place of an earlier one, which an equal chunk may have counted on.
             self._copy(missing, self._within)
-        raise MisSpeculation(
-            f"{sum(map(len, missing.values()))} chunks changed while the gate was closed",
-            hint="something outside the program writes its memory (a peer, a NIC)",
-        )
+        raise changed_in_the_stop(sum(map(len, missing.values())))
 
     def _missing(self, digests: Digests) -> dict[int, list[tuple[int, int]]]:
         """The chunks, as (key, index), whose bytes of now are not saved yet, by GPU."""

@@ -13,12 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from phosd.engine.beside import follow, spare_memory, starved
 from phosd.engine.board import Board
-from phosd.engine.errors import Cancelled, MisSpeculation, OutOfMemory
+from phosd.engine.errors import Cancelled, OutOfMemory, changed_in_the_stop
 from phosd.engine.held import Held, distinct, keys_by_gpu, let_go, new_key
 from phosd.engine.holdings import Holdings
 from phosd.engine.hooklink import HookLink
@@ -26,7 +24,7 @@ from phosd.engine.image.manifest import CHUNK, ChunkRef
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.mover import Copies, redundant
 from phosd.engine.progress import Progress
-from phosd.engine.undo import Undo
+from phosd.engine.undo import Undo, Undoing
 
 _SLAB = 2 << 30
 """Bytes that are allocated together, and given back together."""
@@ -54,7 +52,7 @@ class _Copy:
     slab: _Slab
 
 
-class Snapshot:
+class Snapshot(Undoing):
     """The snapshot of a unit's memory for one image. Leaving its context ends it.
 
     The steps are called in the order in which they stand here. At most ``limit`` bytes are taken a
@@ -127,17 +125,10 @@ class Snapshot:
         """
         assert self._copied is not None
         self._copied.result()
-        for link in self._links:
-            board = Board.create([], [])
-            board.watch()
-            try:
-                link.arm(board.fd, [])
-            except BaseException:
-                board.close()
-                raise
-            self._holdings.watch(link, board)
-            self._boards.append((board, self._holdings.gpus_of(link.pid)))
+        boards = self._holdings.watch_all(self._links)
+        gpus = [self._holdings.gpus_of(link.pid) for link in self._links]
         with self._lock:
+            self._boards = list(zip(boards, gpus, strict=True))
             self._tell_held()
 
     @property
@@ -174,17 +165,6 @@ class Snapshot:
             for key, digests in self._digests.items()
         }
         return self._saved | copied
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._undo.__exit__(kind, error, traceback)
 
     def _take(self, blocks: Sequence[Held]) -> bool:
         """Take memory for copies of these blocks. False when there is not enough for all."""
@@ -236,10 +216,10 @@ class Snapshot:
             part.result()
         self._seconds = time.monotonic() - began
 
-    def _copy(self, gpu: int, keys: Sequence[int], known: Iterable[bytes]) -> None:
+    def _copy(self, gpu: int, keys: Sequence[int], known: Collection[bytes]) -> None:
         """Copy what the image needs of a GPU's blocks, and prove that the copies are equal."""
         digests = {key: self._digests[key] for key in keys}
-        needless = redundant(digests, set(known))
+        needless = redundant(digests, known)
         for key, parts in digests.items():
             without = set(needless.get(key, ()))
             self._wanted[key] = [i for i in range(len(parts)) if i not in without]
@@ -253,10 +233,7 @@ class Snapshot:
             for index in self._wanted[key]
         )
         if changed:
-            raise MisSpeculation(
-                f"{changed} chunks on GPU {gpu} changed while the gate was closed",
-                hint="something outside the program writes its memory (a peer, a NIC)",
-            )
+            raise changed_in_the_stop(changed, gpu)
 
     def _save(self, gpu: int, copies: dict[int, int]) -> None:
         self._drop([key for key in copies if not self._wanted[key]])
@@ -323,7 +300,7 @@ class Snapshot:
 
 def _size(held: Held) -> int:
     """Bytes that the copy of a block takes."""
-    return -(-held.block.size // CHUNK) * CHUNK
+    return held.chunks * CHUNK
 
 
 def _parts(blocks: Iterable[Held]) -> Iterator[list[Held]]:

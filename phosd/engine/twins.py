@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from phosd.engine import procfs
-from phosd.engine.errors import MisSpeculation
+from phosd.engine.errors import changed_in_the_stop
 from phosd.engine.held import Held, Place, distinct, if_alive, let_go, new_key
 from phosd.engine.holdings import Holdings
 from phosd.engine.hooklink import HookLink
@@ -81,10 +81,7 @@ class Twins:
             if not differing:
                 return
             self._copy(differing, progress)
-        raise MisSpeculation(
-            f"{sum(map(len, differing.values()))} chunks changed while the gate was closed",
-            hint="something outside the program writes its memory (a peer, a NIC)",
-        )
+        raise changed_in_the_stop(sum(map(len, differing.values())))
 
     def guard(self) -> None:
         """Have the movers keep the twins, too, for the processes, should this engine end."""

@@ -55,3 +55,20 @@ class Undo:
                     first.add_note(f"besides, {failed}")
         if first is not error and first is not None:
             raise first
+
+
+class Undoing:
+    """A context whose end undoes what its methods have added to ``_undo``."""
+
+    _undo: Undo
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._undo.__exit__(kind, error, traceback)

@@ -142,14 +142,14 @@ class Gpu:
             return
         for key, size in blocks:
             self._require_new(key, size)
-        size = sum(-(-size // CHUNK) * CHUNK for _, size in blocks)
+        size = sum(_whole(size) for _, size in blocks)
         about = f"{len(blocks)} blocks of {size} bytes"
         handle = call("cuMemCreate", size, self._properties, 0, about=about)
         slab = _Slab(self._map(size, handle, self._ordinal), size, handle, len(blocks))
         at = slab.address
         for key, size in blocks:
             self.blocks[key] = Block(at, size, None, -1, *_chunks(at, size), slab=slab)
-            at += -(-size // CHUNK) * CHUNK
+            at += _whole(size)
 
     @contextlib.contextmanager
     def keeping(self, keys: Collection[int]) -> Iterator[None]:
@@ -272,7 +272,7 @@ class Gpu:
                     call("cuMemRelease", handle)
                     del self._reserved[known]
             if byte_count:
-                size = -(-byte_count // CHUNK) * CHUNK
+                size = _whole(byte_count)
                 about = f"a reserve of {size} bytes"
                 self._reserved[wanted] = call("cuMemCreate", size, self._properties, 0, about=about)
 
@@ -384,3 +384,8 @@ def _chunks(address: int, size: int) -> tuple[list[tuple[int, int]], bytes]:
     end = address + size
     chunks = [(at, min(CHUNK, end - at)) for at in range(address, end, CHUNK)]
     return chunks, pack_chunks(chunks)
+
+
+def _whole(size: int) -> int:
+    """Bytes of so many whole chunks as hold ``size`` bytes."""
+    return -(-size // CHUNK) * CHUNK
