@@ -18,6 +18,7 @@ from phosd.engine.hookwire import (
     ARM,
     CLOSE_GATE,
     DEADLINE,
+    EMPTY_CACHE,
     MAX_BLOCKS,
     MAX_DESCRIPTORS,
     MAX_KERNELS,
@@ -30,12 +31,15 @@ from phosd.engine.hookwire import (
     Hello,
     HookState,
     Kernel,
+    Release,
+    ReleaseState,
     Type,
     close_all,
     decode_blocks,
     decode_gate,
     decode_hello,
     decode_kernels,
+    decode_release,
     printable,
     unpack,
 )
@@ -48,6 +52,8 @@ __all__ = [
     "HookLink",
     "HookState",
     "Kernel",
+    "Release",
+    "ReleaseState",
     "reach",
     "socket_path",
 ]
@@ -227,6 +233,16 @@ class HookLink:
                 if len(known) > MAX_KERNELS:
                     raise Garbled(f"more than {MAX_KERNELS} kernels")
         return known
+
+    def empty_cache(self, *, ask: bool, until: float | None = None) -> ReleaseState:
+        """Have PyTorch in the process release what it has cached, by the program's main thread when
+        it comes to it; or, unless we ``ask``, only tell how far that is. The gate must be open.
+        ``until`` (of the monotonic clock) is when there must be an answer.
+        """
+        with self._decoding(Type.EMPTY_CACHE):
+            return decode_release(
+                self._ask(Type.EMPTY_CACHE, EMPTY_CACHE.pack(ask, 0), until=until)
+            )
 
     def detach(self) -> None:
         """Have the hook give up its sockets until :meth:`reattach`; the connection ends."""

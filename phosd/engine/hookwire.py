@@ -44,6 +44,8 @@ GATE_STATE = struct.Struct("<IIIIQQQ")
 ARM = struct.Struct("<II")
 KERNEL_LIST = struct.Struct("<II")
 KERNEL = struct.Struct("<QQII")
+EMPTY_CACHE = struct.Struct("<II")
+RELEASE_STATE = struct.Struct("<II256s")
 MAX_NAME = 4096
 MAX_KERNELS = 1 << 16
 """Kernels that are believed of one program."""
@@ -71,6 +73,7 @@ class Type(enum.IntEnum):
     DISARM = 13
     FORGET = 14
     KERNELS = 15
+    EMPTY_CACHE = 16
 
 
 class Status(enum.IntEnum):
@@ -92,6 +95,18 @@ class HookState(enum.IntEnum):
     CLOSING = 1
     CLOSED = 2
     PARKED = 3
+
+
+class Release(enum.IntEnum):
+    """What became of emptying PyTorch's cache; see wire.h."""
+
+    NONE = 0
+    ASKED = 1
+    RELEASED = 2
+    NO_INTERPRETER = 3
+    NO_TORCH = 4
+    CAPTURING = 5
+    FAILED = 6
 
 
 class BlockFlag(enum.IntFlag):
@@ -152,6 +167,14 @@ class Kernel:
     module: int
     launches: int
     suspect: bool
+
+
+@dataclass(frozen=True)
+class ReleaseState:
+    """How far emptying PyTorch's cache is; ``reason`` says why it failed."""
+
+    release: Release
+    reason: str
 
 
 _ERRORS: dict[int, tuple[type[PhosError], str]] = {
@@ -223,6 +246,14 @@ def decode_kernels(body: bytes) -> tuple[list[Kernel], bool]:
     if at != len(body):
         raise Garbled(f"a kernel list of {len(body)} bytes for {count} kernels")
     return kernels, bool(more and kernels)
+
+
+def decode_release(body: bytes) -> ReleaseState:
+    """The answer to ``EMPTY_CACHE``. Raises :class:`Garbled`."""
+    release, _, reason = unpack(RELEASE_STATE, body)
+    if release not in list(Release):
+        raise Garbled(f"a release that does not exist ({release})")
+    return ReleaseState(Release(release), printable(reason.split(b"\0", 1)[0]))
 
 
 def unpack(layout: struct.Struct, body: bytes) -> tuple[Any, ...]:

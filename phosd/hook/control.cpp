@@ -73,7 +73,8 @@ Reply answer(int client, Message& request) {
         default:
             break;
     }
-    if (type < Type::hello || type > Type::kernels) return {Status::bad_message, "unknown request"};
+    if (type < Type::hello || type > Type::empty_cache)
+        return {Status::bad_message, "unknown request"};
     const std::lock_guard turn(quiesce::turn);
     if (gate_owner != kNoClient && gate_owner != client)
         return {Status::wrong_state, "another client holds the gate of this process"};
@@ -111,6 +112,9 @@ Reply answer(int client, Message& request) {
             return requests::forget();
         case Type::kernels:
             return requests::list_kernels(request);
+        case Type::empty_cache:
+            if (!in_state(State::running, &refusal)) return refusal;
+            return requests::empty_cache(request);
         case Type::open_gate:
             if (parked) return {Status::wrong_state, "the memory is parked"};
             if (const CUresult fault = faults::point(faults::Point::open_gate);

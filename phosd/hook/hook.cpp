@@ -18,6 +18,7 @@
 #include "gate.h"
 #include "log.h"
 #include "own.h"
+#include "torch_cache.h"
 
 // The hook's threads, and the program's, may be at work in the hook while exit() runs destructors:
 // so what the hook holds has none that run. The library's objects are registered here and not with
@@ -105,6 +106,7 @@ void start() {
                 "the kernel or a seccomp filter refuses membarrier(2), without which "
                 "calls under way cannot be told from calls to come");
         faults::load();
+        torch_cache::find_interpreter();
         if (pthread_atfork(nullptr, nullptr, become_inert) != 0) return false;
         is_active.store(true, std::memory_order_release);
         control::start();

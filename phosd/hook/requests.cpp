@@ -16,6 +16,7 @@
 #include "quiesce.h"
 #include "rehome.h"
 #include "session.h"
+#include "torch_cache.h"
 
 namespace phos::requests {
 namespace {
@@ -153,6 +154,14 @@ Reply list_kernels(const Message& request) {
     Reply reply;
     reply.append(head);
     reply.append(rows.payload.data(), rows.payload.size());
+    return reply;
+}
+
+Reply empty_cache(const Message& request) {
+    wire::EmptyCache wanted{};
+    if (!read(request, &wanted)) return {Status::bad_message, "what is wanted is missing"};
+    Reply reply;
+    reply.append(wanted.ask ? torch_cache::release() : torch_cache::state());
     return reply;
 }
 

@@ -46,6 +46,7 @@ Reply arm(int client, const channel::Message& request);
 Reply disarm();
 Reply forget();
 Reply list_kernels(const channel::Message& request);
+Reply empty_cache(const channel::Message& request);
 Reply stats();
 
 }  // namespace phos::requests

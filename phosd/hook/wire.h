@@ -35,6 +35,8 @@ enum class Type : uint16_t {
     disarm,         // (empty) -> Count of shadowed chunks: it ends; the board stays mapped
     forget,         // (empty) -> (empty): the board is let go of
     kernels,        // Cursor (how many are known) -> KernelList: launched since `arm`
+    empty_cache,    // EmptyCache -> ReleaseState: PyTorch gives back what it has cached; open gate;
+                    // poll while `asked`
 };
 
 // What a reply's `status` says. The payload of a failed reply is a text for the user, UTF-8.
@@ -155,6 +157,28 @@ struct Kernel {
 };
 static_assert(sizeof(Kernel) == 24);
 constexpr uint32_t kMaxName = 4096;
+
+struct EmptyCache {
+    uint32_t ask;  // 1: have the program's interpreter do it; 0: only tell how far it is
+    uint32_t reserved;
+};
+
+enum class Release : uint32_t {
+    none = 0,      // nobody has asked
+    asked = 1,     // the program's main thread has not come to it, or is at it
+    released = 2,  // torch.cuda.empty_cache() has returned
+    no_interpreter = 3,
+    no_torch = 4,   // the program has not imported torch.cuda
+    capturing = 5,  // a stream capture was under way, which freeing memory would have ended
+    failed = 6,     // `reason` says why
+};
+
+struct ReleaseState {
+    uint32_t release;  // Release
+    uint32_t reserved;
+    char reason[256];  // UTF-8, perhaps cut
+};
+static_assert(sizeof(ReleaseState) == 264);
 
 // For unpark_blocks: `uint64_t ids[count]` follows a Count; descriptors in the same order. The
 // memory may be the one that was parked or another of the same size and device (after a restore).

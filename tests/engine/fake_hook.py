@@ -141,6 +141,11 @@ def kernels(*rows: tuple[str, int], more: int = 0) -> bytes:
     return hookwire.KERNEL_LIST.pack(len(rows), more) + body
 
 
+def release(state: int, reason: bytes = b"") -> bytes:
+    """How far emptying PyTorch's cache is."""
+    return hookwire.RELEASE_STATE.pack(state, 0, reason)
+
+
 def count(number: int) -> bytes:
     """A count."""
     return struct.pack("<Q", number)

@@ -31,6 +31,7 @@ from tests.engine.fake_hook import (
     hello,
     kernels,
     open_files,
+    release,
 )
 
 HAS = int(BlockFlag.HAS_DESCRIPTOR)
@@ -147,6 +148,7 @@ GOOD = {
     Type.CLOSE_GATE: (gate(settled=1), 0),
     Type.PARK: (count(3), 0),
     Type.KERNELS: (kernels(("axpy", 3), ("gemm", 1)), 0),
+    Type.EMPTY_CACHE: (release(2), 0),
 }
 
 
@@ -160,6 +162,8 @@ def call(link: HookLink, type_: Type) -> None:
         link.park()
     elif type_ is Type.KERNELS:
         link.kernels()
+    elif type_ is Type.EMPTY_CACHE:
+        link.empty_cache(ask=True)
     else:
         for _, descriptor in link.export_blocks():
             if descriptor is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from phosd.engine import hookwire
 from phosd.engine.hooklink import HookState
-from phosd.engine.hookwire import BlockFlag, Status, Type
+from phosd.engine.hookwire import BlockFlag, Release, Status, Type
 
 WIRE = Path(__file__).parents[2] / "phosd/hook/wire.h"
 
@@ -38,6 +38,8 @@ def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
         "Arm": (hookwire.ARM, ("slabs", "reserved")),
         "KernelList": (hookwire.KERNEL_LIST, ("count", "more")),
         "Kernel": (hookwire.KERNEL, ("module", "launches", "flags", "length")),
+        "EmptyCache": (hookwire.EMPTY_CACHE, ("ask", "reserved")),
+        "ReleaseState": (hookwire.RELEASE_STATE, ("release", "reserved", "reason")),
         "Cursor": (hookwire.U64, ("after",)),
         "Count": (hookwire.U64, ("count",)),
     }
@@ -88,6 +90,7 @@ def test_numbers_are_those_of_the_header() -> None:
     assert members(text, "enum class Type") == {t.name.lower(): t.value for t in Type}
     assert members(text, "enum class Status") == {s.name.lower(): s.value for s in Status}
     assert members(text, "enum class State") == {s.name.lower(): s.value for s in HookState}
+    assert members(text, "enum class Release") == {r.name.lower(): r.value for r in Release}
     flags = {name.removeprefix("k"): n for name, n in members(text, "enum BlockFlags").items()}
     assert flags == {(f.name or "").title().replace("_", ""): f.value for f in BlockFlag}
 

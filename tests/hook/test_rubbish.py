@@ -28,7 +28,11 @@ def message(chance: random.Random) -> tuple[bytes, int]:
     length = len(payload) if chance.random() < 0.7 else chance.choice(BOUNDARIES)
     count = chance.choice((0, 0, 1, 2, 100))
     told = count if chance.random() < 0.7 else chance.choice(BOUNDARIES)
-    kind = chance.choice((*Type, 0, 16, 0x8001, 0xFFFF)) if chance.random() < 0.9 else Type.ARM
+    kind = (
+        chance.choice((*Type, 0, max(Type) + 1, 0x8001, 0xFFFF))
+        if chance.random() < 0.9
+        else Type.ARM
+    )
     header = HEADER.pack(
         MAGIC if chance.random() < 0.95 else chance.randrange(1 << 32),
         VERSION if chance.random() < 0.95 else 2,
