@@ -23,6 +23,7 @@ from phosd.engine.movable import claimed
 from phosd.engine.node import Node
 from phosd.engine.progress import Progress
 from phosd.engine.space import check_space
+from phosd.engine.torch_cache import release_cached
 from phosd.engine.tree import ProcessTree
 from phosd.engine.unit import Unit, explain_death, gather
 
@@ -55,6 +56,8 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         parent = job.enter_context(_parent(node, unit, options.parent))
         job.callback(node.store.drop_spares)
         job.enter_context(explain_death(unit, "checkpoint", "nothing was saved; "))
+        if options.release_cached:
+            release_cached(unit, progress)
         while True:
             try:
                 return _make_image(node, unit, choice, parent, options, progress)

@@ -37,12 +37,19 @@ class CheckpointOptions:
     limits: DiskLimits = UNLIMITED
     audit: bool = False
     """Whether mode ``concurrent`` also counts the chunks that it saved early without need."""
+    release_cached: bool = False
+    """Whether PyTorch is asked first to give back the device memory that it keeps cached."""
 
     def require_possible(self) -> None:
         """Raise :class:`InvalidOption` for what no job can do."""
         if self.mode not in MODES:
             raise InvalidOption(
                 f"there is no checkpoint mode {self.mode!r}", hint=f"use one of {', '.join(MODES)}"
+            )
+        if self.release_cached and self.mode == "driver":
+            raise InvalidOption(
+                "mode driver releases no cached memory: it works without the hook",
+                hint="use another mode, or leave release_cached out",
             )
         if not 0 < self.deadline <= _LONGEST:  # false for "not a number", too
             raise InvalidOption(
