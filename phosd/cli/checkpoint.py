@@ -56,6 +56,13 @@ def interval(text: str) -> float:
     help="What becomes of connected TCP sockets: refuse to save the program, or close them "
     "when it is restored.",
 )
+@click.option(
+    "--release-cached",
+    is_flag=True,
+    default=None,  # a phosd that is older does not know it
+    help="Have PyTorch give back the device memory that it keeps and does not use, so that it is "
+    "not saved. The program asks the driver again for what it needs later.",
+)
 @options.deadline
 @options.queue
 @click.option(

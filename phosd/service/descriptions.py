@@ -5,7 +5,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "": "GPU processes of this node: saved, restored, watched.",
         "Checkpoint": (
             "Save a process while it runs on; options: mode, fallback, parent, tcp, deadline, "
-            "queue, every, keep, token."
+            "queue, release_cached, every, keep, token."
         ),
         "Restore": "Bring an image back to life; options: files, output, token.",
         "VerifyImage": "Read every byte of an image again; options: token.",

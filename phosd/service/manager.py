@@ -72,6 +72,7 @@ FEATURES = (
     "resume",
     "swap",
     "evacuate",
+    "release-cached",
 )
 NO_JOB = "/"
 """Instead of a job's path, when a call ends a schedule."""

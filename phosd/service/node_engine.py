@@ -73,6 +73,7 @@ class NodeEngine:
             parent=request.parent or None,
             experience=experience,
             limits=self._limits,
+            release_cached=request.release_cached,
         )
         return checkpoint(self._node, pid, options, progress)
 

@@ -159,8 +159,9 @@ class CheckpointRequest(JobOptions, frozen=True, omit_defaults=True):
     A wrong guess makes the job go on in a mode that guesses less, or fail with ``fallback=none``.
     ``parent`` is an image whose chunks are not saved again, or ``auto``. ``deadline`` is how many
     seconds the program may take to come to rest. With ``queue`` the job waits for another that
-    works on the process. ``every`` (seconds) repeats the checkpoint until the process ends, and
-    keeps the last ``keep`` images so made; 0 ends that.
+    works on the process. With ``release_cached`` PyTorch is asked first to give back the device
+    memory that it keeps and does not use. ``every`` (seconds) repeats the checkpoint until the
+    process ends, and keeps the last ``keep`` images so made; 0 ends that.
     """
 
     mode: Literal["auto", "concurrent", "recopy", "stop", "driver"] = "auto"
@@ -169,6 +170,7 @@ class CheckpointRequest(JobOptions, frozen=True, omit_defaults=True):
     parent: Annotated[str, msgspec.Meta(max_length=128)] = ""
     deadline: Deadline | None = None
     queue: bool = False
+    release_cached: bool = False
     every: Seconds | None = None
     keep: Keep | None = None
 

@@ -30,10 +30,16 @@ def test_all_options_are_passed_on(service: Service) -> None:
     service.engine.go.set()
     service.engine.stored["old"] = manifest("old")
     words = ["--mode=concurrent", "--fallback=none", "--parent=old", "--deadline=3", "--queue"]
+    words += ["--release-cached"]
     assert phos(service, "checkpoint", ME, *words).stdout == "image-0\n"
     assert service.engine.requests == [
         CheckpointRequest(
-            mode="concurrent", fallback="none", parent="old", deadline=3.0, queue=True
+            mode="concurrent",
+            fallback="none",
+            parent="old",
+            deadline=3.0,
+            queue=True,
+            release_cached=True,
         )
     ]
 

@@ -42,9 +42,17 @@ def test_every_option_reaches_the_engine(service: Service) -> None:
     service.engine.go.set()
     service.engine.stored["old"] = manifest("old")
     options = "mode s recopy fallback s none parent s old tcp s close deadline d 2.5"
+    options += " release_cached b true"
     wait_for(service, begin(service, options), "done")
     assert service.engine.requests == [
-        CheckpointRequest(mode="recopy", fallback="none", parent="old", tcp="close", deadline=2.5)
+        CheckpointRequest(
+            mode="recopy",
+            fallback="none",
+            parent="old",
+            tcp="close",
+            deadline=2.5,
+            release_cached=True,
+        )
     ]
 
 
@@ -63,6 +71,7 @@ def test_every_option_reaches_the_engine(service: Service) -> None:
         ("every d 9 keep u 0", "Expected `int` >= 1"),
         ("every d 9 parent s auto", "chooses the parent of each image itself"),
         ("queue s yes", "Expected `bool`, got `str`"),
+        ("release_cached u 1", "Expected `bool`, got `int`"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(service: Service, options: str, error: str) -> None:

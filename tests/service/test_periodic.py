@@ -284,7 +284,8 @@ def test_a_schedule_ends_with_its_process(tmp_path: Path) -> None:
 def test_the_next_phosd_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
     async def first() -> None:
         async with node(tmp_path) as here:
-            await here.table.wait(here.every(0.3, keep=3, mode="stop", tcp="close"))
+            options = {"mode": "stop", "tcp": "close", "release_cached": True}
+            await here.table.wait(here.every(0.3, keep=3, **options))
             with a_child() as child:
                 gone = CheckpointRequest(every=3600.0)
                 await here.table.wait(here.periodic.begin(identify(child.pid), gone, 0))
@@ -299,7 +300,7 @@ def test_the_next_phosd_goes_on_where_the_last_one_stopped(tmp_path: Path) -> No
             here.history.flush()
             assert [row["pid"] for row in here.history.schedules()] == [ME.pid]
             await until(lambda: here.engine.made, "the next one")
-            expected = CheckpointRequest(mode="stop", tcp="close")
+            expected = CheckpointRequest(mode="stop", tcp="close", release_cached=True)
             assert here.engine.requests == [expected]
             here.periodic.end(ME, 0)
             here.history.flush()

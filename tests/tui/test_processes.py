@@ -53,7 +53,7 @@ def test_all_marked_are_saved() -> None:
 
 
 def test_a_checkpoint_with_options() -> None:
-    node, link = fake_node(process(1), features=(*FEATURES, *MODES))
+    node, link = fake_node(process(1), features=(*FEATURES, *MODES, "release-cached"))
 
     async def body() -> None:
         async with opened(node, LARGE) as pilot:
@@ -62,6 +62,7 @@ def test_a_checkpoint_with_options() -> None:
             screen = pilot.app.screen
             assert len(screen.query_one("#mode", Select)._options) == 1 + len(MODES)
             screen.query_one("#mode", Select).value = "recopy"
+            screen.query_one("#release_cached", Select).value = "yes"
             screen.query_one("#every", Select).value = "600"
             await pilot.click("#go")
             await until(pilot, lambda: link.asked, "the call")
@@ -71,6 +72,7 @@ def test_a_checkpoint_with_options() -> None:
                 "mode": "recopy",
                 "fallback": "auto",
                 "tcp": "refuse",
+                "release_cached": True,
                 "every": 600.0,
             }
 

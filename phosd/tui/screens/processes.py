@@ -193,6 +193,10 @@ class ProcessesScreen(NodeScreen):
         if "periodic" in self.node.manager.features:
             repeat += [("every minute", "60"), ("every 10 minutes", "600"), ("every hour", "3600"),
                        ("end the schedule", "0")]  # fmt: skip
+        cached = []
+        if "release-cached" in self.node.manager.features:
+            ways = [("save it, too", ""), ("have it released first", "yes")]
+            cached = [Choice("release_cached", "Unused memory of PyTorch", ways)]
         return [
             Choice("mode", "Mode", [("auto: phosd chooses", "auto"), *((m, m) for m in offered)]),
             Choice("fallback", "After a wrong guess",
@@ -202,20 +206,23 @@ class ProcessesScreen(NodeScreen):
             Choice("tcp", "Connected TCP sockets",
                    [("refuse to save the program", "refuse"),
                     ("close them when it is restored", "close")]),
+            *cached,
             Choice("every", "How often", repeat),
         ]  # fmt: skip
 
     def _checkpoint_with(self, chosen: list[Process], given: dict[str, str] | None) -> None:
         if given is None:
             return
-        options: dict[str, str | float] = {k: v for k, v in given.items() if v and k != "every"}
+        options: dict[str, bool | str | float] = {k: v for k, v in given.items() if v}
         if given["every"]:
             options["every"] = float(given["every"])
+        if given.get("release_cached"):
+            options["release_cached"] = True
         for process in self._there(chosen):
             work = self._checkpoint_or_end(process.pid, options)
             self.ask(f"Checkpoint of {process.pid}", work)
 
-    async def _checkpoint_or_end(self, pid: int, options: dict[str, str | float]) -> str:
+    async def _checkpoint_or_end(self, pid: int, options: dict[str, bool | str | float]) -> str:
         told = await self.node.checkpoint(pid, **options)
         return told if told != NO_JOB else f"{pid} has no periodic checkpoints any more"
 
