@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
-from phosd.engine.errors import PhosError
+from phosd.engine.errors import PhosError, Timeout
 from phosd.engine.hooklink import HookLink, Release, ReleaseState
 from phosd.engine.progress import Progress
 from phosd.engine.unit import Member, Unit
@@ -59,6 +59,7 @@ def _why_not(member: Member, unit: Unit, until: float) -> str:
     """
     if member.link is None:
         return "it runs without the hook"
+    state = None
     try:
         with HookLink(member.pid, unit.runtime_dir, max(0.0, until - time.monotonic())) as link:
             state = link.empty_cache(ask=True, until=until)
@@ -66,7 +67,8 @@ def _why_not(member: Member, unit: Unit, until: float) -> str:
                 time.sleep(_POLL)
                 state = link.empty_cache(ask=False, until=until)
     except PhosError as error:
-        return error.what
+        if state is None or not isinstance(error, Timeout):  # else the time is over, as it should
+            return error.what
     return _reason(state)
 
 

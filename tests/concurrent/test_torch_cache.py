@@ -24,7 +24,7 @@ from phosd.engine.torch_cache import PATIENCE
 from tests import harness
 from tests.concurrent.conftest import Starter, Undisturbed
 from tests.concurrent.watch import watched
-from tests.core.cycle import AFTER, bring_back, check, computes_right
+from tests.core.cycle import AFTER, bring_back, check, computed_right
 from tests.harness import Target, environment, running, wait_until
 
 CACHED = 8 * (4 << 20)
@@ -101,7 +101,9 @@ def test_why_nothing_was_released(
     expected = f"cached memory of process {target.pid} was not released: {why}"
     assert about_cache(progress) == [expected]
     assert "released_bytes" not in progress.details
-    computes_right(target, undisturbed)
+    target.more_steps(2)
+    target.kill()
+    computed_right(target, undisturbed)
     assert target.errors.read_text() == ""
 
 
@@ -126,7 +128,9 @@ def test_a_main_thread_that_waits_in_c_is_not_waited_for(
         assert progress.details["released_bytes"] == released
         assert target.log.read_bytes().count(EMPTIED) == times
         before = manifest
-    computes_right(target, undisturbed)
+    target.more_steps(2)
+    target.kill()
+    computed_right(target, undisturbed)
 
 
 @contextmanager

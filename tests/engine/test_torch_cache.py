@@ -96,6 +96,22 @@ def test_there_is_a_limit_to_patience(runtime: Path, monkeypatch: pytest.MonkeyP
     assert progress.notes and all("did not answer" in note for note in progress.notes)
 
 
+def test_the_time_may_end_while_the_hook_is_asked(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_cache, "PATIENCE", 0.5)
+    over = threading.Event()
+
+    def slow(request: Request) -> Answer:
+        if request.payload == TELL:
+            over.wait(30)
+        return Answer(release(Release.ASKED))
+
+    threading.Timer(3, over.set).start()
+    (note,) = notes(runtime, slow, GB)
+    assert "its main thread did not come to it" in note
+
+
 def test_what_has_no_hook_is_not_asked_and_a_dead_one_is_no_trouble(runtime: Path) -> None:
     progress = Progress()
     gone = Link(runtime, GB)
