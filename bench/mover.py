@@ -217,11 +217,13 @@ def run(folder: Path, options: argparse.Namespace) -> None:
             show("preallocate", bytes=total, s=round(taken, 3), gb_s=rate(total, taken))
             with store.begin(os.getuid()) as writer:
                 packs = writer.packs(sum(map(len, digests.values())))
-                show("pin", packs=len(packs), s=round(seconds(partial(mover.pin, packs)), 3))
+                start = time.monotonic()
+                pinned = mover.pin(packs)
+                show("pin", packs=len(packs), s=round(time.monotonic() - start, 3))
                 start = time.monotonic()
                 chunks, details = copy_out(case, mover, digests, writer, packs)
                 copied = time.monotonic() - start - details.get("again_s", 0.0)
-                unpin = seconds(mover.unpin)
+                unpin = seconds(partial(mover.unpin, pinned))
                 published = manifest(writer, chunks, block)
                 sync = seconds(partial(writer.publish, published))
             show(

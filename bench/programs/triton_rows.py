@@ -3,7 +3,7 @@
 Prints one line an iteration: number, a sum as a hexadecimal float, seconds, and its end by the
 monotonic clock.
 
-    python triton_rows.py [--rows N]
+    python triton_rows.py [--rows N] [--resident GB]
 """
 
 import argparse
@@ -26,11 +26,20 @@ def mix(source, target, size: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(target + at, values * 0.5 + exponents / tl.sum(exponents, axis=0))
 
 
+def sample(resident: torch.Tensor) -> float:
+    """A sum of a thousand or so of its bytes."""
+    return float(resident[:: max(1, len(resident) // 1000)].double().sum())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1 << 19)
+    parser.add_argument(
+        "--resident", type=int, default=0, help="GB that are written once, at first"
+    )
     arguments = parser.parse_args()
     torch.manual_seed(1)
+    resident = torch.full((arguments.resident * 10**9,), 7, dtype=torch.uint8, device="cuda")
     source = torch.randn(arguments.rows, COLUMNS, device="cuda")
     target = torch.empty_like(source)
     number = 0
@@ -39,7 +48,7 @@ def main() -> None:
         for _ in range(10):
             mix[(arguments.rows,)](source, target, COLUMNS)
             source, target = target, source
-        value = source[:: arguments.rows // 64].double().sum().item()
+        value = source[:: arguments.rows // 64].double().sum().item() + sample(resident)
         end = time.monotonic()
         print(number, value.hex(), f"{end - start:.6f} {end:.6f}", flush=True)
         number += 1

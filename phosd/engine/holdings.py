@@ -58,7 +58,7 @@ class Holdings:
         self._used: dict[int, Mover] = {}
         self._adopted: set[int] = set()
         self._packs: dict[int, list[Pack]] = {}
-        self._pinned: set[int] = set()
+        self._pinned: dict[int, int] = {}
         self._watches: dict[int, Watch] = {}
         self._put_off: list[Held] | None = None
         self._lock = threading.RLock()
@@ -233,22 +233,24 @@ class Holdings:
         """The packs that are ready for a GPU's chunks; each may be used once."""
         return self._packs.pop(gpu, [])
 
-    def prepare_packs(self, links: Sequence[HookLink], writer: ImageWriter) -> None:
-        """Have packs ready for all that the processes hold, while they still run."""
+    def prepare_packs(self, links: Sequence[HookLink], writer: ImageWriter) -> set[int]:
+        """Have packs ready for all that the processes hold, while they still run; on which GPUs
+        that is.
+        """
         chunks: Counter[int] = Counter()
         for link in links:
             for block in link.list_blocks():
                 chunks[self._gpu_of(link.pid, block)] += -(-block.size // CHUNK)
         for gpu, count in chunks.items():
             self._packs[gpu] = writer.packs(count)
-            self._pinned.add(gpu)
-            self.mover(gpu).pin(self._packs[gpu])
+            self._pinned[gpu] = self.mover(gpu).pin(self._packs[gpu])
+        return set(chunks)
 
     def unpin(self) -> None:
         """Let go of the packs, when the program runs again."""
         with Undo() as each:
-            for gpu in self._pinned:
-                each.add(if_alive, self._used[gpu], self._used[gpu].unpin)
+            for gpu, pinned in self._pinned.items():
+                each.add(if_alive, self._used[gpu], partial(self._used[gpu].unpin, pinned))
             self._packs.clear()
             self._pinned.clear()
 

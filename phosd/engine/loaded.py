@@ -119,7 +119,8 @@ def loaded(
             for (key, block), descriptor in zip(blocks.items(), descriptors, strict=True):
                 undo.add(os.close, descriptor)
                 made[block.process, block.id] = Place(mover, key, descriptor)
-            mover.load({key: block.chunks for key, block in blocks.items()}, image, progress)
+            with node.turn_to_copy({gpu}, progress):
+                mover.load({key: block.chunks for key, block in blocks.items()}, image, progress)
         yield Memory(node, [_piece(manifest, block, made) for block in manifest.blocks], kept)
 
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from phosd.engine.holdings import Holdings
 from phosd.engine.image.store import Store
 from phosd.engine.mover import Mover
 from phosd.engine.process import GpuProcess
+from phosd.engine.progress import Progress
 from phosd.engine.rlimit import allow_many_descriptors
 from phosd.engine.room import Turns
 from phosd.engine.suspended import Register
@@ -68,6 +69,8 @@ class Node:
         self._shelves: dict[str, Store] = {}
         self.suspended = Register(config.runtime_dir)
         self.turns = Turns()
+        """On which GPUs the driver takes a program off, or brings one back."""
+        self._copying = Turns()
         self._lock = threading.Lock()
         self._criu: Criu | None = None
 
@@ -106,6 +109,16 @@ class Node:
                     gpu, self.config.ring_bytes, self.store.key, self.config.runtime_dir
                 )
             return mover
+
+    def turn_to_copy(
+        self, gpus: Collection[int], progress: Progress
+    ) -> AbstractContextManager[None]:
+        """Inside, no other job copies between these GPUs and the host. To be had before the
+        program stops, and before a turn of :attr:`turns`. Raises :class:`Cancelled`.
+        """
+        where = ", ".join(map(str, sorted(gpus)))
+        waiting = f"the memory of another program on GPU {where} is copied first"
+        return self._copying.turn(gpus, progress, waiting=waiting)
 
     def processes(self) -> list[GpuProcess]:
         """The GPU processes of the node; those that a job works on are not disturbed."""

@@ -1,4 +1,5 @@
-"""Room: device memory that is kept for processes while the driver has them off their GPUs.
+"""Turns of programs on a GPU, and room: device memory that is kept for processes while the driver
+has them off their GPUs.
 
 The driver's restore is final when it finds too little memory (hazard 19), so movers keep from
 others what its checkpoint has set free. How much that is shows in what the GPU has free before and
@@ -24,7 +25,7 @@ shall not keep it for ever."""
 
 
 class Turns:
-    """Which GPUs of a node the driver takes a program off, or brings one back to. Thread-safe."""
+    """The GPUs of a node on which somebody does what one at a time may do. Thread-safe."""
 
     def __init__(self) -> None:
         self._taken: set[int] = set()
@@ -46,13 +47,20 @@ class Turns:
 
     @contextlib.contextmanager
     def turn(
-        self, gpus: Collection[int], progress: Progress, limit: float | None = None
+        self,
+        gpus: Collection[int],
+        progress: Progress,
+        limit: float | None = None,
+        waiting: str = "",
     ) -> Iterator[None]:
-        """Inside, no other program comes to these GPUs or goes. Raises :class:`Cancelled`, and
-        :class:`Busy` after ``limit`` seconds.
+        """Inside, the turn on these GPUs is ours. Raises :class:`Cancelled`, and :class:`Busy`
+        after ``limit`` seconds. ``waiting`` is a note for who does not have it at once.
         """
         give_up = None if limit is None else time.monotonic() + limit
-        while not self.take(gpus, _LOOK_SECONDS):
+        ours = self.take(gpus)
+        if not ours and waiting:
+            progress.note(waiting)
+        while not ours and not self.take(gpus, _LOOK_SECONDS):
             progress.check()
             if give_up is not None and time.monotonic() > give_up:
                 raise Busy(

@@ -71,12 +71,10 @@ def digests_of(store: Store, data: list[bytearray]) -> dict[tuple[int, int], byt
     }
 
 
-def packs_of(writer: ImageWriter, mover: Mover, store: Store) -> list[Pack]:
+def packs_of(writer: ImageWriter, mover: Mover) -> tuple[list[Pack], int]:
     """Packs for all chunks, pinned if they lie in memory."""
     packs = writer.packs(len(EVERY))
-    if store.state.is_relative_to("/dev/shm"):
-        mover.pin(packs)
-    return packs
+    return packs, mover.pin(packs)
 
 
 def test_a_later_pass_replaces_what_it_copies_again(program: Owner, store: Store) -> None:
@@ -86,7 +84,8 @@ def test_a_later_pass_replaces_what_it_copies_again(program: Owner, store: Store
         with store.begin(0) as writer:
             progress = Progress()
             progress.phase("copy")
-            copies = Copies(writer, packs_of(writer, mover, store))
+            packs, pinned = packs_of(writer, mover)
+            copies = Copies(writer, packs)
             first = mover.copy(EVERY[1:], copies, progress)
             assert first == {k: d for k, d in digests_of(store, data).items() if k != EVERY[0]}
             before = dict(copies.refs)
@@ -107,7 +106,7 @@ def test_a_later_pass_replaces_what_it_copies_again(program: Owner, store: Store
                 for b, size in enumerate(SIZES)
                 if (chunks := tuple(copies.refs[k] for k in EVERY if k[0] == 10 + b))
             ]
-            mover.unpin()
+            mover.unpin(pinned)
             made = manifest_of(writer, blocks, [Tree(7, "criu-0", ())])
             writer.publish(made)
         verify(store, made.id, Progress())
@@ -189,13 +188,14 @@ def test_memory_of_the_movers_own_goes_out_as_it_lies(program: Owner, store: Sto
         with store.begin(0) as writer:
             progress = Progress()
             progress.phase("copy")
-            copies = Copies(writer, packs_of(writer, mover, store))
+            packs, pinned = packs_of(writer, mover)
+            copies = Copies(writer, packs)
             way = (proven, copies, progress)
             assert mover.copy(*way, proven=proven, let_go=gone.extend) == proven
             assert sorted(gone) == [20, 21]
             assert mover.free_memory()[0] == before
             assert progress.phases[0].bytes_done == 7 * CHUNK
-            mover.unpin()
+            mover.unpin(pinned)
             blocks = [
                 Block(0, 1, 1 << 32, SIZES[0], 0, tuple(copies.refs[20, i] for i in range(3)))
             ]

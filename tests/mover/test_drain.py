@@ -263,7 +263,13 @@ def test_other_requests_are_answered_meanwhile(store: Store) -> None:
                 for fd in program.mover.create([(500, CHUNK)]):
                     os.close(fd)
                 assert program.mover.free_memory()[0] == free - 2 * CHUNK
-                program.mover.drop([500])
+                program.mover.create_together([(501, CHUNK)])
+                program.mover.fetch({501: (500, [0])})
+                digests = program.mover.digest([500, 501, 12])
+                assert digests[501] == digests[500]
+                assert digests[12] == program.digests[12]
+                program.mover.drop([500, 501])
+                program.mover.unpin(program.mover.pin([]))
                 with pytest.raises(Internal, match="block 12 is being copied"):
                     program.mover.drop([12])
                 assert not running.done()

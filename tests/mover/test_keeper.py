@@ -5,6 +5,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -51,7 +52,8 @@ def gpu_without_device(monkeypatch: pytest.MonkeyPatch) -> tuple[Gpu, list[Any]]
     monkeypatch.setattr(gpu_module, "call", call)
     gpu = Gpu.__new__(Gpu)
     gpu.blocks = {}
-    gpu._kept = frozenset()
+    gpu._users = Counter()
+    gpu._using = threading.Lock()
     gpu._neighbours = {}
     gpu._reserved = {}
     gpu._reserving = threading.Lock()

@@ -66,8 +66,8 @@ def engine(place: Path) -> Mover:
 
 def die(mover: Mover) -> None:
     """End the engine's connections as its death does; the mover may live on."""
-    mover._line.close()
-    mover._aside.close()
+    for line in mover._lines:
+        line.close()
 
 
 def ended(pid: int) -> None:

@@ -369,7 +369,7 @@ def test_a_mover_that_cannot_start_says_why(store: Store) -> None:
 
 def test_a_mover_ends_with_its_engine(store: Store) -> None:
     mover = Mover.start(0, RING, store.key)
-    mover._line.close()
+    mover._lines[0].close()
     deadline = time.monotonic() + 20
     while mover.alive and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -417,13 +417,14 @@ def test_the_device_writes_into_pinned_packs(
         digests = mover.digest([10, 11, 12])
         with store.begin(0) as writer:
             packs = writer.packs(sum(SIZES) // CHUNK)
-            mover.pin(packs)
+            number = mover.pin(packs)
+            mover.unpin(mover.pin(writer.packs(1)))  # those of another job
             if not pinned:
                 with pytest.raises(Internal, match="mover-write"):
                     mover.save(digests, writer, packs=packs)
                 return
             made = manifest(writer, mover.save(digests, writer, packs=packs))
-            mover.unpin()
+            mover.unpin(number)
             writer.publish(made)
         verify(store, made.id, Progress())
         assert load(mover, program, store, made) == data

@@ -14,6 +14,7 @@ from phosd.engine.mover.gpu import Gpu
 from phosd.engine.mover.parked import Parked
 from phosd.engine.mover.ring import Ring
 from phosd.engine.mover.server import Server
+from phosd.engine.mover.windows import Windows
 
 
 class BrokenGpu:
@@ -46,7 +47,7 @@ def test_a_broken_context_ends_the_mover_after_its_answer(works: bool) -> None:
     end, other_end = socket.socketpair()
     ours = Connection(end)
     gpu = cast(Gpu, BrokenGpu(works))
-    server = Server(Connection(other_end), gpu, cast(Ring, None), Parked(gpu))
+    server = Server(Connection(other_end), gpu, cast(Ring, None), Windows(gpu), Parked(gpu))
 
     def serve() -> None:
         server.run()

@@ -26,9 +26,10 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
     unit, progress = attempt.unit, attempt.progress
     with attempt.node.held(unit) as holdings:
         try:
-            holdings.prepare_packs(unit.links, attempt.writer)
+            gpus = holdings.prepare_packs(unit.links, attempt.writer)
             holdings.take(unit.links)
             with ExitStack() as stack:
+                stack.enter_context(attempt.node.turn_to_copy(gpus, progress))
                 saving = _with_room(attempt, holdings, stack)
                 attempt.cpu.prepare(unit.trees)
                 progress.check()

@@ -16,8 +16,11 @@ def recopy(attempt: Attempt) -> tuple[Block, ...]:
     unit, progress = attempt.unit, attempt.progress
     with attempt.node.held(unit) as holdings:
         try:
-            holdings.prepare_packs(unit.links, attempt.writer)
-            with Precopy(holdings, unit.links, attempt.writer) as copies:
+            gpus = holdings.prepare_packs(unit.links, attempt.writer)
+            with (
+                attempt.node.turn_to_copy(gpus, progress),
+                Precopy(holdings, unit.links, attempt.writer) as copies,
+            ):
                 copies.while_running(progress)
                 attempt.cpu.prepare(unit.trees)
                 progress.phase("quiesce", stopped=True)

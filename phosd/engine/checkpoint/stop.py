@@ -1,5 +1,7 @@
 """Mode ``stop``: the data are copied while the gate is closed, then parked."""
 
+from contextlib import ExitStack
+
 from phosd.engine.checkpoint.attempt import Attempt
 from phosd.engine.faults import Point, point
 from phosd.engine.gate import closed_gates
@@ -11,10 +13,11 @@ from phosd.engine.parking import parked
 def stop(attempt: Attempt) -> tuple[Block, ...]:
     """The unit's device memory, saved inside the stop."""
     unit, progress = attempt.unit, attempt.progress
-    with attempt.node.held(unit) as holdings:
+    with attempt.node.held(unit) as holdings, ExitStack() as turn:
         try:
-            holdings.prepare_packs(unit.links, attempt.writer)
+            gpus = holdings.prepare_packs(unit.links, attempt.writer)
             holdings.take(unit.links)
+            turn.enter_context(attempt.node.turn_to_copy(gpus, progress))
             attempt.cpu.prepare(unit.trees)
             progress.check()
             progress.phase("quiesce", stopped=True)
@@ -30,6 +33,7 @@ def stop(attempt: Attempt) -> tuple[Block, ...]:
                 progress.phase("drain", stopped=True, bytes_total=total)
                 point(Point.CHECKPOINT_DRAIN)
                 chunks = holdings.save(digests, attempt.writer, progress)
+                turn.close()
                 progress.phase("park", stopped=True)
                 point(Point.CHECKPOINT_PARK)
                 with parked(unit.links, holdings):

@@ -1,5 +1,6 @@
 """The engine's side of a data mover."""
 
+import contextlib
 import shutil
 import socket
 import subprocess
@@ -41,22 +42,26 @@ START_SECONDS = 120.0
 """``cuInit`` can take seconds, pinning half a second a GB."""
 _END_SECONDS = 10.0
 _LOOK_SECONDS = 0.01
+_MORE_LINES = 3
+"""Connections beside the first, which go to the mover with :class:`~wire.Attach`."""
 
 
 class Mover:
     """A running data mover. Found or made by :meth:`start`.
 
-    Requests that move data take turns; the others are answered meanwhile, so that a stop never
-    waits for a copy. Blocks go by ``key``, any number below 2^63 that the engine chooses, unique
-    within a mover. A mover that died or fell silent answers every call with :class:`Internal`;
-    start another.
+    It has four lines, and requests take turns on each: one for what goes to the host or comes from
+    there, one to pin host memory for that, one for what stays on the GPUs, and one for what moves
+    no data. So the stop of one program does not wait for what takes seconds while another one runs.
+
+    Blocks go by ``key``, any number below 2^63 that the engine chooses, unique within a mover. A
+    mover that died or fell silent answers every call with :class:`Internal`; start another.
     """
 
-    def __init__(self, gpu: int, process: MoverProcess, line: Line, aside: Line) -> None:
+    def __init__(self, gpu: int, process: MoverProcess, lines: Sequence[Line]) -> None:
         self.gpu = gpu
         self._process = process
-        self._line = line
-        self._aside = aside
+        self._lines = tuple(lines)
+        self._to_host, self._pinning, self._on_gpu, self._aside = self._lines
         self._dropped: set[int] = set()
         self._own_folder: Path | None = None
 
@@ -123,18 +128,20 @@ class Mover:
         except ProcessLookupError:
             connection.close()
             return None
-        end, theirs = socket.socketpair()
-        line, aside = (Line(gpu, process, each) for each in (connection, Connection(end)))
-        mover = cls(gpu, process, line, aside)
+        pairs = [socket.socketpair() for _ in range(_MORE_LINES)]
+        ends = (connection, *(Connection(ours) for ours, _ in pairs))
+        mover = cls(gpu, process, [Line(gpu, process, end) for end in ends])
+        first = mover._lines[0]
         try:
-            with theirs:
-                line.send(wire.Attach(key.packed), [theirs.fileno()])
-            for each in (line, aside):
-                each.reply(wire.Done, START_SECONDS)
+            with contextlib.ExitStack() as stack:
+                theirs = [stack.enter_context(end).fileno() for _, end in pairs]
+                first.send(wire.Attach(key.packed), theirs)
+            for line in mover._lines:
+                line.reply(wire.Done, START_SECONDS)
         except BaseException as error:
-            ending = line.broken and process.ended_well and isinstance(error, Internal)
-            for each in (line, aside):
-                each.close()
+            ending = first.broken and process.ended_well and isinstance(error, Internal)
+            for line in mover._lines:
+                line.close()
             process.close()
             if ending:
                 return None
@@ -144,7 +151,7 @@ class Mover:
     @property
     def alive(self) -> bool:
         """Whether it can be asked for anything."""
-        return not self._line.broken and not self._aside.broken and self._process.running
+        return not any(line.broken for line in self._lines) and self._process.running
 
     @property
     def pid(self) -> int:
@@ -187,7 +194,7 @@ class Mover:
 
         One launch hashes all of them at the speed of the memory.
         """
-        answer, _ = self._line.ask(wire.Digest(list(keys)), wire.Digests)
+        answer, _ = self._on_gpu.ask(wire.Digest(list(keys)), wire.Digests)
         return {key: split(blob) for key, blob in answer.blocks}
 
     def save(
@@ -213,7 +220,7 @@ class Mover:
             known=list(known.values()),
         )
         descriptors = [pack.fd for pack in packs]
-        answer, _ = self._line.ask(request, wire.Stored, descriptors, progress)
+        answer, _ = self._to_host.ask(request, wire.Stored, descriptors, progress)
         writer.stored.update((ref.digest, ref) for _, refs in answer.blocks for ref in refs)
         return Saved({key: tuple(refs) for key, refs in answer.blocks}, answer.changed)
 
@@ -249,7 +256,7 @@ class Mover:
                 let_go(keys)
 
         descriptors = [board.fd for board in boards] + [pack.fd for pack in packs]
-        answer, _ = self._line.ask(request, wire.Drained, descriptors, progress, dropped)
+        answer, _ = self._to_host.ask(request, wire.Drained, descriptors, progress, dropped)
         found = (ref for _, refs in answer.blocks for ref in refs if ref is not None)
         writer.stored.update((ref.digest, ref) for ref in found)
         chunks = {
@@ -278,16 +285,19 @@ class Mover:
         of them when it is cancelled. ``let_go`` is called on this thread with the keys of those.
         """
         request, descriptors = copies.request(chunks, proven)
-        answer, _ = self._line.ask(request, wire.Copied, descriptors, progress, let_go)
+        answer, _ = self._to_host.ask(request, wire.Copied, descriptors, progress, let_go)
         return copies.note(request, answer)
 
-    def pin(self, packs: Sequence[Pack]) -> None:
-        """Map and pin the packs that lie in memory; seconds for tens of GB, so in good time."""
-        self._line.ask(wire.Pin(), wire.Done, [pack.fd for pack in packs])
+    def pin(self, packs: Sequence[Pack]) -> int:
+        """Map and pin the packs that lie in memory; seconds for tens of GB, so in good time.
+        Returns what :meth:`unpin` takes.
+        """
+        answer, _ = self._pinning.ask(wire.Pin(), wire.Pinned, [pack.fd for pack in packs])
+        return answer.number
 
-    def unpin(self) -> None:
+    def unpin(self, pinned: int) -> None:
         """Let go of what :meth:`pin` has pinned."""
-        self._line.ask(wire.Unpin(), wire.Done)
+        self._pinning.ask(wire.Unpin(pinned), wire.Done)
 
     def load(
         self,
@@ -302,7 +312,7 @@ class Mover:
         """
         wanted = sorted({ref.pack for refs in plan.values() for ref in refs})
         request = wire.Load([(key, list(refs)) for key, refs in plan.items()], wanted)
-        self._line.ask(request, wire.Done, [image.packs[number] for number in wanted], progress)
+        self._to_host.ask(request, wire.Done, [image.packs[number] for number in wanted], progress)
 
     def fetch(
         self,
@@ -314,7 +324,7 @@ class Mover:
         By key: the key of the source, and which chunks. Raises :class:`Cancelled`.
         """
         rows = [(key, source, list(indices)) for key, (source, indices) in chunks.items()]
-        self._line.ask(wire.Fetch(rows), wire.Done, progress=progress)
+        self._on_gpu.ask(wire.Fetch(rows), wire.Done, progress=progress)
 
     def free_memory(self) -> tuple[int, int]:
         """(free, total) memory of the device in bytes."""
@@ -346,14 +356,14 @@ class Mover:
         """Need the mover no more: it ends, unless something is parked. What nobody else holds of
         the rest is gone.
         """
-        stays = self._line.out_of_step or self._aside.out_of_step  # it may keep something
+        stays = any(line.out_of_step for line in self._lines)  # it may keep something
         told = self.alive
         if told:
             try:
                 stays = self._aside.ask(wire.Leave(), wire.Farewell)[0].stays
             except PhosError:
                 told = False  # it is ended like one that no longer answers
-        for line in (self._line, self._aside):
+        for line in self._lines:
             line.close()
         if not stays and not self._process.wait(_END_SECONDS if told else 0):
             self._process.kill()

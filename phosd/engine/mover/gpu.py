@@ -5,6 +5,7 @@ import ctypes
 import os
 import struct
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,9 @@ class Gpu:
         self._reserving = threading.Lock()
         self._table = 0
         self._table_chunks = 0
-        self._kept: frozenset[int] = frozenset()
+        self._hashing = threading.Lock()
+        self._users: Counter[int] = Counter()
+        self._using = threading.Lock()
         self.blocks: dict[int, Block] = {}
 
     def use(self, key: DigestKey) -> None:
@@ -153,42 +156,35 @@ class Gpu:
 
     @contextlib.contextmanager
     def keeping(self, keys: Collection[int]) -> Iterator[None]:
-        """Inside, other threads cannot drop these blocks. One request that has any at a time."""
-        if not keys:
-            yield
-            return
-        self._kept = frozenset(keys)
+        """Inside, other threads cannot drop these blocks."""
+        used = frozenset(keys)
+        with self._using:
+            self._users.update(used)
         try:
             yield
         finally:
-            self._kept = frozenset()
+            with self._using:
+                self._users -= Counter(used)
 
     def drop(self, keys: Iterable[int], *, keep_descriptors: bool = False) -> None:
         """Unmap and release blocks."""
         for key in keys:
-            block = self._unused(key)
-            del self.blocks[key]
-            if block.slab is not None:
-                block.slab.parts -= 1
-                if not block.slab.parts:
-                    self._unmap(block.slab)
-                continue
-            self._unmap(block)
-            if not keep_descriptors:
-                os.close(block.fd)
+            self._drop(key, 0, keep_descriptors=keep_descriptors)
+        self._leave_neighbours()
+
+    def drop_kept(self, keys: Iterable[int]) -> None:
+        """Unmap and release blocks that the caller alone keeps."""
+        for key in keys:
+            self._drop(key, 1)
         self._leave_neighbours()
 
     def rename(self, keys: Mapping[int, int]) -> None:
         """Call blocks by other keys: all of them or none."""
-        for key in keys:
-            self._unused(key)
-        for key, new in keys.items():
-            self.blocks[new] = self.blocks.pop(key)
-
-    def drop_kept(self, keys: Sequence[int]) -> None:
-        """Unmap and release blocks that the caller alone keeps."""
-        self._kept -= frozenset(keys)
-        self.drop(keys)
+        with self._using:
+            for key in keys:
+                self._require_unused(key, 0)
+            for key, new in keys.items():
+                self.blocks[new] = self.blocks.pop(key)
 
     def keys(self) -> set[int]:
         """The keys of the blocks; other threads add and drop some at any time."""
@@ -201,17 +197,18 @@ class Gpu:
         return self.blocks[key]
 
     def digest(self, keys: Sequence[int]) -> list[bytes]:
-        """The digests of each block's chunks, 16 bytes each; one launch for all."""
+        """The digests of each block's chunks, 16 bytes each; one launch for all. Thread-safe."""
         tables = [self.block(key).table for key in keys]
         table = b"".join(tables)
         count = len(table) // SIZE
         if not count:
             return [b""] * len(keys)
-        self._reserve_table(count)
         digests = bytearray(SIZE * count)
-        call("cuMemcpyHtoD", self._table, table, len(table))
-        self.launch_digest(0, self._table, count, self._table + len(table))
-        call("cuMemcpyDtoH", digests, self._table + len(table), len(digests))
+        with self._hashing:
+            self._reserve_table(count)
+            call("cuMemcpyHtoD", self._table, table, len(table))
+            self.launch_digest(0, self._table, count, self._table + len(table))
+            call("cuMemcpyDtoH", digests, self._table + len(table), len(digests))
         blobs = []
         at = 0
         for part in tables:  # an entry of the table is as long as a digest
@@ -276,8 +273,23 @@ class Gpu:
                 about = f"a reserve of {size} bytes"
                 self._reserved[wanted] = call("cuMemCreate", size, self._properties, 0, about=about)
 
-    def _unused(self, key: int) -> Block:
-        if key in self._kept:
+    def _drop(self, key: int, users: int, *, keep_descriptors: bool = False) -> None:
+        with self._using:
+            block = self._require_unused(key, users)
+            del self.blocks[key]
+            slab = block.slab
+            if slab is not None:
+                slab.parts -= 1
+        if slab is None:
+            self._unmap(block)
+            if not keep_descriptors:
+                os.close(block.fd)
+        elif not slab.parts:
+            self._unmap(slab)
+
+    def _require_unused(self, key: int, users: int) -> Block:
+        """The block, when no more requests than that keep it."""
+        if self._users[key] > users:
             raise Internal(f"block {key} is being copied", hint="drop it afterwards")
         return self.block(key)
 

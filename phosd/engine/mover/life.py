@@ -26,6 +26,7 @@ from phosd.engine.mover.place import listening
 from phosd.engine.mover.ring import Ring
 from phosd.engine.mover.server import Server
 from phosd.engine.mover.transfer import close_all
+from phosd.engine.mover.windows import Windows
 from phosd.engine.notify import Supervisor
 from phosd.engine.rlimit import allow_many_descriptors
 
@@ -106,6 +107,7 @@ class Life:
 
     def _serve(self, end: socket.socket) -> None:
         connection = Connection(end)
+        lines = [connection]
         try:
             if connection.peer()[1] not in (0, os.geteuid()):
                 return  # the folder is closed to others; so is this door
@@ -113,15 +115,16 @@ class Life:
             match received:
                 case (_, wire.Attach(key=b""), []):
                     self._serve_visitor(connection)
-                case (_, wire.Attach(key=key), [aside]):
-                    second = Connection(socket.socket(fileno=aside))
-                    self._serve_engine(connection, second, key)
+                case (_, wire.Attach(key=key), [_, _, _] as others):
+                    lines += (Connection(socket.socket(fileno=other)) for other in others)
+                    self._serve_engine(lines, key)
                 case (_, _, descriptors):
                     close_all(descriptors)
         except PhosError as error:
             _log.debug("a client is gone: %s", error)
         finally:
-            connection.close()
+            for line in lines:
+                line.close()
 
     def _serve_visitor(self, connection: Connection) -> None:
         connection.send(0, wire.Done())
@@ -138,21 +141,20 @@ class Life:
                 answer = wire.Failed(error.code, error.what, error.hint), []
             connection.send(sequence, *answer)
 
-    def _serve_engine(self, connection: Connection, aside: Connection, key: bytes) -> None:
+    def _serve_engine(self, lines: Sequence[Connection], key: bytes) -> None:
         if not self._turn.acquire(timeout=_TURN_SECONDS):
             what = f"the data mover of GPU {self._ordinal} works for another phosd"
-            connection.send(0, wire.Failed("Busy", what, "end that one first"))
+            lines[0].send(0, wire.Failed("Busy", what, "end that one first"))
             return
         try:
             gpu, ring, parked = self._made_ready(DigestKey.from_packed(key))
         except PhosError as error:
-            connection.send(0, wire.Failed(error.code, error.what, error.hint))
+            lines[0].send(0, wire.Failed(error.code, error.what, error.hint))
             self._end(1)
             return
         else:
-            self._work(connection, aside, gpu, ring, parked)
+            self._work(lines, gpu, ring, parked)
         finally:
-            aside.close()
             self._turn.release()
 
     def _made_ready(self, key: DigestKey) -> tuple[Gpu, Ring, Parked]:
@@ -163,38 +165,36 @@ class Life:
         self._ready[0].use(key)
         return self._ready
 
-    def _work(
-        self,
-        connection: Connection,
-        aside: Connection,
-        gpu: Gpu,
-        ring: Ring,
-        parked: Parked,
-    ) -> None:
+    def _work(self, lines: Sequence[Connection], gpu: Gpu, ring: Ring, parked: Parked) -> None:
         self._patience = self._linger
-        servers = [Server(each, gpu, ring, parked) for each in (connection, aside)]
+        windows = Windows(gpu)
+        servers = [Server(line, gpu, ring, windows, parked) for line in lines]
         usable: list[bool] = []
 
-        def serve_aside() -> None:
-            usable.append(servers[1].run())
-            connection.shut_down()
+        def serve(server: Server) -> None:
+            try:
+                usable.append(server.run())
+            finally:
+                for line in lines:  # the engine has all of them, or none
+                    line.shut_down()
 
-        beside = threading.Thread(target=serve_aside, name="aside", daemon=True)
-        beside.start()
-        usable.append(servers[0].run())
-        aside.shut_down()
-        beside.join()
+        threads = [threading.Thread(target=serve, args=(each,), daemon=True) for each in servers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         if not all(usable):  # what is parked the engine has, too: it lives
             self._end(1)
             return
         gpu.attach()
         try:
+            windows.unpin_all()
             parked.end_session()
         except PhosError as error:
             _log.error("what the engine had cannot be dropped: %s", error)
             if parked.empty:
                 self._end(1)
-        if servers[1].leaving:
+        if any(server.leaving for server in servers):
             self._patience = 0.0  # as soon as nothing is kept for anybody
             if parked.empty:
                 self._end(0)

@@ -1,4 +1,4 @@
-"""Serving one connection of the engine: one request at a time."""
+"""Serving one of the engine's connections: one request at a time."""
 
 import logging
 import queue
@@ -25,14 +25,16 @@ _log = logging.getLogger(__name__)
 class Server:
     """Carries out requests until the engine closes the connection."""
 
-    def __init__(self, connection: Connection, gpu: Gpu, ring: Ring, parked: Parked) -> None:
+    def __init__(
+        self, connection: Connection, gpu: Gpu, ring: Ring, windows: Windows, parked: Parked
+    ) -> None:
         self.leaving = False
         """Whether the engine has said that it needs the mover no more."""
         self._connection = connection
         self._gpu = gpu
         self._ring = ring
+        self._windows = windows
         self._parked = parked
-        self._windows = Windows(gpu)
         self._requests: queue.SimpleQueue[tuple[int, wire.Message, list[int]] | None]
         self._requests = queue.SimpleQueue()
         self._sequence = 0
@@ -56,7 +58,6 @@ class Server:
             if isinstance(answer, wire.Failed) and not self._gpu.usable():
                 _log.error("the context of the GPU is broken")
                 return False
-        self._windows.unpin()
         return True
 
     def _receive(self) -> None:
@@ -126,9 +127,9 @@ class Server:
                 answer = drain(gpu, self._ring, self._windows, request, descriptors, *tell, *ask)
                 return answer, []
             case wire.Pin():
-                self._windows.pin(descriptors)
+                return wire.Pinned(self._windows.pin(descriptors)), []
             case wire.Unpin():
-                self._windows.unpin()
+                self._windows.unpin(request.number)
             case wire.Load():
                 load(gpu, self._ring, request, descriptors, self._given_up, self._report)
             case wire.Fetch():

@@ -6,10 +6,11 @@ of the bus, while writing through the file system took twice as long with 16 thr
 """
 
 import ctypes
+import itertools
 import logging
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -32,27 +33,46 @@ class Window:
 
 
 class Windows:
-    """The pinned packs of a mover, known by the file that a descriptor is open on."""
+    """The pinned packs of a mover, known by the file that a descriptor is open on.
+
+    One thread pins and unpins; others may look for windows meanwhile.
+    """
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._windows: dict[tuple[int, int], Window] = {}
+        self._pins: dict[int, list[tuple[int, int]]] = {}
+        self._numbers = itertools.count(1)
 
-    def pin(self, descriptors: Sequence[int]) -> None:
-        """Pin the packs that lie in memory; those on a disk stay as they are."""
+    def pin(self, descriptors: Sequence[int]) -> int:
+        """Pin the packs that lie in memory; those on a disk stay as they are. Returns what
+        :meth:`unpin` takes.
+        """
+        number = next(self._numbers)
+        pinned = self._pins[number] = []
         with ThreadPoolExecutor(_THREADS, initializer=self._gpu.attach) as pool:
             for descriptor, window in zip(descriptors, pool.map(_pin, descriptors), strict=True):
                 if window is not None:
-                    self._windows[_identity(descriptor)] = window
+                    file = _identity(descriptor)
+                    self._windows[file] = window
+                    pinned.append(file)
+        return number
 
     def find(self, descriptor: int) -> Window | None:
         """The window of the pack that the descriptor is open on."""
         return self._windows.get(_identity(descriptor))
 
-    def unpin(self) -> None:
-        """Let go of all. The packs keep their bytes."""
-        windows = list(self._windows.values())
-        self._windows.clear()
+    def unpin(self, number: int) -> None:
+        """Let go of what :meth:`pin` pinned. The packs keep their bytes."""
+        self._let_go(self._pins.pop(number, []))
+
+    def unpin_all(self) -> None:
+        """Let go of all."""
+        self._pins.clear()
+        self._let_go([*self._windows])
+
+    def _let_go(self, files: Iterable[tuple[int, int]]) -> None:
+        windows = [self._windows.pop(file) for file in files]
         if not windows:
             return
         with ThreadPoolExecutor(_THREADS, initializer=self._gpu.attach) as pool:

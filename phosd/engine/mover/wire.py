@@ -24,7 +24,7 @@ class Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
 class Attach(Message, frozen=True):
     """The first message. ``key`` is that of the store whose digests are wanted; empty: a visitor.
 
-    The engine's carries a descriptor, the mover's end of the second connection.
+    The engine's carries three descriptors, the mover's ends of three more connections.
     """
 
     key: bytes
@@ -167,8 +167,16 @@ class Pin(Message, frozen=True):
     """Make packs, whose descriptors come with it, ready to be written to by the device."""
 
 
+class Pinned(Message, frozen=True):
+    """They are; ``number`` is for :class:`Unpin`."""
+
+    number: int
+
+
 class Unpin(Message, frozen=True):
-    """Let go of the packs that were pinned."""
+    """Let go of packs that were pinned."""
+
+    number: int
 
 
 class Load(Message, frozen=True):
@@ -318,6 +326,7 @@ Reply = (
     | Copied
     | Dropped
     | Drained
+    | Pinned
     | Memory
     | Parked
     | Farewell

@@ -1,0 +1,100 @@
+"""Programs on one GPU that are copied one after the other: none stands still for another one."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from phosd.engine.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.errors import Cancelled
+from phosd.engine.node import Node
+from phosd.engine.progress import Progress
+from phosd.engine.restore import RestoreOptions, restore
+from phosd.engine.resume import ResumeOptions, resume
+from phosd.engine.suspend import SuspendOptions, suspend
+from tests.concurrent.conftest import Starter, Undisturbed
+from tests.concurrent.test_guesses import continues
+from tests.harness import Target, wait_until
+
+MODES = ("stop", "recopy", "concurrent")
+
+
+def saved(mode: str) -> Callable[[Node, int, Progress], object]:
+    options = CheckpointOptions(mode=mode, fallback=False)
+    return lambda node, pid, progress: checkpoint(node, pid, options, progress)
+
+
+JOBS: dict[str, Callable[[Node, int, Progress], object]] = {mode: saved(mode) for mode in MODES} | {
+    "suspend": lambda node, pid, progress: suspend(node, pid, SuspendOptions(), progress)
+}
+
+
+def started(start: Starter) -> Target:
+    target = start("single")
+    target.wait_for_steps(5)
+    return target
+
+
+def waits(progress: Progress) -> None:
+    wait_until(lambda: progress.notes, "the job to wait for its turn")
+    assert progress.notes == ["the memory of another program on GPU 0 is copied first"]
+
+
+@pytest.mark.parametrize("snapshots", [True, False], ids=["snapshot", "on_write"])
+@pytest.mark.parametrize("mode", MODES)
+def test_nobody_else_copies_until_all_is_copied(mode: str, node: Node, start: Starter) -> None:
+    target = started(start)
+    free: dict[str, bool] = {}
+
+    def look(progress: Progress) -> None:
+        if ours := node._copying.take({0}):
+            node._copying.end({0})
+        free[progress.phases[-1].name] = ours
+
+    checkpoint(node, target.pid, CheckpointOptions(mode=mode, fallback=False), Progress(look))
+    taken = [name for name, ours in free.items() if not ours]
+    assert taken == {
+        "stop": ["quiesce", "digest", "drain"],
+        "recopy": ["quiesce", "park", "control", "cpu", "unpark"],
+        "concurrent": ["quiesce", "drain", "park", "control", "cpu", "unpark"],
+    }[mode]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_who_waits_for_its_turn_runs_on(
+    job: str, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = started(start)
+    progress, cancelled = Progress(), Progress()
+    with ThreadPoolExecutor(1) as pool:
+        with node.turn_to_copy({0}, Progress()):
+            running = pool.submit(JOBS[job], node, target.pid, cancelled)
+            waits(cancelled)
+            cancelled.cancel()
+            with pytest.raises(Cancelled):
+                running.result()
+            running = pool.submit(JOBS[job], node, target.pid, progress)
+            waits(progress)
+            target.more_steps(20)
+            assert not any(phase.stopped for phase in progress.phases)
+        result = running.result()
+    if job == "suspend":
+        resume(node, target.pid, ResumeOptions(), Progress())
+        result = checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress())
+    continues(node, target, result.id, undisturbed("single"))
+
+
+def test_what_is_loaded_waits_for_its_turn(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = started(start)
+    image = checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress())
+    target.kill()
+    progress = Progress()
+    with ThreadPoolExecutor(1) as pool:
+        with node.turn_to_copy({0}, Progress()):
+            running = pool.submit(restore, node, image.id, RestoreOptions(), progress)
+            waits(progress)
+            assert progress.phases[-1].name == "load"
+        running.result()
+    continues(node, target, image.id, undisturbed("single"))
