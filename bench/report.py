@@ -139,10 +139,12 @@ def _looks(details: Sequence[Row]) -> tuple[str, str]:
     """How long threads waited, and what the looks cost; nothing where nothing was armed."""
     if not all("look_median_seconds" in one for one in details):
         return "", ""
-    looked = sum(one["looked_seconds"] for one in details)
-    mean = looked / sum(one["submissions"] for one in details) * 1e6
-    median = statistics.median(one["look_median_seconds"] for one in details) * 1e6
     waited = statistics.median(one["waited_seconds"] for one in details)
+    submissions = sum(one["submissions"] for one in details)
+    if not submissions:  # all was saved when the gate opened
+        return f"{waited:.3f}", ""
+    mean = sum(one["looked_seconds"] for one in details) / submissions * 1e6
+    median = statistics.median(one["look_median_seconds"] for one in details) * 1e6
     return f"{waited:.3f}", f"{mean:.2f}, {median:.2f}"
 
 
