@@ -53,11 +53,14 @@ def test_nobody_else_copies_until_all_is_copied(mode: str, node: Node, start: St
 
     checkpoint(node, target.pid, CheckpointOptions(mode=mode, fallback=False), Progress(look))
     taken = [name for name, ours in free.items() if not ours]
-    assert taken == {
-        "stop": ["quiesce", "digest", "drain"],
-        "recopy": ["quiesce", "park", "control", "cpu", "unpark"],
-        "concurrent": ["quiesce", "drain", "park", "control", "cpu", "unpark"],
-    }[mode]
+    assert (
+        taken
+        == {
+            "stop": ["quiesce", "digest", "drain"],
+            "recopy": ["quiesce", "park", "control", "cpu", "unpark"],
+            "concurrent": ["quiesce", "drain", "park", "control", "cpu", "unpark"],
+        }[mode]
+    )
 
 
 @pytest.mark.parametrize("job", JOBS)
