@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def saved(mode: str) -> Callable[[Node, int, Progress], object]:
     return lambda node, pid, progress: checkpoint(node, pid, options, progress)
 
 
-JOBS: dict[str, Callable[[Node, int, Progress], object]] = {mode: saved(mode) for mode in MODES} | {
+JOBS: dict[str, Callable[[Node, int, Progress], Any]] = {mode: saved(mode) for mode in MODES} | {
     "suspend": lambda node, pid, progress: suspend(node, pid, SuspendOptions(), progress)
 }
 
