@@ -43,12 +43,28 @@ say("emptied", len(emptied))
 SPIN = """
 context = primary(0)
 def wait():
+    say("waits")
     told = threading.Event()
     threading.Thread(target=lambda: (input(), told.set())).start()
     while not told.wait(0.01):
         pass
 """
 """The main thread runs Python again and again until the test tells the program to go on."""
+
+
+PAUSE = ("34", "73")
+"""Numbers of pause on x86-64, and of ppoll, which it is elsewhere."""
+
+
+def waits_in_c(pid: int) -> None:
+    """Wait until the main thread is in a system call (pause, or what it is made of) and stays."""
+
+    def stays() -> bool:
+        where = Path(f"/proc/{pid}/task/{pid}/syscall").read_text()
+        time.sleep(0.1)
+        return where.split()[0] in PAUSE and Path(f"/proc/{pid}/syscall").read_text() == where
+
+    wait_until(stays, "the main thread to wait")
 
 
 def ended(link: HookLink) -> ReleaseState:
@@ -64,6 +80,7 @@ def ended(link: HookLink) -> ReleaseState:
 def test_the_call_is_made_once_for_all_who_ask(tmp_path: Path) -> None:
     with live(WAIT.format(beside="pass"), tmp_path, TORCH) as program:
         link = program.link
+        waits_in_c(program.process.pid)
         assert link.empty_cache(ask=False).release is Release.NONE
         assert link.empty_cache(ask=True).release is Release.ASKED
         with HookLink(program.process.pid, tmp_path) as other:
@@ -85,6 +102,7 @@ def test_a_forked_child_does_not_make_the_call_of_its_parent(tmp_path: Path) -> 
     say("child", os.waitpid(child, 0)[1])
 """
     with live(WAIT.format(beside=fork.strip()), tmp_path, TORCH) as program:
+        waits_in_c(program.process.pid)
         assert program.link.empty_cache(ask=True).release is Release.ASKED
         program.tell()
         assert program.hears() == "child 0"
@@ -108,6 +126,7 @@ except KeyError as error:
     say(sys.exc_info()[1] is error, len(emptied))
 """
     with live(SPIN + code, tmp_path, TORCH) as program:
+        assert program.hears() == "waits"
         program.link.empty_cache(ask=True)
         failed = ended(program.link)
         assert failed.release is Release.FAILED
@@ -128,6 +147,7 @@ except KeyboardInterrupt:
     say("interrupted")
 """
     with live(SPIN + code, tmp_path, TORCH) as program:
+        assert program.hears() == "waits"
         program.link.empty_cache(ask=True)
         assert program.hears() == "interrupted"
         assert ended(program.link) == ReleaseState(
@@ -142,6 +162,7 @@ except KeyboardInterrupt:
 )
 def test_a_torch_that_is_half_there(damage: str, tmp_path: Path) -> None:
     with live(SPIN + damage + "\nwait()\nsay('unharmed')", tmp_path, TORCH) as program:
+        assert program.hears() == "waits"
         program.link.empty_cache(ask=True)
         assert ended(program.link).release is Release.FAILED
         program.tell()
@@ -150,6 +171,7 @@ def test_a_torch_that_is_half_there(damage: str, tmp_path: Path) -> None:
 
 def test_an_interpreter_that_has_not_imported_torch(tmp_path: Path) -> None:
     with live(SPIN + "wait()", tmp_path, "import threading") as program:
+        assert program.hears() == "waits"
         program.link.empty_cache(ask=True)
         assert ended(program.link).release is Release.NO_TORCH
         program.tell()
@@ -157,6 +179,7 @@ def test_an_interpreter_that_has_not_imported_torch(tmp_path: Path) -> None:
 
 def test_nobody_is_asked_behind_a_closed_gate(tmp_path: Path) -> None:
     with live(SPIN + "wait()\nsay(len(emptied))", tmp_path, TORCH) as program:
+        assert program.hears() == "waits"
         program.close_gate()
         for ask in (True, False):
             with pytest.raises(Busy, match="the process is closed, not running"):
