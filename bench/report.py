@@ -206,7 +206,9 @@ def table(rows: Sequence[Row], key: str, phases: Sequence[str], total: str) -> s
 
 def plot(rows: Sequence[Row]) -> str:
     """The stops as stacked bars, on one scale."""
-    width, left, bar, gap, top = 900, 300, 22, 14, 34
+    bar, gap, top = 22, 14, 34
+    left = max(300, 7 * max(len(name(row)) for row in rows))  # pixels that the longest name takes
+    width = left + 600
     scale = (width - left - 70) / max(row["stop_s"] for row in rows)
     height = top + len(rows) * (bar + gap) + 10
     out = [
