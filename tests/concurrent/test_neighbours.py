@@ -1,5 +1,6 @@
 """Programs on one GPU that are copied one after the other: none stands still for another one."""
 
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -102,3 +103,29 @@ def test_what_is_loaded_waits_for_its_turn(
             assert progress.phases[-1].name == "load"
         running.result()
     continues(node, target, image.id, undisturbed("single"))
+
+
+def test_three_programs_are_saved_and_suspended_at_the_same_time(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    programs = ("single", ""), ("right", "by_value"), ("caching", "")
+    targets = [start(*program) for program in programs]
+    for target in targets:
+        target.wait_for_steps(5)
+
+    def work(target: Target) -> None:
+        chance = random.Random(target.program)
+        for _ in range(8):
+            job = chance.choice([*JOBS])
+            JOBS[job](node, target.pid, Progress())
+            if job == "suspend":
+                resume(node, target.pid, ResumeOptions(), Progress())
+
+    with ThreadPoolExecutor(len(targets)) as pool:
+        list(pool.map(work, targets))
+    for target, program in zip(targets, programs, strict=True):
+        target.more_steps(2)
+        target.kill()
+        values = target.values()
+        right = undisturbed(*program, steps=max(values) + 1)
+        assert values == {step: right[step] for step in values}
