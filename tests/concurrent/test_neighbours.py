@@ -109,7 +109,7 @@ def test_three_programs_are_saved_and_suspended_at_the_same_time(
     node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
     programs = ("single", ""), ("right", "by_value"), ("caching", "")
-    targets = [start(*program) for program in programs]
+    targets = [start(*program, PHOS_TEST_PACE="0.05") for program in programs]
     for target in targets:
         target.wait_for_steps(5)
 

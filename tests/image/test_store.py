@@ -202,6 +202,21 @@ def test_an_image_that_is_read_is_not_deleted(store: Store) -> None:
     assert everything(store.state) == set()
 
 
+def test_nobody_holds_an_image_who_has_only_copies_of_our_descriptors(store: Store) -> None:
+    """As a process has that another thread starts just now, until it begins its program."""
+    copies = []
+    with store.begin(0) as writer:
+        copies.append(os.dup(writer._lock))
+        manifest = fill(store, writer, CONTENT)
+        writer.publish(manifest)
+    with store.open(manifest.id) as image:
+        copies.append(os.dup(image.folder))
+    store.delete(manifest.id)
+    assert store.list() == []
+    for copy in copies:
+        os.close(copy)
+
+
 def test_a_missing_pack_is_named(store: Store) -> None:
     manifest = publish(store, CONTENT)
     (store.packs / "0.pack").unlink()

@@ -94,6 +94,13 @@ def unused(path: Path) -> bool:
     return True
 
 
+def unlock(fd: int) -> None:
+    """Give up a lock, although a process that is just being started may still have a copy of the
+    descriptor: closing ours would leave it locked until that has begun its program.
+    """
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
 def sync_folder(folder: Path) -> None:
     """Bring the names in ``folder`` to the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

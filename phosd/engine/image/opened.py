@@ -34,6 +34,8 @@ class Image:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.folder >= 0:
+            files.unlock(self.folder)
         for fd in [*self.packs.values(), self.folder]:
             if fd >= 0:
                 os.close(fd)

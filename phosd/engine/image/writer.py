@@ -217,6 +217,7 @@ class ImageWriter:
     def _close(self) -> None:
         for pack in self._packs.values():
             os.close(pack.fd)
+        files.unlock(self._lock)
         os.close(self._lock)
         self._store.promises.pop(self.id, None)
 
