@@ -18,7 +18,12 @@ from tests.concurrent.conftest import Starter, Undisturbed
 from tests.concurrent.test_guesses import continues
 from tests.harness import Target, wait_until
 
-MODES = ("stop", "recopy", "concurrent")
+COPYING = {
+    "stop": ["quiesce", "digest", "drain"],
+    "recopy": ["quiesce", "park", "control", "cpu", "unpark"],
+    "concurrent": ["quiesce", "drain", "park", "control", "cpu", "unpark"],
+}
+"""The phases in which a checkpoint has its turn to copy, by mode."""
 
 
 def saved(mode: str) -> Callable[[Node, int, Progress], object]:
@@ -26,7 +31,7 @@ def saved(mode: str) -> Callable[[Node, int, Progress], object]:
     return lambda node, pid, progress: checkpoint(node, pid, options, progress)
 
 
-JOBS: dict[str, Callable[[Node, int, Progress], Any]] = {mode: saved(mode) for mode in MODES} | {
+JOBS: dict[str, Callable[[Node, int, Progress], Any]] = {mode: saved(mode) for mode in COPYING} | {
     "suspend": lambda node, pid, progress: suspend(node, pid, SuspendOptions(), progress)
 }
 
@@ -43,7 +48,7 @@ def waits(progress: Progress) -> None:
 
 
 @pytest.mark.parametrize("snapshots", [True, False], ids=["snapshot", "on_write"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", COPYING)
 def test_nobody_else_copies_until_all_is_copied(mode: str, node: Node, start: Starter) -> None:
     target = started(start)
     free: dict[str, bool] = {}
@@ -54,15 +59,7 @@ def test_nobody_else_copies_until_all_is_copied(mode: str, node: Node, start: St
         free[progress.phases[-1].name] = ours
 
     checkpoint(node, target.pid, CheckpointOptions(mode=mode, fallback=False), Progress(look))
-    taken = [name for name, ours in free.items() if not ours]
-    assert (
-        taken
-        == {
-            "stop": ["quiesce", "digest", "drain"],
-            "recopy": ["quiesce", "park", "control", "cpu", "unpark"],
-            "concurrent": ["quiesce", "drain", "park", "control", "cpu", "unpark"],
-        }[mode]
-    )
+    assert [name for name, ours in free.items() if not ours] == COPYING[mode]
 
 
 @pytest.mark.parametrize("job", JOBS)

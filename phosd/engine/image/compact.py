@@ -85,7 +85,7 @@ def _rewrite(store: "Store", wasteful: _Wasteful) -> int:
     with ExitStack() as held:
         for image in wasteful.images:
             folder = files.open_private(store.images / image.id, os.O_DIRECTORY)
-            held.callback(os.close, folder)
+            held.callback(files.close_locked, folder)
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

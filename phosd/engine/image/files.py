@@ -90,15 +90,16 @@ def unused(path: Path) -> bool:
     except BlockingIOError:
         return False
     finally:
-        os.close(fd)
+        close_locked(fd)
     return True
 
 
-def unlock(fd: int) -> None:
-    """Give up a lock, although a process that is just being started may still have a copy of the
-    descriptor: closing ours would leave it locked until that has begun its program.
+def close_locked(fd: int) -> None:
+    """Close a descriptor that may hold a lock (flock), and give that up: else it would last until a
+    process that is just being started, and has a copy of the descriptor, begins its program.
     """
     fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
 
 
 def sync_folder(folder: Path) -> None:

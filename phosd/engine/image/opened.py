@@ -34,11 +34,10 @@ class Image:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for fd in self.packs.values():
+            os.close(fd)
         if self.folder >= 0:
-            files.unlock(self.folder)
-        for fd in [*self.packs.values(), self.folder]:
-            if fd >= 0:
-                os.close(fd)
+            files.close_locked(self.folder)
 
 
 def packs_of(manifest: Manifest) -> set[int]:

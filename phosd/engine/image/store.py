@@ -155,7 +155,7 @@ class Store:
                     f"image {image_id} is being read by a job", hint="wait for it (`phos jobs`)"
                 ) from None
             finally:
-                os.close(folder)
+                files.close_locked(folder)
             point(Point.DELETE_FOLDER)
             shutil.rmtree(self.images / image_id)
             files.sync_folder(self.images)
@@ -205,7 +205,7 @@ class Store:
             path.unlink()
             raise
         finally:
-            os.close(fd)
+            files.close_locked(fd)
 
     def drop_spares(self) -> None:
         """Give back what :meth:`preallocate` set aside and no image took."""
@@ -355,7 +355,7 @@ class Store:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
-            os.close(fd)
+            files.close_locked(fd)
 
     def _require_writable(self) -> None:
         if os.statvfs(self.state).f_flag & os.ST_RDONLY:

@@ -216,9 +216,8 @@ class ImageWriter:
 
     def _close(self) -> None:
         for pack in self._packs.values():
-            os.close(pack.fd)
-        files.unlock(self._lock)
-        os.close(self._lock)
+            files.close_locked(pack.fd)
+        files.close_locked(self._lock)
         self._store.promises.pop(self.id, None)
 
     def __enter__(self) -> "ImageWriter":
