@@ -21,6 +21,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 FOLDERS = (PROGRAMS, Path(__file__).parent / "concurrent" / "programs")
 PATIENCE = 60.0
 """Seconds that anything may take on a busy machine before a test gives up."""
+SLOWEST_STEP = 0.05
+"""Seconds that a step of a program may take on such a machine, without a rest."""
 
 T = TypeVar("T")
 
@@ -201,7 +203,7 @@ def run_to_end(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env=environment(hooked=hooked, extra={"PHOS_TEST_PACE": "0", **(extra or {})}),
-        timeout=PATIENCE * 2,
+        timeout=PATIENCE * 2 + steps * SLOWEST_STEP,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()
