@@ -98,6 +98,13 @@ def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "tie to the parent")
 
 
+def end_with(parent: int) -> None:
+    """Be killed when ``parent`` ends; now, if it has: the kernel tells of later ends only."""
+    die_with_parent()
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _check(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
@@ -130,12 +137,13 @@ def command(
 
 
 def main() -> None:
+    parent = os.getppid()
     orders, words = json.loads(sys.argv[1]), sys.argv[2:]
     if orders["uid"] != 0 or orders["gid"] != 0:
         kept = Capability if orders["capabilities"] else ()
         become(orders["uid"], orders["gid"], orders["groups"], kept)
     if orders["dies_with_parent"]:
-        die_with_parent()
+        end_with(parent)
     os.execve(words[0], words, {**os.environ, **orders["environment"]})
 
 

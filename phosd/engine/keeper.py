@@ -17,7 +17,7 @@ import termios
 from collections.abc import Sequence
 from pathlib import Path
 
-from phosd.engine.as_owner import become, die_with_parent, open_for_appending
+from phosd.engine.as_owner import become, die_with_parent, end_with, open_for_appending
 
 _CHUNK = 1 << 16
 
@@ -51,13 +51,15 @@ def command(
 def main() -> None:
     orders, words = json.loads(sys.argv[1]), sys.argv[2:]
     reader, writer = os.pipe()
+    first = os.getpid()
     if os.fork() != 0:
         os.close(writer)
         status = os.read(reader, 1)
         sys.exit(status[0] if status else 1)
     os.close(reader)
     os.setsid()
-    die_with_parent()  # a restore that is given up must not come up later
+    end_with(first)  # a restore that is given up must not come up later
+    keeper = os.getpid()
     uid, gid, groups = orders["user"]
     output = None
     if orders["output"] is not None:
@@ -66,7 +68,12 @@ def main() -> None:
     if terminal is not None:
         fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
     code = subprocess.run(
-        words, stdin=terminal, stdout=terminal, close_fds=False, check=False
+        words,
+        stdin=terminal,
+        stdout=terminal,
+        close_fds=False,
+        preexec_fn=lambda: end_with(keeper),  # it takes a moment to see to that itself
+        check=False,
     ).returncode
     die_with_parent(0)
     os.write(writer, bytes([code if 0 <= code < 256 else 1]))

@@ -242,7 +242,7 @@ def test_a_cancelled_restore_leaves_nothing_behind(life: Life, piped: bool) -> N
     assert life.record is not None
     assert life.dumped is not None
     processes = records(life.dumped.tree)
-    for delay in (0.0, 0.02, 0.04, 0.06):
+    for delay in (0.01 * number for number in range(12)):  # from its start until it is done
         progress = Progress()
         threading.Timer(delay, progress.cancel).start()
         with contextlib.suppress(Cancelled):

@@ -3,8 +3,9 @@
 import contextlib
 import os
 import secrets
+import select
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -24,6 +25,7 @@ from phosd.engine.progress import Progress
 
 SETTLED = 0.05
 """Seconds that a restored program must live before it counts as restored."""
+_LOOK_MILLISECONDS = 20
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,14 @@ def restore_tree(
     files = _Files(tree, folder, options)
     wanted = {process.pid: process for process in processes}
     user, since = restoring_user(tree).uid, now()
-    try:
-        _run(criu, tree, details, folder, options, progress)
-    except BaseException:
+
+    def end_made() -> None:
         end(wanted, lambda pid: is_made(wanted[pid], user, since))
+
+    try:
+        _run(criu, tree, details, folder, options, progress, end_made)
+    except BaseException:
+        end_made()
         files.undo()
         raise
     # CRIU could give every process its pid, so these are what it has made.
@@ -283,6 +289,7 @@ def _run(
     folder: Path,
     options: RestoreOptions,
     progress: Progress | None,
+    end_made: Callable[[], None],
 ) -> None:
     owner = restoring_user(tree)
     words = ["--restore-detached", "--file-locks", "--manage-cgroups=ignore", "--link-remap"]
@@ -296,6 +303,7 @@ def _run(
         Outlets(details, owner) as outlets,
         _readable(folder, owner),
         working_folder(folder, owner) as work,
+        _none_left(end_made) as inherited_by_all,
     ):
         criu.run(
             "restore",
@@ -303,13 +311,37 @@ def _run(
             owner=owner,
             images=folder,
             work=work,
-            descriptors=outlets.inherited,
+            descriptors=(*outlets.inherited, inherited_by_all),
             deadline=options.deadline,
             progress=progress,
             dies_with_us=True,
             slice_of=owner.uid,
             wrap=lambda command: outlets.wrap(command, options.output),
         )
+
+
+@contextlib.contextmanager
+def _none_left(end_made: Callable[[], None]) -> Iterator[int]:
+    """A descriptor that all of CRIU's processes inherit. When the restore fails, this returns when
+    none of them has it any more: one beneath a keeper ends a moment after that one, and what it
+    makes or writes until then must not stay behind.
+    """
+    reader, writer = os.pipe()
+    try:
+        try:
+            yield writer
+        finally:
+            os.close(writer)
+    except BaseException:
+        closed = select.poll()
+        closed.register(reader, select.POLLHUP)
+        give_up = time.monotonic() + ENDING_PATIENCE
+        end_made()
+        while not closed.poll(_LOOK_MILLISECONDS) and time.monotonic() < give_up:
+            end_made()
+        raise
+    finally:
+        os.close(reader)
 
 
 @contextlib.contextmanager
