@@ -1,8 +1,8 @@
 # Every target does the set-up that it needs, and is quick the second time.
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
-# One at a time: tests that kill, freeze and time real processes disturb each other.
-WORKERS ?= 0
+# Shards of the Python tests, each in namespaces of its own.
+SHARDS ?= $(JOBS)
 
 PY := .venv/bin/python
 # Under an init that is quick: a third of the time would go to waiting for pids to be free.
@@ -18,11 +18,16 @@ CONFIGURE := -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DPython3_E
 export PATH := $(PATH):/usr/sbin:/sbin
 export PYTHON
 
-.PHONY: help setup build deb lint native-test test test-boot demo test-gpu clean
+.PHONY: help setup build deb lint native-test check test test-all begin-test python-test soak \
+	flake-hunt durations test-boot demo test-gpu clean
 
 help:
 	@echo "make demo      train a network, checkpoint it, kill -9, restore it, compare"
-	@echo "make test      linters, native tests (also with sanitizers), Python tests"
+	@echo "make check     linters, and tests that start no process"
+	@echo "make test      all that a change must pass; a part of what is random, another each commit"
+	@echo "make test-all  the same, and everything that is random or a product"
+	@echo "make soak      what takes hours; goes on where it was interrupted"
+	@echo "make flake-hunt  tests again and again beside busy loops; goes on in the same way"
 	@echo "make test-boot the Debian package in a booted system: a container with systemd (root)"
 	@echo "make test-gpu  the tests that need a real GPU"
 	@echo "make setup     virtual environment, system packages, CRIU (the others do it themselves)"
@@ -88,8 +93,29 @@ native-test: build build/sanitized/build.ninja build/threads/build.ninja
 	    .venv/bin/ctest --test-dir build/threads --output-on-failure --no-tests=error \
 	    --tests-regex "^(hook|mover)_"
 
-test: setup lint native-test
-	@$(PYTEST) --numprocesses $(WORKERS)
+check: begin-test build lint
+	@$(STEP) "unit tests" - $(PYTEST) tests/unit --isolated $(SHARDS)
+
+test: begin-test setup lint native-test python-test
+
+test-all: export PHOS_TEST_ALL := 1
+test-all: begin-test setup lint native-test python-test
+
+begin-test:
+	@rm -f $(LOGS)/steps $(LOGS)/times.json
+
+# Tests that judge how long something takes run alone.
+python-test: setup build
+	@$(STEP) "Python tests" - $(PYTEST) -m "not timing" --isolated $(SHARDS) --times $(LOGS)/times.json
+	@$(STEP) "Python tests, alone" - $(PYTEST) -m timing --times $(LOGS)/times.json
+	@$(PY) -m tests.support.budget $(LOGS)/steps $(LOGS)/times.json
+
+soak flake-hunt: setup build
+	@$(PY) -m tests.support.rounds $@
+
+# By how long they took, modules are dealt to shards: to be recorded anew when that has changed.
+durations: setup build
+	@$(PYTEST) -m "not timing" --isolated $(SHARDS) --record-durations
 
 test-boot: build build/.boot-packages
 	@$(PYTEST) tests/boot

@@ -11,12 +11,20 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import rotation
+
 # Examples are as slow as the machine is busy, which tells nothing about what is tested.
 settings.register_profile("phos", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("phos")
 
+MOST_TIMING = 15
+"""Tests that may judge how long something takes: they fail on a busy machine."""
+
 os.environ.setdefault("PHOS_GPU", "soft")
 os.environ.setdefault("PHOS_SOFTGPU_DEVICES", "2")
+
+# Shards play the same part, though there may be a new commit before the last of them is started.
+os.environ["PHOS_TEST_SEED"] = str(rotation.SEED)
 
 # The software GPU's memory is the machine's. Tests beside these, and other people's programs, have
 # devices of their own.
@@ -29,6 +37,28 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, handler)
+
+
+def pytest_report_header() -> str:
+    part = "everything" if rotation.EVERYTHING else "a part of what is random or a product"
+    return f"plays {part} (PHOS_TEST_SEED={rotation.SEED})"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the mark ``rotated`` leaves to other commits."""
+    played: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        mark = item.get_closest_marker("rotated")
+        name, _, case = item.name.partition("[")
+        plays = mark is None or rotation.plays(name, case.removesuffix("]"), **mark.kwargs)
+        (played if plays else left_out).append(item)
+    items[:] = played
+    timing = [item for item in played if item.get_closest_marker("timing")]
+    if len(timing) > MOST_TIMING:
+        raise pytest.UsageError(f"more than {MOST_TIMING} tests judge time: {timing}")
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
 
 
 def left() -> dict[int, str]:

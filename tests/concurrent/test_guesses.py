@@ -16,15 +16,13 @@ from phosd.engine.experience import Experience
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.node import Node
 from tests.concurrent.conftest import Starter, Undisturbed
-from tests.concurrent.watch import Watch, slow_movers, watched
+from tests.concurrent.watch import Watch, braked_movers, watched
 from tests.core.cycle import AFTER, bring_back, check
 from tests.harness import Target
 
 INSTANTS = int(os.environ.get("PHOS_TEST_INSTANTS", "2"))
-SECONDS = 0.3
-"""How long the copying takes."""
-ITERATIONS = 5
-"""Steps that a program makes meanwhile, at the least."""
+ITERATIONS = 16
+"""Steps that a program makes while it is copied, at the least: enough to write all its memory."""
 
 GUILTY = {
     "chase": "chase",
@@ -86,8 +84,8 @@ def test_a_wrong_guess(way: str, node: Node, start: Starter, undisturbed: Undist
     if GUILTY[way]:
         known = Experience(tuple(watch.progress.suspects))
         options = CheckpointOptions(mode="concurrent", fallback=False, experience=known)
-        with slow_movers(node, target, SECONDS):
-            manifest, _ = watched(node, target, options)
+        with braked_movers(node, target, ITERATIONS) as brake:
+            manifest, _ = watched(node, target, options, brake)
         assert (manifest.mode, manifest.wrong_guesses) == ("concurrent", 0)
     continues(node, target, manifest.id, undisturbed("wrong", way))
 
@@ -116,34 +114,28 @@ def test_a_shadow_that_was_copied_in_half(
 def guessed_wrong(
     node: Node, target: Target, options: CheckpointOptions
 ) -> tuple[Manifest | None, Watch]:
-    """A checkpoint in which the program wrote while it was copied, and its image, if there is one.
-
-    Images of those in which it did not are right, and are not kept.
+    """A checkpoint in which the program wrote while it was copied, and its image, if there is
+    one.
     """
-    for slowness in (1, 5, 25):  # on a busy machine the program is slow, too
-        watch = Watch(node, target)
-        with slow_movers(node, target, slowness * SECONDS):
-            try:
-                manifest = watch.checkpoint(options)
-            except MisSpeculation:
-                return None, watch
-        watch.require_right(manifest)
-        if manifest.wrong_guesses:
-            return manifest, watch
-        node.store.delete(manifest.id)
-    pytest.fail("the program hardly wrote while it was copied, or nobody noticed")
+    with braked_movers(node, target, ITERATIONS) as brake:
+        watch = Watch(node, target, brake)
+        try:
+            manifest = watch.checkpoint(options)
+        except MisSpeculation:
+            return None, watch
+    watch.require_right(manifest)
+    assert manifest.wrong_guesses, "nobody noticed"
+    return manifest, watch
 
 
 def guessed_right(node: Node, target: Target) -> str:
     """An image that was made while the program made steps enough to be guessed wrong."""
     options = CheckpointOptions(mode="concurrent", fallback=False)
-    for slowness in (1, 5, 25):  # on a busy machine the program is slow, too
-        with slow_movers(node, target, slowness * SECONDS):
-            manifest, watch = watched(node, target, options)
-        assert manifest.mode == "concurrent"
-        if watch.steps_in("drain") >= ITERATIONS:
-            return manifest.id
-    pytest.fail("the program hardly ran while it was copied")
+    with braked_movers(node, target, ITERATIONS) as brake:
+        manifest, watch = watched(node, target, options, brake)
+    assert manifest.mode == "concurrent"
+    assert watch.steps_in("drain") >= ITERATIONS
+    return manifest.id
 
 
 def test_default_streams_of_threads(node: Node, start: Starter, undisturbed: Undisturbed) -> None:

@@ -10,7 +10,7 @@ from phosd.engine.checkpoint import CheckpointOptions
 from phosd.engine.experience import Earlier, Experience
 from phosd.engine.node import Node
 from tests.concurrent.conftest import Starter, Undisturbed
-from tests.concurrent.watch import Watch, slow_movers, watched
+from tests.concurrent.watch import Watch, braked_movers, slow_movers, watched
 from tests.core.cycle import AFTER, bring_back, check
 
 PROGRAMS = (
@@ -19,7 +19,7 @@ PROGRAMS = (
 )
 SECONDS = 1.2
 """How long the copying takes."""
-ITERATIONS = 5
+ITERATIONS = 8
 """Steps that a program makes meanwhile, at the least."""
 
 
@@ -34,14 +34,11 @@ def test_values_are_equal_after_kill_and_restore(
 ) -> None:
     target = start(program)
     target.wait_for_steps(5)
-    for slowness in (1, 5):  # on a busy machine the program is slow, too
-        with slow_movers(node, target, slowness * SECONDS, gpus=2):
-            options = CheckpointOptions(mode=mode, fallback=False)
-            manifest, watch = watched(node, target, options)
-        assert manifest.mode == mode
-        assert manifest.wrong_guesses == 0
-        if steps_beside(watch, mode) >= ITERATIONS:
-            break
+    with braked_movers(node, target, ITERATIONS, gpus=2) as brake:
+        options = CheckpointOptions(mode=mode, fallback=False)
+        manifest, watch = watched(node, target, options, brake)
+    assert manifest.mode == mode
+    assert manifest.wrong_guesses == 0
     assert steps_beside(watch, mode) >= ITERATIONS
     target.more_steps(AFTER)
     target.kill()

@@ -16,10 +16,12 @@ from phosd.engine.node import Node
 from tests import harness
 from tests.concurrent.conftest import Starter, Undisturbed
 from tests.concurrent.test_guesses import continues
-from tests.concurrent.watch import slow_movers, watched
+from tests.concurrent.watch import braked_movers, slow_movers, watched
 from tests.harness import Target, halt, wait_until
 
 SECONDS = 0.5
+STEPS = 3
+"""Steps that a program makes while it is copied, which write to more than what has been copied."""
 CHUNK = 2 << 20
 
 T = TypeVar("T")
@@ -47,12 +49,9 @@ def test_few_shadow_slots_or_none(
     target = start(program, way)
     target.wait_for_steps(5)
     node.config = replace(node.config, shadow_limit=slots * CHUNK)
-    with slow_movers(node, target, SECONDS, gpus=2):
+    with braked_movers(node, target, STEPS, gpus=2) as brake:
         options = CheckpointOptions(mode="concurrent", fallback=False)
-        for _ in range(6):  # on a busy machine the drain may be over before the program writes
-            manifest, watch = watched(node, target, options)
-            if watch.progress.details["waits"]:
-                break
+        manifest, watch = watched(node, target, options, brake)
     assert watch.progress.details["waits"], "it never waited"
     assert (manifest.mode, manifest.wrong_guesses) == ("concurrent", 0)
     continues(node, target, manifest.id, undisturbed(program, way))

@@ -1,10 +1,5 @@
-"""Random programs, checkpointed at random instants; docs in ``programs/random_work.py``.
+"""Random programs, checkpointed at random instants; docs in ``programs/random_work.py``."""
 
-``PHOS_TEST_RANDOM`` is how many programs (200 if it is not set), and ``PHOS_TEST_SEED`` the number
-of the first (0).
-"""
-
-import os
 import random
 import time
 
@@ -17,11 +12,12 @@ from tests.concurrent.instant import differences
 from tests.concurrent.watch import Watch, slow_movers
 from tests.core.cycle import AFTER, bring_back, check
 from tests.harness import Target, wait_until
+from tests.support.rotation import seeds
 
-COUNT = int(os.environ.get("PHOS_TEST_RANDOM", "200"))
-FIRST = int(os.environ.get("PHOS_TEST_SEED", "0"))
 BATCH = 20
 """Programs that one process runs, of which one is killed and restored."""
+BATCHES = seeds("random programs", 1, whole=10)
+"""Batch n has the programs from n * BATCH on."""
 SECONDS = 0.15
 """About how long the copying takes."""
 LATEST = 0.05
@@ -43,12 +39,13 @@ def begins(target: Target, number: int) -> bool:
 
 
 @pytest.mark.parametrize("snapshots", [True, False], ids=["snapshot", "on_write"])
-@pytest.mark.parametrize("first", range(FIRST, FIRST + COUNT, BATCH))
-def test_random_programs(first: int, node: Node, start: Starter) -> None:
+@pytest.mark.parametrize("batch", BATCHES)
+def test_random_programs(batch: int, node: Node, start: Starter) -> None:
+    first = batch * BATCH
     chance = random.Random(first)
     target = start("random_work", str(first))
     begins(target, first)
-    numbers = range(first, min(first + BATCH, FIRST + COUNT))
+    numbers = range(first, first + BATCH)
     killed = chance.choice(numbers)
     with slow_movers(node, target, SECONDS):
         for number in numbers:

@@ -18,6 +18,7 @@ from tests.core.conftest import Starter
 from tests.core.cycle import save
 from tests.core.test_fault_points import lasting
 from tests.harness import Target, run_to_end, wait_until
+from tests.support.rotation import part
 
 REQUESTS = (
     *(Type.HELLO, Type.LIST_BLOCKS, Type.EXPORT_BLOCKS, Type.CLOSE_GATE, Type.ARM, Type.PARK),
@@ -115,7 +116,7 @@ def test_a_hook_that_lies_at_one_request(
     honest = start("single")
     honest.wait_for_steps(2)
     save(node, honest, "auto")
-    for lie in LIES:
+    for lie in part(f"lies at {request_.name}", LIES, 3):
         before, mover = lasting(os.getpid()), node.mover(0).pid
         target = start_hostile(start, place, request_, lie)
         image = attempt(node, target, lie)

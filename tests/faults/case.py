@@ -1,4 +1,4 @@
-"""A program that lives through faults, and the table of how its jobs ended."""
+"""A program that lives through faults, and which faults each kind of job meets."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,7 @@ from phosd.engine.suspended import Register
 from tests.core.cycle import Undisturbed, computes_right
 from tests.faults.plant import DIED, Plant, partial
 from tests.harness import Target
+from tests.support.rotation import plays
 
 HOOK = tuple(p for p in Point if p.startswith("hook-"))
 RESTORE = tuple(
@@ -26,8 +27,10 @@ ENDING = (Kind.KILL, Kind.HANG)
 SELDOM = {"PHOS_TEST_PACE": "0.1"}
 """For a program that is computed again, undisturbed, up to where it is after minutes."""
 
-table: dict[tuple[Point, Kind], str] = {}
-"""How the job ended that met the fault. Written when all was found well after it."""
+
+def played(points: Sequence[Point], kind: Kind, of: int) -> list[Point]:
+    """The points at which this run plays faults of a kind: one in ``of``."""
+    return [point for point in points if plays("faults", f"{point} {kind}", of)]
 
 
 class Case:
@@ -84,7 +87,7 @@ class Case:
                 return outcome
         return self.plant.end_of(self.begin_waking())
 
-    def require_well(self, points: Sequence[Point], outcome: str, *, runs: bool = True) -> None:
+    def require_well(self, points: Sequence[Point], *, runs: bool = True) -> None:
         """What must hold after each fault."""
         if runs:
             computes_right(self.target, self.undisturbed)
@@ -96,7 +99,6 @@ class Case:
         last = self.plant.last()
         assert last["state"] in ("done", "failed", "interrupted"), (points, last)
         assert last["state"] == "done" or last["message"], points
-        table.update({(point, self.kind): outcome for point in points})
 
     def require_images_whole(self) -> None:
         assert {self.plant.verify(image) for image in self.plant.images()} == {"done"}

@@ -5,7 +5,6 @@ What must hold afterwards is what test_matrix.py says. A program that is killed 
 one ran beside it all the while, and the next job is its.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,12 +16,16 @@ from phosd.engine.faults import Kind, Point
 from phosd.engine.hooklink import HookLink
 from tests.core.conftest import Starter
 from tests.core.cycle import Undisturbed
-from tests.faults.case import ENDING, FAILING, HOOK, SELDOM, Case
+from tests.faults.case import ENDING, FAILING, HOOK, SELDOM, Case, played
 from tests.faults.plant import Plant, eventually_alone
 from tests.harness import Target, alive, wait_until
 
-SLOW = "80M"
-"""Bytes a second that the movers copy: the program writes to what is not saved yet."""
+PART = 2
+"""One in so many pairs of a point and a kind is played by each commit."""
+SLOW = "30M"
+"""Bytes a second that the movers copy while the program has not written what is not saved yet."""
+STEPS = 4
+"""Steps in which it does."""
 
 
 Faulty = Callable[[Sequence[str]], Target]
@@ -54,29 +57,50 @@ def no_room(plant: Plant) -> None:
 
 
 @pytest.fixture(autouse=True)
-def slow_movers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the daemons that are started in a test."""
+def brake(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file: while it exists, movers of the daemons that are started in a test are slow."""
     monkeypatch.setenv("PHOS_SOFTGPU_COPY_RATE", SLOW)
+    monkeypatch.setenv("PHOS_SOFTGPU_COPY_RATE_WHILE", str(place / "brake"))
+    return place / "brake"
+
+
+def begin_slowly(plant: Plant, target: Target, mode: str, brake: Path) -> str:
+    """Begin a checkpoint in which the target makes :data:`STEPS` steps while it is copied, unless
+    it ends before, or the job does.
+    """
+    brake.touch()
+    job = plant.checkpoint(target.pid, mode)
+
+    def over() -> bool:
+        return not alive(target.pid) or hangs(target.pid) or plant.state(job) != "running"
+
+    wait_until(lambda: over() or plant.phase_of(job) == "drain" or mode == "driver", "the drain")
+    since = target.position()
+    wait_until(
+        lambda: len(target.values(since)) >= STEPS or over() or mode == "driver", "steps beside it"
+    )
+    brake.unlink()
+    return job
 
 
 @pytest.mark.parametrize("kind", FAILING)
 def test_a_step_of_the_hook_fails(
-    kind: Kind, plant: Plant, faulty: Faulty, right: Undisturbed
+    kind: Kind, plant: Plant, faulty: Faulty, right: Undisturbed, brake: Path
 ) -> None:
     """All points are armed in the program; each job meets the first that is left."""
-    target = faulty([f"{point}:1:{kind}" for point in HOOK])
+    target = faulty([f"{point}:1:{kind}" for point in played(HOOK, kind, PART)])
     case = Case(plant, target, right, kind)
     plant.start()
-    left = set(HOOK)
+    left = {*played(HOOK, kind, PART)}
     while left:
         # What the hook imported becomes the program's own when phosd does not keep it.
         mode = "driver" if left == {Point.HOOK_REHOME} else "concurrent"
-        for _ in range(5):  # copying may be over before a busy machine's program writes
-            outcome = case.save(mode)
+        for _ in range(3):  # after one that failed, a job may save everything inside the stop
+            outcome = plant.end_of(begin_slowly(plant, target, mode, brake))
             if met := met_by(plant, target) & left:
                 break
-        assert met, f"no {kind} at {left}: {outcome}"
-        case.require_well(sorted(met), outcome)
+        assert met, f"no {kind} at {left}: {outcome}, {plant.last()}"
+        case.require_well(sorted(met))
         left -= met
     assert case.save("concurrent") == "done", plant.last()
     case.require_images_whole()
@@ -93,20 +117,21 @@ def met_by(plant: Plant, target: Target) -> set[Point]:
 
 @pytest.mark.parametrize("kind", ENDING)
 def test_the_program_ends_in_the_hook(
-    kind: Kind, plant: Plant, faulty: Faulty, start: Starter, undisturbed: Undisturbed
+    kind: Kind,
+    plant: Plant,
+    faulty: Faulty,
+    start: Starter,
+    undisturbed: Undisturbed,
+    brake: Path,
 ) -> None:
     plant.start()
     bystander = start("single", extra=SELDOM)
-    for point in HOOK:
+    for point in played(HOOK, kind, PART):
         target = faulty([f"{point}:1:{kind}"])
         mode = "driver" if point is Point.HOOK_REHOME else "concurrent"
         if point is Point.HOOK_REHOME:  # there must be something that was imported
             assert plant.end_of(plant.checkpoint(target.pid, "concurrent")) == "done"
-        for _ in range(5):  # copying may be over before a busy machine's program writes
-            job = plant.checkpoint(target.pid, mode)
-            look = partial(met_or_missed, plant, job, target)
-            if wait_until(look, f"{kind} at {point}") == "met":
-                break
+        job = begin_slowly(plant, target, mode, brake)
         if kind is Kind.HANG:
             wait_until(lambda: hangs(target.pid), f"a hang at {point}")  # noqa: B023
             target.kill()
@@ -119,21 +144,11 @@ def test_the_program_ends_in_the_hook(
         if outcome == "failed":
             assert f"process {target.pid}" in plant.last()["message"], plant.last()
         case = Case(plant, bystander, undisturbed, kind)
-        case.require_well([point], outcome)
+        case.require_well([point])
         assert case.save() == "done", (point, plant.last())
     case.require_images_whole()
     plant.stop()
     eventually_alone(plant)
-
-
-def met_or_missed(plant: Plant, job: str, target: Target) -> str:
-    """Whether the program has met its fault, or the job was done without; "" before either."""
-    done = plant.state(job) == "done"
-    if done:
-        time.sleep(1)  # some faults come with the last request of a job
-    if hangs(target.pid) or not alive(target.pid):
-        return "met"
-    return "missed" if done else ""
 
 
 def hangs(pid: int) -> bool:

@@ -346,6 +346,7 @@ def test_the_table_of_images_is_as_the_manifests_say(tmp_path: Path) -> None:
     history.close()
 
 
+@pytest.mark.timing(why="how late calls are answered beside a database that is locked")
 def test_a_service_goes_on_beside_a_database_in_trouble(service: Service) -> None:
     path = service.config.state_dir / "history.db"
     service.engine.go.set()

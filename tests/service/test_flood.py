@@ -72,6 +72,7 @@ class Heart:
         self._stopped = True
 
 
+@pytest.mark.timing(why="how late others are served during a flood")
 @pytest.mark.parametrize("member", ["ListJobs", "ListProcesses", "ListImages"])
 def test_a_thousand_calls_a_second_delay_nobody(service: Service, member: str) -> None:
     service.engine.stored |= {f"i{n}": manifest(f"i{n}", owner=FLOODER) for n in range(50)}
@@ -144,6 +145,7 @@ def test_what_goes_beyond_is_refused_and_forgotten(service: Service) -> None:
     assert names.count(LIMITS) == CLIENT_CALLS
 
 
+@pytest.mark.timing(why="how late the event loop is while a long message is read")
 def test_arguments_that_are_too_long_are_not_even_read(service: Service) -> None:
     async def run() -> None:
         client = await Connection.open(service.address)

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from rich.console import RenderableType
 from textual.screen import Screen
 
@@ -17,6 +18,7 @@ from tests.tui.fakes import NOW, fake_node, gpu, image, job, process
 from tests.tui.opened import LARGE, run
 
 PROCESSES, IMAGES, EVENTS_A_SECOND = 500, 5000, 20
+pytestmark = pytest.mark.timing(why="computing from a key to what it paints")
 LIMIT = 0.05
 """Seconds at the median."""
 

@@ -64,6 +64,7 @@ Config Config::from_environment() {
     if (config.memory == 0 || config.memory > 256ull << 30)
         reject("PHOS_SOFTGPU_MEMORY", std::getenv("PHOS_SOFTGPU_MEMORY"), "from 2M to 256G");
     config.copy_rate = number("PHOS_SOFTGPU_COPY_RATE", 0, "bytes a second, such as 500M");
+    if (const char* file = std::getenv("PHOS_SOFTGPU_COPY_RATE_WHILE")) config.slow_while = file;
     const double peers = number("PHOS_SOFTGPU_PEERS", 1, "0 or 1");
     if (peers != 0 && peers != 1)
         reject("PHOS_SOFTGPU_PEERS", std::getenv("PHOS_SOFTGPU_PEERS"), "0 or 1");

@@ -1,5 +1,7 @@
 #include "core/work.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -15,7 +17,8 @@ namespace phos::softgpu {
 namespace {
 
 // Bytes move no faster than PHOS_SOFTGPU_COPY_RATE: then all copies and fills of the process share
-// one copy engine, which does one at a time.
+// one copy engine, which does one at a time. With PHOS_SOFTGPU_COPY_RATE_WHILE the rate holds only
+// as long as that file exists.
 class Pace {
   public:
     explicit Pace(uint64_t bytes) {
@@ -28,10 +31,17 @@ class Pace {
                    std::chrono::duration<double>(static_cast<double>(bytes) / rate));
     }
     ~Pace() {
-        if (turn_) std::this_thread::sleep_until(end_);
+        while (turn_ && holds() && std::chrono::steady_clock::now() < end_)
+            std::this_thread::sleep_until(
+                std::min(end_, std::chrono::steady_clock::now() + std::chrono::milliseconds(2)));
     }
 
   private:
+    static bool holds() {
+        const std::string& file = runtime().config().slow_while;
+        return file.empty() || access(file.c_str(), F_OK) == 0;
+    }
+
     std::unique_lock<std::mutex> turn_;
     std::chrono::steady_clock::time_point end_;
 };

@@ -1,0 +1,75 @@
+"""Compare what a run of ``make test`` took with its budget, area by area.
+
+``python -m tests.support.budget STEPS TIMES`` prints the table. STEPS has a line ``title<TAB>
+seconds`` for each step (``packaging/step.sh``), TIMES the seconds of each test module
+(``--times`` of ``shards.py``). ``tests/budget.toml`` holds the budget. An area over its budget is
+named, and fails nothing: how fast a machine is does not tell whether a change is right.
+"""
+
+import json
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+BUDGET = Path(__file__).parents[1] / "budget.toml"
+
+
+@dataclass(frozen=True)
+class Row:
+    """An area: seconds that it took, and that it may take; 0 for one without a budget."""
+
+    area: str
+    took: float
+    allowed: float
+
+    @property
+    def over(self) -> bool:
+        return self.took > self.allowed
+
+
+def rows(took: Mapping[str, float], budget: Mapping[str, float]) -> list[Row]:
+    """What each area of the budget took; what belongs to none has a row of its own."""
+    sums: dict[str, float] = defaultdict(float)
+    for name, seconds in took.items():
+        fitting = [area for area in budget if name == area or name.startswith(f"{area}/")]
+        sums[max(fitting, key=len, default=name)] += seconds
+    return [Row(area, sums[area], budget.get(area, 0)) for area in {**budget, **sums}]
+
+
+def table(part: str, found: list[Row]) -> str:
+    """The rows as text, under the name of the part."""
+    lines = [f"{part:<44}{'seconds':>9}{'budget':>9}"]
+    for row in found:
+        mark = "  over its budget" if row.over else ""
+        lines.append(f"  {row.area:<42}{row.took:>9.0f}{row.allowed:>9.0f}{mark}")
+    return "\n".join(lines)
+
+
+def steps(path: Path) -> dict[str, float]:
+    """Seconds by the title of a step, which may have been done more than once."""
+    sums: dict[str, float] = defaultdict(float)
+    for line in path.read_text().splitlines():
+        title, _, seconds = line.rpartition("\t")
+        sums[title] += float(seconds)
+    return sums
+
+
+def main() -> None:
+    budget = tomllib.loads(BUDGET.read_text())
+    stepped = rows(steps(Path(sys.argv[1])), budget["steps"])
+    tested = rows(json.loads(Path(sys.argv[2]).read_text()), budget["tests"])
+    print(table("steps, one after the other", stepped))
+    print(table("Python tests, summed over shards", tested))
+    total = sum(row.took for row in stepped)
+    allowed = budget["total"]["cold"]
+    print(f"in all {total:.0f} s of {allowed} s (warm: {budget['total']['warm']} s)")
+    for row in (*stepped, *tested):
+        if row.over:
+            print(f"over its budget: {row.area}, by {row.took - row.allowed:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

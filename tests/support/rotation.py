@@ -1,0 +1,63 @@
+"""Choose the part of random and combined tests that this commit's run plays.
+
+``make test`` plays a part, which the commit chooses, so that each commit tries something new;
+``make test-all`` (``PHOS_TEST_ALL=1``) plays everything. ``PHOS_TEST_SEED`` chooses another part.
+What ever failed stands in ``tests/regressions.txt`` and is always played.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+from zlib import crc32
+
+TESTS = Path(__file__).parent.parent
+REGRESSIONS = TESTS / "regressions.txt"
+"""Lines ``NAME: CASE``, where something that was played under ``NAME`` has failed once."""
+
+T = TypeVar("T")
+
+EVERYTHING = os.environ.get("PHOS_TEST_ALL") == "1"
+
+
+def _seed() -> int:
+    """The seed of this run: what the environment says, else the commit's first 32 bits."""
+    if said := os.environ.get("PHOS_TEST_SEED"):
+        return int(said)
+    command = ["git", "-C", str(TESTS), "rev-parse", "HEAD"]
+    try:
+        head = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return 0  # an unpacked archive has no commit
+    return int(head[:8], 16)
+
+
+SEED = _seed()
+
+
+def regressions(name: str) -> set[str]:
+    """The cases of ``name`` that have failed once."""
+    pairs = (line.partition(": ") for line in REGRESSIONS.read_text().splitlines())
+    return {case for key, _, case in pairs if key == name}
+
+
+def plays(name: str, case: object, of: int) -> bool:
+    """Whether this run plays ``case`` of ``name``, of whose cases it plays one in ``of``."""
+    if EVERYTHING or str(case) in regressions(name):
+        return True
+    return crc32(f"{name}: {case}".encode()) % of == SEED % of
+
+
+def part(name: str, cases: Iterable[T], of: int) -> list[T]:
+    """One in ``of`` of the cases; in as many commits in a row as there are parts, every one."""
+    return [case for case in cases if plays(name, case, of)]
+
+
+def seeds(name: str, count: int, whole: int) -> list[int]:
+    """Seeds of ``count`` random cases, or of ``whole`` when everything is played: other ones in
+    each commit, and those that have failed once.
+    """
+    first = crc32(f"{name}: {SEED}".encode())
+    fresh = range(first, first + (whole if EVERYTHING else count))
+    return [*sorted({int(case) for case in regressions(name)} - {*fresh}), *fresh]

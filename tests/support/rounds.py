@@ -1,0 +1,149 @@
+"""Play long plans of test runs, a round at a time, and go on where an earlier call has ended.
+
+``python -m tests.support.rounds flake-hunt`` runs the native tests and the modules that depend
+most on timing (``tests/timing-modules.txt``) 30 times beside two busy loops, and everything else
+twice. ``... soak`` plays what takes hours. Each round adds a line of JSON to
+``build/PLAN.jsonl``: the commit, the round, how it ended, its seconds, and what failed. Rounds of
+this commit that stand there are not played again. Exits with 1 when any of them has failed.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.rotation import TESTS
+
+ROOT = TESTS.parent
+TIMING_MODULES = TESTS / "timing-modules.txt"
+SHARDS = os.cpu_count() or 1
+_PYTEST = (sys.executable, "tests/reaper.py", sys.executable, "-m", "pytest", "--quiet", "-ra")
+
+
+@dataclass(frozen=True)
+class Round:
+    """One command of a plan, which has this name in the record."""
+
+    name: str
+    command: Sequence[str]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def _tests(*arguments: str) -> tuple[str, ...]:
+    return (*_PYTEST, f"--isolated={SHARDS}", *arguments)
+
+
+def flake_hunt() -> Iterator[Round]:
+    """Everything that may fail when a machine is busy, again and again."""
+    timing = TIMING_MODULES.read_text().split()
+    native = (".venv/bin/ctest", "--test-dir", "build/native", f"--parallel={SHARDS}")
+    for number in range(1, 31):
+        seed = {"PHOS_TEST_SEED": str(number)}
+        yield Round(f"native {number}", (*native, "--output-on-failure", "--no-tests=error"))
+        yield Round(f"timing {number}", _tests(*timing), seed)
+        if number in (10, 20):
+            ignored = [f"--ignore={module}" for module in timing]
+            yield Round(f"others {number // 10}", _tests("-m", "not timing", *ignored), seed)
+            yield Round(f"alone {number // 10}", (*_PYTEST, "-m", "timing"), seed)
+
+
+def soak() -> Iterator[Round]:
+    """Random programs, random moves and thousands of jobs."""
+    for number in range(1, 101):
+        yield Round(
+            f"random {number}",
+            _tests("-k", "test_random_programs or test_walk"),
+            {"PHOS_TEST_ALL": "1", "PHOS_TEST_SEED": str(1000 + number)},
+        )
+        if number % 10 == 1:
+            yield Round(f"jobs {number // 10}", (sys.executable, "-m", "bench.soak"))
+
+
+PLANS = {"flake-hunt": flake_hunt, "soak": soak}
+
+
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """Inside, so many processes do nothing as fast as they can."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def commit() -> str:
+    """What is tested: the commit, marked when the tree differs from it."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def play(rounds: Iterator[Round], record: Path, end: float) -> bool:
+    """Play what the record does not have yet, until ``end`` (monotonic); whether nothing failed."""
+    head = commit()
+    lines = record.read_text().splitlines() if record.exists() else []
+    known = {each["round"]: each for each in map(json.loads, lines) if each["commit"] == head}
+    failed = [name for name, each in known.items() if not each["passed"]]
+    for number, each in enumerate(rounds):
+        if each.name in known:
+            continue
+        if time.monotonic() > end:
+            print(f"the time is over before round {number} ({each.name}); call again to go on")
+            break
+        began = time.monotonic()
+        done = subprocess.run(
+            each.command,
+            cwd=ROOT,
+            env=os.environ | each.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        passed = done.returncode == 0
+        said = done.stdout.splitlines()
+        row = {
+            "commit": head,
+            "round": each.name,
+            "passed": passed,
+            "seconds": round(time.monotonic() - began, 1),
+            "failures": [line for line in said if line.startswith(("FAILED", "ERROR"))],
+            "end": said[-1] if said else "",
+        }
+        with record.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(f"{each.name}: {'passed' if passed else 'FAILED'}, {row['seconds']} s, {row['end']}")
+        if not passed:
+            failed.append(each.name)
+            log = record.with_name(f"{record.stem}-{each.name.replace(' ', '-')}.log")
+            log.write_text(done.stdout)
+            print(f"  what it said: {log}")
+    print(f"failed: {', '.join(failed)}" if failed else "nothing has failed")
+    return not failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("plan", choices=PLANS)
+    parser.add_argument("--minutes", type=float, default=120, help="begin no round after these")
+    options = parser.parse_args()
+    record = ROOT / "build" / f"{options.plan}.jsonl"
+    record.parent.mkdir(exist_ok=True)
+    with busy_loops(2 if options.plan == "flake-hunt" else 0):
+        passed = play(PLANS[options.plan](), record, time.monotonic() + 60 * options.minutes)
+    sys.exit(0 if passed else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Deal tests to shards, the longest module first, and record how long each area took.
+
+A pytest plugin, which ``addopts`` names. ``--isolated N`` starts N workers, each in
+namespaces of its own (``isolated.sh``); where these cannot be made, tests run one after the other.
+Modules are dealt whole, since their tests share buses and what is computed for them, but for those
+that take longer than ``WHOLE`` seconds, whose tests are dealt one by one.
+"""
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+TESTS = Path(__file__).parent.parent
+ISOLATED = Path(__file__).with_name("isolated.sh")
+RECORDED = TESTS / "durations.json"
+"""Seconds that each module took when they were last recorded (``--record-durations``)."""
+WHOLE = 45.0
+"""Seconds that a module which is dealt whole may take."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("shards")
+    group.addoption("--isolated", type=int, default=0, metavar="N", help="run N isolated shards")
+    group.addoption("--record-durations", action="store_true", help="write tests/durations.json")
+    group.addoption("--times", type=Path, help="add the seconds of each module to this file")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Turn ``--isolated`` into workers of xdist, before xdist looks at its own options."""
+    count = config.getoption("--isolated")
+    if not count or hasattr(config, "workerinput"):
+        return
+    probe = subprocess.run([ISOLATED, "--probe"], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        print(f"tests run one by one, for no namespaces can be made here: {probe.stderr.strip()}")
+        return
+    config.option.tx = [f"{count}*popen//python={ISOLATED} {sys.executable}"]
+    config.option.dist = "loadscope"
+    config.option.loadscopereorder = False
+    config.option.maxworkerrestart = "0"
+
+
+class _Dealing(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+    """Deals modules whole, or test by test when they are long."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return nodeid if recorded().get(module, 0) > WHOLE else module
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return _Dealing(config, log)
+
+
+_known: dict[str, float] = {}
+
+
+def recorded() -> dict[str, float]:
+    """Seconds by module."""
+    if not _known and RECORDED.exists():
+        _known.update(json.loads(RECORDED.read_text()))
+    return _known
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest modules come first, so that shards end together; new ones count as long."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: -recorded().get(item.nodeid.partition("::")[0], 1e9))
+
+
+class Times:
+    """Seconds that each module's tests took, in whatever shard."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid.partition("::")[0]] += report.duration
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Times(), "times")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    times = config.pluginmanager.get_plugin("times")
+    if times is None:
+        return
+    if path := config.getoption("--times"):
+        _add(path, times.seconds)
+    if config.getoption("--record-durations"):
+        kept = {name: each for name, each in recorded().items() if (TESTS.parent / name).exists()}
+        kept |= {name: round(seconds, 1) for name, seconds in times.seconds.items()}
+        RECORDED.write_text(json.dumps(dict(sorted(kept.items())), indent=0) + "\n")
+
+
+def _add(path: Path, seconds: dict[str, float]) -> None:
+    """Add to the seconds in the file, which another run of the same suite may have begun."""
+    sums: dict[str, float] = defaultdict(float)
+    for known in (json.loads(path.read_text()) if path.exists() else {}), seconds:
+        for module, each in known.items():
+            sums[module] += each
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(sums))
