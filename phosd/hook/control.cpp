@@ -1,5 +1,6 @@
 #include "control.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -36,6 +37,7 @@ using wire::Type;
 constexpr size_t kMaxClients = 8;
 constexpr int kNoClient = -1;
 constexpr int kDeaf = 100;  // milliseconds without new connections, after one was not to be had
+constexpr int kWary = 20;   // milliseconds between two looks while the program closes descriptors
 
 // Everything here belongs to the hook's thread.
 std::string folder;
@@ -44,6 +46,13 @@ std::vector<int> clients;
 int gate_owner = kNoClient;  // the client whose loss opens the gate
 bool detached = false;
 uint64_t deaf_until = 0;  // nanoseconds, CLOCK_MONOTONIC
+uint64_t wary_until = 0;
+
+// poll() keeps open what it watches, also what the program has closed meanwhile: a listener would
+// go on to take connections that nobody can accept any more. Of this pipe only the near end is
+// watched, which tells at once that the far one was closed.
+int near_end = -1;
+int far_end = -1;
 
 std::string path_of(const char* suffix) {
     return folder + "/" + std::to_string(getpid()) + suffix;
@@ -128,14 +137,13 @@ Reply answer(int client, Message& request) {
     }
 }
 
-// `let_go` is what becomes of the descriptor.
-void drop(int client, void (*let_go)(int) = descriptors::release) {
+void drop(int client) {
     for (auto at = clients.begin(); at != clients.end(); ++at)
         if (*at == client) {
             clients.erase(at);
             break;
         }
-    let_go(client);
+    descriptors::release(client);
     cow::client_lost(client);
     if (client != gate_owner) return;
     const std::lock_guard turn(quiesce::turn);
@@ -154,6 +162,20 @@ void stop_listening() {
     listener = -1;
 }
 
+void remove_pipe() {
+    for (int* const end : {&near_end, &far_end}) {
+        if (*end >= 0) descriptors::release(*end);
+        *end = -1;
+    }
+}
+
+void make_pipe() {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) return;  // tried again: the program has none left
+    near_end = descriptors::keep(ends[0]);
+    far_end = descriptors::keep(ends[1]);
+}
+
 // Leaves nothing but the connection that the answer goes to, which is closed next.
 void detach(int client) {
     gate_owner = kNoClient;  // the state stays as it is
@@ -163,6 +185,7 @@ void detach(int client) {
     clients.assign(1, client);
     stop_listening();
     ipc::detach();
+    remove_pipe();
     if (cow::forget().status != Status::ok) log::note("detached with a board that is in use");
 }
 
@@ -212,7 +235,36 @@ bool woken() {
 void wait_until_woken() {
     while (!woken()) pause_for(1'000'000);
     detached = false;
-    ipc::attach();
+}
+
+// What the program has closed, as one does that becomes a daemon, is made anew.
+void let_go_of_closed() {
+    const auto is_closed = [](int descriptor) {
+        return descriptor >= 0 && !descriptors::is_ours(descriptor);
+    };
+    bool any = is_closed(near_end) || is_closed(far_end);
+    if (any) remove_pipe();
+    if (is_closed(ipc::listener())) {
+        ipc::detach();
+        any = true;
+    }
+    if (is_closed(listener)) {
+        descriptors::release(listener);
+        listener = -1;
+        any = true;
+    }
+    for (const int client : std::vector<int>(clients))
+        if (is_closed(client)) {
+            drop(client);
+            any = true;
+        }
+    if (any) wary_until = monotonic_ns() + 1'000'000'000;  // it may not be at the end yet
+}
+
+void open_what_is_missing() {
+    if (near_end < 0) make_pipe();
+    if (ipc::listener() < 0) ipc::attach();
+    if (listener < 0) try_listen();
 }
 
 // A connection, -1 when there is none. Whoever asks for one stays in the queue while the program
@@ -226,36 +278,33 @@ int accept_at(int socket) {
 
 void serve_once() {
     if (detached) wait_until_woken();
-    if (listener < 0) try_listen();
+    let_go_of_closed();
+    open_what_is_missing();
     cow::tidy();
-    const bool deaf = monotonic_ns() < deaf_until;
+    const uint64_t now = monotonic_ns();
+    const bool deaf = now < deaf_until;
     std::vector<pollfd> watched{{deaf ? -1 : listener, POLLIN, 0},
-                                {deaf ? -1 : ipc::listener(), POLLIN, 0}};
+                                {deaf ? -1 : ipc::listener(), POLLIN, 0},
+                                {near_end, POLLIN, 0}};
     for (const int client : clients) watched.push_back({client, POLLIN, 0});
     // A closing gate's deadline is looked at even when no client calls.
-    const int patience = gate::state() == State::closing ? 20 : deaf ? kDeaf : 1000;
+    const int patience = gate::state() == State::closing ? 20
+                         : now < wary_until              ? kWary
+                         : deaf                          ? kDeaf
+                                                         : 1000;
     const int ready = poll(watched.data(), watched.size(), patience);
     if (ready < 0) pause_for(kDeaf * 1'000'000l);  // more descriptors than the program may have
     if (ready <= 0) return;
-    // POLLNVAL: programs that become daemons close all descriptors, also those they do not know.
-    if (watched[1].revents & POLLNVAL) {
-        ipc::reattach();
-    } else if (watched[1].revents) {
+    const auto calls = [](const pollfd& one) {
+        return one.revents && descriptors::is_ours(one.fd);
+    };
+    if (calls(watched[1])) {
         const int peer = accept_at(watched[1].fd);
         if (peer >= 0) ipc::serve(peer);
     }
-    for (size_t i = 2; i < watched.size() && !detached; ++i) {
-        if (watched[i].revents & POLLNVAL)
-            drop(watched[i].fd, descriptors::forget);
-        else if (watched[i].revents && !serve(watched[i].fd))
-            drop(watched[i].fd);
-    }
-    if (detached || !watched[0].revents) return;
-    if (watched[0].revents & POLLNVAL) {
-        descriptors::forget(listener);
-        listener = -1;
-        return;
-    }
+    for (size_t i = 3; i < watched.size() && !detached; ++i)
+        if (calls(watched[i]) && !serve(watched[i].fd)) drop(watched[i].fd);
+    if (detached || !calls(watched[0])) return;
     const int client = accept_at(listener);
     if (client < 0) return;
     if (clients.size() < kMaxClients)

@@ -307,11 +307,6 @@ void detach() {
     socket_now = -1;
 }
 
-void reattach() {
-    descriptors::forget(socket_now);
-    attach();
-}
-
 bool range_of(uint64_t address, uint64_t* start, uint64_t* size) {
     auto view = views.upper_bound(address);
     if (view == views.begin()) return false;

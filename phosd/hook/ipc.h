@@ -11,9 +11,8 @@ namespace phos::ipc {
 int listener();
 void serve(int peer);
 
-void attach();    // opens the listener
-void detach();    // closes it, for a dump
-void reattach();  // the program has closed it
+void attach();  // opens the listener
+void detach();  // closes it, for a dump
 
 // The range of a peer's allocation that was opened at or around `address`. Needs blocks::mutex.
 bool range_of(uint64_t address, uint64_t* start, uint64_t* size);
