@@ -47,7 +47,7 @@ def _ok(subject: str, text: str) -> Finding:
 @command()
 @click.option(
     "--state-dir",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),  # only root may look into it
     default=Path("/var/lib/phos"),
     show_default=True,
     help="Where phosd keeps images.",
