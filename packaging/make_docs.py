@@ -16,6 +16,7 @@ from click.shell_completion import get_completion_class
 
 from phosd import __version__
 from phosd.cli.main import main as phos
+from phosd.cli.main import named
 from phosd.service.main import parser as phosd_parser
 from phosd.tui.actions import keys_written, of
 from phosd.tui.main import main as phos_tui
@@ -76,7 +77,7 @@ def phos_page(page: str) -> str:
     commands = []
     shared = {parameter.name for parameter in phos.params}
     for name in phos.list_commands(top):
-        command = phos.commands[name]
+        command = named(name)
         if command.hidden:
             continue
         context = click.Context(command, info_name=name, parent=top)

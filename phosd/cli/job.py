@@ -1,22 +1,15 @@
 """A job on the terminal: a progress bar with phase, rate and time left; or JSON lines."""
 
-from typing import Any
-
-from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+import sys
+from typing import TYPE_CHECKING, Any
 
 from phosd.cli.client import Properties, run_job
 from phosd.cli.settings import CommandError, Settings
 from phosd.cli.text import plain
+
+# A bar is drawn on terminals only; scripts do without what draws it.
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 _BESIDE = ("checkpoint", "migrate")
 """Operations during which the program computes on for the most part."""
@@ -58,26 +51,18 @@ class _Display:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._bars = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=settings.err,
-            transient=True,
-            disable=settings.json or not settings.err.is_terminal,
-        )
+        self._bars = None if settings.json or not sys.stderr.isatty() else _bars(settings)
         self._bar: TaskID | None = None
         self._phase = ""
 
     def __enter__(self) -> "_Display":
-        self._bars.start()
+        if self._bars is not None:
+            self._bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        if self._bars is not None:
+            self._bars.stop()
 
     def say(self, text: str) -> None:
         """Something besides the bar."""
@@ -88,23 +73,49 @@ class _Display:
         """The job as it is now."""
         if self._settings.json:
             self._settings.emit(describe(job))
-            return
-        phase = _headline(job)
+        elif self._bars is not None:
+            self._draw(self._bars, job)
+
+    def _draw(self, bars: "Progress", job: Properties) -> None:
+        phase, total = _headline(job), job["BytesTotal"] or None
         if phase != self._phase:
             self._phase = phase
             if self._bar is not None:
-                self._bars.remove_task(self._bar)
-            self._bar = self._bars.add_task(phase, total=job["BytesTotal"] or None)
+                bars.remove_task(self._bar)
+            self._bar = bars.add_task(phase, total=total)
         if self._bar is not None:
-            self._bars.update(
-                self._bar, completed=job["BytesDone"], total=job["BytesTotal"] or None
-            )
+            bars.update(self._bar, completed=job["BytesDone"], total=total)
+
+
+def _bars(settings: Settings) -> "Progress":
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=settings.err,
+        transient=True,
+    )
 
 
 def _headline(job: Properties) -> str:
     """The phase, and whether the program computes meanwhile, in colour if not."""
     if job["State"] == "queued":
         return f"queued at place {job['Position']}: other jobs must end first"
+    from rich.markup import escape
+
     phase = f"{escape(plain(job['Phase'])):<10}"
     if job["ProgramStopped"]:
         return f"[bold yellow]{phase} program stopped[/]"

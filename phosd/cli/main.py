@@ -1,38 +1,70 @@
 """``phos``."""
 
+import importlib
+from typing import Any
+
 import click
 
 from phosd import __version__
-from phosd.cli.checkpoint import checkpoint
-from phosd.cli.demo import demo
-from phosd.cli.doctor import doctor
-from phosd.cli.evacuate import evacuate
-from phosd.cli.events import events
-from phosd.cli.history import history
-from phosd.cli.images import images
-from phosd.cli.jobs import jobs
-from phosd.cli.migrate import migrate
-from phosd.cli.ps import ps
-from phosd.cli.recover import recover
-from phosd.cli.restore import restore
-from phosd.cli.resume import resume
-from phosd.cli.rm import rm
-from phosd.cli.run import run
 from phosd.cli.settings import shared_options
-from phosd.cli.suspend import suspend
-from phosd.cli.swap import swap
-from phosd.cli.trust import trust
-from phosd.cli.verify import verify
+
+_COMMANDS = {
+    "run": "Run COMMAND under phosd's hook; no daemon is needed.",
+    "ps": "List the processes that use a GPU, and how each can be saved; or tell all about PID: "
+    "its device memory, and the kernels that the last checkpoint saw it launch.",
+    "checkpoint": "Save process PID and its children as an image, and let it go on.",
+    "restore": "Run the program of IMAGE again from where it was, under its old pid.",
+    "images": "List the images, oldest first; or tell all about IMAGE, and the device memory that "
+    "it holds, in the order in which it is loaded.",
+    "verify": "Read all of IMAGE and compare it with its digests.",
+    "rm": "Delete IMAGES for good.",
+    "migrate": "Move process PID and its children to another GPU of this node.",
+    "suspend": "Take process PID off its GPUs, with its children and all that share device memory "
+    "with it.",
+    "resume": "Bring the suspended process PID back, with all that was suspended with it.",
+    "swap": "Suspend process OUT, and resume the suspended process IN on the GPU that has become "
+    "free: two programs, of which the GPU holds only one, take turns.",
+    "evacuate": "Clear GPU, named by its number or the beginning of its UUID: your processes "
+    "there, or as root everybody's, move to the GPUs of the same chip with most memory free.",
+    "jobs": "List the jobs that run or ended lately; or tell all about JOB; or cancel one.",
+    "history": "List past jobs, newest first: yours, or as root everybody's.",
+    "events": "List what happened, newest first: what concerns you, or as root everything.",
+    "doctor": "Look at everything that checkpoints need; works without phosd running.",
+    "trust": "Take KERNEL, or all kernels, of PID's program for what their arguments tell again.",
+    "recover": "Bring processes back that were left locked, checkpointed or parked.",
+    "demo": "Train a small network, save it, kill it, restore it, and compare what it computes.",
+}
+"""By name, in the order in which one needs them, the first sentence of what each says of itself.
+
+Each is in the module of its name, which is imported when the command is run: to show this list, or
+to run one of them, takes nothing of what the others need.
+"""
 
 
-class _InOrder(click.Group):
-    """Lists the commands in the order in which one needs them."""
+def named(name: str) -> click.Command:
+    """The command of this name, imported."""
+    command: click.Command = getattr(importlib.import_module(f"phosd.cli.{name}"), name)
+    return command
+
+
+class _Lazy(click.Group):
+    """Lists the commands in their order, and imports the one that is run, or completed."""
+
+    def __init__(self, **attributes: Any) -> None:
+        listed = {name: click.Command(name, help=text) for name, text in _COMMANDS.items()}
+        super().__init__(commands=listed, **attributes)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, named(name) if name and command else None, rest
 
-@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="phos")
 @shared_options
 def main() -> None:
@@ -53,29 +85,6 @@ def main() -> None:
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not authorized, 4 no such thing.
     """
 
-
-for _command in (
-    run,
-    ps,
-    checkpoint,
-    restore,
-    images,
-    verify,
-    rm,
-    migrate,
-    suspend,
-    resume,
-    swap,
-    evacuate,
-    jobs,
-    history,
-    events,
-    doctor,
-    trust,
-    recover,
-    demo,
-):
-    main.add_command(_command)
 
 if __name__ == "__main__":
     main()

@@ -7,16 +7,19 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 
-from phosd.bus import ERROR_PREFIX, CallError, NoBusError
-from phosd.cli.tables import table
 from phosd.cli.text import plain
 from phosd.engine.errors import PhosError
+
+# Every command comes by here: the bus and what draws tables are for those that use them.
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from phosd.bus import CallError
 
 _PIPE_WIDTH = 10_000
 _T = TypeVar("_T")
@@ -62,10 +65,6 @@ class CommandError(Exception):
         return _EXITS.get(self.code, Exit.FAILED)
 
 
-FAILURES = (CommandError, PhosError, NoBusError, CallError)
-"""What :func:`in_words` has words for."""
-
-
 @dataclass
 class Settings:
     """The options that every command takes."""
@@ -75,16 +74,18 @@ class Settings:
     color: bool = True
 
     @functools.cached_property
-    def out(self) -> Console:
+    def out(self) -> "Console":
         """Where results go. Tables are not folded for who reads them from a pipe."""
         return self._console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
     @functools.cached_property
-    def err(self) -> Console:
+    def err(self) -> "Console":
         """Where progress and errors go."""
         return self._console(stderr=True)
 
-    def _console(self, **attributes: Any) -> Console:
+    def _console(self, **attributes: Any) -> "Console":
+        from rich.console import Console
+
         # Nothing given, the console obeys NO_COLOR.
         no_color = None if self.color else True
         return Console(
@@ -97,11 +98,14 @@ class Settings:
 
     def say(self, text: str, *, lines: bool = False) -> None:
         """A result, on a line of its own; with ``lines`` it may have line ends."""
-        self.out.print(plain(text, lines=lines), markup=False)
+        print(plain(text, lines=lines), flush=True)
 
     def note(self, text: str, *, lines: bool = False) -> None:
         """The same for what is not the result: progress, advice, trouble."""
-        self.err.print(plain(text, lines=lines), markup=False)
+        if "err" in self.__dict__:  # which may have a progress bar below
+            self.err.print(plain(text, lines=lines), markup=False)
+        else:
+            print(plain(text, lines=lines), file=sys.stderr, flush=True)
 
     def facts(self, facts: Mapping[str, str]) -> None:
         """Name and text on a line each; what has no text is left out."""
@@ -124,6 +128,8 @@ class Settings:
             for row in rows:
                 self.emit(row)
         elif rows:
+            from phosd.cli.tables import table
+
             texts = {head: [_cell(of(row)) for row in rows] for head, of in columns.items()}
             self.out.print(table(texts, spare, self.out.width), soft_wrap=False)
 
@@ -144,7 +150,7 @@ class Settings:
         for thing in things:
             try:
                 do(thing)
-            except FAILURES as caught:
+            except Exception as caught:
                 error = in_words(caught)
                 if error.code in ("NoDaemon", "NoBus"):
                     raise error from caught
@@ -214,14 +220,14 @@ def command(**attributes: Any) -> Callable[[Callable[..., None]], click.Command]
             settings = context.ensure_object(Settings)
             try:
                 function(settings, *args, **kwargs)
-            except FAILURES as caught:
-                error = in_words(caught)
-                settings.tell(error)
-                sys.exit(error.exit)
             except BrokenPipeError:
                 # Whoever read our output has had enough; nothing more can be said to them.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 sys.exit(Exit.FAILED)
+            except Exception as caught:
+                error = in_words(caught)
+                settings.tell(error)
+                sys.exit(error.exit)
 
         wrapped: click.Command = click.command(**attributes)(shared_options(run))
         return wrapped
@@ -229,8 +235,10 @@ def command(**attributes: Any) -> Callable[[Callable[..., None]], click.Command]
     return decorate
 
 
-def in_words(caught: CommandError | PhosError | NoBusError | CallError) -> CommandError:
-    """Whatever failed, in the words of the command line."""
+def in_words(caught: Exception) -> CommandError:
+    """What failed, in the words of the command line; raises again what it has no words for."""
+    from phosd.bus import CallError, NoBusError
+
     match caught:
         case CommandError():
             return caught
@@ -240,10 +248,14 @@ def in_words(caught: CommandError | PhosError | NoBusError | CallError) -> Comma
             return CommandError("NoBus", f"{caught}; {caught.hint}")
         case CallError():
             return of_bus(caught)
+        case _:
+            raise caught
 
 
-def of_bus(error: CallError) -> CommandError:
+def of_bus(error: "CallError") -> CommandError:
     """An error of the bus in the words of the command line."""
+    from phosd.bus import ERROR_PREFIX
+
     if error.name.startswith(ERROR_PREFIX):
         return CommandError(error.name.removeprefix(ERROR_PREFIX), error.text)
     if error.name.endswith((".ServiceUnknown", ".NameHasNoOwner")):

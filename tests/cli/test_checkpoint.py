@@ -12,7 +12,7 @@ import click
 import pytest
 
 from phosd.cli.checkpoint import interval
-from phosd.cli.main import main
+from phosd.cli.main import named
 from phosd.engine.errors import Unsupported
 from phosd.engine.kernels import KernelMark
 from phosd.engine.progress import Progress
@@ -66,7 +66,7 @@ def test_the_commands_of_the_example_for_services_are_understood() -> None:
     commands = [line.split() for line in re.findall(r"(?m)^#   phos (.*)$", text)]
     assert [words[0] for words in commands] == ["checkpoint", "restore"]
     for name, *words in (re.sub(r"\$\(.*\)", ME, " ".join(words)).split() for words in commands):
-        context = main.commands[name].make_context(name, words)
+        context = named(name).make_context(name, words)
         assert context.params.get("every") in (None, 600.0)
 
 

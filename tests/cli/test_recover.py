@@ -31,7 +31,8 @@ AS_USER = (
     "import os, sys\n"
     "import sysconfig\n"  # all at once: other users may not look into every checkout
     "from cuda.bindings import driver\n"
-    "from phosd.cli.main import main\n"
+    "from phosd.cli.main import main, named\n"
+    "list(map(named, main.commands))\n"
     "uid = int(sys.argv.pop(1))\n"
     "os.setgroups([]), os.setresgid(uid, uid, uid), os.setresuid(uid, uid, uid)\n"
     "main(prog_name='phos')\n"
