@@ -3,7 +3,6 @@
 Without ``NOTIFY_SOCKET`` nobody wants to know, and everything here does nothing.
 """
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -59,6 +58,8 @@ class Supervisor:
 
     async def feed(self) -> None:
         """Feed the watchdog for ever. Run it on the event loop: if that hangs, we are killed."""
+        import asyncio  # which data movers, that tell as well, do without
+
         while self.watchdog:
             self._tell("WATCHDOG=1")
             await asyncio.sleep(self.watchdog / 3)
@@ -67,6 +68,8 @@ class Supervisor:
         """Keep a start or a stop from timing out, for as long as this runs on the event loop, and
         within reason: what takes longer hangs.
         """
+        import asyncio
+
         for _ in range(_MOST_PROLONGED):
             self._tell(f"EXTEND_TIMEOUT_USEC={int(PATIENCE * 1e6)}")
             await asyncio.sleep(PATIENCE / 3)
