@@ -1,6 +1,6 @@
 """The board: memory shared by a process's hook, the movers and the engine while chunks are saved.
 
-``phosd/hook/board.h`` is its layout and says what the states mean. The engine makes one for each
+``phosd/hook/protocol/chunk_map.h`` is its layout and says what the states mean. The engine makes one for each
 process (:meth:`Board.create`), gives its descriptor to the hook and to the movers, and keeps it to
 learn of freed memory. What is read here was written by the program, or could have been: it is good
 for choices and statistics, never for deciding what an image holds.

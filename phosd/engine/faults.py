@@ -6,7 +6,7 @@ full disk, ``short`` a transfer that moves less than asked, ``hang`` a wait with
 points are separated by commas. Without the variable a point costs one look at an empty table.
 
 The points ``hook-...`` lie in the hook, which reads the variable of the program that it is in;
-``phosd/hook/faults.h`` says what the kinds do there.
+``phosd/hook/base/faults.h`` says what the kinds do there.
 """
 
 import enum

@@ -1,6 +1,6 @@
 """Messages between phosd and the hook in a GPU process, and the connection that carries them.
 
-``phosd/hook/wire.h`` is the other side; every layout here has its name there. What comes in was
+``phosd/hook/protocol/wire.h`` is the other side; every layout here has its name there. What comes in was
 sent by a program of any user, so nothing of it is believed before it was checked.
 """
 

@@ -10,7 +10,7 @@ from phosd.engine import hookwire
 from phosd.engine.hooklink import HookState
 from phosd.engine.hookwire import BlockFlag, Release, Status, Type
 
-WIRE = Path(__file__).parents[2] / "phosd/hook/wire.h"
+WIRE = Path(__file__).parents[2] / "phosd/hook/protocol/wire.h"
 
 
 def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:

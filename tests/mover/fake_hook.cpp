@@ -10,7 +10,7 @@
 #include <climits>
 #include <ctime>
 
-#include "../../phosd/hook/board.h"
+#include "../../phosd/hook/protocol/chunk_map.h"
 
 using namespace phos::board;
 

@@ -138,7 +138,7 @@ BOARDS: dict[str, slice] = {
     "tables": slice(2200, None),
     "everything": slice(None),
 }
-"""Where a board is written over: ``phosd/hook/board.h`` has the layout."""
+"""Where a board is written over: ``phosd/hook/protocol/chunk_map.h`` has the layout."""
 
 
 LIES: dict[str, Callable[[Message], Message]] = {

@@ -8,7 +8,7 @@
 #include <ctime>
 #include <vector>
 
-#include "../../hook/board.h"
+#include "../../hook/protocol/chunk_map.h"
 
 #define PHOS_EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "../channel.h"
-#include "../driver.h"
-#include "../wire.h"
+#include "base/channel.h"
+#include "base/driver.h"
+#include "protocol/wire.h"
 
 #define CHECK(condition)                                                         \
     do {                                                                         \

@@ -1,5 +1,5 @@
 // A mover for native tests, in the program's own process but past the hook: it holds every block by
-// an import, saves chunks as board.h says, and knows what each held when the board was armed.
+// an import, saves chunks as chunk_map.h says, and knows what each held when the board was armed.
 #pragma once
 
 #include <atomic>

@@ -6,12 +6,12 @@
 #include <new>
 #include <string>
 
-#include "../blocks.h"
-#include "../contexts.h"
-#include "../gate.h"
-#include "../hook.h"
-#include "../session.h"
+#include "base/process.h"
+#include "cow/session.h"
 #include "fake_mover.h"
+#include "gate/gate.h"
+#include "memory/blocks.h"
+#include "memory/contexts.h"
 #include "workload.h"
 
 using namespace phos;

@@ -7,10 +7,10 @@
 #include <string>
 #include <thread>
 
-#include "../launches.h"
-#include "../modules.h"
-#include "../own.h"
+#include "base/overrides.h"
 #include "check.h"
+#include "code/modules.h"
+#include "write_sets/launches.h"
 
 namespace phos {
 

@@ -7,8 +7,8 @@
 #include <random>
 #include <thread>
 
-#include "../arena.h"
 #include "check.h"
+#include "memory/arena.h"
 
 using namespace phos;
 using namespace phos::test;

@@ -14,10 +14,10 @@
 #include <cstdlib>
 #include <string>
 
-#include "../blocks.h"
-#include "../contexts.h"
-#include "../cow.h"
-#include "../kernels.h"
+#include "code/kernels.h"
+#include "cow/cow.h"
+#include "memory/blocks.h"
+#include "memory/contexts.h"
 
 namespace phos::cow {
 

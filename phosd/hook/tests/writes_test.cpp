@@ -1,14 +1,14 @@
 // What each rule predicts, told from the arguments of a call alone: nothing else of the hook is
 // here. Kernels and graphs are tested with real ones, in tests/hook/test_writes.py.
-#include "../writes.h"
+#include "write_sets/writes.h"
 
 #include <cstdio>
 #include <cstring>
 #include <initializer_list>
 #include <vector>
 
-#include "../contexts.h"
 #include "check.h"
+#include "memory/contexts.h"
 
 namespace phos {
 

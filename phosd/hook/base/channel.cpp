@@ -1,0 +1,200 @@
+#include "base/channel.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "base/descriptors.h"
+
+namespace phos::channel {
+namespace {
+
+constexpr timeval kPatience{2, 0};  // for the rest of a message that has begun
+
+bool read_all(int socket, void* buffer, size_t size) {
+    auto* at = static_cast<unsigned char*>(buffer);
+    while (size) {
+        const ssize_t got = recv(socket, at, size, 0);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        at += got;
+        size -= static_cast<size_t>(got);
+    }
+    return true;
+}
+
+// The first part of a message, which its descriptors come with.
+ssize_t read_with_descriptors(int socket, void* buffer, size_t size, std::vector<int>* received) {
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * wire::kMaxDescriptors)];
+    iovec part{buffer, size};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    ssize_t got;
+    do got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+    while (got < 0 && errno == EINTR);
+    if (got <= 0) return got;
+    for (cmsghdr* part_header = CMSG_FIRSTHDR(&message); part_header;
+         part_header = CMSG_NXTHDR(&message, part_header)) {
+        if (part_header->cmsg_level != SOL_SOCKET || part_header->cmsg_type != SCM_RIGHTS) continue;
+        const size_t count = (part_header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; ++i) {
+            int descriptor;
+            std::memcpy(&descriptor, CMSG_DATA(part_header) + i * sizeof(int), sizeof descriptor);
+            received->push_back(descriptors::keep(descriptor));
+        }
+    }
+    return message.msg_flags & MSG_CTRUNC ? -1 : got;
+}
+
+socklen_t abstract_address(const std::string& name, sockaddr_un* address) {
+    *address = {};
+    address->sun_family = AF_UNIX;
+    const size_t length = std::min(name.size(), sizeof address->sun_path - 1);
+    std::memcpy(address->sun_path + 1, name.data(), length);
+    return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+}
+
+void set_patience(int socket) {
+    setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof kPatience);
+    setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof kPatience);
+}
+
+}  // namespace
+
+int listen_abstract(const std::string& name) {
+    sockaddr_un address;
+    const socklen_t size = abstract_address(name, &address);
+    const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (listener < 0) return -1;
+    if (bind(listener, reinterpret_cast<sockaddr*>(&address), size) != 0 ||
+        listen(listener, 8) != 0) {
+        close(listener);
+        return -1;
+    }
+    return descriptors::keep(listener);
+}
+
+int connect_abstract(const std::string& name, pid_t peer) {
+    sockaddr_un address;
+    const socklen_t size = abstract_address(name, &address);
+    const int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connection < 0) return -1;
+    ucred who{};
+    socklen_t length = sizeof who;
+    if (connect(connection, reinterpret_cast<sockaddr*>(&address), size) != 0) {
+        const int error = errno;
+        close(connection);
+        errno = error;
+        return -1;
+    }
+    if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &who, &length) != 0 || who.pid != peer) {
+        close(connection);
+        errno = EACCES;
+        return -1;
+    }
+    set_patience(connection);
+    return descriptors::keep(connection);
+}
+
+int listen_at(const std::string& path) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    if (path.size() >= sizeof address.sun_path) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    std::memcpy(address.sun_path, path.data(), path.size());
+    const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (listener < 0) return -1;
+    // A socket left by an earlier process of this pid. Another user's cannot be removed from a
+    // sticky folder, and then bind fails: nobody is fooled, since a client checks who answers.
+    unlink(path.c_str());
+    // The mode of the file comes from the socket's own, so the program's umask is left alone.
+    if (fchmod(listener, 0600) != 0 ||
+        bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+        listen(listener, 8) != 0) {
+        const int error = errno;
+        close(listener);
+        errno = error;
+        return -1;
+    }
+    return descriptors::keep(listener);
+}
+
+int accept_from(int listener, pid_t* peer) {
+    const int socket = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    if (socket < 0) return -1;
+    ucred who{};
+    socklen_t size = sizeof who;
+    if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &size) != 0 ||
+        (who.uid != 0 && who.uid != geteuid())) {
+        close(socket);
+        errno = EACCES;
+        return -1;
+    }
+    set_patience(socket);
+    if (peer) *peer = who.pid;
+    return descriptors::keep(socket);
+}
+
+bool receive(int socket, Message* message) {
+    wire::Header& header = message->header;
+    const ssize_t got =
+        read_with_descriptors(socket, &header, sizeof header, &message->descriptors);
+    if (got <= 0 || !read_all(socket, reinterpret_cast<char*>(&header) + got,
+                              sizeof header - static_cast<size_t>(got)))
+        return false;
+    if (header.magic != wire::kMagic || header.version != wire::kVersion ||
+        header.length > wire::kMaxPayload || header.descriptors != message->descriptors.size())
+        return false;
+    message->payload.resize(header.length);
+    return read_all(socket, message->payload.data(), header.length);
+}
+
+bool send(int socket, const wire::Header& header, const void* payload,
+          const std::vector<int>& carried) {
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * wire::kMaxDescriptors)] = {};
+    iovec parts[2] = {{const_cast<wire::Header*>(&header), sizeof header},
+                      {const_cast<void*>(payload), header.length}};
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = 2;
+    if (!carried.empty()) {
+        message.msg_control = control;
+        message.msg_controllen = CMSG_SPACE(sizeof(int) * carried.size());
+        cmsghdr* part = CMSG_FIRSTHDR(&message);
+        part->cmsg_level = SOL_SOCKET;
+        part->cmsg_type = SCM_RIGHTS;
+        part->cmsg_len = CMSG_LEN(sizeof(int) * carried.size());
+        std::memcpy(CMSG_DATA(part), carried.data(), sizeof(int) * carried.size());
+    }
+    size_t left = sizeof header + header.length;
+    while (left) {
+        const ssize_t sent = sendmsg(socket, &message, MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR) continue;
+        if (sent <= 0) return false;
+        left -= static_cast<size_t>(sent);
+        message.msg_control = nullptr;
+        message.msg_controllen = 0;
+        size_t done = static_cast<size_t>(sent);
+        for (iovec& part : parts) {
+            const size_t taken = done < part.iov_len ? done : part.iov_len;
+            part.iov_base = static_cast<char*>(part.iov_base) + taken;
+            part.iov_len -= taken;
+            done -= taken;
+        }
+    }
+    return true;
+}
+
+}  // namespace phos::channel

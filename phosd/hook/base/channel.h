@@ -1,0 +1,28 @@
+// Unix sockets: binding in a folder that anybody may write to, and messages with descriptors.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "protocol/wire.h"
+
+namespace phos::channel {
+
+struct Message {
+    wire::Header header{};
+    std::vector<unsigned char> payload;
+    std::vector<int> descriptors;  // kept in the table of descriptors; the receiver releases them
+};
+
+// All of these return -1 or false on failure, with errno set.
+int listen_at(const std::string& path);                     // mode 0600
+int listen_abstract(const std::string& name);               // no file; in the network namespace
+int connect_abstract(const std::string& name, pid_t peer);  // only to that process
+int accept_from(int listener, pid_t* peer);                 // root and the own user only
+bool receive(int socket, Message* message);                 // false: lost, or not the protocol
+bool send(int socket, const wire::Header& header, const void* payload,
+          const std::vector<int>& descriptors);
+
+}  // namespace phos::channel

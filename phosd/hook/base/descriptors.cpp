@@ -1,0 +1,82 @@
+#include "base/descriptors.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+
+namespace phos::descriptors {
+namespace {
+// What finds no slot is kept all the same, and inherited.
+struct Slot {
+    std::atomic<int> number;   // the descriptor + 1, or 0
+    std::atomic<ino_t> inode;  // of a socket or a pipe: no other one has it; else 0
+};
+Slot slots[8192];
+
+ino_t inode_of(int descriptor) {
+    struct stat info{};
+    if (fstat(descriptor, &info) != 0) return 0;
+    return S_ISSOCK(info.st_mode) || S_ISFIFO(info.st_mode) ? info.st_ino : 0;
+}
+
+Slot* slot_of(int descriptor) {
+    for (Slot& slot : slots)
+        if (slot.number.load() == descriptor + 1) return &slot;
+    return nullptr;
+}
+
+Slot* take_slot(int descriptor) {
+    for (Slot& slot : slots) {
+        int empty = 0;
+        if (slot.number.compare_exchange_strong(empty, descriptor + 1)) return &slot;
+    }
+    return nullptr;
+}
+
+bool is_unchanged(const Slot& slot, int descriptor) {
+    const ino_t inode = slot.inode.load();
+    return !inode || inode == inode_of(descriptor);
+}
+}  // namespace
+
+int keep(int descriptor) {
+    if (descriptor < 0) return descriptor;
+    fcntl(descriptor, F_SETFD, FD_CLOEXEC);
+    Slot* slot = slot_of(descriptor);  // of one that the program has closed
+    if (!slot) slot = take_slot(descriptor);
+    if (slot) slot->inode.store(inode_of(descriptor));
+    return descriptor;
+}
+
+bool is_ours(int descriptor) {
+    const Slot* const slot = slot_of(descriptor);
+    return slot ? is_unchanged(*slot, descriptor) : fcntl(descriptor, F_GETFD) >= 0;
+}
+
+void release(int descriptor) {
+    Slot* const slot = slot_of(descriptor);
+    const bool ours = !slot || is_unchanged(*slot, descriptor);
+    if (slot) {  // before the number can be another's, and the inode first: the slot is then free
+        slot->inode.store(0);
+        slot->number.store(0);
+    }
+    if (ours) close(descriptor);
+}
+
+unsigned count() {
+    unsigned kept = 0;
+    for (const Slot& slot : slots) kept += slot.number.load() != 0;
+    return kept;
+}
+
+void close_all_in_child() {
+    for (Slot& slot : slots) {
+        const int value = slot.number.exchange(0);
+        if (value && is_unchanged(slot, value - 1)) close(value - 1);
+        slot.inode.store(0);
+    }
+}
+
+}  // namespace phos::descriptors

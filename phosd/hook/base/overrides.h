@@ -1,0 +1,12 @@
+// The wrappers that are written by hand, with the signatures of cuda.h.
+#pragma once
+
+#include "base/driver.h"
+
+namespace phos::own {
+
+#define PHOS_OWN(name) extern decltype(::name) name;
+#define PHOS_ENTRY(name) extern decltype(::name) name;
+#include "hooks.def"
+
+}  // namespace phos::own

@@ -1,0 +1,66 @@
+#include "base/process.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <mutex>
+
+#include "base/log.h"
+
+namespace phos {
+
+std::atomic<bool> is_active{false};
+
+namespace {
+
+std::mutex fitness_mutex;
+Fitness fitness_now{true, false, {}};
+
+void mark(bool unsupported, const std::string& reason) {
+    const std::lock_guard lock(fitness_mutex);
+    if (unsupported ? fitness_now.unsupported : !fitness_now.parkable) return;
+    log::note("%s: %s", unsupported ? "unsupported" : "not parkable", reason.c_str());
+    // What no mode can save outweighs what only parking cannot.
+    if (unsupported || fitness_now.reason.empty()) fitness_now.reason = reason;
+    fitness_now.unsupported |= unsupported;
+    fitness_now.parkable = false;
+}
+
+}  // namespace
+
+bool enabled() {
+    static const bool on = [] {
+        const char* value = std::getenv("PHOS_HOOK");
+        return !value || std::strcmp(value, "off") != 0;
+    }();
+    return on;
+}
+
+void mark_not_parkable(const std::string& reason) {
+    mark(false, reason);
+}
+void mark_unsupported(const std::string& reason) {
+    mark(true, reason);
+}
+
+Fitness fitness() {
+    const std::lock_guard lock(fitness_mutex);
+    return fitness_now;
+}
+
+uint64_t monotonic_ns() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1000000000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+void pause_for(long nanoseconds) {
+    const KeepErrno keep;
+    const timespec time{0, nanoseconds};
+    syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &time, nullptr);
+}
+
+}  // namespace phos

@@ -1,0 +1,145 @@
+#include "code/modules.h"
+
+#include <elf.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+#include <mutex>
+#include <unordered_map>
+
+namespace phos::modules {
+namespace {
+
+// A fat binary may have hundreds of megabytes that are never read: its ends and its size tell it
+// apart well enough.
+constexpr size_t kHead = 8 << 10;
+constexpr size_t kTail = 4 << 10;
+
+// The formats of an image, by their first bytes. A text of PTX has no magic.
+constexpr uint32_t kFatWrapper = 0x4662'43B1;
+constexpr uint32_t kFatBinary = 0xBA55'ED50;
+struct FatWrapper {
+    uint32_t magic;
+    uint32_t version;
+    const void* data;
+    void* file;
+};
+struct FatHeader {
+    uint32_t magic;
+    uint16_t version;
+    uint16_t header_size;
+    uint64_t size;  // of what follows the header
+};
+
+std::mutex mutex;
+// Of modules, libraries and the functions that were made from a library's kernels, by handle. A
+// function's is never taken away: for one of a module the module is asked first.
+std::unordered_map<const void*, uint64_t> hashes;
+
+uint64_t mix(uint64_t hash, const unsigned char* bytes, size_t size) {
+    uint64_t word = 0;
+    for (size_t at = 0; at < size; at += sizeof word) {
+        word = 0;
+        std::memcpy(&word, bytes + at, std::min(size - at, sizeof word));
+        hash = (hash ^ word) * 0x9E37'79B9'7F4A'7C15u;
+        hash ^= hash >> 32;
+    }
+    return hash;
+}
+
+uint64_t hash_ends(const unsigned char* head, size_t head_size, const unsigned char* tail,
+                   size_t tail_size, uint64_t size) {
+    const uint64_t hash = mix(mix(size, head, head_size), tail, tail_size);
+    return hash ? hash : 1;
+}
+
+uint64_t find(const void* handle) {
+    const std::lock_guard lock(mutex);
+    const auto found = hashes.find(handle);
+    return found == hashes.end() ? 0 : found->second;
+}
+
+}  // namespace
+
+uint64_t hash_image(const void* image) {
+    uint32_t magic = 0;
+    std::memcpy(&magic, image, sizeof magic);
+    if (magic == kFatWrapper) {
+        FatWrapper wrapper;
+        std::memcpy(&wrapper, image, sizeof wrapper);
+        image = wrapper.data;
+        if (!image) return 0;
+        std::memcpy(&magic, image, sizeof magic);
+    }
+    const auto* bytes = static_cast<const unsigned char*>(image);
+    uint64_t size = 0;
+    if (magic == kFatBinary) {
+        FatHeader header;
+        std::memcpy(&header, image, sizeof header);
+        size = header.header_size + header.size;
+    } else if (std::memcmp(image, ELFMAG, SELFMAG) == 0) {
+        Elf64_Ehdr header;
+        std::memcpy(&header, image, sizeof header);
+        size = std::max<uint64_t>(
+            header.e_shoff + static_cast<uint64_t>(header.e_shnum) * header.e_shentsize,
+            header.e_phoff + static_cast<uint64_t>(header.e_phnum) * header.e_phentsize);
+    } else if (std::isprint(*bytes) || std::isspace(*bytes)) {
+        size = std::strlen(static_cast<const char*>(image));
+    }
+    if (!size) return 0;
+    const size_t head = std::min<uint64_t>(size, kHead);
+    const size_t tail = std::min<uint64_t>(size - head, kTail);
+    return hash_ends(bytes, head, bytes + size - tail, tail, size);
+}
+
+uint64_t hash_file(const char* path) {
+    const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0) return 0;
+    struct stat status{};
+    unsigned char head[kHead];
+    unsigned char tail[kTail];
+    uint64_t hash = 0;
+    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode)) {
+        const auto size = static_cast<uint64_t>(status.st_size);
+        const ssize_t in_head = pread(file, head, sizeof head, 0);
+        const size_t rest = in_head > 0 ? size - std::min<uint64_t>(size, kHead) : 0;
+        const size_t wanted = std::min<uint64_t>(rest, kTail);
+        const ssize_t in_tail = pread(file, tail, wanted, static_cast<off_t>(size - wanted));
+        if (in_head > 0 && in_tail >= 0)
+            hash = hash_ends(head, static_cast<size_t>(in_head), tail, static_cast<size_t>(in_tail),
+                             size);
+    }
+    close(file);
+    return hash;
+}
+
+void note(const void* handle, uint64_t hash) {
+    const std::lock_guard lock(mutex);
+    hashes[handle] = hash;
+}
+
+void forget(const void* handle) {
+    const std::lock_guard lock(mutex);
+    hashes.erase(handle);
+}
+
+uint64_t hash_of(CUfunction function) {
+    CUmodule module = nullptr;
+    uint64_t hash = 0;
+    if (driver.cuFuncGetModule && driver.cuFuncGetModule(&module, function) == CUDA_SUCCESS)
+        hash = find(module);
+    return hash ? hash : find(function);
+}
+
+uint64_t hash_of(CUkernel kernel) {
+    CUlibrary library = nullptr;
+    if (!driver.cuKernelGetLibrary || driver.cuKernelGetLibrary(&library, kernel) != CUDA_SUCCESS)
+        return 0;
+    return find(library);
+}
+
+}  // namespace phos::modules

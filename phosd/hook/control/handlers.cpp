@@ -1,0 +1,196 @@
+#include "control/handlers.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "base/descriptors.h"
+#include "base/faults.h"
+#include "base/log.h"
+#include "base/process.h"
+#include "code/kernels.h"
+#include "control/hello.h"
+#include "control/torch_cache.h"
+#include "cow/session.h"
+#include "gate/gate.h"
+#include "memory/contexts.h"
+#include "park/quiesce.h"
+#include "park/reexport.h"
+
+namespace phos::requests {
+namespace {
+
+using channel::Message;
+using wire::State;
+using wire::Status;
+
+template <class T>
+bool read(const Message& message, T* value) {
+    if (message.payload.size() < sizeof *value) return false;
+    std::memcpy(value, message.payload.data(), sizeof *value);
+    return true;
+}
+
+// A Count and as many ids.
+bool read_ids(const Message& request, std::vector<uint64_t>* ids) {
+    wire::Count header{};
+    if (!read(request, &header) || header.count > wire::kMaxPayload ||
+        request.payload.size() != sizeof header + header.count * sizeof(uint64_t))
+        return false;
+    ids->resize(header.count);
+    std::memcpy(ids->data(), request.payload.data() + sizeof header,
+                header.count * sizeof(uint64_t));
+    return true;
+}
+
+}  // namespace
+
+Reply hello() {
+    const Introduction said = introduce();
+    Reply reply;
+    reply.append(said.hello);
+    reply.append(said.devices.data(), said.devices.size() * sizeof(wire::DeviceId));
+    return reply;
+}
+
+Reply list_blocks(const Message& request, bool with_descriptors) {
+    wire::Cursor cursor{};
+    if (!read(request, &cursor)) return {Status::bad_message, "the cursor is missing"};
+    const park::Listing listing = park::list(cursor.after, with_descriptors);
+    if (listing.outcome.status != Status::ok) {
+        for (const int descriptor : listing.descriptors) descriptors::release(descriptor);
+        return Reply(listing.outcome);
+    }
+    Reply reply;
+    reply.append(listing.head);
+    reply.append(listing.blocks.data(), listing.blocks.size() * sizeof(wire::Block));
+    reply.descriptors = listing.descriptors;
+    return reply;
+}
+
+Reply close_gate(const Message& request) {
+    wire::CloseGate wanted{};
+    if (!read(request, &wanted)) return {Status::bad_message, "the deadline is missing"};
+    const Reply too_late(
+        Status::busy, "the program could not be brought to rest before the deadline, and runs on");
+    if (gate::take_expired()) return too_late;
+    if (gate::state() == State::running) {
+        if (const CUresult fault = faults::point(faults::Point::close_gate); fault != CUDA_SUCCESS)
+            return {Status::driver, std::string("closing failed with ") + error_name(fault)};
+        quiesce::begin();
+    }
+    if (!gate::close(wanted.deadline_ms))
+        return {Status::unsupported,
+                "the kernel refuses membarrier(2), without which the gate "
+                "cannot be closed on running threads"};
+    const wire::GateState state = quiesce::advance(wanted.peers_busy != 0);
+    if (gate::take_expired()) return too_late;
+    Reply reply;
+    reply.append(state);
+    return reply;
+}
+
+Reply park_all() {
+    if (cow::armed.load())
+        return {Status::wrong_state, "copy-on-write is armed; disarm it before parking"};
+    const Fitness fit = fitness();
+    if (!fit.parkable) return {Status::unsupported, fit.reason};
+    const Outcome outcome = park::park();
+    if (outcome.status == Status::ok) {
+        contexts::release_stacks();
+        gate::set_parked(true);
+    }
+    return Reply(outcome);
+}
+
+Reply hand_back(Message& request) {
+    std::vector<uint64_t> ids;
+    if (!read_ids(request, &ids) || ids.size() != request.descriptors.size())
+        return {Status::bad_message, "the ids and the descriptors are not of one number"};
+    return Reply(park::hand_back(ids.data(), ids.size(), request.descriptors));
+}
+
+Reply rehome_blocks(const Message& request) {
+    std::vector<uint64_t> ids;
+    if (request.payload.empty()) return Reply(rehome::all());
+    if (!read_ids(request, &ids)) return {Status::bad_message, "the ids are not of their number"};
+    return Reply(rehome::some({ids.begin(), ids.end()}));
+}
+
+Reply arm(int client, const Message& request) {
+    wire::Arm wanted{};
+    if (!read(request, &wanted) || request.descriptors.size() != wanted.slabs + 1ull)
+        return {Status::bad_message, "the board and the slabs do not come with a descriptor each"};
+    return Reply(cow::arm(client, request.descriptors));
+}
+
+Reply disarm() {
+    return Reply(cow::disarm());
+}
+
+Reply forget() {
+    const Outcome outcome = cow::forget();
+    return outcome.status == Status::ok ? Reply() : Reply(outcome);
+}
+
+Reply list_kernels(const Message& request) {
+    wire::Cursor cursor{};
+    if (!read(request, &cursor)) return {Status::bad_message, "the cursor is missing"};
+    const std::vector<const kernels::Kernel*> all = kernels::launched();
+    wire::KernelList head{};
+    Reply rows;
+    for (uint64_t i = cursor.after; i < all.size(); ++i) {
+        const kernels::Kernel& kernel = *all[i];
+        const wire::Kernel row{
+            kernel.module, kernel.launches.load(), kernel.flags.load(),
+            static_cast<uint32_t>(std::min<size_t>(kernel.name.size(), wire::kMaxName))};
+        head.more = sizeof head + rows.payload.size() + sizeof row + row.length > wire::kMaxPayload;
+        if (head.more) break;
+        rows.append(row);
+        rows.append(kernel.name.data(), row.length);
+        ++head.count;
+    }
+    Reply reply;
+    reply.append(head);
+    reply.append(rows.payload.data(), rows.payload.size());
+    return reply;
+}
+
+Reply empty_cache(const Message& request) {
+    wire::EmptyCache wanted{};
+    if (!read(request, &wanted)) return {Status::bad_message, "what is wanted is missing"};
+    Reply reply;
+    reply.append(wanted.ask ? torch_cache::release() : torch_cache::state());
+    return reply;
+}
+
+Reply unpark_all() {
+    const Outcome outcome = park::unpark();
+    if (outcome.status == Status::ok) {
+        contexts::restore_stacks();
+        gate::set_parked(false);
+    }
+    return Reply(outcome);
+}
+
+Reply stats() {
+    const gate::View view = gate::view();
+    uint64_t last_id = 0;
+    uint64_t freed = 0;
+    park::newest(&last_id, &freed);
+    char head[256];
+    std::snprintf(head, sizeof head,
+                  "state %u\nthreads inside %u\nthreads waiting %u\nadmitted %lu\ncaptures %u\n"
+                  "newest block %lu\nblocks freed %lu\ndescriptors kept %u\n",
+                  static_cast<unsigned>(view.state), view.inside, view.waiting,
+                  static_cast<unsigned long>(view.admitted), contexts::captures(),
+                  static_cast<unsigned long>(last_id), static_cast<unsigned long>(freed),
+                  descriptors::count());
+    Reply reply;
+    reply.append(head, std::strlen(head));
+    const std::string lines = log::text();
+    reply.append(lines.data(), lines.size());
+    return reply;
+}
+
+}  // namespace phos::requests

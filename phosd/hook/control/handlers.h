@@ -1,0 +1,52 @@
+// What each request of a client is answered with. docs/hook-protocol.md says what they are for; who
+// may ask, and in which state of the gate, server.cpp has checked.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/channel.h"
+#include "park/park.h"
+
+namespace phos::requests {
+
+struct Reply {
+    wire::Status status = wire::Status::ok;
+    std::vector<unsigned char> payload;
+    std::vector<int> descriptors;  // sent, then released
+
+    Reply() = default;
+    Reply(wire::Status failed, const std::string& text) : status(failed) {
+        append(text.data(), text.size());
+    }
+    explicit Reply(const Outcome& outcome) : status(outcome.status) {
+        if (status == wire::Status::ok)
+            append(wire::Count{outcome.count});
+        else
+            append(outcome.text.data(), outcome.text.size());
+    }
+    void append(const void* bytes, size_t size) {
+        const auto* first = static_cast<const unsigned char*>(bytes);
+        payload.insert(payload.end(), first, first + size);
+    }
+    template <class T>
+    void append(const T& value) {
+        append(&value, sizeof value);
+    }
+};
+
+Reply hello();
+Reply list_blocks(const channel::Message& request, bool with_descriptors);
+Reply close_gate(const channel::Message& request);
+Reply park_all();
+Reply hand_back(channel::Message& request);
+Reply unpark_all();
+Reply rehome_blocks(const channel::Message& request);
+Reply arm(int client, const channel::Message& request);
+Reply disarm();
+Reply forget();
+Reply list_kernels(const channel::Message& request);
+Reply empty_cache(const channel::Message& request);
+Reply stats();
+
+}  // namespace phos::requests

@@ -1,0 +1,47 @@
+#include "control/hello.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "base/driver.h"
+#include "base/process.h"
+#include "gate/gate.h"
+#include "park/park.h"
+
+namespace phos {
+namespace {
+
+std::vector<wire::DeviceId> visible_devices() {
+    std::vector<wire::DeviceId> devices;
+    int count = 0;
+    CUuuid uuid;
+    if (!driver.cuDeviceGetUuid_v2 || driver.cuDeviceGetCount(&count) != CUDA_SUCCESS) return {};
+    for (int device = 0; device < count; ++device) {
+        if (driver.cuDeviceGetUuid_v2(&uuid, device) != CUDA_SUCCESS) break;
+        std::memcpy(devices.emplace_back().uuid, uuid.bytes, sizeof uuid.bytes);
+    }
+    return devices;
+}
+
+}  // namespace
+
+Introduction introduce() {
+    Introduction said{{}, visible_devices()};
+    wire::Hello& hello = said.hello;
+    const Fitness fit = fitness();
+    int version = 0;
+    if (driver.cuDriverGetVersion) driver.cuDriverGetVersion(&version);
+    hello.pid = static_cast<uint32_t>(getpid());
+    hello.driver_version = static_cast<uint32_t>(version);
+    hello.devices = static_cast<uint32_t>(said.devices.size());
+    hello.state = static_cast<uint32_t>(gate::state());
+    hello.parkable = fit.parkable;
+    hello.ever_parked = park::ever_parked();
+    hello.uses_unsupported = fit.unsupported;
+    std::snprintf(hello.reason, sizeof hello.reason, "%s", fit.reason.c_str());
+    return said;
+}
+
+}  // namespace phos

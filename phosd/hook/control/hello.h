@@ -1,0 +1,16 @@
+// What the hook says of its process to a client that asks who it is.
+#pragma once
+
+#include <vector>
+
+#include "protocol/wire.h"
+
+namespace phos {
+
+struct Introduction {
+    wire::Hello hello;
+    std::vector<wire::DeviceId> devices;  // in the order of the process's own numbers
+};
+Introduction introduce();
+
+}  // namespace phos

@@ -1,0 +1,346 @@
+#include "control/server.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/channel.h"
+#include "base/descriptors.h"
+#include "base/driver.h"
+#include "base/faults.h"
+#include "base/log.h"
+#include "base/process.h"
+#include "control/handlers.h"
+#include "cow/session.h"
+#include "gate/gate.h"
+#include "intercept/legacy_ipc.h"
+#include "park/quiesce.h"
+
+namespace phos::control {
+namespace {
+
+using channel::Message;
+using requests::Reply;
+using wire::State;
+using wire::Status;
+using wire::Type;
+
+constexpr size_t kMaxClients = 8;
+constexpr int kNoClient = -1;
+constexpr int kDeaf = 100;  // milliseconds without new connections, after one was not to be had
+constexpr int kWary = 20;   // milliseconds between two looks while the program closes descriptors
+
+// Everything here belongs to the hook's thread.
+std::string folder;
+int listener = -1;
+std::vector<int> clients;
+int gate_owner = kNoClient;  // the client whose loss opens the gate
+bool detached = false;
+uint64_t deaf_until = 0;  // nanoseconds, CLOCK_MONOTONIC
+uint64_t wary_until = 0;
+
+// poll() keeps open what it watches, also what the program has closed meanwhile: a listener would
+// go on to take connections that nobody can accept any more. Of this pipe only the near end is
+// watched, which tells at once that the far one was closed.
+int near_end = -1;
+int far_end = -1;
+
+std::string path_of(const char* suffix) {
+    return folder + "/" + std::to_string(getpid()) + suffix;
+}
+
+// One request that needs the gate in `needed`, or a reply that says so.
+bool in_state(State needed, Reply* refusal) {
+    static const char* const names[] = {"running", "closing", "closed", "parked"};
+    const State state = gate::state();
+    if (state == needed) return true;
+    *refusal = {Status::wrong_state, std::string("the process is ") +
+                                         names[static_cast<unsigned>(state)] + ", not " +
+                                         names[static_cast<unsigned>(needed)]};
+    return false;
+}
+
+Reply answer(int client, Message& request) {
+    const Type type = static_cast<Type>(request.header.type);
+    Reply refusal;
+    switch (type) {
+        case Type::hello:
+            return requests::hello();
+        case Type::list_blocks:
+            return requests::list_blocks(request, false);
+        case Type::stats:
+            return requests::stats();
+        default:
+            break;
+    }
+    if (type < Type::hello || type > Type::empty_cache)
+        return {Status::bad_message, "unknown request"};
+    const std::lock_guard turn(quiesce::turn);
+    if (gate_owner != kNoClient && gate_owner != client)
+        return {Status::wrong_state, "another client holds the gate of this process"};
+    const bool parked = gate::state() == State::parked;
+    switch (type) {
+        case Type::export_blocks:
+            if (parked) return {Status::wrong_state, "the memory is parked"};
+            return requests::list_blocks(request, true);
+        case Type::close_gate:
+            if (parked) return {Status::wrong_state, "the memory is parked"};
+            gate_owner = client;
+            return requests::close_gate(request);
+        case Type::park:
+            if (!in_state(State::closed, &refusal)) return refusal;
+            gate_owner = client;
+            return requests::park_all();
+        case Type::unpark_blocks:
+            if (!in_state(State::parked, &refusal)) return refusal;
+            gate_owner = client;
+            return requests::hand_back(request);
+        case Type::unpark:
+            if (!in_state(State::parked, &refusal)) return refusal;
+            gate_owner = client;
+            return requests::unpark_all();
+        case Type::rehome:
+            if (!in_state(State::closed, &refusal)) return refusal;
+            gate_owner = client;
+            return requests::rehome_blocks(request);
+        case Type::arm:
+            if (parked) return {Status::wrong_state, "the memory is parked"};
+            return requests::arm(client, request);
+        case Type::disarm:
+            return requests::disarm();
+        case Type::forget:
+            return requests::forget();
+        case Type::kernels:
+            return requests::list_kernels(request);
+        case Type::empty_cache:
+            if (!in_state(State::running, &refusal)) return refusal;
+            return requests::empty_cache(request);
+        case Type::open_gate:
+            if (parked) return {Status::wrong_state, "the memory is parked"};
+            if (const CUresult fault = faults::point(faults::Point::open_gate);
+                fault != CUDA_SUCCESS)
+                return {Status::driver, std::string("opening failed with ") + error_name(fault)};
+            gate::open();
+            gate_owner = kNoClient;
+            return {};
+        default:
+            return {};  // detach: done by the caller, after the reply
+    }
+}
+
+void drop(int client) {
+    for (auto at = clients.begin(); at != clients.end(); ++at)
+        if (*at == client) {
+            clients.erase(at);
+            break;
+        }
+    descriptors::release(client);
+    cow::client_lost(client);
+    if (client != gate_owner) return;
+    const std::lock_guard turn(quiesce::turn);
+    gate_owner = kNoClient;
+    const State state = gate::state();
+    if (state == State::closing || state == State::closed) {
+        log::note("the client was lost while the gate was closed: opened");
+        gate::open();
+    }
+}
+
+void stop_listening() {
+    if (listener < 0) return;
+    unlink(path_of(".sock").c_str());
+    descriptors::release(listener);
+    listener = -1;
+}
+
+void remove_pipe() {
+    for (int* const end : {&near_end, &far_end}) {
+        if (*end >= 0) descriptors::release(*end);
+        *end = -1;
+    }
+}
+
+void make_pipe() {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) return;  // tried again: the program has none left
+    near_end = descriptors::keep(ends[0]);
+    far_end = descriptors::keep(ends[1]);
+}
+
+// Leaves nothing but the connection that the answer goes to, which is closed next.
+void detach(int client) {
+    gate_owner = kNoClient;  // the state stays as it is
+    detached = true;
+    for (const int other : clients)
+        if (other != client) descriptors::release(other);
+    clients.assign(1, client);
+    stop_listening();
+    ipc::detach();
+    remove_pipe();
+    if (cow::forget().status != Status::ok) log::note("detached with a board that is in use");
+}
+
+// False when the connection is over.
+bool serve(int client) {
+    Message request;
+    const bool whole = channel::receive(client, &request);
+    Reply reply = whole ? answer(client, request) : Reply(Status::bad_message, "not a request");
+    for (const int descriptor : request.descriptors)
+        if (descriptor >= 0) descriptors::release(descriptor);
+    wire::Header header{wire::kMagic,
+                        wire::kVersion,
+                        static_cast<uint16_t>(request.header.type | wire::kReply),
+                        request.header.sequence,
+                        static_cast<uint32_t>(reply.status),
+                        static_cast<uint32_t>(reply.payload.size()),
+                        static_cast<uint32_t>(reply.descriptors.size())};
+    if (whole && reply.status == Status::ok &&
+        request.header.type == static_cast<uint16_t>(Type::detach))
+        detach(client);
+    const bool sent = whole && !faults::take_short() &&
+                      channel::send(client, header, reply.payload.data(), reply.descriptors);
+    for (const int descriptor : reply.descriptors) descriptors::release(descriptor);
+    return sent && !detached && reply.status != Status::bad_message;
+}
+
+void try_listen() {
+    // A folder of somebody else's could be swapped at will; /run/phos/hook is root's.
+    struct stat info{};
+    if (lstat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) ||
+        (info.st_uid != 0 && info.st_uid != geteuid()))
+        return;
+    listener = channel::listen_at(path_of(".sock"));
+    static int last_error = 0;
+    if (listener < 0 && errno != last_error) {
+        last_error = errno;
+        log::note("cannot listen at %s: %s", path_of(".sock").c_str(), std::strerror(last_error));
+    }
+}
+
+bool woken() {
+    struct stat info{};
+    return lstat(path_of(".wake").c_str(), &info) == 0 && S_ISREG(info.st_mode) &&
+           (info.st_uid == 0 || info.st_uid == geteuid());
+}
+
+void wait_until_woken() {
+    while (!woken()) pause_for(1'000'000);
+    detached = false;
+}
+
+// What the program has closed, as one does that becomes a daemon, is made anew.
+void let_go_of_closed() {
+    const auto is_closed = [](int descriptor) {
+        return descriptor >= 0 && !descriptors::is_ours(descriptor);
+    };
+    bool any = is_closed(near_end) || is_closed(far_end);
+    if (any) remove_pipe();
+    if (is_closed(ipc::listener())) {
+        ipc::detach();
+        any = true;
+    }
+    if (is_closed(listener)) {
+        descriptors::release(listener);
+        listener = -1;
+        any = true;
+    }
+    for (const int client : std::vector<int>(clients))
+        if (is_closed(client)) {
+            drop(client);
+            any = true;
+        }
+    if (any) wary_until = monotonic_ns() + 1'000'000'000;  // it may not be at the end yet
+}
+
+void open_what_is_missing() {
+    if (near_end < 0) make_pipe();
+    if (ipc::listener() < 0) ipc::attach();
+    if (listener < 0) try_listen();
+}
+
+// A connection, -1 when there is none. Whoever asks for one stays in the queue while the program
+// has no descriptor left, and poll() would return at once for as long.
+int accept_at(int socket) {
+    const int connection = channel::accept_from(socket, nullptr);
+    if (connection < 0 && errno != EAGAIN && errno != EACCES)
+        deaf_until = monotonic_ns() + kDeaf * 1'000'000ull;
+    return connection;
+}
+
+void serve_once() {
+    if (detached) wait_until_woken();
+    let_go_of_closed();
+    open_what_is_missing();
+    cow::tidy();
+    const uint64_t now = monotonic_ns();
+    const bool deaf = now < deaf_until;
+    std::vector<pollfd> watched{{deaf ? -1 : listener, POLLIN, 0},
+                                {deaf ? -1 : ipc::listener(), POLLIN, 0},
+                                {near_end, POLLIN, 0}};
+    for (const int client : clients) watched.push_back({client, POLLIN, 0});
+    // A closing gate's deadline is looked at even when no client calls.
+    const int patience = gate::state() == State::closing ? 20
+                         : now < wary_until              ? kWary
+                         : deaf                          ? kDeaf
+                                                         : 1000;
+    const int ready = poll(watched.data(), watched.size(), patience);
+    if (ready < 0) pause_for(kDeaf * 1'000'000l);  // more descriptors than the program may have
+    if (ready <= 0) return;
+    const auto calls = [](const pollfd& one) {
+        return one.revents && descriptors::is_ours(one.fd);
+    };
+    if (calls(watched[1])) {
+        const int peer = accept_at(watched[1].fd);
+        if (peer >= 0) ipc::serve(peer);
+    }
+    for (size_t i = 3; i < watched.size() && !detached; ++i)
+        if (calls(watched[i]) && !serve(watched[i].fd)) drop(watched[i].fd);
+    if (detached || !calls(watched[0])) return;
+    const int client = accept_at(listener);
+    if (client < 0) return;
+    if (clients.size() < kMaxClients)
+        clients.push_back(client);
+    else
+        descriptors::release(client);
+}
+
+void* run(void*) {
+    prctl(PR_SET_NAME, "phos-hook");
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (driver.cuThreadExchangeStreamCaptureMode) driver.cuThreadExchangeStreamCaptureMode(&mode);
+    for (;;) serve_once();
+    return nullptr;
+}
+
+}  // namespace
+
+void start() {
+    const char* runtime = secure_getenv("PHOS_RUNTIME_DIR");
+    folder = std::string(runtime && *runtime ? runtime : "/run/phos") + "/hook";
+    ipc::attach();
+    // The thread takes none of the program's signals.
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, 1 << 20);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_t thread;
+    if (pthread_create(&thread, &attributes, run, nullptr) != 0)
+        log::note("the hook's thread could not be started: no checkpoints of this process");
+    pthread_attr_destroy(&attributes);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+}  // namespace phos::control

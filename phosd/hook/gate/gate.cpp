@@ -1,0 +1,215 @@
+#include "gate/gate.h"
+
+#include <linux/futex.h>
+#include <linux/membarrier.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <ctime>
+#include <deque>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "base/process.h"
+
+namespace phos::gate {
+
+__thread Slot* own_slot __attribute__((tls_model("initial-exec"))) = nullptr;
+std::atomic<uint32_t> shut{0};
+
+namespace {
+
+// A thread held at the gate. Its futex word turns 1 when it may go.
+struct Waiter {
+    Slot* slot;
+    CUcontext context = nullptr;
+    std::atomic<uint32_t> go{0};
+};
+
+std::atomic<Slot*> slots{nullptr};
+pthread_key_t slot_key;
+
+std::mutex mutex;  // guards what follows; never held while waiting
+wire::State now_state = wire::State::running;
+std::deque<Waiter*> waiters;
+uint64_t admitted = 0;
+Slot* last_admitted = nullptr;
+uint64_t deadline = 0;  // nanoseconds, CLOCK_MONOTONIC
+bool was_expired = false;
+
+void leave_thread(void* slot) {
+    own_slot = nullptr;
+    // A thread that ended inside a call, by a cancellation or a jump, has left its depth behind.
+    static_cast<Slot*>(slot)->depth.store(0, std::memory_order_release);
+    static_cast<Slot*>(slot)->owned.store(false, std::memory_order_release);
+}
+
+// Not a cancellation point, unlike the waits of pthreads: the held call was none either.
+void futex_wait(std::atomic<uint32_t>& word, const timespec* until) {
+    syscall(SYS_futex, &word, FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, 0, until, nullptr,
+            FUTEX_BITSET_MATCH_ANY);
+}
+
+void release(Waiter* waiter) {
+    waiter->slot->depth.store(1, std::memory_order_relaxed);
+    // The waiter may be gone as soon as it sees the word: only its address is used afterwards.
+    std::atomic<uint32_t>* word = &waiter->go;
+    word->store(1, std::memory_order_release);
+    syscall(SYS_futex, word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, INT_MAX, nullptr, nullptr, 0);
+}
+
+void open_locked() {
+    now_state = wire::State::running;
+    shut.store(0, std::memory_order_release);
+    for (Waiter* waiter : waiters) release(waiter);
+    waiters.clear();
+}
+
+void expire_locked() {
+    if (now_state != wire::State::closing || monotonic_ns() < deadline) return;
+    was_expired = true;
+    open_locked();
+}
+
+}  // namespace
+
+Slot* first_pass() {
+    if (!active()) return nullptr;
+    static const bool key_made = pthread_key_create(&slot_key, leave_thread) == 0;
+    if (!key_made) return nullptr;
+    Slot* slot = slots.load(std::memory_order_acquire);
+    for (; slot; slot = slot->next) {
+        bool expected = false;
+        if (!slot->owned.load(std::memory_order_relaxed) &&
+            slot->owned.compare_exchange_strong(expected, true, std::memory_order_acquire))
+            break;
+    }
+    if (!slot) {
+        slot = new (std::nothrow) Slot;
+        if (!slot) return nullptr;
+        slot->next = slots.load(std::memory_order_relaxed);
+        while (!slots.compare_exchange_weak(slot->next, slot, std::memory_order_release)) {
+        }
+    }
+    own_slot = slot;
+    pthread_setspecific(slot_key, slot);
+    return slot;
+}
+
+void wait(Slot* slot) {
+    const KeepErrno keep;
+    Waiter waiter;
+    waiter.slot = slot;
+    timespec until{};
+    slot->depth.store(0, std::memory_order_release);
+    driver.cuCtxGetCurrent(&waiter.context);
+    {
+        const std::lock_guard lock(mutex);
+        expire_locked();
+        if (now_state == wire::State::running) {
+            slot->depth.store(1, std::memory_order_relaxed);
+            return;
+        }
+        waiters.push_back(&waiter);
+        until = {static_cast<time_t>(deadline / 1000000000),
+                 static_cast<long>(deadline % 1000000000)};
+    }
+    while (waiter.go.load(std::memory_order_acquire) == 0) {
+        futex_wait(waiter.go, until.tv_sec ? &until : nullptr);
+        if (waiter.go.load(std::memory_order_acquire)) break;
+        const std::lock_guard lock(mutex);
+        expire_locked();
+        if (now_state != wire::State::closing) until = {};  // settled: only the client opens
+    }
+}
+
+bool closable() {
+    const long commands = syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0);
+    return commands > 0 && (commands & MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+}
+
+bool close(uint32_t deadline_ms) {
+    // The intent is stated at every close, since a restored process has lost it.
+    if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) != 0) return false;
+    {
+        const std::lock_guard lock(mutex);
+        if (now_state != wire::State::running) return true;
+        now_state = wire::State::closing;
+        deadline = monotonic_ns() + deadline_ms * 1000000ull;
+        was_expired = false;
+        admitted = 0;
+        last_admitted = nullptr;
+        shut.store(kShut, std::memory_order_release);
+    }
+    // After this, a thread that has not seen `shut` has its depth visible here.
+    if (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0) return true;
+    open();
+    return false;
+}
+
+View view() {
+    const std::lock_guard lock(mutex);
+    expire_locked();
+    View seen{now_state, 0, static_cast<uint32_t>(waiters.size()), admitted, false};
+    for (Slot* slot = slots.load(std::memory_order_acquire); slot; slot = slot->next)
+        if (slot->depth.load(std::memory_order_acquire)) ++seen.inside;
+    seen.admitted_inside =
+        last_admitted && last_admitted->depth.load(std::memory_order_acquire) != 0;
+    return seen;
+}
+
+bool admit_oldest(bool (*wanted)(CUcontext)) {
+    const std::lock_guard lock(mutex);
+    for (auto at = waiters.begin(); at != waiters.end(); ++at) {
+        Waiter* waiter = *at;
+        if (wanted && !wanted(waiter->context)) continue;
+        waiters.erase(at);
+        ++admitted;
+        now_state = wire::State::closing;
+        last_admitted = waiter->slot;
+        release(waiter);
+        return true;
+    }
+    return false;
+}
+
+bool settle() {
+    const std::lock_guard lock(mutex);
+    expire_locked();
+    if (now_state == wire::State::closing) now_state = wire::State::closed;
+    return now_state != wire::State::running;
+}
+
+bool take_expired() {
+    const std::lock_guard lock(mutex);
+    expire_locked();
+    return std::exchange(was_expired, false);
+}
+
+void set_parked(bool parked) {
+    const std::lock_guard lock(mutex);
+    now_state = parked ? wire::State::parked : wire::State::closed;
+    shut.store(parked ? kParked : kShut, std::memory_order_release);
+}
+
+void open() {
+    const std::lock_guard lock(mutex);
+    was_expired = false;
+    open_locked();
+}
+
+wire::State state() {
+    const std::lock_guard lock(mutex);
+    expire_locked();
+    return now_state;
+}
+
+void abandon() {
+    shut.store(0, std::memory_order_relaxed);
+}
+
+}  // namespace phos::gate

@@ -1,0 +1,195 @@
+// Contexts, captures and peer access, as the program makes and ends them.
+#include "memory/contexts.h"
+
+#include "base/overrides.h"
+#include "code/kernels.h"
+#include "gate/gate.h"
+#include "memory/events.h"
+#include "memory/heap.h"
+#include "memory/stream_frees.h"
+
+namespace phos {
+namespace {
+
+void forget(CUcontext context) {
+    if (!contexts::forget(context)) return;
+    events::context_ending(context);
+    pool::context_ending(context);
+}
+
+template <class Begin>
+CUresult begin_capture(CUstream stream, bool per_thread, Begin begin) {
+    const gate::Pass pass;
+    const std::lock_guard lock(contexts::mutex);
+    const CUresult result = begin();
+    if (result == CUDA_SUCCESS) contexts::capture_began(stream, per_thread);
+    return result;
+}
+
+// Not held at the gate: an end is what a closing gate waits for.
+CUresult end_capture(CUstream stream, CUgraph* graph, bool per_thread) {
+    const auto end = per_thread ? driver.cuStreamEndCapture_ptsz : driver.cuStreamEndCapture;
+    const auto ask = per_thread && driver.cuStreamIsCapturing_ptsz ? driver.cuStreamIsCapturing_ptsz
+                                                                   : driver.cuStreamIsCapturing;
+    const CUresult result = end(stream, graph);
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)
+        return result;  // still capturing, e.g. ended by the wrong thread
+    const std::lock_guard lock(contexts::mutex);
+    contexts::capture_ended(stream, per_thread);
+    return result;
+}
+
+CUresult destroy_stream(CUstream stream, CUresult (*destroy)(CUstream)) {
+    const CUresult result = destroy(stream);
+    const std::lock_guard lock(contexts::mutex);
+    if (result == CUDA_SUCCESS) contexts::capture_ended(stream, false);
+    return result;
+}
+
+template <class Create>
+CUresult create_context(CUcontext* context, bool primary, Create create) {
+    const gate::Pass pass;
+    const CUresult result = create();
+    if (result == CUDA_SUCCESS && context) contexts::add(*context, primary);
+    return result;
+}
+
+// The context's own memory is freed by the driver with it; the hook's memory for it, here.
+CUresult destroy_context(CUcontext context, CUresult (*destroy)(CUcontext)) {
+    const gate::Pass pass;
+    forget(context);
+    const CUresult result = destroy(context);
+    pool::context_ended(context, result == CUDA_SUCCESS);
+    kernels::forget_functions();
+    if (result == CUDA_SUCCESS)
+        pool::free_all_of(context);
+    else if (context)
+        contexts::add(context, false);
+    return result;
+}
+
+CUresult end_primary(CUdevice device, CUresult (*end)(CUdevice)) {
+    const gate::Pass pass;
+    CUcontext const primary = contexts::primary_on(device);
+    if (primary) forget(primary);
+    const CUresult result = end(device);
+    kernels::forget_functions();
+    unsigned flags = 0;
+    int active = 1;
+    const bool gone = driver.cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS &&
+                      result == CUDA_SUCCESS && !active;
+    if (!primary) return result;
+    const bool ended = gone || (result == CUDA_SUCCESS && end != driver.cuDevicePrimaryCtxRelease &&
+                                end != driver.cuDevicePrimaryCtxRelease_v2);
+    pool::context_ended(primary, ended);
+    if (ended) pool::free_all_of(primary);
+    if (!gone) contexts::add(primary, true);
+    return result;
+}
+
+CUresult change_peer(CUcontext peer, CUresult result, int change) {
+    CUcontext context;
+    int device;
+    if (result != CUDA_SUCCESS || !contexts::current(&context, &device)) return result;
+    const int owner = contexts::device_of(peer);
+    if (contexts::count_peer(device, owner, change))
+        heap::set_peer_access(owner, device, change > 0);
+    return result;
+}
+
+}  // namespace
+
+CUresult own::cuCtxCreate(CUcontext* context, unsigned flags, CUdevice device) {
+    return create_context(context, false,
+                          [&] { return driver.cuCtxCreate(context, flags, device); });
+}
+CUresult own::cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device) {
+    return create_context(context, false,
+                          [&] { return driver.cuCtxCreate_v2(context, flags, device); });
+}
+CUresult own::cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam* affinity, int count,
+                             unsigned flags, CUdevice device) {
+    return create_context(context, false, [&] {
+        return driver.cuCtxCreate_v3(context, affinity, count, flags, device);
+    });
+}
+CUresult own::cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* parameters, unsigned flags,
+                             CUdevice device) {
+    return create_context(
+        context, false, [&] { return driver.cuCtxCreate_v4(context, parameters, flags, device); });
+}
+CUresult own::cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+    return create_context(context, true,
+                          [&] { return driver.cuDevicePrimaryCtxRetain(context, device); });
+}
+CUresult own::cuCtxDestroy(CUcontext context) {
+    return destroy_context(context, driver.cuCtxDestroy);
+}
+CUresult own::cuCtxDestroy_v2(CUcontext context) {
+    return destroy_context(context, driver.cuCtxDestroy_v2);
+}
+CUresult own::cuDevicePrimaryCtxRelease(CUdevice device) {
+    return end_primary(device, driver.cuDevicePrimaryCtxRelease);
+}
+CUresult own::cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    return end_primary(device, driver.cuDevicePrimaryCtxRelease_v2);
+}
+CUresult own::cuDevicePrimaryCtxReset(CUdevice device) {
+    return end_primary(device, driver.cuDevicePrimaryCtxReset);
+}
+CUresult own::cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    return end_primary(device, driver.cuDevicePrimaryCtxReset_v2);
+}
+CUresult own::cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+    const gate::Pass pass;
+    return change_peer(peer, driver.cuCtxEnablePeerAccess(peer, flags), 1);
+}
+CUresult own::cuCtxDisablePeerAccess(CUcontext peer) {
+    const gate::Pass pass;
+    return change_peer(peer, driver.cuCtxDisablePeerAccess(peer), -1);
+}
+
+CUresult own::cuStreamBeginCapture(CUstream stream) {
+    return begin_capture(stream, false, [&] { return driver.cuStreamBeginCapture(stream); });
+}
+CUresult own::cuStreamBeginCapture_ptsz(CUstream stream) {
+    return begin_capture(stream, true, [&] { return driver.cuStreamBeginCapture_ptsz(stream); });
+}
+CUresult own::cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
+    return begin_capture(stream, false,
+                         [&] { return driver.cuStreamBeginCapture_v2(stream, mode); });
+}
+CUresult own::cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
+    return begin_capture(stream, true,
+                         [&] { return driver.cuStreamBeginCapture_v2_ptsz(stream, mode); });
+}
+CUresult own::cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode* nodes,
+                                          const CUgraphEdgeData* edges, size_t count,
+                                          CUstreamCaptureMode mode) {
+    return begin_capture(stream, false, [&] {
+        return driver.cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode);
+    });
+}
+CUresult own::cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
+                                               const CUgraphNode* nodes,
+                                               const CUgraphEdgeData* edges, size_t count,
+                                               CUstreamCaptureMode mode) {
+    return begin_capture(stream, true, [&] {
+        return driver.cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode);
+    });
+}
+CUresult own::cuStreamEndCapture(CUstream stream, CUgraph* graph) {
+    return end_capture(stream, graph, false);
+}
+CUresult own::cuStreamEndCapture_ptsz(CUstream stream, CUgraph* graph) {
+    return end_capture(stream, graph, true);
+}
+CUresult own::cuStreamDestroy(CUstream stream) {
+    return destroy_stream(stream, driver.cuStreamDestroy);
+}
+CUresult own::cuStreamDestroy_v2(CUstream stream) {
+    return destroy_stream(stream, driver.cuStreamDestroy_v2);
+}
+
+}  // namespace phos

@@ -1,0 +1,321 @@
+#include "intercept/legacy_ipc.h"
+
+#include <signal.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "base/channel.h"
+#include "base/descriptors.h"
+#include "base/log.h"
+#include "base/overrides.h"
+#include "base/process.h"
+#include "gate/gate.h"
+#include "memory/blocks.h"
+#include "memory/contexts.h"
+#include "memory/heap.h"
+#include "park/reexport.h"
+
+namespace phos {
+namespace {
+
+constexpr uint64_t kMagic = 0x3143'5049'534f'4850;  // "PHOSIPC1"
+constexpr uint16_t kAskForMemory = 0x100;           // apart from the types of the engine's protocol
+constexpr int kTries = 500;                         // of 10 ms, while the owner is parked
+
+// What travels in the 64 opaque bytes of a CUipcMemHandle.
+struct Ticket {
+    uint64_t magic;
+    uint64_t nonce;  // of the owner; also a part of its socket's name, so that nobody can guess it
+    uint64_t block;
+    uint64_t block_size;
+    uint64_t offset;  // of the allocation in the block
+    uint64_t size;    // of the allocation
+    int32_t pid;
+};
+static_assert(sizeof(Ticket) <= sizeof(CUipcMemHandle));
+
+using Owner = std::tuple<int32_t, uint64_t, uint64_t>;  // pid, nonce, block
+
+// A block of a peer, mapped here once for all of its allocations that are open.
+struct Mapped {
+    uint64_t address;
+    uint64_t size;
+    unsigned views;
+};
+struct View {
+    uint64_t size;
+    unsigned opened;
+    Owner owner;
+};
+
+std::atomic<int> socket_now{-1};
+std::map<Owner, Mapped> mapped;  // guarded by blocks::mutex
+std::map<uint64_t, View> views;  // by address; guarded by blocks::mutex
+
+uint64_t own_nonce() {
+    static const uint64_t nonce = [] {
+        uint64_t value = 0;
+        return getrandom(&value, sizeof value, 0) == sizeof value ? value : 0;
+    }();
+    return nonce;
+}
+
+std::string socket_name(int pid, uint64_t nonce) {
+    char name[64];
+    std::snprintf(name, sizeof name, "phos-ipc-%d-%016lx", pid, static_cast<unsigned long>(nonce));
+    return name;
+}
+
+// One question to the owner: a descriptor of the block, or -1, and whether to ask again.
+int ask(const Ticket& ticket, bool* again) {
+    *again = false;
+    const int peer = channel::connect_abstract(socket_name(ticket.pid, ticket.nonce), ticket.pid);
+    if (peer < 0) {
+        *again = errno == ECONNREFUSED && kill(ticket.pid, 0) == 0;  // detached for a dump
+        return -1;
+    }
+    const wire::Header header{
+        wire::kMagic, wire::kVersion, kAskForMemory, 0, 0, sizeof ticket.block, 0};
+    channel::Message answer;
+    int descriptor = -1;
+    if (channel::send(peer, header, &ticket.block, {}) && channel::receive(peer, &answer)) {
+        *again = answer.header.status == static_cast<uint32_t>(wire::Status::busy);
+        if (answer.descriptors.size() == 1) descriptor = answer.descriptors[0];
+    }
+    for (const int other : answer.descriptors)
+        if (other != descriptor) descriptors::release(other);
+    descriptors::release(peer);
+    return descriptor;
+}
+
+int fetch(const Ticket& ticket) {
+    for (int i = 0; i < kTries; ++i) {
+        bool again = false;
+        const int descriptor = ask(ticket, &again);
+        if (descriptor >= 0 || !again) return descriptor;
+        pause_for(10'000'000);
+    }
+    return -1;
+}
+
+// Imports and maps a peer's block. Takes the descriptor.
+CUresult map_block(const Ticket& ticket, int descriptor, int device, uint64_t* address) {
+    CUmemGenericAllocationHandle real = 0;
+    CUresult result = driver.cuMemImportFromShareableHandle(
+        &real, reinterpret_cast<void*>(static_cast<intptr_t>(descriptor)),
+        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (result != CUDA_SUCCESS) {
+        descriptors::release(descriptor);
+        return result;
+    }
+    CUmemAllocationProp properties{};
+    driver.cuMemGetAllocationPropertiesFromHandle(&properties, real);
+    blocks::Block* block = blocks::adopt(real, properties, ticket.block_size, wire::kImported);
+    block->borrowed = true;
+    block->descriptor = descriptor;
+    CUdeviceptr at = 0;
+    result = driver.cuMemAddressReserve(&at, ticket.block_size, 0, 0, 0);
+    if (result == CUDA_SUCCESS) {
+        const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, device},
+                                     CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        result = blocks::map(block, at, ticket.block_size, 0);
+        if (result == CUDA_SUCCESS) {
+            result = blocks::set_access(at, ticket.block_size, &access, 1);
+            if (result == CUDA_SUCCESS) {
+                *address = at;
+                return CUDA_SUCCESS;
+            }
+            blocks::unmap(at, ticket.block_size);
+            block = nullptr;  // it went with its only mapping
+        }
+        driver.cuMemAddressFree(at, ticket.block_size);
+    }
+    if (block) blocks::drop_if_unused(block);
+    return result;
+}
+
+CUresult open_ticket(const Ticket& ticket, CUdeviceptr* address) {
+    CUcontext context = nullptr;
+    int device = 0;
+    if (!address) return CUDA_ERROR_INVALID_VALUE;
+    // As natively: a process does not open its own memory.
+    if (!contexts::current(&context, &device) || ticket.pid == getpid())
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (ticket.offset > ticket.block_size || ticket.size > ticket.block_size - ticket.offset)
+        return CUDA_ERROR_INVALID_VALUE;
+    const Owner owner{ticket.pid, ticket.nonce, ticket.block};
+    std::unique_lock lock(blocks::mutex);
+    if (!mapped.count(owner)) {
+        lock.unlock();
+        const int descriptor = fetch(ticket);
+        lock.lock();
+        if (descriptor < 0) {
+            log::note("process %d gives no memory for its IPC handle", ticket.pid);
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        if (mapped.count(owner)) {
+            descriptors::release(descriptor);  // another thread was faster
+        } else {
+            uint64_t base = 0;
+            const CUresult result = map_block(ticket, descriptor, device, &base);
+            if (result != CUDA_SUCCESS) return result;
+            mapped[owner] = Mapped{base, ticket.block_size, 0};
+        }
+    }
+    Mapped& block = mapped.at(owner);
+    const uint64_t at = block.address + ticket.offset;
+    const auto [view, fresh] = views.try_emplace(at, View{ticket.size, 0, owner});
+    block.views += fresh;
+    ++view->second.opened;
+    *address = at;
+    return CUDA_SUCCESS;
+}
+
+CUresult native(CUresult result) {
+    if (result == CUDA_SUCCESS)
+        mark_unsupported(
+            "the program shares memory by legacy CUDA IPC with a process that has no "
+            "hook");
+    return result;
+}
+
+// For rehome::sharing.
+CUresult share(CUipcMemHandle* handle, CUdeviceptr address, uint64_t* to_rehome) {
+    const gate::Pass pass;
+    std::unique_lock lock(blocks::mutex);
+    const auto* found = heap::find(address);
+    if (!found) {
+        lock.unlock();
+        return native(driver.cuIpcGetMemHandle(handle, address));
+    }
+    if (!found->second.heap->context) return CUDA_ERROR_INVALID_VALUE;  // of a pool, as natively
+    const auto* mapping = blocks::find(found->first);
+    blocks::Block& block = *mapping->second.block;
+    if (blocks::needs_rehome(block)) {
+        *to_rehome = block.id;
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (block.descriptor < 0) {
+        int descriptor = -1;
+        const CUresult result = blocks::export_descriptor(block, &descriptor);
+        if (result != CUDA_SUCCESS) return result;
+        block.descriptor = descriptors::keep(descriptor);
+    }
+    block.flags |= wire::kExported;
+    const Ticket ticket{kMagic,
+                        own_nonce(),
+                        block.id,
+                        block.size,
+                        found->first - mapping->first,
+                        found->second.size,
+                        getpid()};
+    std::memset(handle, 0, sizeof *handle);
+    std::memcpy(handle, &ticket, sizeof ticket);
+    return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult own::cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
+    if (!handle) return CUDA_ERROR_INVALID_VALUE;
+    return rehome::sharing([=](uint64_t* id) { return share(handle, address, id); });
+}
+
+CUresult own::cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+    const gate::Pass pass;
+    Ticket ticket{};
+    std::memcpy(&ticket, &handle, sizeof ticket);
+    if (ticket.magic != kMagic) return native(driver.cuIpcOpenMemHandle_v2(address, handle, flags));
+    return open_ticket(ticket, address);
+}
+
+CUresult own::cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+    return own::cuIpcOpenMemHandle_v2(address, handle, flags);
+}
+
+CUresult own::cuIpcCloseMemHandle(CUdeviceptr address) {
+    const gate::Pass pass;
+    {
+        const std::lock_guard lock(blocks::mutex);
+        const auto view = views.find(address);
+        if (view == views.end()) return driver.cuIpcCloseMemHandle(address);
+        if (view->second.opened > 1) {
+            --view->second.opened;
+            return CUDA_SUCCESS;
+        }
+    }
+    const CUresult result = driver.cuCtxSynchronize();  // nothing may use what is unmapped
+    if (result != CUDA_SUCCESS) return result;
+    const std::lock_guard lock(blocks::mutex);
+    const auto view = views.find(address);
+    if (view == views.end()) return CUDA_ERROR_INVALID_VALUE;
+    if (--view->second.opened) return CUDA_SUCCESS;
+    const auto block = mapped.find(view->second.owner);
+    views.erase(view);
+    if (--block->second.views) return CUDA_SUCCESS;
+    const Mapped gone = block->second;
+    mapped.erase(block);
+    const CUresult unmapped = blocks::unmap(gone.address, gone.size);
+    return unmapped == CUDA_SUCCESS ? driver.cuMemAddressFree(gone.address, gone.size) : unmapped;
+}
+
+namespace ipc {
+
+int listener() {
+    return socket_now;
+}
+
+void serve(int peer) {
+    channel::Message request;
+    wire::Header reply{wire::kMagic, wire::kVersion, kAskForMemory | wire::kReply, 0, 0, 0, 0};
+    std::vector<int> given;
+    uint64_t id = 0;
+    if (channel::receive(peer, &request) && request.header.type == kAskForMemory &&
+        request.payload.size() == sizeof id) {
+        std::memcpy(&id, request.payload.data(), sizeof id);
+        const std::lock_guard lock(blocks::mutex);
+        const auto found = blocks::by_id.find(id);
+        if (found == blocks::by_id.end() || !(found->second.flags & wire::kExported)) {
+            reply.status = static_cast<uint32_t>(wire::Status::bad_message);
+        } else if (found->second.descriptor < 0) {
+            reply.status = static_cast<uint32_t>(wire::Status::busy);  // parked
+        } else {
+            given.push_back(found->second.descriptor);
+            reply.descriptors = 1;
+        }
+        channel::send(peer, reply, nullptr, given);
+    }
+    for (const int descriptor : request.descriptors) descriptors::release(descriptor);
+    descriptors::release(peer);
+}
+
+void attach() {
+    if (own_nonce()) socket_now = channel::listen_abstract(socket_name(getpid(), own_nonce()));
+}
+
+void detach() {
+    if (socket_now >= 0) descriptors::release(socket_now);
+    socket_now = -1;
+}
+
+bool range_of(uint64_t address, uint64_t* start, uint64_t* size) {
+    auto view = views.upper_bound(address);
+    if (view == views.begin()) return false;
+    --view;
+    if (address - view->first >= view->second.size) return false;
+    *start = view->first;
+    *size = view->second.size;
+    return true;
+}
+
+}  // namespace ipc
+}  // namespace phos

@@ -1,0 +1,69 @@
+// Modules and libraries, as they are loaded and unloaded: where their kernels came from.
+#include "code/modules.h"
+
+#include "base/overrides.h"
+#include "code/kernels.h"
+
+namespace phos {
+namespace {
+
+template <class Handle, class Hash>
+CUresult note_load(CUresult result, const Handle* handle, Hash hash) {
+    if (result == CUDA_SUCCESS && handle) modules::note(*handle, hash());
+    return result;
+}
+
+template <class Handle>
+CUresult unload(Handle handle, CUresult (*unload)(Handle)) {
+    modules::forget(handle);  // before another may get the same handle
+    const CUresult result = unload(handle);
+    kernels::forget_functions();
+    return result;
+}
+
+}  // namespace
+
+CUresult own::cuModuleLoad(CUmodule* module, const char* path) {
+    return note_load(driver.cuModuleLoad(module, path), module,
+                     [&] { return modules::hash_file(path); });
+}
+CUresult own::cuModuleLoadData(CUmodule* module, const void* image) {
+    return note_load(driver.cuModuleLoadData(module, image), module,
+                     [&] { return modules::hash_image(image); });
+}
+CUresult own::cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned count,
+                                 CUjit_option* options, void** values) {
+    return note_load(driver.cuModuleLoadDataEx(module, image, count, options, values), module,
+                     [&] { return modules::hash_image(image); });
+}
+CUresult own::cuModuleLoadFatBinary(CUmodule* module, const void* image) {
+    return note_load(driver.cuModuleLoadFatBinary(module, image), module,
+                     [&] { return modules::hash_image(image); });
+}
+CUresult own::cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* jit_options,
+                                void** jit_values, unsigned jit_count, CUlibraryOption* options,
+                                void** values, unsigned count) {
+    return note_load(driver.cuLibraryLoadData(library, code, jit_options, jit_values, jit_count,
+                                              options, values, count),
+                     library, [&] { return modules::hash_image(code); });
+}
+CUresult own::cuLibraryLoadFromFile(CUlibrary* library, const char* path, CUjit_option* jit_options,
+                                    void** jit_values, unsigned jit_count, CUlibraryOption* options,
+                                    void** values, unsigned count) {
+    return note_load(driver.cuLibraryLoadFromFile(library, path, jit_options, jit_values, jit_count,
+                                                  options, values, count),
+                     library, [&] { return modules::hash_file(path); });
+}
+CUresult own::cuModuleUnload(CUmodule module) {
+    return unload(module, driver.cuModuleUnload);
+}
+CUresult own::cuLibraryUnload(CUlibrary library) {
+    return unload(library, driver.cuLibraryUnload);
+}
+CUresult own::cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
+    const CUresult result = driver.cuKernelGetFunction(function, kernel);
+    if (result == CUDA_SUCCESS && function) modules::note(*function, modules::hash_of(kernel));
+    return result;
+}
+
+}  // namespace phos

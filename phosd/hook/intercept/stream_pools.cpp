@@ -1,0 +1,270 @@
+// Stream-ordered memory of device pools, redirected to memory of the hook. Memory that a capture
+// allocates or frees belongs to the graph, and pools that can be exported belong to their importers
+// as well; the driver keeps both.
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+
+#include "base/overrides.h"
+#include "base/process.h"
+#include "cow/memory_pressure.h"
+#include "gate/gate.h"
+#include "intercept/unsupported.h"
+#include "memory/contexts.h"
+#include "memory/stream_frees.h"
+
+namespace phos {
+namespace {
+
+struct PoolState {
+    int device;
+    uint64_t threshold = 0;  // bytes to keep, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+    uint64_t used_high = 0;
+    uint64_t reserved_high = 0;
+};
+
+// Below this, freed memory is kept whatever the threshold says: mapping again costs more.
+constexpr uint64_t kKeep = 64 << 20;
+
+// Guarded by blocks::mutex.
+std::map<CUmemoryPool, PoolState> pools;  // those that are redirected
+
+// The functions for a stream argument in its two meanings.
+struct StreamCalls {
+    bool per_thread;
+    CUresult is_capturing(CUstream stream, CUstreamCaptureStatus* status) const {
+        return per_thread && driver.cuStreamIsCapturing_ptsz
+                   ? driver.cuStreamIsCapturing_ptsz(stream, status)
+                   : driver.cuStreamIsCapturing(stream, status);
+    }
+    CUresult context_of(CUstream stream, CUcontext* context) const {
+        return per_thread && driver.cuStreamGetCtx_ptsz
+                   ? driver.cuStreamGetCtx_ptsz(stream, context)
+                   : driver.cuStreamGetCtx(stream, context);
+    }
+    CUresult record(CUevent event, CUstream stream) const {
+        return per_thread && driver.cuEventRecord_ptsz ? driver.cuEventRecord_ptsz(event, stream)
+                                                       : driver.cuEventRecord(event, stream);
+    }
+    pool::StreamKey key(CUcontext context, CUstream stream) const {
+        if (per_thread && !stream) stream = CU_STREAM_PER_THREAD;
+        return {context, stream, stream == CU_STREAM_PER_THREAD ? syscall(SYS_gettid) : 0};
+    }
+    bool capturing(CUstream stream) const {
+        CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+        return contexts::captures() && is_capturing(stream, &status) == CUDA_SUCCESS &&
+               status != CU_STREAM_CAPTURE_STATUS_NONE;
+    }
+};
+
+PoolState* redirected(CUmemoryPool pool) {
+    const auto found = pools.find(pool);
+    if (found != pools.end()) return &found->second;
+    int count = 0;
+    if (!driver.cuDeviceGetDefaultMemPool || driver.cuDeviceGetCount(&count) != CUDA_SUCCESS)
+        return nullptr;
+    for (int device = 0; device < count; ++device) {
+        CUmemoryPool standard = nullptr;
+        if (driver.cuDeviceGetDefaultMemPool(&standard, device) == CUDA_SUCCESS && standard == pool)
+            return &(pools[pool] = PoolState{device});
+    }
+    return nullptr;
+}
+
+// True when the call was redirected, with its result.
+bool allocate(CUdeviceptr* address, size_t size, CUmemoryPool pool, CUstream stream,
+              const StreamCalls& calls, CUresult* result) {
+    CUcontext context = nullptr;
+    int device = 0;
+    if (!address || !size || !contexts::current(&context, &device) || calls.capturing(stream) ||
+        calls.context_of(stream, &context) != CUDA_SUCCESS)
+        return false;
+    if (!pool) {
+        const Current current(context);
+        CUdevice on = 0;
+        if (!current || driver.cuCtxGetDevice(&on) != CUDA_SUCCESS || !driver.cuDeviceGetMemPool ||
+            driver.cuDeviceGetMemPool(&pool, on) != CUDA_SUCCESS)
+            return false;
+    }
+    std::unique_lock lock(blocks::mutex);
+    PoolState* state = redirected(pool);
+    if (!state || !heap::supports(state->device)) return false;
+    heap::Heap* heap = heap::of_pool(pool, state->device);
+    uint64_t made = pool::reuse(heap, size, calls.key(context, stream));
+    *result = CUDA_SUCCESS;
+    if (!made) {
+        pool::give_back_passed(heap, std::max(state->threshold, kKeep));
+        *result =
+            with_room(lock, state->device, size, [&] { return heap::allocate(heap, size, &made); });
+    }
+    if (*result != CUDA_SUCCESS) return true;
+    state->used_high = std::max(state->used_high, heap->used);
+    state->reserved_high = std::max(state->reserved_high, heap->reserved);
+    *address = made;
+    return true;
+}
+
+bool free_later(CUdeviceptr address, CUstream stream, const StreamCalls& calls, CUresult* result) {
+    if (calls.capturing(stream)) return false;
+    CUcontext context = nullptr;
+    if (calls.context_of(stream, &context) != CUDA_SUCCESS) return false;
+    const std::lock_guard lock(blocks::mutex);
+    const auto* found = heap::find(address);
+    if (!found) return false;
+    if (found->first != address || found->second.freeing) {
+        *result = CUDA_ERROR_INVALID_VALUE;
+        return true;
+    }
+    const Current current(context);
+    CUevent event = nullptr;
+    *result = current ? driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
+                      : CUDA_ERROR_INVALID_CONTEXT;
+    if (*result != CUDA_SUCCESS) return true;
+    *result = calls.record(event, stream);
+    if (*result != CUDA_SUCCESS) {
+        driver.cuEventDestroy_v2(event);
+        return true;
+    }
+    pool::keep(address, calls.key(context, stream), event);
+    return true;
+}
+
+CUresult allocate_or_pass(CUdeviceptr* address, size_t size, CUmemoryPool pool, CUstream stream,
+                          bool per_thread,
+                          CUresult (*pass_on)(CUdeviceptr*, size_t, CUmemoryPool, CUstream)) {
+    const gate::Pass pass;
+    CUresult result = CUDA_SUCCESS;
+    if (allocate(address, size, pool, stream, {per_thread}, &result)) return result;
+    result = pass_on(address, size, pool, stream);
+    if (pool && address &&
+        result == CUDA_SUCCESS)  // the default pool of managed memory has no call
+        note_if_managed(*address, "the program uses managed memory (a pool of it)");
+    return result;
+}
+
+}  // namespace
+
+CUresult own::cuMemAllocAsync(CUdeviceptr* address, size_t size, CUstream stream) {
+    return allocate_or_pass(address, size, nullptr, stream, false,
+                            [](CUdeviceptr* at, size_t bytes, CUmemoryPool, CUstream on) {
+                                return driver.cuMemAllocAsync(at, bytes, on);
+                            });
+}
+CUresult own::cuMemAllocAsync_ptsz(CUdeviceptr* address, size_t size, CUstream stream) {
+    return allocate_or_pass(address, size, nullptr, stream, true,
+                            [](CUdeviceptr* at, size_t bytes, CUmemoryPool, CUstream on) {
+                                return driver.cuMemAllocAsync_ptsz(at, bytes, on);
+                            });
+}
+CUresult own::cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t size, CUmemoryPool pool,
+                                      CUstream stream) {
+    return allocate_or_pass(address, size, pool, stream, false, driver.cuMemAllocFromPoolAsync);
+}
+CUresult own::cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, size_t size, CUmemoryPool pool,
+                                           CUstream stream) {
+    return allocate_or_pass(address, size, pool, stream, true, driver.cuMemAllocFromPoolAsync_ptsz);
+}
+CUresult own::cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+    const gate::Pass pass;
+    CUresult result = CUDA_SUCCESS;
+    return free_later(address, stream, {false}, &result) ? result
+                                                         : driver.cuMemFreeAsync(address, stream);
+}
+CUresult own::cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
+    const gate::Pass pass;
+    CUresult result = CUDA_SUCCESS;
+    return free_later(address, stream, {true}, &result)
+               ? result
+               : driver.cuMemFreeAsync_ptsz(address, stream);
+}
+
+CUresult own::cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
+    const CUresult result = driver.cuMemPoolCreate(pool, properties);
+    if (result != CUDA_SUCCESS) return result;
+    if (properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
+        mark_unsupported("the program uses managed memory (a pool of it)");
+    const bool plain = properties->allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
+                       properties->handleTypes == CU_MEM_HANDLE_TYPE_NONE &&
+                       properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+                       properties->maxSize == 0;
+    const std::lock_guard lock(blocks::mutex);
+    pools.erase(*pool);
+    if (plain) pools[*pool] = PoolState{properties->location.id};
+    return result;
+}
+
+CUresult own::cuMemPoolDestroy(CUmemoryPool pool) {
+    const gate::Pass pass;
+    const CUresult result = driver.cuMemPoolDestroy(pool);
+    if (result != CUDA_SUCCESS) return result;
+    const std::lock_guard lock(blocks::mutex);
+    pools.erase(pool);
+    pool::orphan_pool(pool);
+    return result;
+}
+
+CUresult own::cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
+    const gate::Pass pass;
+    const CUresult result = driver.cuMemPoolTrimTo(pool, keep);
+    if (result != CUDA_SUCCESS) return result;
+    const std::lock_guard lock(blocks::mutex);
+    heap::Heap* heap = heap::find_pool(pool);
+    if (!heap || heap->reserved <= keep) return result;
+    const uint64_t used = heap->used;
+    pool::give_back_passed(heap, keep > used ? keep - used : 0);
+    if (keep <= used) heap::trim(heap);
+    return result;
+}
+
+CUresult own::cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
+    const CUresult result = driver.cuMemPoolGetAttribute(pool, attribute, value);
+    if (result != CUDA_SUCCESS) return result;
+    const std::lock_guard lock(blocks::mutex);
+    const heap::Heap* heap = heap::find_pool(pool);
+    const auto state = pools.find(pool);
+    if (!heap || state == pools.end()) return result;
+    auto& bytes = *static_cast<cuuint64_t*>(value);  // what captures hold is the driver's to count
+    switch (attribute) {
+        case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+            bytes += heap->used;
+            break;
+        case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+            bytes += state->second.used_high;
+            break;
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+            bytes += heap->reserved;
+            break;
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+            bytes += state->second.reserved_high;
+            break;
+        default:
+            break;
+    }
+    return result;
+}
+
+CUresult own::cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
+    const CUresult result = driver.cuMemPoolSetAttribute(pool, attribute, value);
+    if (result != CUDA_SUCCESS) return result;
+    const std::lock_guard lock(blocks::mutex);
+    PoolState* state = redirected(pool);
+    if (!state) return result;
+    if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+        state->threshold = *static_cast<cuuint64_t*>(value);
+    if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) state->used_high = 0;
+    if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) state->reserved_high = 0;
+    return result;
+}
+
+CUresult own::cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* access, size_t count) {
+    const gate::Pass pass;
+    const CUresult result = driver.cuMemPoolSetAccess(pool, access, count);
+    if (result != CUDA_SUCCESS) return result;
+    const std::lock_guard lock(blocks::mutex);
+    const PoolState* state = redirected(pool);
+    return state ? heap::change_access(heap::of_pool(pool, state->device), access, count) : result;
+}
+
+}  // namespace phos

@@ -1,0 +1,116 @@
+#include "intercept/unknown_functions.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+#include "base/process.h"
+#include "gate/gate.h"
+
+namespace phos {
+
+namespace {
+
+constexpr size_t kStandIns = 256;  // as in the assembly below
+constexpr size_t kStubBytes = 16;
+
+struct Stranger {
+    void* real = nullptr;
+    std::string name;
+    std::atomic<bool> called{false};
+};
+
+Stranger strangers[kStandIns];
+std::mutex mutex;  // guards the making of stand-ins; a made one does not change
+size_t made = 0;
+
+}  // namespace
+
+// Called by every stub with its number; returns where to go on.
+extern "C" __attribute__((visibility("hidden"), used)) void* phos_stranger_called(size_t number) {
+    Stranger& stranger = strangers[number];
+    const KeepErrno keep;
+    if (active() && !stranger.called.exchange(true))
+        mark_not_parkable("the program called " + stranger.name +
+                          ", which this hook does not know");
+    if (active()) const gate::Pass held_while_closed;
+    return stranger.real;
+}
+
+// Stub n: push n, then the shared part, which keeps every register that can carry an argument.
+asm(R"(
+.text
+.p2align 4
+.type phos_stranger_common,@function
+phos_stranger_common:
+.cfi_startproc
+.cfi_adjust_cfa_offset 8
+pushq %rdi
+pushq %rsi
+pushq %rdx
+pushq %rcx
+pushq %r8
+pushq %r9
+subq $128, %rsp
+.cfi_adjust_cfa_offset 176
+movups %xmm0, (%rsp)
+movups %xmm1, 16(%rsp)
+movups %xmm2, 32(%rsp)
+movups %xmm3, 48(%rsp)
+movups %xmm4, 64(%rsp)
+movups %xmm5, 80(%rsp)
+movups %xmm6, 96(%rsp)
+movups %xmm7, 112(%rsp)
+movq 176(%rsp), %rdi
+call phos_stranger_called
+movq %rax, %r11
+movups (%rsp), %xmm0
+movups 16(%rsp), %xmm1
+movups 32(%rsp), %xmm2
+movups 48(%rsp), %xmm3
+movups 64(%rsp), %xmm4
+movups 80(%rsp), %xmm5
+movups 96(%rsp), %xmm6
+movups 112(%rsp), %xmm7
+addq $128, %rsp
+popq %r9
+popq %r8
+popq %rcx
+popq %rdx
+popq %rsi
+popq %rdi
+addq $8, %rsp
+.cfi_adjust_cfa_offset -184
+jmp *%r11
+.cfi_endproc
+.size phos_stranger_common,.-phos_stranger_common
+
+.p2align 4
+.hidden phos_stranger_stubs
+.globl phos_stranger_stubs
+phos_stranger_stubs:
+.set phos_stranger_number, 0
+.rept 256
+.p2align 4
+endbr64
+pushq $phos_stranger_number
+jmp phos_stranger_common
+.set phos_stranger_number, phos_stranger_number + 1
+.endr
+)");
+
+extern "C" __attribute__((visibility("hidden"))) char phos_stranger_stubs[];
+
+void* stand_in(const char* name, void* real) {
+    const std::lock_guard lock(mutex);
+    for (size_t n = 0; n < made; ++n)
+        if (strangers[n].real == real) return phos_stranger_stubs + n * kStubBytes;
+    if (made == kStandIns) return nullptr;
+    strangers[made].real = real;
+    strangers[made].name = name;
+    return phos_stranger_stubs + made++ * kStubBytes;
+}
+
+}  // namespace phos

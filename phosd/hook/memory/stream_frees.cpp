@@ -1,0 +1,131 @@
+#include "memory/stream_frees.h"
+
+#include <vector>
+
+#include "memory/contexts.h"
+
+namespace phos::pool {
+namespace {
+
+struct Freed {
+    uint64_t address;
+    heap::Allocation allocation;
+    StreamKey stream;
+    CUcontext context;
+    CUevent event;        // null: of a context that has ended
+    bool ending = false;  // the context may end at any time, and the event with it
+};
+
+// Guarded by blocks::mutex.
+std::vector<Freed> all_freed;  // oldest first
+
+bool passed(const Freed& entry) {
+    if (entry.ending) return false;
+    if (!entry.event) return true;
+    const Current current(entry.context);
+    const Unforbidden unforbidden;
+    return !current || driver.cuEventQuery(entry.event) != CUDA_ERROR_NOT_READY;
+}
+
+void forget_event(const Freed& entry) {
+    if (entry.ending || !entry.event) return;
+    const Current current(entry.context);
+    if (current) driver.cuEventDestroy_v2(entry.event);
+}
+
+void give_back_all(heap::Heap* heap) {
+    for (auto entry = all_freed.begin(); entry != all_freed.end();) {
+        if (entry->allocation.heap != heap) {
+            ++entry;
+            continue;
+        }
+        forget_event(*entry);
+        heap::give_back(entry->address, entry->allocation);
+        entry = all_freed.erase(entry);
+    }
+}
+
+}  // namespace
+
+void keep(uint64_t address, const StreamKey& stream, CUevent event) {
+    all_freed.push_back({address, heap::retire(address), stream, stream.context, event, false});
+}
+
+bool give_back_passed(const heap::Heap* heap, uint64_t keep) {
+    uint64_t held = 0;
+    for (const Freed& entry : all_freed)
+        if (!heap || entry.allocation.heap == heap) held += entry.allocation.reserved;
+    bool any = false;
+    for (auto entry = all_freed.begin(); entry != all_freed.end() && held > keep;) {
+        if ((heap && entry->allocation.heap != heap) || !passed(*entry)) {
+            ++entry;
+            continue;
+        }
+        held -= entry->allocation.reserved;
+        forget_event(*entry);
+        heap::give_back(entry->address, entry->allocation);
+        entry = all_freed.erase(entry);
+        any = true;
+    }
+    return any;
+}
+
+uint64_t reuse(const heap::Heap* heap, uint64_t size, const StreamKey& stream) {
+    const uint64_t needed = heap::reserved_for(heap, size);
+    for (auto entry = all_freed.begin(); entry != all_freed.end(); ++entry) {
+        const uint64_t there = entry->allocation.reserved;
+        if (entry->allocation.heap != heap || there < needed || there - needed > needed / 4)
+            continue;
+        if (!(entry->stream == stream) && !passed(*entry)) continue;
+        const uint64_t address = entry->address;
+        forget_event(*entry);
+        heap::revive(address, entry->allocation, size);
+        all_freed.erase(entry);
+        return address;
+    }
+    return 0;
+}
+
+bool reclaim(std::unique_lock<std::mutex>& lock) {
+    bool any = give_back_passed(nullptr, 0);
+    if (!any && !all_freed.empty()) {
+        lock.unlock();
+        contexts::synchronize();
+        lock.lock();
+        any = give_back_passed(nullptr, 0);
+    }
+    return heap::trim_all() || any;
+}
+
+void context_ending(CUcontext context) {
+    const std::lock_guard lock(blocks::mutex);
+    for (Freed& entry : all_freed)
+        if (entry.context == context) entry.ending = true;
+}
+
+void context_ended(CUcontext context, bool ended) {
+    const std::lock_guard lock(blocks::mutex);
+    for (Freed& entry : all_freed) {
+        if (entry.context != context || !entry.ending) continue;
+        entry.ending = false;
+        if (ended) entry.event = nullptr;
+    }
+}
+
+void orphan_pool(CUmemoryPool pool) {
+    heap::Heap* const heap = heap::find_pool(pool);
+    if (!heap) return;
+    give_back_all(heap);
+    heap::orphan_pool(pool);
+}
+
+void free_all_of(CUcontext context) {
+    const std::lock_guard lock(blocks::mutex);
+    heap::Heap* const heap = heap::find_context(context);
+    if (!heap) return;
+    heap::release_all(heap);
+    give_back_all(heap);
+    heap::drop_context(context);
+}
+
+}  // namespace phos::pool

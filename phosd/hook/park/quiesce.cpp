@@ -1,0 +1,120 @@
+#include "park/quiesce.h"
+
+#include "base/process.h"
+#include "gate/gate.h"
+#include "memory/contexts.h"
+#include "park/park.h"
+
+namespace phos::quiesce {
+
+std::mutex turn;
+
+namespace {
+
+constexpr uint64_t kSlice = 2'000'000;     // nanoseconds of one request
+constexpr uint64_t kPatience = 1'000'000;  // a call that takes longer waits for something
+constexpr long kPause = 30'000;
+
+// Changes with everything that may have put work on a device since a context was last asked.
+uint64_t epoch = 1;
+uint64_t last_admission = 0;
+uint64_t inside_since = 0;
+uint64_t busy_since = 0;
+uint64_t slow_admissions = 0;
+
+// Whether one more call may go to a device that is busy already. It may be what the device waits
+// for; but a program that never pauses would keep the device busy for ever if each were let in. So
+// their number grows as the square root of the time: the queue runs dry in the end.
+bool slow_admission_is_due(uint64_t now) {
+    const double milliseconds = static_cast<double>(now - busy_since) / 1e6;
+    const auto made = static_cast<double>(slow_admissions + 1);
+    return made * made <= 4 * milliseconds;
+}
+
+}  // namespace
+
+void begin() {
+    ++epoch;  // a question left over from an earlier closing says nothing of the work since
+    busy_since = monotonic_ns();
+    inside_since = 0;
+    slow_admissions = 0;
+}
+
+wire::GateState advance(bool peers_busy) {
+    const uint64_t end = monotonic_ns() + kSlice;
+    bool admit_for_peers = peers_busy;
+    wire::GateState state{};
+    for (;;) {
+        const gate::View view = gate::view();
+        if (view.state == wire::State::running) break;  // the deadline
+        const uint64_t now = monotonic_ns();
+        // Also in the round that finds the last call gone: it may have put work on a device after
+        // the context was asked in the round before.
+        if (view.inside || inside_since) ++epoch;
+        if (!view.inside)
+            inside_since = 0;
+        else if (!inside_since)
+            inside_since = now;
+        // What has settled stays so until something is admitted. To ask again would make a context
+        // look busy until it has answered, and admit work that nobody waits for.
+        const bool settled = view.state == wire::State::closed && !view.inside;
+        const contexts::Activity activity =
+            settled ? contexts::Activity::idle : contexts::activity(epoch);
+        const bool at_rest = !view.inside && activity == contexts::Activity::idle;
+        state.busy = !at_rest;
+        if (at_rest && !peers_busy) {
+            state.settled = gate::settle();
+            break;
+        }
+        const bool turn = !view.admitted_inside || now - last_admission > kPatience;
+        if (view.waiting && turn) {
+            bool admitted = false;
+            if (activity == contexts::Activity::capturing || (at_rest && admit_for_peers)) {
+                admitted = gate::admit_oldest(nullptr);
+            } else if (!at_rest) {
+                // A device that rests may be what the busy one waits for.
+                admitted =
+                    activity == contexts::Activity::busy && gate::admit_oldest(contexts::is_idle);
+                if (!admitted && slow_admission_is_due(now) &&
+                    (!inside_since || now - inside_since > kPatience)) {
+                    admitted = gate::admit_oldest(nullptr);
+                    slow_admissions += admitted;
+                }
+            }
+            if (admitted) {
+                ++epoch;
+                last_admission = now;
+                admit_for_peers = false;
+            }
+        }
+        if (now > end) break;
+        pause_for(kPause);
+    }
+    const gate::View view = gate::view();
+    state.waiting = view.waiting;
+    state.admitted = view.admitted;
+    state.capturing = contexts::captures();
+    park::newest(&state.last_id, &state.freed);
+    return state;
+}
+
+Stop::Stop(uint32_t deadline_ms) : turn_(turn) {
+    while (gate::state() != wire::State::running) {
+        turn_.unlock();
+        {
+            const gate::Pass until_it_opens;
+        }
+        turn_.lock();
+    }
+    begin();
+    if (!gate::close(deadline_ms)) return;
+    while (!settled_ && gate::state() != wire::State::running)
+        settled_ = advance(false).settled != 0;
+    gate::take_expired();  // no client's business
+}
+
+Stop::~Stop() {
+    if (settled_) gate::open();
+}
+
+}  // namespace phos::quiesce

@@ -1,0 +1,40 @@
+// What one node of a graph may write when the graph is launched.
+#pragma once
+
+#include <vector>
+
+#include "code/kernels.h"
+#include "write_sets/writes.h"
+
+namespace phos::graphs {
+
+// A word of a kernel's parameters that may be an address, as writes::each_word visits it. Whether
+// it is one is asked at each launch, for blocks come and go.
+struct Word {
+    uint64_t address;
+    uint64_t mask;
+};
+
+struct Launch {
+    kernels::Kernel* kernel;
+    std::vector<Word> words;
+};
+
+struct Node {
+    CUgraphNode handle = nullptr;
+    bool everything = false;  // not knowable
+    std::vector<Launch> launches;
+    std::vector<cow::Range> ranges;
+
+    void add(const CUDA_KERNEL_NODE_PARAMS_v1& kernel);
+    void add(const CUDA_KERNEL_NODE_PARAMS_v2& kernel);
+    void add(const CUDA_KERNEL_NODE_PARAMS_v3& kernel);
+    void add(const CUDA_BATCH_MEM_OP_NODE_PARAMS& operations);
+    void add(const cow::Range& range);
+    void add(CUgraph child);
+};
+
+// Every node of the graph, by handle.
+std::vector<Node> nodes_of(CUgraph graph);
+
+}  // namespace phos::graphs

@@ -1,0 +1,217 @@
+// Speculation: what a submission may write, told by its very arguments. hooks.def names a rule for
+// each function; the rules for copies and fills are here, those for kernels in launches.h, those
+// for graphs in graphs.h.
+//
+// Where a call gives exact addresses, exactly those are written. A destination is taken by its
+// address alone, whatever the call calls it: under unified addressing a host pointer can be device
+// memory. Arrays are the driver's, and so is what it allocates for a graph: neither is looked at.
+#pragma once
+
+#include <tuple>
+#include <type_traits>
+
+#include "base/process.h"
+#include "cow/cow.h"
+
+namespace phos::writes {
+
+// Collects what a submission may write and hands it to copy-on-write.
+class Prediction {
+  public:
+    explicit Prediction(const cow::Where& where) : where_(where) {}
+
+    void bytes(uint64_t address, uint64_t count) {
+        const uint64_t end = address + count;
+        if (count) add({address, end > address ? end : ~0ull});
+    }
+    // The work has this address and may write anywhere from there within what it belongs to.
+    void reach(uint64_t address) {
+        for (size_t i = count_; i-- > 0 && i + kRecent >= count_;)
+            if (address - ranges_[i].begin < ranges_[i].end - ranges_[i].begin) return;
+        cow::Range extent{};
+        if (cow::extent_of(address, &extent)) add(extent);
+    }
+    void everything() { everything_ = true; }
+
+    void finish() {
+        if (everything_)
+            cow::before_writing_everything(where_);
+        else if (count_)
+            cow::before_write(ranges_, count_, where_);
+    }
+
+  private:
+    static constexpr size_t kRanges = 64;
+    static constexpr size_t kRecent = 8;
+
+    void add(const cow::Range& range) {
+        if (count_ == kRanges) {
+            cow::before_write(ranges_, count_, where_);
+            count_ = 0;
+        }
+        ranges_[count_++] = range;
+    }
+
+    const cow::Where where_;
+    bool everything_ = false;
+    size_t count_ = 0;
+    cow::Range ranges_[kRanges];
+};
+
+// Rows of `width` bytes, `pitch` bytes apart; layers of `height` rows, `layer` rows apart.
+struct Box {
+    uint64_t begin;
+    uint64_t width;
+    uint64_t pitch;
+    uint64_t height = 1;
+    uint64_t layer = 1;
+    uint64_t depth = 1;
+};
+// From the first byte to the last: what lies between the rows counts as written. Empty when the box
+// is; to the end of all addresses when the sizes make no sense.
+cow::Range span_of(const Box& box);
+
+// The destination of a copy in two or three dimensions; empty for an array.
+cow::Range destination_of(const CUDA_MEMCPY2D_v2& copy);
+cow::Range destination_of(const CUDA_MEMCPY3D_v2& copy);
+cow::Range destination_of(const CUDA_MEMCPY3D_PEER& copy);
+cow::Range destination_of(const CUDA_MEMSET_NODE_PARAMS& fill);
+// What a stream memory operation writes, empty when that is nothing. False when it is unknown.
+bool destination_of(const CUstreamBatchMemOpParams& operation, cow::Range* written);
+
+template <class Pointer>
+uint64_t address_of(Pointer pointer) {
+    if constexpr (std::is_pointer_v<Pointer>)
+        return reinterpret_cast<uint64_t>(pointer);
+    else
+        return pointer;
+}
+
+// A destination first, and the number of bytes as argument `Count`, counted from 0.
+template <size_t Count>
+struct Copied {
+    template <class Pointer, class... Rest>
+    static void predict(Prediction& prediction, Pointer destination, Rest... rest) {
+        prediction.bytes(address_of(destination), std::get<Count - 1>(std::tie(rest...)));
+    }
+};
+
+template <class Copy>
+struct CopiedBox {
+    template <class... Rest>
+    static void predict(Prediction& prediction, const Copy* copy, Rest...) {
+        if (!copy) return;
+        const cow::Range range = destination_of(*copy);
+        prediction.bytes(range.begin, range.end - range.begin);
+    }
+};
+
+struct Filled {
+    template <class Value, class... Rest>
+    static void predict(Prediction& prediction, CUdeviceptr destination, Value, size_t count,
+                        Rest...) {
+        prediction.bytes(destination, count * sizeof(Value));
+    }
+};
+
+struct FilledRows {
+    template <class Value, class... Rest>
+    static void predict(Prediction& prediction, CUdeviceptr destination, size_t pitch, Value,
+                        size_t width, size_t height, Rest...) {
+        const cow::Range range =
+            span_of({destination, width * sizeof(Value), pitch, height, height, 1});
+        prediction.bytes(range.begin, range.end - range.begin);
+    }
+};
+
+struct ValueWritten {
+    template <class Value>
+    static void predict(Prediction& prediction, CUstream, CUdeviceptr destination, Value,
+                        unsigned) {
+        prediction.bytes(destination, sizeof(Value));
+    }
+};
+
+struct OperationBatch {
+    static void predict(Prediction& prediction, CUstream, unsigned count,
+                        const CUstreamBatchMemOpParams* operations, unsigned flags);
+};
+
+struct CopyBatch {
+    template <class... Rest>
+    static void predict(Prediction& prediction, const CUdeviceptr* destinations, const CUdeviceptr*,
+                        const size_t* sizes, size_t count, Rest...) {
+        for (size_t i = 0; destinations && sizes && i < count; ++i)
+            prediction.bytes(destinations[i], sizes[i]);
+    }
+};
+
+// What is thrown away may read as anything.
+struct Discarded {
+    template <class... Rest>
+    static void predict(Prediction& prediction, const CUdeviceptr* addresses, const size_t* sizes,
+                        size_t count, Rest...) {
+        for (size_t i = 0; addresses && sizes && i < count; ++i)
+            prediction.bytes(addresses[i], sizes[i]);
+    }
+};
+
+struct BoxBatch {
+    template <class... Rest>
+    static void predict(Prediction& prediction, size_t count, const CUDA_MEMCPY3D_BATCH_OP* copies,
+                        Rest...) {
+        // Lengths are in elements of a size that the call does not tell.
+        for (size_t i = 0; copies && i < count; ++i)
+            if (copies[i].dst.type == CU_MEMCPY_OPERAND_TYPE_POINTER)
+                prediction.reach(copies[i].dst.op.ptr.ptr);
+    }
+};
+
+struct Decompressed {
+    template <class... Rest>
+    static void predict(Prediction& prediction, const CUmemDecompressParams* streams, size_t count,
+                        Rest...) {
+        for (size_t i = 0; streams && i < count; ++i) {
+            prediction.reach(address_of(streams[i].dst));  // its size is only a hint
+            prediction.bytes(address_of(streams[i].dstActBytes), sizeof(cuuint32_t));
+        }
+    }
+};
+
+struct Everything {
+    template <class... Arguments>
+    static void predict(Prediction& prediction, Arguments...) {
+        prediction.everything();
+    }
+};
+
+// Whether the work goes into a capture, and so nowhere for now.
+bool is_captured(const cow::Where& where);
+
+template <class Argument>
+constexpr bool kTellsStream =
+    std::is_same_v<Argument, CUstream> || std::is_same_v<Argument, const CUlaunchConfig*>;
+
+inline void take_stream(CUstream* stream, CUstream argument) {
+    *stream = argument;
+}
+inline void take_stream(CUstream* stream, const CUlaunchConfig* config) {
+    if (config) *stream = config->hStream;
+}
+template <class Other>
+std::enable_if_t<!kTellsStream<Other>> take_stream(CUstream*, const Other&) {}
+
+// Called with the gate passed, before the driver gets the same arguments.
+template <class Rule, class... Arguments>
+__attribute__((noinline)) void before(bool per_thread, Arguments... arguments) {
+    const KeepErrno keep;
+    cow::Where where{nullptr, per_thread, !(kTellsStream<Arguments> || ...)};
+    (take_stream(&where.stream, arguments), ...);
+    if (is_captured(where)) return;
+    const cow::Looking looking;
+    Prediction prediction(where);
+    Rule::predict(prediction, arguments...);
+    prediction.finish();
+}
+
+}  // namespace phos::writes
