@@ -17,10 +17,10 @@ bool is_readable(const blocks::Mapping& mapping) {
     return false;
 }
 
-void renew_sources(Kept& kept, Shadows* shadows) {
+void renew_sources(TrackedBlock& tracked, Shadows* shadows) {
     std::vector<Source> sources;
     uint32_t mappings = 0;
-    const auto block = blocks::by_id.find(kept.id);
+    const auto block = blocks::by_id.find(tracked.id);
     if (block != blocks::by_id.end()) {
         for (const uint64_t address : block->second.mappings) {
             const blocks::Mapping& mapping = blocks::by_address.at(address);
@@ -28,10 +28,10 @@ void renew_sources(Kept& kept, Shadows* shadows) {
         }
         mappings = static_cast<uint32_t>(block->second.mappings.size());
     }
-    kept.mappings.store(mappings, std::memory_order_release);
+    tracked.mappings.store(mappings, std::memory_order_release);
     if (!shadows) return;
     const std::lock_guard lock(shadows->mutex);
-    kept.sources = std::move(sources);
+    tracked.sources = std::move(sources);
 }
 
 }  // namespace
@@ -47,11 +47,11 @@ size_t Table::at_or_after(uint64_t address) const {
     return static_cast<size_t>(first - ends.data());
 }
 
-Kept* Session::find(uint64_t block_id) {
+TrackedBlock* Session::find(uint64_t block_id) {
     const auto found =
-        std::lower_bound(kept.begin(), kept.end(), block_id,
-                         [](const Kept& block, uint64_t id) { return block.id < id; });
-    return found != kept.end() && found->id == block_id ? &*found : nullptr;
+        std::lower_bound(tracked.begin(), tracked.end(), block_id,
+                         [](const TrackedBlock& block, uint64_t id) { return block.id < id; });
+    return found != tracked.end() && found->id == block_id ? &*found : nullptr;
 }
 
 void Session::renew_table() {
@@ -59,7 +59,7 @@ void Session::renew_table() {
     bool program_before = false;
     for (const auto& [address, mapping] : blocks::by_address) {
         const bool program = mapping.block->flags & wire::kProgramVmm;
-        Kept* const block = find(mapping.block->id);
+        TrackedBlock* const block = find(mapping.block->id);
         if (!block && !program) continue;
         const auto index = static_cast<uint32_t>(next->entries.size());
         if (!program || !program_before || next->entries.back().end != address) {
@@ -73,7 +73,7 @@ void Session::renew_table() {
         next->ends.push_back(address + mapping.size);
         program_before = program;
     }
-    for (Kept& block : kept) renew_sources(block, shadows_of(block));
+    for (TrackedBlock& block : tracked) renew_sources(block, shadows_of(block));
     if (const Table* const before = table.exchange(next)) retired.push_back(before);
     stale.store(false, std::memory_order_release);
 }

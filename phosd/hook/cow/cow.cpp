@@ -31,12 +31,12 @@ void each_span(const Session& session, const Range* ranges, size_t count, Visit 
         for (size_t i = table.at_or_after(range->begin);
              i < table.entries.size() && table.entries[i].begin < range->end; ++i) {
             const Table::Entry& entry = table.entries[i];
-            if (!entry.kept || entry.kept->done.load(std::memory_order_relaxed)) continue;
+            if (!entry.tracked || entry.tracked->done.load(std::memory_order_relaxed)) continue;
             const uint64_t begin = std::max(range->begin, entry.begin) - entry.begin + entry.offset;
             const uint64_t end = std::min(range->end, entry.end) - entry.begin + entry.offset;
             const auto last = static_cast<uint32_t>((end + board::kChunk - 1) / board::kChunk);
-            visit(*entry.kept, static_cast<uint32_t>(begin / board::kChunk),
-                  std::min(last, entry.kept->chunks));
+            visit(*entry.tracked, static_cast<uint32_t>(begin / board::kChunk),
+                  std::min(last, entry.tracked->chunks));
         }
     }
 }
@@ -73,7 +73,7 @@ class Writer {
     Survey survey() {
         MappedBoard& board = session_.board;
         Survey found;
-        spans_([&](Kept& block, uint32_t first, uint32_t last) {
+        spans_([&](TrackedBlock& block, uint32_t first, uint32_t last) {
             if (!block.mappings.load(std::memory_order_acquire)) return;
             const bool has_shadows = session_.shadows_of(block) != nullptr;
             bool safe = true;
@@ -108,7 +108,7 @@ class Writer {
         Pending pending;
         {
             const std::lock_guard lock(shadows.mutex);
-            spans_([&](Kept& block, uint32_t first, uint32_t last) {
+            spans_([&](TrackedBlock& block, uint32_t first, uint32_t last) {
                 if (block.device == static_cast<int>(device) &&
                     block.mappings.load(std::memory_order_acquire))
                     shadows.cover(block, first, last, &pending);
@@ -215,8 +215,8 @@ bool extent_of(uint64_t address, Range* extent) {
     const Table::Extent& found = table.extents[table.entries[index].extent];
     uint32_t undone = found.undone.load(std::memory_order_relaxed);
     while (undone < found.last &&
-           (!table.entries[undone].kept ||
-            table.entries[undone].kept->done.load(std::memory_order_relaxed)))
+           (!table.entries[undone].tracked ||
+            table.entries[undone].tracked->done.load(std::memory_order_relaxed)))
         ++undone;
     found.undone.store(undone, std::memory_order_relaxed);
     if (undone == found.last) return false;
@@ -238,7 +238,7 @@ void before_writing_everything(const Where& where) {
     if (!session) return;
     session->board.header->conservative.fetch_add(1, std::memory_order_relaxed);
     make_safe(*session, where, [&](const auto& visit) {
-        for (Kept& block : session->kept)
+        for (TrackedBlock& block : session->tracked)
             if (!block.done.load(std::memory_order_relaxed)) visit(block, 0, block.chunks);
     });
 }

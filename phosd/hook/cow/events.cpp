@@ -9,10 +9,10 @@
 
 namespace phos::events {
 
-using cow::Kept;
 using cow::Reader;
 using cow::Shadows;
 using cow::Source;
+using cow::TrackedBlock;
 
 namespace {
 constexpr long kPause = 20'000;  // nanoseconds
@@ -24,20 +24,20 @@ void unmapping(uint64_t address, uint64_t size) {
     session->stale.store(true, std::memory_order_release);
     for (auto at = blocks::by_address.lower_bound(address);
          at != blocks::by_address.end() && at->first - address < size; ++at) {
-        Kept* const kept = session->find(at->second.block->id);
-        if (!kept) continue;
-        kept->mappings.fetch_sub(1, std::memory_order_acq_rel);
-        Shadows* const shadows = session->shadows_of(*kept);
+        TrackedBlock* const tracked = session->find(at->second.block->id);
+        if (!tracked) continue;
+        tracked->mappings.fetch_sub(1, std::memory_order_acq_rel);
+        Shadows* const shadows = session->shadows_of(*tracked);
         if (!shadows) continue;
         std::unique_lock lock(shadows->mutex);
         const uint64_t gone = at->first;
-        kept->sources.erase(
-            std::remove_if(kept->sources.begin(), kept->sources.end(),
+        tracked->sources.erase(
+            std::remove_if(tracked->sources.begin(), tracked->sources.end(),
                            [gone](const Source& source) { return source.address == gone; }),
-            kept->sources.end());
+            tracked->sources.end());
         // Nothing is copied from there any more. What is being copied is soon done: it waits for
         // no work of the program's.
-        for (const uint64_t batch = shadows->last_batch_of(*kept);
+        for (const uint64_t batch = shadows->last_batch_of(*tracked);
              !shadows->complete() && !shadows->has_passed(batch);) {
             lock.unlock();
             pause_for(kPause);

@@ -86,9 +86,9 @@ bool start_thread(Session& session) {
 
 // The rows of the board against the blocks of the process; empty when they agree. Each row is read
 // once: the program could change it.
-std::string keep_blocks(Session& session) {
+std::string track_blocks(Session& session) {
     const MappedBoard& board = session.board;
-    session.kept = std::vector<Kept>(board.block_count);
+    session.tracked = std::vector<TrackedBlock>(board.block_count);
     uint64_t last_id = 0;
     uint64_t chunks = 0;
     for (uint32_t i = 0; i < board.block_count; ++i) {
@@ -103,12 +103,12 @@ std::string keep_blocks(Session& session) {
         last_id = row.id;
         chunks = static_cast<uint64_t>(row.first_chunk) + row.chunk_count;
         if (chunks > board.chunk_count) return name + " has more chunks than there are";
-        Kept& kept = session.kept[i];
-        kept.id = row.id;
-        kept.size = block.size;
-        kept.first_chunk = row.first_chunk;
-        kept.chunks = row.chunk_count;
-        kept.device = block.device();
+        TrackedBlock& tracked = session.tracked[i];
+        tracked.id = row.id;
+        tracked.size = block.size;
+        tracked.first_chunk = row.first_chunk;
+        tracked.chunks = row.chunk_count;
+        tracked.device = block.device();
     }
     return {};
 }
@@ -251,7 +251,7 @@ Outcome arm(int client, const std::vector<int>& descriptors) {
     std::vector<SlabPlan> plans;
     std::string unfit = plan_slabs(session->board, &plans);
     const std::lock_guard lock(blocks::mutex);
-    if (unfit.empty()) unfit = keep_blocks(*session);
+    if (unfit.empty()) unfit = track_blocks(*session);
     if (!unfit.empty()) return {Status::bad_message, 0, "not a board: " + unfit};
     const Outcome taken = take_slabs(*session, plans, descriptors);
     if (taken.status != Status::ok) return taken;

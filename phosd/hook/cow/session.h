@@ -21,8 +21,8 @@ struct Table {
     struct Entry {
         uint64_t begin;
         uint64_t end;
-        uint64_t offset;  // in the block
-        Kept* kept;       // null when it is not on the board
+        uint64_t offset;        // in the block
+        TrackedBlock* tracked;  // null when it is not on the board
         uint32_t extent;
     };
     // Mappings of the program's own that adjoin each other, or one of the hook's.
@@ -41,8 +41,8 @@ struct Table {
 
 struct Session {
     MappedBoard board;
-    int client = -1;         // that armed it
-    std::vector<Kept> kept;  // by id, and so by first chunk
+    int client = -1;                    // that armed it
+    std::vector<TrackedBlock> tracked;  // by id, and so by first chunk
     std::unique_ptr<Shadows> shadows[board::kMaxDevices];
     std::atomic<const Table*> table{nullptr};
     std::vector<const Table*> retired;  // guarded by blocks::mutex
@@ -62,12 +62,12 @@ struct Session {
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
 
-    Shadows* shadows_of(const Kept& block) const {
+    Shadows* shadows_of(const TrackedBlock& block) const {
         return block.device < 0 || block.device >= static_cast<int>(board::kMaxDevices)
                    ? nullptr
                    : shadows[block.device].get();
     }
-    Kept* find(uint64_t block_id);
+    TrackedBlock* find(uint64_t block_id);
     void renew_table();  // this and the next need blocks::mutex
     void drop_retired();
     void watch_copies();  // there are new ones

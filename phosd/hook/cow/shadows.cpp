@@ -75,7 +75,7 @@ bool Shadows::ready() {
     return true;
 }
 
-void Shadows::cover(const Kept& block, uint32_t first, uint32_t last, Pending* pending) {
+void Shadows::cover(const TrackedBlock& block, uint32_t first, uint32_t last, Pending* pending) {
     for (uint32_t i = first; i < last;) {
         const uint32_t chunk = block.first_chunk + i;
         const uint32_t word = board_.words[chunk].load(std::memory_order_acquire);
@@ -99,7 +99,7 @@ void Shadows::cover(const Kept& block, uint32_t first, uint32_t last, Pending* p
 
 // Shadows a run of pending chunks from `first` on, with one copy: how many, 0 when there is no
 // slot, or no mapping to read from, or the first is not pending any more.
-uint32_t Shadows::shadow(const Kept& block, uint32_t first, uint32_t last) {
+uint32_t Shadows::shadow(const TrackedBlock& block, uint32_t first, uint32_t last) {
     const uint64_t begin = first * kChunk;
     const Source* from = nullptr;
     uint64_t end = 0;
@@ -194,7 +194,7 @@ CUevent Shadows::event_of(uint64_t batch) const {
     return nullptr;
 }
 
-uint64_t Shadows::last_batch_of(const Kept& block) {
+uint64_t Shadows::last_batch_of(const TrackedBlock& block) {
     for (auto slot = copying_.rbegin(); slot != copying_.rend(); ++slot)
         if (slot_at(*slot)->chunk - block.first_chunk < block.chunks) return batch_of(*slot);
     return 0;

@@ -22,7 +22,7 @@ struct Source {
 };
 
 // A block of the board.
-struct Kept {
+struct TrackedBlock {
     uint64_t id = 0;
     uint64_t size = 0;  // bytes
     uint32_t first_chunk = 0;
@@ -57,14 +57,14 @@ class Shadows {
     // Shadows what is pending of chunks [first, last), which are counted from the block's first, as
     // far as there are slots, and says what to wait for. `record` must follow before the lock is
     // let go.
-    void cover(const Kept& block, uint32_t first, uint32_t last, Pending* pending);
+    void cover(const TrackedBlock& block, uint32_t first, uint32_t last, Pending* pending);
     void record(Pending* pending);
 
     // Marks what has been copied; false when something is still being copied.
     bool complete();
     bool has_passed(uint64_t batch) const { return completed_ >= batch; }
-    CUevent event_of(uint64_t batch) const;     // null when it has passed
-    uint64_t last_batch_of(const Kept& block);  // 0 when nothing of it is being copied
+    CUevent event_of(uint64_t batch) const;             // null when it has passed
+    uint64_t last_batch_of(const TrackedBlock& block);  // 0 when nothing of it is being copied
 
     // Waits for copies that complete() knows nothing of, for no event followed them.
     void await_unrecorded();
@@ -106,7 +106,7 @@ class Shadows {
         CUevent event;
     };
 
-    uint32_t shadow(const Kept& block, uint32_t first, uint32_t last);
+    uint32_t shadow(const TrackedBlock& block, uint32_t first, uint32_t last);
     Run free_run(uint32_t wanted);
     void occupy(const Run& run, uint32_t count, uint32_t first_chunk);
     void withdraw(size_t count);
