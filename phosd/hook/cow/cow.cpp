@@ -14,13 +14,13 @@ constexpr uint64_t kSpin = 20'000;              // nanoseconds, before a wait co
 constexpr uint64_t kPatience = 10'000'000'000;  // without any progress of the movers
 constexpr long kPause = 20'000;
 
-// What the thread is looking with; looks may be nested.
-struct Own {
+// The submission that the thread is in; its scopes may be nested.
+struct ThreadScope {
     uint32_t depth;
     Session* session;
     uint64_t waited;  // nanoseconds
 };
-__thread Own own_look __attribute__((tls_model("initial-exec"))) = {0, nullptr, 0};
+__thread ThreadScope own_scope __attribute__((tls_model("initial-exec"))) = {0, nullptr, 0};
 
 // Calls visit(block, first, last) for the chunks of the board that the ranges touch, counted within
 // the block.
@@ -137,7 +137,7 @@ class Writer {
             }
         }
         now = monotonic_ns();
-        own_look.waited += now - began;
+        own_scope.waited += now - began;
         board.header->waited_ns.fetch_add(now - began, std::memory_order_relaxed);
         if (!waited_) board.header->waits.fetch_add(1, std::memory_order_relaxed);
         waited_ = true;
@@ -178,15 +178,15 @@ void make_safe(Session& session, const Where& where, const Spans& spans) {
 
 }  // namespace
 
-Looking::Looking() : began_(0) {
-    if (own_look.depth++) return;
+SubmissionScope::SubmissionScope() : began_(0) {
+    if (own_scope.depth++) return;
     Session* session = begin_reading();
     if (session && !armed.load(std::memory_order_seq_cst)) {
         end_reading();
         session = nullptr;
     }
-    own_look.session = session;
-    own_look.waited = 0;
+    own_scope.session = session;
+    own_scope.waited = 0;
     if (!session) return;
     began_ = monotonic_ns();
     if (!session->stale.load(std::memory_order_acquire)) return;
@@ -196,20 +196,20 @@ Looking::Looking() : began_(0) {
     if (readers() == 1) session->drop_retired();  // who comes now sees the new one
 }
 
-Looking::~Looking() {
-    if (--own_look.depth || !own_look.session) return;
-    board::Header& header = *own_look.session->board.header;
+SubmissionScope::~SubmissionScope() {
+    if (--own_scope.depth || !own_scope.session) return;
+    board::Header& header = *own_scope.session->board.header;
     header.submissions.fetch_add(1, std::memory_order_relaxed);
-    const uint64_t took = monotonic_ns() - began_ - own_look.waited;
+    const uint64_t took = monotonic_ns() - began_ - own_scope.waited;
     header.looked_ns.fetch_add(took, std::memory_order_relaxed);
     header.looks[board::look_bucket(took)].fetch_add(1, std::memory_order_relaxed);
-    own_look.session = nullptr;
+    own_scope.session = nullptr;
     end_reading();
 }
 
 bool extent_of(uint64_t address, Range* extent) {
-    if (!own_look.session) return false;
-    const Table& table = *own_look.session->table.load();
+    if (!own_scope.session) return false;
+    const Table& table = *own_scope.session->table.load();
     const size_t index = table.at_or_after(address);
     if (index == table.entries.size() || table.entries[index].begin > address) return false;
     const Table::Extent& found = table.extents[table.entries[index].extent];
@@ -225,16 +225,16 @@ bool extent_of(uint64_t address, Range* extent) {
 }
 
 void before_write(const Range* ranges, size_t count, const Where& where) {
-    const Looking looking;
-    Session* const session = own_look.session;
+    const SubmissionScope scope;
+    Session* const session = own_scope.session;
     if (!session) return;
     make_safe(*session, where,
               [&](const auto& visit) { each_span(*session, ranges, count, visit); });
 }
 
 void before_writing_everything(const Where& where) {
-    const Looking looking;
-    Session* const session = own_look.session;
+    const SubmissionScope scope;
+    Session* const session = own_scope.session;
     if (!session) return;
     session->board.header->conservative.fetch_add(1, std::memory_order_relaxed);
     make_safe(*session, where, [&](const auto& visit) {

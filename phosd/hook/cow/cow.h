@@ -23,12 +23,12 @@ struct Where {
 
 // Held, past the gate, for as long as a submission is looked at, its waits included: counts it, and
 // keeps what extent_of() reads.
-class Looking {
+class SubmissionScope {
   public:
-    Looking();
-    ~Looking();
-    Looking(const Looking&) = delete;
-    Looking& operator=(const Looking&) = delete;
+    SubmissionScope();
+    ~SubmissionScope();
+    SubmissionScope(const SubmissionScope&) = delete;
+    SubmissionScope& operator=(const SubmissionScope&) = delete;
 
   private:
     uint64_t began_;

@@ -65,13 +65,13 @@ void wait_for_devices() {
 
 }  // namespace
 
-Looking::Looking() : began_(0) {
+SubmissionScope::SubmissionScope() : began_(0) {
     arm_once();
     wait_for_devices();
     line = Line{};
 }
 
-Looking::~Looking() {
+SubmissionScope::~SubmissionScope() {
     const char* path = std::getenv("PHOS_TEST_PREDICTIONS");
     if (!path) return;
     std::string owned;

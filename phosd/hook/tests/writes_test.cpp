@@ -27,8 +27,8 @@ constexpr uint64_t kBlockEnd = kBlock + (1 << 20);
 }  // namespace
 
 namespace cow {
-Looking::Looking() : began_(0) {}
-Looking::~Looking() {
+SubmissionScope::SubmissionScope() : began_(0) {}
+SubmissionScope::~SubmissionScope() {
     static_cast<void>(began_);
 }
 bool extent_of(uint64_t address, Range* extent) {

@@ -208,7 +208,7 @@ __attribute__((noinline)) void before(bool per_thread, Arguments... arguments) {
     cow::Where where{nullptr, per_thread, !(kTellsStream<Arguments> || ...)};
     (take_stream(&where.stream, arguments), ...);
     if (is_captured(where)) return;
-    const cow::Looking looking;
+    const cow::SubmissionScope scope;
     Prediction prediction(where);
     Rule::predict(prediction, arguments...);
     prediction.finish();
