@@ -43,14 +43,14 @@ class Current {
     const CUresult result_;
 };
 
-// The hook's own questions in a scope, which are none of the program's business: a capture does not
-// forbid them, and they do not end it.
-class Unforbidden {
+// The thread's capture mode relaxed for a scope, for the hook's own questions, which are none of
+// the program's business: a capture does not forbid them, and they do not end it.
+class RelaxedCapture {
   public:
-    Unforbidden() { exchange(); }
-    ~Unforbidden() { exchange(); }
-    Unforbidden(const Unforbidden&) = delete;
-    Unforbidden& operator=(const Unforbidden&) = delete;
+    RelaxedCapture() { exchange(); }
+    ~RelaxedCapture() { exchange(); }
+    RelaxedCapture(const RelaxedCapture&) = delete;
+    RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
   private:
     void exchange() {

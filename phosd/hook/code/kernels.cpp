@@ -125,7 +125,7 @@ Kernel* intern(const Identity& identity) {
 Kernel* look_up(CUfunction function) {
     const uint64_t generation = handles.load(std::memory_order_acquire);
     const Identity identity = [&] {  // no lock across calls to the driver
-        const Unforbidden unforbidden;
+        const RelaxedCapture relaxed;
         return identify(function);
     }();
     const std::lock_guard lock(mutex);

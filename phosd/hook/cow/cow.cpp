@@ -103,7 +103,7 @@ class Writer {
     }
 
     bool shadow(uint32_t device) {
-        const Unforbidden unforbidden;
+        const RelaxedCapture relaxed;
         Shadows& shadows = *session_.shadows[device];
         Pending pending;
         {
@@ -146,7 +146,7 @@ class Writer {
 
     // Lets the submission run after the copies.
     void follow(Shadows& shadows, uint64_t batch) {
-        const Unforbidden unforbidden;
+        const RelaxedCapture relaxed;
         std::unique_lock lock(shadows.mutex);
         if (shadows.has_passed(batch)) return;
         const CUevent event = shadows.event_of(batch);

@@ -71,7 +71,7 @@ bool Relief::step() {
     bool again = true;
     {
         const std::lock_guard mine(turn);
-        const Unforbidden unforbidden;
+        const RelaxedCapture relaxed;
         if (level_ == kGiveUp)
             pause_for(100 * kPause);
         else if (cow::armed.load() || held())

@@ -203,7 +203,7 @@ uint64_t Shadows::last_batch_of(const TrackedBlock& block) {
 void Shadows::await_unrecorded() {
     if (!unrecorded_ || !stream_) return;
     const Current current(context_);
-    const Unforbidden unforbidden;
+    const RelaxedCapture relaxed;
     const CUresult result = driver.cuStreamSynchronize(stream_);
     if (result == CUDA_SUCCESS)
         unrecorded_ = false;  // nothing is shadowed any more

@@ -17,8 +17,8 @@ namespace {
 constexpr size_t kPitch = 512;
 
 CUresult allocate(CUdeviceptr* address, size_t size) {
-    const CUresult forbidden = contexts::unforbidden();
-    if (forbidden != CUDA_SUCCESS) return forbidden;
+    const CUresult permitted = contexts::capture_permits();
+    if (permitted != CUDA_SUCCESS) return permitted;
     if (!address || !size) return CUDA_ERROR_INVALID_VALUE;
     CUcontext context = nullptr;
     int device = 0;
@@ -154,8 +154,8 @@ CUresult own::cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t wid
 
 CUresult own::cuMemFree_v2(CUdeviceptr address) {
     const gate::Pass pass;
-    const CUresult forbidden = contexts::unforbidden();
-    if (forbidden != CUDA_SUCCESS) return forbidden;
+    const CUresult permitted = contexts::capture_permits();
+    if (permitted != CUDA_SUCCESS) return permitted;
     CUcontext context = nullptr;
     int device = 0;
     {

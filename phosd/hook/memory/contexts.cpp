@@ -185,7 +185,7 @@ uint32_t captures() {
     return captures_now.load(std::memory_order_acquire);
 }
 
-CUresult unforbidden() {
+CUresult capture_permits() {
     return captures() ? driver.cuMemFree_v2(0) : CUDA_SUCCESS;
 }
 

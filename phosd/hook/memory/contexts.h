@@ -16,9 +16,10 @@ enum class Activity { idle, busy, capturing };
 // would end it.
 Activity activity(uint64_t epoch);
 uint32_t captures();
-// Whether the calling thread may make calls that captures forbid, as allocating and freeing are. An
-// error is the driver's answer to such a call, and has ended the captures as that does.
-CUresult unforbidden();
+// Whether the calling thread may make calls that captures forbid, as allocating and freeing are:
+// CUDA_SUCCESS when it may. An error is the driver's answer to such a call, and has ended the
+// captures as that does.
+CUresult capture_permits();
 bool is_idle(CUcontext context);  // as the last call of activity() found it
 
 bool current(CUcontext* context, int* device);  // of the calling thread; false when there is none

@@ -23,7 +23,7 @@ bool passed(const Freed& entry) {
     if (entry.ending) return false;
     if (!entry.event) return true;
     const Current current(entry.context);
-    const Unforbidden unforbidden;
+    const RelaxedCapture relaxed;
     return !current || driver.cuEventQuery(entry.event) != CUDA_ERROR_NOT_READY;
 }
 
