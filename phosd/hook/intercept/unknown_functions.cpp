@@ -16,35 +16,35 @@ namespace {
 constexpr size_t kStandIns = 256;  // as in the assembly below
 constexpr size_t kStubBytes = 16;
 
-struct Stranger {
+struct UnknownFunction {
     void* real = nullptr;
     std::string name;
     std::atomic<bool> called{false};
 };
 
-Stranger strangers[kStandIns];
+UnknownFunction unknown[kStandIns];
 std::mutex mutex;  // guards the making of stand-ins; a made one does not change
 size_t made = 0;
 
 }  // namespace
 
 // Called by every stub with its number; returns where to go on.
-extern "C" __attribute__((visibility("hidden"), used)) void* phos_stranger_called(size_t number) {
-    Stranger& stranger = strangers[number];
+extern "C" __attribute__((visibility("hidden"), used)) void* phos_unknown_called(size_t number) {
+    UnknownFunction& function = unknown[number];
     const KeepErrno keep;
-    if (active() && !stranger.called.exchange(true))
-        mark_not_parkable("the program called " + stranger.name +
+    if (active() && !function.called.exchange(true))
+        mark_not_parkable("the program called " + function.name +
                           ", which this hook does not know");
     if (active()) const gate::Pass held_while_closed;
-    return stranger.real;
+    return function.real;
 }
 
 // Stub n: push n, then the shared part, which keeps every register that can carry an argument.
 asm(R"(
 .text
 .p2align 4
-.type phos_stranger_common,@function
-phos_stranger_common:
+.type phos_unknown_common,@function
+phos_unknown_common:
 .cfi_startproc
 .cfi_adjust_cfa_offset 8
 pushq %rdi
@@ -64,7 +64,7 @@ movups %xmm5, 80(%rsp)
 movups %xmm6, 96(%rsp)
 movups %xmm7, 112(%rsp)
 movq 176(%rsp), %rdi
-call phos_stranger_called
+call phos_unknown_called
 movq %rax, %r11
 movups (%rsp), %xmm0
 movups 16(%rsp), %xmm1
@@ -85,32 +85,32 @@ addq $8, %rsp
 .cfi_adjust_cfa_offset -184
 jmp *%r11
 .cfi_endproc
-.size phos_stranger_common,.-phos_stranger_common
+.size phos_unknown_common,.-phos_unknown_common
 
 .p2align 4
-.hidden phos_stranger_stubs
-.globl phos_stranger_stubs
-phos_stranger_stubs:
-.set phos_stranger_number, 0
+.hidden phos_unknown_stubs
+.globl phos_unknown_stubs
+phos_unknown_stubs:
+.set phos_unknown_number, 0
 .rept 256
 .p2align 4
 endbr64
-pushq $phos_stranger_number
-jmp phos_stranger_common
-.set phos_stranger_number, phos_stranger_number + 1
+pushq $phos_unknown_number
+jmp phos_unknown_common
+.set phos_unknown_number, phos_unknown_number + 1
 .endr
 )");
 
-extern "C" __attribute__((visibility("hidden"))) char phos_stranger_stubs[];
+extern "C" __attribute__((visibility("hidden"))) char phos_unknown_stubs[];
 
 void* stand_in(const char* name, void* real) {
     const std::lock_guard lock(mutex);
     for (size_t n = 0; n < made; ++n)
-        if (strangers[n].real == real) return phos_stranger_stubs + n * kStubBytes;
+        if (unknown[n].real == real) return phos_unknown_stubs + n * kStubBytes;
     if (made == kStandIns) return nullptr;
-    strangers[made].real = real;
-    strangers[made].name = name;
-    return phos_stranger_stubs + made++ * kStubBytes;
+    unknown[made].real = real;
+    unknown[made].name = name;
+    return phos_unknown_stubs + made++ * kStubBytes;
 }
 
 }  // namespace phos
