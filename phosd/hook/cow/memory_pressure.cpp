@@ -47,7 +47,7 @@ bool frees_taken(const cow::Session& session) {
 
 }  // namespace
 
-Relief::~Relief() {
+MemoryPressure::~MemoryPressure() {
     if (!level_) return;
     const cow::Reader session;
     if (!session) return;
@@ -56,7 +56,7 @@ Relief::~Relief() {
     pressure.given.store(0, std::memory_order_release);
 }
 
-bool Relief::step() {
+bool MemoryPressure::step() {
     if (device_ < 0 || device_ >= static_cast<int>(board::kMaxDevices)) return false;
     if (level_ == kGiveUp) {
         if (!tries_) return false;
@@ -84,7 +84,7 @@ bool Relief::step() {
 }
 
 // Whether the allocation would succeed if the job gave everything back.
-bool Relief::could_help() const {
+bool MemoryPressure::could_help() const {
     uint64_t kept = held();
     {
         const cow::Reader session;
@@ -103,12 +103,12 @@ bool Relief::could_help() const {
 }
 
 // Bytes that the engine holds and gives back by itself.
-uint64_t Relief::held() const {
+uint64_t MemoryPressure::held() const {
     const cow::Reader session;
     return session ? session->board.header->held[device_].load(std::memory_order_acquire) : 0;
 }
 
-std::optional<uint64_t> Relief::free_memory() const {
+std::optional<uint64_t> MemoryPressure::free_memory() const {
     const CUcontext context = contexts::any_on(device_);
     const Current current(context);
     size_t free = 0;
@@ -117,7 +117,7 @@ std::optional<uint64_t> Relief::free_memory() const {
     return free;
 }
 
-void Relief::press(uint32_t level) {
+void MemoryPressure::press(uint32_t level) {
     if (level == kGiveUp) tries_ = kTries;
     const bool comes_by_itself = held() != 0;
     const uint64_t free_before = free_memory().value_or(UINT64_MAX);
@@ -156,7 +156,7 @@ void Relief::press(uint32_t level) {
 }
 
 // Nothing is pending any more, or the job is over: what was freed is on its way.
-bool Relief::wait_for_frees() {
+bool MemoryPressure::wait_for_frees() {
     level_ = kGiveUp;
     cow::disarm();
     if (wait_until([](cow::Session& session) { return frees_taken(session); })) return true;

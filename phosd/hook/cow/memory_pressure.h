@@ -11,14 +11,14 @@
 
 namespace phos {
 
-class Relief {
+class MemoryPressure {
   public:
     // For `size` bytes on a device; the lock, of blocks::mutex, is let go of while waiting.
-    Relief(std::unique_lock<std::mutex>& lock, int device, uint64_t size)
+    MemoryPressure(std::unique_lock<std::mutex>& lock, int device, uint64_t size)
         : lock_(lock), device_(device), size_(size) {}
-    ~Relief();
-    Relief(const Relief&) = delete;
-    Relief& operator=(const Relief&) = delete;
+    ~MemoryPressure();
+    MemoryPressure(const MemoryPressure&) = delete;
+    MemoryPressure& operator=(const MemoryPressure&) = delete;
 
     // Takes the next step: true when the allocation should be tried again. False when there is
     // none, or none could help. All of them together take ten seconds at most.
@@ -47,7 +47,8 @@ CUresult with_room(std::unique_lock<std::mutex>& lock, int device, uint64_t size
     CUresult result = make();
     while (result == CUDA_ERROR_OUT_OF_MEMORY && pool::reclaim(lock)) result = make();
     if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
-    for (Relief relief(lock, device, size); result == CUDA_ERROR_OUT_OF_MEMORY && relief.step();)
+    for (MemoryPressure pressure(lock, device, size);
+         result == CUDA_ERROR_OUT_OF_MEMORY && pressure.step();)
         result = make();
     return result;
 }
