@@ -110,11 +110,11 @@ Reply hand_back(Message& request) {
     return Reply(park::hand_back(ids.data(), ids.size(), request.descriptors));
 }
 
-Reply rehome_blocks(const Message& request) {
+Reply reexport_blocks(const Message& request) {
     std::vector<uint64_t> ids;
-    if (request.payload.empty()) return Reply(rehome::all());
+    if (request.payload.empty()) return Reply(reexport::all());
     if (!read_ids(request, &ids)) return {Status::bad_message, "the ids are not of their number"};
-    return Reply(rehome::some({ids.begin(), ids.end()}));
+    return Reply(reexport::some({ids.begin(), ids.end()}));
 }
 
 Reply arm(int client, const Message& request) {

@@ -41,7 +41,7 @@ Reply close_gate(const channel::Message& request);
 Reply park_all();
 Reply hand_back(channel::Message& request);
 Reply unpark_all();
-Reply rehome_blocks(const channel::Message& request);
+Reply reexport_blocks(const channel::Message& request);
 Reply arm(int client, const channel::Message& request);
 Reply disarm();
 Reply forget();

@@ -111,7 +111,7 @@ Reply answer(int client, Message& request) {
         case Type::rehome:
             if (!in_state(State::closed, &refusal)) return refusal;
             gate_owner = client;
-            return requests::rehome_blocks(request);
+            return requests::reexport_blocks(request);
         case Type::arm:
             if (parked) return {Status::wrong_state, "the memory is parked"};
             return requests::arm(client, request);

@@ -188,8 +188,8 @@ CUresult native(CUresult result) {
     return result;
 }
 
-// For rehome::sharing.
-CUresult share(CUipcMemHandle* handle, CUdeviceptr address, uint64_t* to_rehome) {
+// For reexport::sharing.
+CUresult share(CUipcMemHandle* handle, CUdeviceptr address, uint64_t* to_reexport) {
     const gate::Pass pass;
     std::unique_lock lock(blocks::mutex);
     const auto* found = heap::find(address);
@@ -200,8 +200,8 @@ CUresult share(CUipcMemHandle* handle, CUdeviceptr address, uint64_t* to_rehome)
     if (!found->second.heap->context) return CUDA_ERROR_INVALID_VALUE;  // of a pool, as natively
     const auto* mapping = blocks::find(found->first);
     blocks::Block& block = *mapping->second.block;
-    if (blocks::needs_rehome(block)) {
-        *to_rehome = block.id;
+    if (blocks::needs_reexport(block)) {
+        *to_reexport = block.id;
         return CUDA_ERROR_NOT_SUPPORTED;
     }
     if (block.descriptor < 0) {
@@ -227,7 +227,7 @@ CUresult share(CUipcMemHandle* handle, CUdeviceptr address, uint64_t* to_rehome)
 
 CUresult own::cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     if (!handle) return CUDA_ERROR_INVALID_VALUE;
-    return rehome::sharing([=](uint64_t* id) { return share(handle, address, id); });
+    return reexport::sharing([=](uint64_t* id) { return share(handle, address, id); });
 }
 
 CUresult own::cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {

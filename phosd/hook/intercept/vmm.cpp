@@ -51,9 +51,9 @@ CUresult map_arrays(CUarrayMapInfo* list, unsigned count, CUstream stream,
     return result;
 }
 
-// For rehome::sharing.
+// For reexport::sharing.
 CUresult share(void* shareable, Handle handle, CUmemAllocationHandleType type,
-               unsigned long long flags, uint64_t* to_rehome) {
+               unsigned long long flags, uint64_t* to_reexport) {
     return with_block(handle, [&](blocks::Block& block) {
         if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || block.foreign) {
             const CUresult result =
@@ -65,8 +65,8 @@ CUresult share(void* shareable, Handle handle, CUmemAllocationHandleType type,
         // The driver would export it, but not for the program, which did not ask for this.
         if (!shareable || flags || !(block.asked & type) || (block.flags & wire::kImported))
             return CUDA_ERROR_INVALID_VALUE;
-        if (blocks::needs_rehome(block)) {
-            *to_rehome = block.id;
+        if (blocks::needs_reexport(block)) {
+            *to_reexport = block.id;
             return CUDA_ERROR_NOT_SUPPORTED;
         }
         int descriptor = -1;
@@ -131,7 +131,8 @@ CUresult own::cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccess
 CUresult own::cuMemExportToShareableHandle(void* shareable, Handle handle,
                                            CUmemAllocationHandleType type,
                                            unsigned long long flags) {
-    return rehome::sharing([=](uint64_t* id) { return share(shareable, handle, type, flags, id); });
+    return reexport::sharing(
+        [=](uint64_t* id) { return share(shareable, handle, type, flags, id); });
 }
 
 CUresult own::cuMemImportFromShareableHandle(Handle* handle, void* shareable,

@@ -139,7 +139,7 @@ std::pair<const uint64_t, Mapping>* find(uint64_t address) {
     return address - at->first < at->second.size ? &*at : nullptr;
 }
 
-bool needs_rehome(const Block& block) {
+bool needs_reexport(const Block& block) {
     return !block.foreign && block.borrowed && block.descriptor < 0 &&
            !(block.flags & wire::kImported);  // which a peer has as well
 }

@@ -65,7 +65,7 @@ CUresult set_access(uint64_t address, uint64_t size, const CUmemAccessDesc* acce
 std::pair<const uint64_t, Mapping>* find(uint64_t address);
 
 // Whether the block is an import by a checkpoint's doing: no program can share it as it is.
-bool needs_rehome(const Block& block);
+bool needs_reexport(const Block& block);
 
 // A descriptor of the block, to be closed by the caller; the kept one is duplicated.
 CUresult export_descriptor(const Block& block, int* descriptor);

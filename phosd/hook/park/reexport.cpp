@@ -6,7 +6,7 @@
 #include "memory/contexts.h"
 #include "park/quiesce.h"
 
-namespace phos::rehome {
+namespace phos::reexport {
 namespace {
 
 using blocks::Block;
@@ -86,12 +86,12 @@ CUresult make_own(Block& block) {
 }
 
 template <class Wanted>
-Outcome rehome_where(Wanted wanted) {
+Outcome reexport_where(Wanted wanted) {
     const Lock lock(blocks::mutex);
     Outcome outcome;
     for (auto& [id, block] : blocks::by_id) {
         // What a peer holds as well must stay the same memory.
-        if (!blocks::needs_rehome(block) || !wanted(id)) continue;
+        if (!blocks::needs_reexport(block) || !wanted(id)) continue;
         const CUresult result = make_own(block);
         if (result != CUDA_SUCCESS) {
             Outcome failed = park::failure(result, "making an own copy", id);
@@ -106,11 +106,11 @@ Outcome rehome_where(Wanted wanted) {
 }  // namespace
 
 Outcome all() {
-    return rehome_where([](uint64_t) { return true; });
+    return reexport_where([](uint64_t) { return true; });
 }
 
 Outcome some(const std::set<uint64_t>& ids) {
-    return rehome_where([&](uint64_t id) { return ids.count(id) != 0; });
+    return reexport_where([&](uint64_t id) { return ids.count(id) != 0; });
 }
 
 CUresult for_sharing(uint64_t id) {
@@ -124,7 +124,7 @@ CUresult for_sharing(uint64_t id) {
     }
     const Lock lock(blocks::mutex);
     const auto found = blocks::by_id.find(id);
-    if (found == blocks::by_id.end() || !blocks::needs_rehome(found->second)) return CUDA_SUCCESS;
+    if (found == blocks::by_id.end() || !blocks::needs_reexport(found->second)) return CUDA_SUCCESS;
     const CUresult result = make_own(found->second);
     if (result == CUDA_SUCCESS)
         blocks::renew(found->second);
@@ -133,4 +133,4 @@ CUresult for_sharing(uint64_t id) {
     return result;
 }
 
-}  // namespace phos::rehome
+}  // namespace phos::reexport

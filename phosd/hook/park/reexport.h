@@ -7,7 +7,7 @@
 #include "base/driver.h"
 #include "park/park.h"
 
-namespace phos::rehome {
+namespace phos::reexport {
 
 // Every such block that no peer holds. Needs a closed gate.
 Outcome all();
@@ -18,8 +18,8 @@ Outcome some(const std::set<uint64_t>& ids);
 // done any more; CUDA_ERROR_NOT_SUPPORTED when the program does not come to rest.
 CUresult for_sharing(uint64_t id);
 
-// Calls `share(&id)`, which exports a block, or sets the id of the one that must be rehomed first;
-// then again. The caller holds neither the gate nor a lock.
+// Calls `share(&id)`, which exports a block, or sets the id of the one that must be made the
+// process's own first; then again. The caller holds neither the gate nor a lock.
 template <class Share>
 CUresult sharing(Share share) {
     for (;;) {
@@ -31,4 +31,4 @@ CUresult sharing(Share share) {
     }
 }
 
-}  // namespace phos::rehome
+}  // namespace phos::reexport
