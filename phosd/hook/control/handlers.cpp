@@ -46,7 +46,7 @@ bool read_ids(const Message& request, std::vector<uint64_t>* ids) {
 }  // namespace
 
 Reply hello() {
-    const Introduction said = introduce();
+    const HelloReply said = make_hello();
     Reply reply;
     reply.append(said.hello);
     reply.append(said.devices.data(), said.devices.size() * sizeof(wire::DeviceId));

@@ -27,8 +27,8 @@ std::vector<wire::DeviceId> visible_devices() {
 
 }  // namespace
 
-Introduction introduce() {
-    Introduction said{{}, visible_devices()};
+HelloReply make_hello() {
+    HelloReply said{{}, visible_devices()};
     wire::Hello& hello = said.hello;
     const Fitness fit = fitness();
     int version = 0;

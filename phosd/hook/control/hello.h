@@ -7,10 +7,10 @@
 
 namespace phos {
 
-struct Introduction {
+struct HelloReply {
     wire::Hello hello;
     std::vector<wire::DeviceId> devices;  // in the order of the process's own numbers
 };
-Introduction introduce();
+HelloReply make_hello();
 
 }  // namespace phos
