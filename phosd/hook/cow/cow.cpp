@@ -71,7 +71,7 @@ class Writer {
 
   private:
     Survey survey() {
-        MappedBoard& board = session_.board;
+        MappedChunkMap& board = session_.board;
         Survey found;
         spans_([&](TrackedBlock& block, uint32_t first, uint32_t last) {
             if (!block.mappings.load(std::memory_order_acquire)) return;
@@ -122,7 +122,7 @@ class Writer {
 
     // Until the movers have come further; false when it is not worth while any more.
     bool wait(uint32_t seen) {
-        MappedBoard& board = session_.board;
+        MappedChunkMap& board = session_.board;
         const Word& progressed = board.header->progressed;
         const uint64_t began = monotonic_ns();
         uint64_t now = began;

@@ -34,7 +34,7 @@ Row* table(board::Header* header, uint64_t size, uint64_t at, uint32_t count) {
 
 }  // namespace
 
-std::string MappedBoard::map(int descriptor) {
+std::string MappedChunkMap::map(int descriptor) {
     struct stat info{};
     const int seals = fcntl(descriptor, F_GET_SEALS);
     if (seals < 0 || (seals & kSeals) != kSeals)
@@ -66,34 +66,34 @@ std::string MappedBoard::map(int descriptor) {
     return wrong;
 }
 
-void MappedBoard::unmap() {
+void MappedChunkMap::unmap() {
     if (header) munmap(header, size);
     *this = {};
 }
 
-void MappedBoard::abort() {
+void MappedChunkMap::abort() {
     uint32_t phase = board::armed;
     if (!header->phase.compare_exchange_strong(phase, board::aborted)) return;
     post();
     wake_waiters();
 }
 
-void MappedBoard::post() {
+void MappedChunkMap::post() {
     header->posted.fetch_add(1, std::memory_order_release);
     wake(header->posted);
 }
 
-void MappedBoard::wake_waiters() {
+void MappedChunkMap::wake_waiters() {
     header->progressed.fetch_add(1, std::memory_order_release);
     wake(header->progressed);
 }
 
-void MappedBoard::wait_progress(uint32_t seen) const {
+void MappedChunkMap::wait_progress(uint32_t seen) const {
     const timespec slice{0, kSlice};
     syscall(SYS_futex, &header->progressed, FUTEX_WAIT, seen, &slice, nullptr, 0);
 }
 
-bool MappedBoard::ask_urgently(uint32_t chunk) {
+bool MappedChunkMap::ask_urgently(uint32_t chunk) {
     uint32_t word = words[chunk].load(std::memory_order_acquire);
     while (state_of(word) == board::pending || state_of(word) == board::copying)
         if ((word & board::kUrgent) ||

@@ -17,7 +17,7 @@ inline uint32_t slot_of(uint32_t word) {
     return word >> board::kSlotShift;
 }
 
-struct MappedBoard {
+struct MappedChunkMap {
     board::Header* header = nullptr;
     uint64_t size = 0;
     uint32_t block_count = 0;

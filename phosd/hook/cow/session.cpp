@@ -87,7 +87,7 @@ bool start_thread(Session& session) {
 // The rows of the board against the blocks of the process; empty when they agree. Each row is read
 // once: the program could change it.
 std::string track_blocks(Session& session) {
-    const MappedBoard& board = session.board;
+    const MappedChunkMap& board = session.board;
     session.tracked = std::vector<TrackedBlock>(board.block_count);
     uint64_t last_id = 0;
     uint64_t chunks = 0;
@@ -119,7 +119,7 @@ struct SlabPlan {
 };
 
 // As above, for the slabs.
-std::string plan_slabs(const MappedBoard& board, std::vector<SlabPlan>* plans) {
+std::string plan_slabs(const MappedChunkMap& board, std::vector<SlabPlan>* plans) {
     uint64_t slots = 0;
     for (uint32_t i = 0; i < board.slab_count; ++i) {
         const SlabPlan plan{board.slabs[i].device, board.slabs[i].slots};
@@ -157,7 +157,7 @@ Outcome take_slabs(Session& session, const std::vector<SlabPlan>& plans,
     return {};
 }
 
-uint64_t pending_chunks(const MappedBoard& board) {
+uint64_t pending_chunks(const MappedChunkMap& board) {
     uint64_t count = 0;
     for (uint32_t i = 0; i < board.chunk_count; ++i)
         count += state_of(board.words[i].load(std::memory_order_relaxed)) == board::pending;

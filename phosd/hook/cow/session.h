@@ -40,7 +40,7 @@ struct Table {
 };
 
 struct Session {
-    MappedBoard board;
+    MappedChunkMap board;
     int client = -1;                    // that armed it
     std::vector<TrackedBlock> tracked;  // by id, and so by first chunk
     std::unique_ptr<Shadows> shadows[board::kMaxDevices];

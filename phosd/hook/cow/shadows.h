@@ -41,7 +41,7 @@ struct Pending {
 
 class Shadows {
   public:
-    Shadows(int device, MappedBoard board) : device_(device), board_(board) {}
+    Shadows(int device, MappedChunkMap board) : device_(device), board_(board) {}
     Shadows(const Shadows&) = delete;
     Shadows& operator=(const Shadows&) = delete;
 
@@ -118,7 +118,7 @@ class Shadows {
     void let_go(Slab& slab);
 
     const int device_;
-    MappedBoard board_;
+    MappedChunkMap board_;
     CUcontext context_ = nullptr;
     CUstream stream_ = nullptr;
     bool failed_ = false;      // nothing is shadowed any more
