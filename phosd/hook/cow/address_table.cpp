@@ -36,7 +36,7 @@ void renew_sources(TrackedBlock& tracked, Shadows* shadows) {
 
 }  // namespace
 
-size_t Table::at_or_after(uint64_t address) const {
+size_t AddressTable::at_or_after(uint64_t address) const {
     // As std::upper_bound, but without a branch that nobody can predict.
     const uint64_t* first = ends.data();
     for (size_t left = ends.size(); left;) {
@@ -55,7 +55,7 @@ TrackedBlock* Session::find(uint64_t block_id) {
 }
 
 void Session::renew_table() {
-    auto* const next = new Table;
+    auto* const next = new AddressTable;
     bool program_before = false;
     for (const auto& [address, mapping] : blocks::by_address) {
         const bool program = mapping.block->flags & wire::kProgramVmm;
@@ -63,7 +63,7 @@ void Session::renew_table() {
         if (!block && !program) continue;
         const auto index = static_cast<uint32_t>(next->entries.size());
         if (!program || !program_before || next->entries.back().end != address) {
-            Table::Extent& extent = next->extents.emplace_back();
+            AddressTable::Extent& extent = next->extents.emplace_back();
             extent.first = index;
             extent.undone = index;
         }
@@ -74,12 +74,12 @@ void Session::renew_table() {
         program_before = program;
     }
     for (TrackedBlock& block : tracked) renew_sources(block, shadows_of(block));
-    if (const Table* const before = table.exchange(next)) retired.push_back(before);
+    if (const AddressTable* const before = table.exchange(next)) retired.push_back(before);
     stale.store(false, std::memory_order_release);
 }
 
 void Session::drop_retired() {
-    for (const Table* const other : retired) delete other;
+    for (const AddressTable* const other : retired) delete other;
     retired.clear();
 }
 

@@ -26,11 +26,11 @@ __thread ThreadScope own_scope __attribute__((tls_model("initial-exec"))) = {0, 
 // the block.
 template <class Visit>
 void each_span(const Session& session, const Range* ranges, size_t count, Visit visit) {
-    const Table& table = *session.table.load();
+    const AddressTable& table = *session.table.load();
     for (const Range* range = ranges; range != ranges + count; ++range) {
         for (size_t i = table.at_or_after(range->begin);
              i < table.entries.size() && table.entries[i].begin < range->end; ++i) {
-            const Table::Entry& entry = table.entries[i];
+            const AddressTable::Entry& entry = table.entries[i];
             if (!entry.tracked || entry.tracked->done.load(std::memory_order_relaxed)) continue;
             const uint64_t begin = std::max(range->begin, entry.begin) - entry.begin + entry.offset;
             const uint64_t end = std::min(range->end, entry.end) - entry.begin + entry.offset;
@@ -209,10 +209,10 @@ SubmissionScope::~SubmissionScope() {
 
 bool extent_of(uint64_t address, Range* extent) {
     if (!own_scope.session) return false;
-    const Table& table = *own_scope.session->table.load();
+    const AddressTable& table = *own_scope.session->table.load();
     const size_t index = table.at_or_after(address);
     if (index == table.entries.size() || table.entries[index].begin > address) return false;
-    const Table::Extent& found = table.extents[table.entries[index].extent];
+    const AddressTable::Extent& found = table.extents[table.entries[index].extent];
     uint32_t undone = found.undone.load(std::memory_order_relaxed);
     while (undone < found.last &&
            (!table.entries[undone].tracked ||

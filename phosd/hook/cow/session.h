@@ -17,7 +17,7 @@ namespace phos::cow {
 
 // Where blocks are mapped, at one time. Memory of the program's own that is not on the board is
 // here as well, for an allocation may lie across it.
-struct Table {
+struct AddressTable {
     struct Entry {
         uint64_t begin;
         uint64_t end;
@@ -44,9 +44,9 @@ struct Session {
     int client = -1;                    // that armed it
     std::vector<TrackedBlock> tracked;  // by id, and so by first chunk
     std::unique_ptr<Shadows> shadows[board::kMaxDevices];
-    std::atomic<const Table*> table{nullptr};
-    std::vector<const Table*> retired;  // guarded by blocks::mutex
-    std::atomic<bool> stale{false};     // mappings have changed since the table was made
+    std::atomic<const AddressTable*> table{nullptr};
+    std::vector<const AddressTable*> retired;  // guarded by blocks::mutex
+    std::atomic<bool> stale{false};            // mappings have changed since the table was made
 
     uint64_t newest = 0;  // block that there was when the board came, or that was handed out since
     std::atomic<uint64_t> freed_bytes[board::kMaxDevices] = {};  // of blocks up to that one
