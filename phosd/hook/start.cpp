@@ -83,7 +83,7 @@ void start() {
 
 }  // namespace
 
-CUresult own::cuInit(unsigned int flags) {
+CUresult overrides::cuInit(unsigned int flags) {
     const CUresult result = driver.cuInit(flags);
     if (result == CUDA_SUCCESS) start();
     return result;

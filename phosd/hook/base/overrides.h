@@ -3,10 +3,10 @@
 
 #include "base/driver.h"
 
-namespace phos::own {
+namespace phos::overrides {
 
 #define PHOS_OWN(name) extern decltype(::name) name;
 #define PHOS_ENTRY(name) extern decltype(::name) name;
 #include "hooks.def"
 
-}  // namespace phos::own
+}  // namespace phos::overrides

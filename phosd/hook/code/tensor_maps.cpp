@@ -65,34 +65,30 @@ uint64_t tensor_maps::address_in(const void* bytes) {
     return 0;
 }
 
-CUresult own::cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
-                                     void* address, const cuuint64_t* dimensions,
-                                     const cuuint64_t* strides, const cuuint32_t* box,
-                                     const cuuint32_t* element_strides,
-                                     CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-                                     CUtensorMapL2promotion promotion,
-                                     CUtensorMapFloatOOBfill fill) {
+CUresult overrides::cuTensorMapEncodeTiled(
+    CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+    const cuuint64_t* dimensions, const cuuint64_t* strides, const cuuint32_t* box,
+    const cuuint32_t* element_strides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+    CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
     return note(
         driver.cuTensorMapEncodeTiled(map, type, rank, address, dimensions, strides, box,
                                       element_strides, interleave, swizzle, promotion, fill),
         map, address);
 }
 
-CUresult own::cuTensorMapEncodeIm2col(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
-                                      void* address, const cuuint64_t* dimensions,
-                                      const cuuint64_t* strides, const int* lower, const int* upper,
-                                      cuuint32_t channels, cuuint32_t pixels,
-                                      const cuuint32_t* element_strides,
-                                      CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-                                      CUtensorMapL2promotion promotion,
-                                      CUtensorMapFloatOOBfill fill) {
+CUresult overrides::cuTensorMapEncodeIm2col(
+    CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+    const cuuint64_t* dimensions, const cuuint64_t* strides, const int* lower, const int* upper,
+    cuuint32_t channels, cuuint32_t pixels, const cuuint32_t* element_strides,
+    CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+    CUtensorMapFloatOOBfill fill) {
     return note(driver.cuTensorMapEncodeIm2col(map, type, rank, address, dimensions, strides, lower,
                                                upper, channels, pixels, element_strides, interleave,
                                                swizzle, promotion, fill),
                 map, address);
 }
 
-CUresult own::cuTensorMapEncodeIm2colWide(
+CUresult overrides::cuTensorMapEncodeIm2colWide(
     CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
     const cuuint64_t* dimensions, const cuuint64_t* strides, int lower, int upper,
     cuuint32_t channels, cuuint32_t pixels, const cuuint32_t* element_strides,
@@ -104,7 +100,7 @@ CUresult own::cuTensorMapEncodeIm2colWide(
                 map, address);
 }
 
-CUresult own::cuTensorMapReplaceAddress(CUtensorMap* map, void* address) {
+CUresult overrides::cuTensorMapReplaceAddress(CUtensorMap* map, void* address) {
     return note(driver.cuTensorMapReplaceAddress(map, address), map, address);
 }
 

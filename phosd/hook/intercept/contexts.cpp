@@ -100,95 +100,96 @@ CUresult change_peer(CUcontext peer, CUresult result, int change) {
 
 }  // namespace
 
-CUresult own::cuCtxCreate(CUcontext* context, unsigned flags, CUdevice device) {
+CUresult overrides::cuCtxCreate(CUcontext* context, unsigned flags, CUdevice device) {
     return create_context(context, false,
                           [&] { return driver.cuCtxCreate(context, flags, device); });
 }
-CUresult own::cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device) {
+CUresult overrides::cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device) {
     return create_context(context, false,
                           [&] { return driver.cuCtxCreate_v2(context, flags, device); });
 }
-CUresult own::cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam* affinity, int count,
-                             unsigned flags, CUdevice device) {
+CUresult overrides::cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam* affinity, int count,
+                                   unsigned flags, CUdevice device) {
     return create_context(context, false, [&] {
         return driver.cuCtxCreate_v3(context, affinity, count, flags, device);
     });
 }
-CUresult own::cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* parameters, unsigned flags,
-                             CUdevice device) {
+CUresult overrides::cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* parameters,
+                                   unsigned flags, CUdevice device) {
     return create_context(
         context, false, [&] { return driver.cuCtxCreate_v4(context, parameters, flags, device); });
 }
-CUresult own::cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+CUresult overrides::cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     return create_context(context, true,
                           [&] { return driver.cuDevicePrimaryCtxRetain(context, device); });
 }
-CUresult own::cuCtxDestroy(CUcontext context) {
+CUresult overrides::cuCtxDestroy(CUcontext context) {
     return destroy_context(context, driver.cuCtxDestroy);
 }
-CUresult own::cuCtxDestroy_v2(CUcontext context) {
+CUresult overrides::cuCtxDestroy_v2(CUcontext context) {
     return destroy_context(context, driver.cuCtxDestroy_v2);
 }
-CUresult own::cuDevicePrimaryCtxRelease(CUdevice device) {
+CUresult overrides::cuDevicePrimaryCtxRelease(CUdevice device) {
     return end_primary(device, driver.cuDevicePrimaryCtxRelease);
 }
-CUresult own::cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+CUresult overrides::cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     return end_primary(device, driver.cuDevicePrimaryCtxRelease_v2);
 }
-CUresult own::cuDevicePrimaryCtxReset(CUdevice device) {
+CUresult overrides::cuDevicePrimaryCtxReset(CUdevice device) {
     return end_primary(device, driver.cuDevicePrimaryCtxReset);
 }
-CUresult own::cuDevicePrimaryCtxReset_v2(CUdevice device) {
+CUresult overrides::cuDevicePrimaryCtxReset_v2(CUdevice device) {
     return end_primary(device, driver.cuDevicePrimaryCtxReset_v2);
 }
-CUresult own::cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+CUresult overrides::cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
     const gate::Pass pass;
     return change_peer(peer, driver.cuCtxEnablePeerAccess(peer, flags), 1);
 }
-CUresult own::cuCtxDisablePeerAccess(CUcontext peer) {
+CUresult overrides::cuCtxDisablePeerAccess(CUcontext peer) {
     const gate::Pass pass;
     return change_peer(peer, driver.cuCtxDisablePeerAccess(peer), -1);
 }
 
-CUresult own::cuStreamBeginCapture(CUstream stream) {
+CUresult overrides::cuStreamBeginCapture(CUstream stream) {
     return begin_capture(stream, false, [&] { return driver.cuStreamBeginCapture(stream); });
 }
-CUresult own::cuStreamBeginCapture_ptsz(CUstream stream) {
+CUresult overrides::cuStreamBeginCapture_ptsz(CUstream stream) {
     return begin_capture(stream, true, [&] { return driver.cuStreamBeginCapture_ptsz(stream); });
 }
-CUresult own::cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
+CUresult overrides::cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
     return begin_capture(stream, false,
                          [&] { return driver.cuStreamBeginCapture_v2(stream, mode); });
 }
-CUresult own::cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
+CUresult overrides::cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
     return begin_capture(stream, true,
                          [&] { return driver.cuStreamBeginCapture_v2_ptsz(stream, mode); });
 }
-CUresult own::cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode* nodes,
-                                          const CUgraphEdgeData* edges, size_t count,
-                                          CUstreamCaptureMode mode) {
+CUresult overrides::cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph,
+                                                const CUgraphNode* nodes,
+                                                const CUgraphEdgeData* edges, size_t count,
+                                                CUstreamCaptureMode mode) {
     return begin_capture(stream, false, [&] {
         return driver.cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode);
     });
 }
-CUresult own::cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
-                                               const CUgraphNode* nodes,
-                                               const CUgraphEdgeData* edges, size_t count,
-                                               CUstreamCaptureMode mode) {
+CUresult overrides::cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
+                                                     const CUgraphNode* nodes,
+                                                     const CUgraphEdgeData* edges, size_t count,
+                                                     CUstreamCaptureMode mode) {
     return begin_capture(stream, true, [&] {
         return driver.cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode);
     });
 }
-CUresult own::cuStreamEndCapture(CUstream stream, CUgraph* graph) {
+CUresult overrides::cuStreamEndCapture(CUstream stream, CUgraph* graph) {
     return end_capture(stream, graph, false);
 }
-CUresult own::cuStreamEndCapture_ptsz(CUstream stream, CUgraph* graph) {
+CUresult overrides::cuStreamEndCapture_ptsz(CUstream stream, CUgraph* graph) {
     return end_capture(stream, graph, true);
 }
-CUresult own::cuStreamDestroy(CUstream stream) {
+CUresult overrides::cuStreamDestroy(CUstream stream) {
     return destroy_stream(stream, driver.cuStreamDestroy);
 }
-CUresult own::cuStreamDestroy_v2(CUstream stream) {
+CUresult overrides::cuStreamDestroy_v2(CUstream stream) {
     return destroy_stream(stream, driver.cuStreamDestroy_v2);
 }
 

@@ -225,12 +225,13 @@ CUresult share(CUipcMemHandle* handle, CUdeviceptr address, uint64_t* to_reexpor
 
 }  // namespace
 
-CUresult own::cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
+CUresult overrides::cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     if (!handle) return CUDA_ERROR_INVALID_VALUE;
     return reexport::sharing([=](uint64_t* id) { return share(handle, address, id); });
 }
 
-CUresult own::cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+CUresult overrides::cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle,
+                                          unsigned flags) {
     const gate::Pass pass;
     Ticket ticket{};
     std::memcpy(&ticket, &handle, sizeof ticket);
@@ -238,11 +239,12 @@ CUresult own::cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle,
     return open_ticket(ticket, address);
 }
 
-CUresult own::cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
-    return own::cuIpcOpenMemHandle_v2(address, handle, flags);
+CUresult overrides::cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle,
+                                       unsigned flags) {
+    return overrides::cuIpcOpenMemHandle_v2(address, handle, flags);
 }
 
-CUresult own::cuIpcCloseMemHandle(CUdeviceptr address) {
+CUresult overrides::cuIpcCloseMemHandle(CUdeviceptr address) {
     const gate::Pass pass;
     {
         const std::lock_guard lock(blocks::mutex);

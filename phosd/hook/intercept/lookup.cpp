@@ -189,15 +189,16 @@ jmp *%rax
 .size dlsym,.-dlsym
 )");
 
-CUresult own::cuGetProcAddress(const char* symbol, void** pfn, int version, cuuint64_t flags) {
+CUresult overrides::cuGetProcAddress(const char* symbol, void** pfn, int version,
+                                     cuuint64_t flags) {
     const CUresult result = driver.cuGetProcAddress(symbol, pfn, version, flags);
     if (result == CUDA_SUCCESS && enabled() && symbol && pfn && *pfn)
         *pfn = substitute(symbol, *pfn);
     return result;
 }
 
-CUresult own::cuGetProcAddress_v2(const char* symbol, void** pfn, int version, cuuint64_t flags,
-                                  CUdriverProcAddressQueryResult* status) {
+CUresult overrides::cuGetProcAddress_v2(const char* symbol, void** pfn, int version,
+                                        cuuint64_t flags, CUdriverProcAddressQueryResult* status) {
     const CUresult result = driver.cuGetProcAddress_v2(symbol, pfn, version, flags, status);
     if (result == CUDA_SUCCESS && enabled() && symbol && pfn && *pfn)
         *pfn = substitute(symbol, *pfn);

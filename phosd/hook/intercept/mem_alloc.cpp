@@ -134,13 +134,13 @@ bool is_mapped_block(CUdeviceptr address) {
 
 }  // namespace
 
-CUresult own::cuMemAlloc_v2(CUdeviceptr* address, size_t size) {
+CUresult overrides::cuMemAlloc_v2(CUdeviceptr* address, size_t size) {
     const gate::Pass pass;
     return allocate(address, size);
 }
 
-CUresult own::cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width, size_t height,
-                                 unsigned element) {
+CUresult overrides::cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width,
+                                       size_t height, unsigned element) {
     const gate::Pass pass;
     if (!address || !pitch || !width || !height || (element != 4 && element != 8 && element != 16))
         return CUDA_ERROR_INVALID_VALUE;
@@ -152,7 +152,7 @@ CUresult own::cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t wid
     return result;
 }
 
-CUresult own::cuMemFree_v2(CUdeviceptr address) {
+CUresult overrides::cuMemFree_v2(CUdeviceptr address) {
     const gate::Pass pass;
     const CUresult permitted = contexts::capture_permits();
     if (permitted != CUDA_SUCCESS) return permitted;
@@ -182,7 +182,7 @@ CUresult own::cuMemFree_v2(CUdeviceptr address) {
     return result;
 }
 
-CUresult own::cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr address) {
+CUresult overrides::cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr address) {
     {
         const std::lock_guard lock(blocks::mutex);
         uint64_t start = 0;
@@ -207,8 +207,8 @@ CUresult own::cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdevicep
     return driver.cuMemGetAddressRange_v2(base, size, address);
 }
 
-CUresult own::cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
-                                    CUdeviceptr address) {
+CUresult overrides::cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
+                                          CUdeviceptr address) {
     if (!data) return CUDA_ERROR_INVALID_VALUE;
     {
         const std::lock_guard lock(blocks::mutex);
@@ -222,8 +222,8 @@ CUresult own::cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
     return result;
 }
 
-CUresult own::cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
-                                     CUdeviceptr address) {
+CUresult overrides::cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
+                                           void** data, CUdeviceptr address) {
     if (!attributes || !data) return CUDA_ERROR_INVALID_VALUE;
     {
         const std::lock_guard lock(blocks::mutex);
@@ -245,8 +245,8 @@ CUresult own::cuPointerGetAttributes(unsigned count, CUpointer_attribute* attrib
     return result;
 }
 
-CUresult own::cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
-                                    CUdeviceptr address) {
+CUresult overrides::cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
+                                          CUdeviceptr address) {
     {
         const std::lock_guard lock(blocks::mutex);
         auto* found = heap::find(address);
@@ -261,8 +261,9 @@ CUresult own::cuPointerSetAttribute(const void* value, CUpointer_attribute attri
     return driver.cuPointerSetAttribute(value, attribute, address);
 }
 
-CUresult own::cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, size_t size,
-                                            CUmemRangeHandleType type, unsigned long long flags) {
+CUresult overrides::cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, size_t size,
+                                                  CUmemRangeHandleType type,
+                                                  unsigned long long flags) {
     const gate::Pass pass;
     const CUresult result =
         driver.cuMemGetHandleForAddressRange(handle, address, size, type, flags);

@@ -23,44 +23,46 @@ CUresult unload(Handle handle, CUresult (*unload)(Handle)) {
 
 }  // namespace
 
-CUresult own::cuModuleLoad(CUmodule* module, const char* path) {
+CUresult overrides::cuModuleLoad(CUmodule* module, const char* path) {
     return note_load(driver.cuModuleLoad(module, path), module,
                      [&] { return modules::hash_file(path); });
 }
-CUresult own::cuModuleLoadData(CUmodule* module, const void* image) {
+CUresult overrides::cuModuleLoadData(CUmodule* module, const void* image) {
     return note_load(driver.cuModuleLoadData(module, image), module,
                      [&] { return modules::hash_image(image); });
 }
-CUresult own::cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned count,
-                                 CUjit_option* options, void** values) {
+CUresult overrides::cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned count,
+                                       CUjit_option* options, void** values) {
     return note_load(driver.cuModuleLoadDataEx(module, image, count, options, values), module,
                      [&] { return modules::hash_image(image); });
 }
-CUresult own::cuModuleLoadFatBinary(CUmodule* module, const void* image) {
+CUresult overrides::cuModuleLoadFatBinary(CUmodule* module, const void* image) {
     return note_load(driver.cuModuleLoadFatBinary(module, image), module,
                      [&] { return modules::hash_image(image); });
 }
-CUresult own::cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* jit_options,
-                                void** jit_values, unsigned jit_count, CUlibraryOption* options,
-                                void** values, unsigned count) {
+CUresult overrides::cuLibraryLoadData(CUlibrary* library, const void* code,
+                                      CUjit_option* jit_options, void** jit_values,
+                                      unsigned jit_count, CUlibraryOption* options, void** values,
+                                      unsigned count) {
     return note_load(driver.cuLibraryLoadData(library, code, jit_options, jit_values, jit_count,
                                               options, values, count),
                      library, [&] { return modules::hash_image(code); });
 }
-CUresult own::cuLibraryLoadFromFile(CUlibrary* library, const char* path, CUjit_option* jit_options,
-                                    void** jit_values, unsigned jit_count, CUlibraryOption* options,
-                                    void** values, unsigned count) {
+CUresult overrides::cuLibraryLoadFromFile(CUlibrary* library, const char* path,
+                                          CUjit_option* jit_options, void** jit_values,
+                                          unsigned jit_count, CUlibraryOption* options,
+                                          void** values, unsigned count) {
     return note_load(driver.cuLibraryLoadFromFile(library, path, jit_options, jit_values, jit_count,
                                                   options, values, count),
                      library, [&] { return modules::hash_file(path); });
 }
-CUresult own::cuModuleUnload(CUmodule module) {
+CUresult overrides::cuModuleUnload(CUmodule module) {
     return unload(module, driver.cuModuleUnload);
 }
-CUresult own::cuLibraryUnload(CUlibrary library) {
+CUresult overrides::cuLibraryUnload(CUlibrary library) {
     return unload(library, driver.cuLibraryUnload);
 }
-CUresult own::cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
+CUresult overrides::cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
     const CUresult result = driver.cuKernelGetFunction(function, kernel);
     if (result == CUDA_SUCCESS && function) modules::note(*function, modules::hash_of(kernel));
     return result;

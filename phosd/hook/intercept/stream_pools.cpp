@@ -146,33 +146,33 @@ CUresult allocate_or_pass(CUdeviceptr* address, size_t size, CUmemoryPool pool, 
 
 }  // namespace
 
-CUresult own::cuMemAllocAsync(CUdeviceptr* address, size_t size, CUstream stream) {
+CUresult overrides::cuMemAllocAsync(CUdeviceptr* address, size_t size, CUstream stream) {
     return allocate_or_pass(address, size, nullptr, stream, false,
                             [](CUdeviceptr* at, size_t bytes, CUmemoryPool, CUstream on) {
                                 return driver.cuMemAllocAsync(at, bytes, on);
                             });
 }
-CUresult own::cuMemAllocAsync_ptsz(CUdeviceptr* address, size_t size, CUstream stream) {
+CUresult overrides::cuMemAllocAsync_ptsz(CUdeviceptr* address, size_t size, CUstream stream) {
     return allocate_or_pass(address, size, nullptr, stream, true,
                             [](CUdeviceptr* at, size_t bytes, CUmemoryPool, CUstream on) {
                                 return driver.cuMemAllocAsync_ptsz(at, bytes, on);
                             });
 }
-CUresult own::cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t size, CUmemoryPool pool,
-                                      CUstream stream) {
+CUresult overrides::cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t size, CUmemoryPool pool,
+                                            CUstream stream) {
     return allocate_or_pass(address, size, pool, stream, false, driver.cuMemAllocFromPoolAsync);
 }
-CUresult own::cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, size_t size, CUmemoryPool pool,
-                                           CUstream stream) {
+CUresult overrides::cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, size_t size,
+                                                 CUmemoryPool pool, CUstream stream) {
     return allocate_or_pass(address, size, pool, stream, true, driver.cuMemAllocFromPoolAsync_ptsz);
 }
-CUresult own::cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+CUresult overrides::cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     const gate::Pass pass;
     CUresult result = CUDA_SUCCESS;
     return free_later(address, stream, {false}, &result) ? result
                                                          : driver.cuMemFreeAsync(address, stream);
 }
-CUresult own::cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
+CUresult overrides::cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
     const gate::Pass pass;
     CUresult result = CUDA_SUCCESS;
     return free_later(address, stream, {true}, &result)
@@ -180,7 +180,7 @@ CUresult own::cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
                : driver.cuMemFreeAsync_ptsz(address, stream);
 }
 
-CUresult own::cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
+CUresult overrides::cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
     const CUresult result = driver.cuMemPoolCreate(pool, properties);
     if (result != CUDA_SUCCESS) return result;
     if (properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
@@ -195,7 +195,7 @@ CUresult own::cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properti
     return result;
 }
 
-CUresult own::cuMemPoolDestroy(CUmemoryPool pool) {
+CUresult overrides::cuMemPoolDestroy(CUmemoryPool pool) {
     const gate::Pass pass;
     const CUresult result = driver.cuMemPoolDestroy(pool);
     if (result != CUDA_SUCCESS) return result;
@@ -205,7 +205,7 @@ CUresult own::cuMemPoolDestroy(CUmemoryPool pool) {
     return result;
 }
 
-CUresult own::cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
+CUresult overrides::cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     const gate::Pass pass;
     const CUresult result = driver.cuMemPoolTrimTo(pool, keep);
     if (result != CUDA_SUCCESS) return result;
@@ -218,7 +218,8 @@ CUresult own::cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     return result;
 }
 
-CUresult own::cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
+CUresult overrides::cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
+                                          void* value) {
     const CUresult result = driver.cuMemPoolGetAttribute(pool, attribute, value);
     if (result != CUDA_SUCCESS) return result;
     const std::lock_guard lock(blocks::mutex);
@@ -245,7 +246,8 @@ CUresult own::cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attri
     return result;
 }
 
-CUresult own::cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
+CUresult overrides::cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
+                                          void* value) {
     const CUresult result = driver.cuMemPoolSetAttribute(pool, attribute, value);
     if (result != CUDA_SUCCESS) return result;
     const std::lock_guard lock(blocks::mutex);
@@ -258,7 +260,8 @@ CUresult own::cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attri
     return result;
 }
 
-CUresult own::cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* access, size_t count) {
+CUresult overrides::cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* access,
+                                       size_t count) {
     const gate::Pass pass;
     const CUresult result = driver.cuMemPoolSetAccess(pool, access, count);
     if (result != CUDA_SUCCESS) return result;

@@ -29,44 +29,44 @@ void note_if_managed(unsigned long long address, const char* reason) {
         mark_unsupported(reason);
 }
 
-CUresult own::cuMemAllocManaged(CUdeviceptr* address, size_t size, unsigned flags) {
+CUresult overrides::cuMemAllocManaged(CUdeviceptr* address, size_t size, unsigned flags) {
     return note_use(driver.cuMemAllocManaged(address, size, flags),
                     "the program uses managed memory (cuMemAllocManaged)");
 }
 
-CUresult own::cuLibraryGetManaged(CUdeviceptr* address, size_t* size, CUlibrary library,
-                                  const char* name) {
+CUresult overrides::cuLibraryGetManaged(CUdeviceptr* address, size_t* size, CUlibrary library,
+                                        const char* name) {
     return note_use(driver.cuLibraryGetManaged(address, size, library, name), kVariable);
 }
 
-CUresult own::cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* size, CUmodule module,
-                                   const char* name) {
+CUresult overrides::cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* size, CUmodule module,
+                                         const char* name) {
     return note_variable(driver.cuModuleGetGlobal_v2(address, size, module, name), address);
 }
 
-CUresult own::cuLibraryGetGlobal(CUdeviceptr* address, size_t* size, CUlibrary library,
-                                 const char* name) {
+CUresult overrides::cuLibraryGetGlobal(CUdeviceptr* address, size_t* size, CUlibrary library,
+                                       const char* name) {
     return note_variable(driver.cuLibraryGetGlobal(address, size, library, name), address);
 }
 
-CUresult own::cuImportExternalMemory(CUexternalMemory* memory,
-                                     const CUDA_EXTERNAL_MEMORY_HANDLE_DESC* description) {
+CUresult overrides::cuImportExternalMemory(CUexternalMemory* memory,
+                                           const CUDA_EXTERNAL_MEMORY_HANDLE_DESC* description) {
     return note_use(driver.cuImportExternalMemory(memory, description),
                     "the program imports memory of another driver (cuImportExternalMemory)");
 }
 
-CUresult own::cuImportExternalSemaphore(CUexternalSemaphore* semaphore,
-                                        const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC* description) {
+CUresult overrides::cuImportExternalSemaphore(
+    CUexternalSemaphore* semaphore, const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC* description) {
     return note_use(driver.cuImportExternalSemaphore(semaphore, description),
                     "the program imports a semaphore of another driver");
 }
 
-CUresult own::cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent event) {
+CUresult overrides::cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent event) {
     return note_use(driver.cuIpcGetEventHandle(handle, event),
                     "the program shares events by legacy CUDA IPC");
 }
 
-CUresult own::cuIpcOpenEventHandle(CUevent* event, CUipcEventHandle handle) {
+CUresult overrides::cuIpcOpenEventHandle(CUevent* event, CUipcEventHandle handle) {
     return note_use(driver.cuIpcOpenEventHandle(event, handle),
                     "the program shares events by legacy CUDA IPC");
 }

@@ -82,8 +82,8 @@ CUresult share(void* shareable, Handle handle, CUmemAllocationHandleType type,
 
 }  // namespace
 
-CUresult own::cuMemCreate(Handle* handle, size_t size, const CUmemAllocationProp* properties,
-                          unsigned long long flags) {
+CUresult overrides::cuMemCreate(Handle* handle, size_t size, const CUmemAllocationProp* properties,
+                                unsigned long long flags) {
     const gate::Pass pass;
     if (!handle || !properties || flags) return driver.cuMemCreate(handle, size, properties, flags);
     std::unique_lock lock(blocks::mutex);
@@ -99,7 +99,7 @@ CUresult own::cuMemCreate(Handle* handle, size_t size, const CUmemAllocationProp
     return CUDA_SUCCESS;
 }
 
-CUresult own::cuMemRelease(Handle handle) {
+CUresult overrides::cuMemRelease(Handle handle) {
     return with_block(handle, [](blocks::Block& block) {
         --block.references;
         blocks::drop_if_unused(&block);
@@ -107,36 +107,36 @@ CUresult own::cuMemRelease(Handle handle) {
     });
 }
 
-CUresult own::cuMemMap(CUdeviceptr address, size_t size, size_t offset, Handle handle,
-                       unsigned long long flags) {
+CUresult overrides::cuMemMap(CUdeviceptr address, size_t size, size_t offset, Handle handle,
+                             unsigned long long flags) {
     return with_block(handle, [&](blocks::Block& block) {
         return blocks::map(&block, address, size, offset, flags);
     });
 }
 
-CUresult own::cuMemUnmap(CUdeviceptr address, size_t size) {
+CUresult overrides::cuMemUnmap(CUdeviceptr address, size_t size) {
     const gate::Pass pass;
     const Lock lock(blocks::mutex);
     return blocks::unmap(address, size);
 }
 
-CUresult own::cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc* access,
-                             size_t count) {
+CUresult overrides::cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc* access,
+                                   size_t count) {
     const gate::Pass pass;
     if (!access) return driver.cuMemSetAccess(address, size, access, count);
     const Lock lock(blocks::mutex);
     return blocks::set_access(address, size, access, count);
 }
 
-CUresult own::cuMemExportToShareableHandle(void* shareable, Handle handle,
-                                           CUmemAllocationHandleType type,
-                                           unsigned long long flags) {
+CUresult overrides::cuMemExportToShareableHandle(void* shareable, Handle handle,
+                                                 CUmemAllocationHandleType type,
+                                                 unsigned long long flags) {
     return reexport::sharing(
         [=](uint64_t* id) { return share(shareable, handle, type, flags, id); });
 }
 
-CUresult own::cuMemImportFromShareableHandle(Handle* handle, void* shareable,
-                                             CUmemAllocationHandleType type) {
+CUresult overrides::cuMemImportFromShareableHandle(Handle* handle, void* shareable,
+                                                   CUmemAllocationHandleType type) {
     const gate::Pass pass;
     Handle real = 0;
     if (!handle) return CUDA_ERROR_INVALID_VALUE;
@@ -162,7 +162,7 @@ CUresult own::cuMemImportFromShareableHandle(Handle* handle, void* shareable,
     return CUDA_SUCCESS;
 }
 
-CUresult own::cuMemRetainAllocationHandle(Handle* handle, void* address) {
+CUresult overrides::cuMemRetainAllocationHandle(Handle* handle, void* address) {
     const gate::Pass pass;
     if (!handle) return CUDA_ERROR_INVALID_VALUE;
     const Lock lock(blocks::mutex);
@@ -179,8 +179,8 @@ CUresult own::cuMemRetainAllocationHandle(Handle* handle, void* address) {
     return result;
 }
 
-CUresult own::cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
-                                                     Handle handle) {
+CUresult overrides::cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
+                                                           Handle handle) {
     return with_block(handle, [&](blocks::Block& block) {
         const CUresult result =
             driver.cuMemGetAllocationPropertiesFromHandle(properties, block.handle);
@@ -190,14 +190,14 @@ CUresult own::cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* proper
     });
 }
 
-CUresult own::cuMemMapArrayAsync(CUarrayMapInfo* list, unsigned count, CUstream stream) {
+CUresult overrides::cuMemMapArrayAsync(CUarrayMapInfo* list, unsigned count, CUstream stream) {
     return map_arrays(list, count, stream, driver.cuMemMapArrayAsync);
 }
-CUresult own::cuMemMapArrayAsync_ptsz(CUarrayMapInfo* list, unsigned count, CUstream stream) {
+CUresult overrides::cuMemMapArrayAsync_ptsz(CUarrayMapInfo* list, unsigned count, CUstream stream) {
     return map_arrays(list, count, stream, driver.cuMemMapArrayAsync_ptsz);
 }
 
-CUresult own::cuMulticastCreate(Handle* handle, const CUmulticastObjectProp* properties) {
+CUresult overrides::cuMulticastCreate(Handle* handle, const CUmulticastObjectProp* properties) {
     const gate::Pass pass;
     Handle real = 0;
     if (!handle) return CUDA_ERROR_INVALID_VALUE;
@@ -209,14 +209,15 @@ CUresult own::cuMulticastCreate(Handle* handle, const CUmulticastObjectProp* pro
     return CUDA_SUCCESS;
 }
 
-CUresult own::cuMulticastAddDevice(Handle handle, CUdevice device) {
+CUresult overrides::cuMulticastAddDevice(Handle handle, CUdevice device) {
     return with_block(handle, [&](blocks::Block& multicast) {
         return driver.cuMulticastAddDevice(multicast.handle, device);
     });
 }
 
-CUresult own::cuMulticastBindMem(Handle handle, size_t offset, Handle memory, size_t memory_offset,
-                                 size_t size, unsigned long long flags) {
+CUresult overrides::cuMulticastBindMem(Handle handle, size_t offset, Handle memory,
+                                       size_t memory_offset, size_t size,
+                                       unsigned long long flags) {
     return with_block(handle, [&](blocks::Block& multicast) {
         const blocks::Block* block = blocks::behind(memory);
         if (!block) return CUDA_ERROR_INVALID_VALUE;
@@ -225,14 +226,14 @@ CUresult own::cuMulticastBindMem(Handle handle, size_t offset, Handle memory, si
     });
 }
 
-CUresult own::cuMulticastBindAddr(Handle handle, size_t offset, CUdeviceptr address, size_t size,
-                                  unsigned long long flags) {
+CUresult overrides::cuMulticastBindAddr(Handle handle, size_t offset, CUdeviceptr address,
+                                        size_t size, unsigned long long flags) {
     return with_block(handle, [&](blocks::Block& multicast) {
         return driver.cuMulticastBindAddr(multicast.handle, offset, address, size, flags);
     });
 }
 
-CUresult own::cuMulticastUnbind(Handle handle, CUdevice device, size_t offset, size_t size) {
+CUresult overrides::cuMulticastUnbind(Handle handle, CUdevice device, size_t offset, size_t size) {
     return with_block(handle, [&](blocks::Block& multicast) {
         return driver.cuMulticastUnbind(multicast.handle, device, offset, size);
     });

@@ -77,7 +77,7 @@ extern "C" {
     extern __attribute__((visibility("hidden"))) void* const phos_slot_##name; \
     void* const phos_slot_##name = reinterpret_cast<void*>(&__VA_ARGS__::call);
 #define PHOS_OWNED(name, always) \
-    PHOS_SLOT(name, Owned<&Driver::name, &own::name, always, decltype(&::name)>)
+    PHOS_SLOT(name, Owned<&Driver::name, &overrides::name, always, decltype(&::name)>)
 #define PHOS_WRITES(name, rule) \
     PHOS_SLOT(name, Writing<&Driver::name, writes::rule, is_per_thread(#name), decltype(&::name)>)
 #define PHOS_GATED(name, why) PHOS_SLOT(name, Gated<&Driver::name, decltype(&::name)>)

@@ -107,7 +107,7 @@ void make_driver() {
 
 uint64_t hash_of_image(const void* image) {
     CUmodule module = nullptr;
-    OK(own::cuModuleLoadData(&module, image));
+    OK(overrides::cuModuleLoadData(&module, image));
     const auto function = handle<CUfunction>(next_handle++);
     functions[function] = {"f", {}, module};
     return modules::hash_of(function);
@@ -128,13 +128,13 @@ void an_image_is_known_again() {
     const int file = mkstemp(path);
     CHECK(write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size()));
     CUmodule module = nullptr;
-    OK(own::cuModuleLoad(&module, path));
+    OK(overrides::cuModuleLoad(&module, path));
     const auto function = handle<CUfunction>(next_handle++);
     functions[function] = {"f", {}, module};
     CHECK(modules::hash_of(function) == hash);
     close(file);
     unlink(path);
-    OK(own::cuModuleUnload(module));
+    OK(overrides::cuModuleUnload(module));
     CHECK(modules::hash_of(function) == 0);
 
     struct {
@@ -174,7 +174,7 @@ void a_function_is_what_the_driver_says() {
     library_kernels[of_library] = {"plain", functions[plain].parameters, library};
     CHECK(kernels::find(reinterpret_cast<CUfunction>(of_library)) == kernel);
     CUfunction made = nullptr;
-    OK(own::cuKernelGetFunction(&made, of_library));
+    OK(overrides::cuKernelGetFunction(&made, of_library));
     CHECK(kernels::find(made) == kernel);
 
     const auto unknown = handle<CUfunction>(3);
@@ -182,10 +182,10 @@ void a_function_is_what_the_driver_says() {
 
     // The handle comes back for something else.
     CUmodule module = nullptr;
-    OK(own::cuModuleLoadData(&module, "text"));
+    OK(overrides::cuModuleLoadData(&module, "text"));
     functions[plain] = {"other", {{0, 4}}, nullptr};
     CHECK(kernels::find(plain) == kernel);
-    OK(own::cuModuleUnload(module));
+    OK(overrides::cuModuleUnload(module));
     CHECK(kernels::find(plain)->name == "other");
 }
 
@@ -197,7 +197,7 @@ uint64_t name_hash(const char* name) {
 
 Kernel* make_kernel(const char* name, const char* image) {
     CUmodule module = nullptr;
-    OK(own::cuModuleLoadData(&module, image));
+    OK(overrides::cuModuleLoadData(&module, image));
     const auto function = handle<CUfunction>(next_handle++);
     functions[function] = {name, {{0, 8}}, module};
     return kernels::find(function);
@@ -249,7 +249,7 @@ void a_tensor_map_is_an_address() {
         CUtensorMap other;
     } parameter{};
     constexpr uint64_t kAt = 0x7f00'0000'1000;
-    OK(own::cuTensorMapReplaceAddress(&parameter.map, reinterpret_cast<void*>(kAt)));
+    OK(overrides::cuTensorMapReplaceAddress(&parameter.map, reinterpret_cast<void*>(kAt)));
     using Words = std::vector<std::pair<uint64_t, uint64_t>>;
     Words seen;
     const auto* bytes = reinterpret_cast<const unsigned char*>(&parameter);
@@ -267,7 +267,7 @@ void a_tensor_map_is_an_address() {
     CHECK(look(0).empty());
     // The table is bounded, and the newest is always in it.
     for (uint64_t i = 1; i < 50'000; ++i) {
-        OK(own::cuTensorMapReplaceAddress(&parameter.map, reinterpret_cast<void*>(i * 4096)));
+        OK(overrides::cuTensorMapReplaceAddress(&parameter.map, reinterpret_cast<void*>(i * 4096)));
         CHECK(tensor_maps::address_in(&parameter.map) == i * 4096);
     }
 }

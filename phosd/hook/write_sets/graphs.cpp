@@ -149,91 +149,92 @@ void graphs::predict(writes::Prediction& prediction, CUgraphExec exec) {
     for (const uint64_t address : summary->addresses) prediction.reach(address);
 }
 
-CUresult own::cuGraphInstantiate(CUgraphExec* exec, CUgraph graph, CUgraphNode* failed, char* text,
-                                 size_t size) {
+CUresult overrides::cuGraphInstantiate(CUgraphExec* exec, CUgraph graph, CUgraphNode* failed,
+                                       char* text, size_t size) {
     const gate::Pass pass;
     return note(driver.cuGraphInstantiate(exec, graph, failed, text, size), exec, graph, 0);
 }
-CUresult own::cuGraphInstantiate_v2(CUgraphExec* exec, CUgraph graph, CUgraphNode* failed,
-                                    char* text, size_t size) {
+CUresult overrides::cuGraphInstantiate_v2(CUgraphExec* exec, CUgraph graph, CUgraphNode* failed,
+                                          char* text, size_t size) {
     const gate::Pass pass;
     return note(driver.cuGraphInstantiate_v2(exec, graph, failed, text, size), exec, graph, 0);
 }
-CUresult own::cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph,
-                                          unsigned long long flags) {
+CUresult overrides::cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph,
+                                                unsigned long long flags) {
     const gate::Pass pass;
     return note(driver.cuGraphInstantiateWithFlags(exec, graph, flags), exec, graph, flags);
 }
 // With a flag, these two also put work on a stream.
-CUresult own::cuGraphInstantiateWithParams(CUgraphExec* exec, CUgraph graph,
-                                           CUDA_GRAPH_INSTANTIATE_PARAMS* parameters) {
+CUresult overrides::cuGraphInstantiateWithParams(CUgraphExec* exec, CUgraph graph,
+                                                 CUDA_GRAPH_INSTANTIATE_PARAMS* parameters) {
     const gate::Pass pass;
     const CUresult result = driver.cuGraphInstantiateWithParams(exec, graph, parameters);
     return note(result, exec, graph, parameters ? parameters->flags : 0);
 }
-CUresult own::cuGraphInstantiateWithParams_ptsz(CUgraphExec* exec, CUgraph graph,
-                                                CUDA_GRAPH_INSTANTIATE_PARAMS* parameters) {
+CUresult overrides::cuGraphInstantiateWithParams_ptsz(CUgraphExec* exec, CUgraph graph,
+                                                      CUDA_GRAPH_INSTANTIATE_PARAMS* parameters) {
     const gate::Pass pass;
     const CUresult result = driver.cuGraphInstantiateWithParams_ptsz(exec, graph, parameters);
     return note(result, exec, graph, parameters ? parameters->flags : 0);
 }
 
-CUresult own::cuGraphExecDestroy(CUgraphExec exec) {
+CUresult overrides::cuGraphExecDestroy(CUgraphExec exec) {
     forget(exec);  // before another may get the same handle
     return driver.cuGraphExecDestroy(exec);
 }
 
-CUresult own::cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode* failed,
-                                CUgraphExecUpdateResult* outcome) {
+CUresult overrides::cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode* failed,
+                                      CUgraphExecUpdateResult* outcome) {
     const gate::Pass pass;
     return note_update(driver.cuGraphExecUpdate(exec, graph, failed, outcome), exec, graph);
 }
-CUresult own::cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph,
-                                   CUgraphExecUpdateResultInfo* outcome) {
+CUresult overrides::cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph,
+                                         CUgraphExecUpdateResultInfo* outcome) {
     const gate::Pass pass;
     return note_update(driver.cuGraphExecUpdate_v2(exec, graph, outcome), exec, graph);
 }
 
-CUresult own::cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                             const CUDA_KERNEL_NODE_PARAMS_v1* parameters) {
+CUresult overrides::cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                                   const CUDA_KERNEL_NODE_PARAMS_v1* parameters) {
     const gate::Pass pass;
     return note_change(driver.cuGraphExecKernelNodeSetParams(exec, node, parameters), exec, node,
                        parameters);
 }
-CUresult own::cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
-                                                const CUDA_KERNEL_NODE_PARAMS_v2* parameters) {
+CUresult overrides::cuGraphExecKernelNodeSetParams_v2(
+    CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v2* parameters) {
     const gate::Pass pass;
     return note_change(driver.cuGraphExecKernelNodeSetParams_v2(exec, node, parameters), exec, node,
                        parameters);
 }
-CUresult own::cuGraphExecBatchMemOpNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                                 const CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
+CUresult overrides::cuGraphExecBatchMemOpNodeSetParams(
+    CUgraphExec exec, CUgraphNode node, const CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
     const gate::Pass pass;
     return note_change(driver.cuGraphExecBatchMemOpNodeSetParams(exec, node, parameters), exec,
                        node, parameters);
 }
-CUresult own::cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                                 CUgraph child) {
+CUresult overrides::cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                                       CUgraph child) {
     const gate::Pass pass;
     return note_change(driver.cuGraphExecChildGraphNodeSetParams(exec, node, child), exec, node,
                        &child);
 }
-CUresult own::cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                             const CUDA_MEMCPY3D_v2* copy, CUcontext context) {
+CUresult overrides::cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                                   const CUDA_MEMCPY3D_v2* copy,
+                                                   CUcontext context) {
     const gate::Pass pass;
     const CUresult result = driver.cuGraphExecMemcpyNodeSetParams(exec, node, copy, context);
     return copy ? note_range(result, exec, node, writes::destination_of(*copy)) : result;
 }
-CUresult own::cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                             const CUDA_MEMSET_NODE_PARAMS* fill,
-                                             CUcontext context) {
+CUresult overrides::cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                                   const CUDA_MEMSET_NODE_PARAMS* fill,
+                                                   CUcontext context) {
     const gate::Pass pass;
     const CUresult result = driver.cuGraphExecMemsetNodeSetParams(exec, node, fill, context);
     return fill ? note_range(result, exec, node, writes::destination_of(*fill)) : result;
 }
 
-CUresult own::cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                       CUgraphNodeParams* parameters) {
+CUresult overrides::cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                             CUgraphNodeParams* parameters) {
     const gate::Pass pass;
     const CUresult result = driver.cuGraphExecNodeSetParams(exec, node, parameters);
     if (result != CUDA_SUCCESS || !parameters) return result;
