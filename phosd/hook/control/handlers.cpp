@@ -17,7 +17,7 @@
 #include "park/quiesce.h"
 #include "park/reexport.h"
 
-namespace phos::requests {
+namespace phos::handlers {
 namespace {
 
 using channel::Message;
@@ -193,4 +193,4 @@ Reply stats() {
     return reply;
 }
 
-}  // namespace phos::requests
+}  // namespace phos::handlers

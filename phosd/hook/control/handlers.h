@@ -8,7 +8,7 @@
 #include "base/channel.h"
 #include "park/park.h"
 
-namespace phos::requests {
+namespace phos::handlers {
 
 struct Reply {
     wire::Status status = wire::Status::ok;
@@ -49,4 +49,4 @@ Reply list_kernels(const channel::Message& request);
 Reply empty_cache(const channel::Message& request);
 Reply stats();
 
-}  // namespace phos::requests
+}  // namespace phos::handlers

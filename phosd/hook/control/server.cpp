@@ -29,7 +29,7 @@ namespace phos::control {
 namespace {
 
 using channel::Message;
-using requests::Reply;
+using handlers::Reply;
 using wire::State;
 using wire::Status;
 using wire::Type;
@@ -74,11 +74,11 @@ Reply answer(int client, Message& request) {
     Reply refusal;
     switch (type) {
         case Type::hello:
-            return requests::hello();
+            return handlers::hello();
         case Type::list_blocks:
-            return requests::list_blocks(request, false);
+            return handlers::list_blocks(request, false);
         case Type::stats:
-            return requests::stats();
+            return handlers::stats();
         default:
             break;
     }
@@ -91,39 +91,39 @@ Reply answer(int client, Message& request) {
     switch (type) {
         case Type::export_blocks:
             if (parked) return {Status::wrong_state, "the memory is parked"};
-            return requests::list_blocks(request, true);
+            return handlers::list_blocks(request, true);
         case Type::close_gate:
             if (parked) return {Status::wrong_state, "the memory is parked"};
             gate_owner = client;
-            return requests::close_gate(request);
+            return handlers::close_gate(request);
         case Type::park:
             if (!in_state(State::closed, &refusal)) return refusal;
             gate_owner = client;
-            return requests::park_all();
+            return handlers::park_all();
         case Type::unpark_blocks:
             if (!in_state(State::parked, &refusal)) return refusal;
             gate_owner = client;
-            return requests::hand_back(request);
+            return handlers::hand_back(request);
         case Type::unpark:
             if (!in_state(State::parked, &refusal)) return refusal;
             gate_owner = client;
-            return requests::unpark_all();
+            return handlers::unpark_all();
         case Type::rehome:
             if (!in_state(State::closed, &refusal)) return refusal;
             gate_owner = client;
-            return requests::reexport_blocks(request);
+            return handlers::reexport_blocks(request);
         case Type::arm:
             if (parked) return {Status::wrong_state, "the memory is parked"};
-            return requests::arm(client, request);
+            return handlers::arm(client, request);
         case Type::disarm:
-            return requests::disarm();
+            return handlers::disarm();
         case Type::forget:
-            return requests::forget();
+            return handlers::forget();
         case Type::kernels:
-            return requests::list_kernels(request);
+            return handlers::list_kernels(request);
         case Type::empty_cache:
             if (!in_state(State::running, &refusal)) return refusal;
-            return requests::empty_cache(request);
+            return handlers::empty_cache(request);
         case Type::open_gate:
             if (parked) return {Status::wrong_state, "the memory is parked"};
             if (const CUresult fault = faults::point(faults::Point::open_gate);
@@ -184,7 +184,7 @@ void detach(int client) {
         if (other != client) descriptors::release(other);
     clients.assign(1, client);
     stop_listening();
-    ipc::detach();
+    legacy_ipc::detach();
     remove_pipe();
     if (cow::forget().status != Status::ok) log::note("detached with a board that is in use");
 }
@@ -244,8 +244,8 @@ void let_go_of_closed() {
     };
     bool any = is_closed(near_end) || is_closed(far_end);
     if (any) remove_pipe();
-    if (is_closed(ipc::listener())) {
-        ipc::detach();
+    if (is_closed(legacy_ipc::listener())) {
+        legacy_ipc::detach();
         any = true;
     }
     if (is_closed(listener)) {
@@ -263,7 +263,7 @@ void let_go_of_closed() {
 
 void open_what_is_missing() {
     if (near_end < 0) make_pipe();
-    if (ipc::listener() < 0) ipc::attach();
+    if (legacy_ipc::listener() < 0) legacy_ipc::attach();
     if (listener < 0) try_listen();
 }
 
@@ -284,7 +284,7 @@ void serve_once() {
     const uint64_t now = monotonic_ns();
     const bool deaf = now < deaf_until;
     std::vector<pollfd> watched{{deaf ? -1 : listener, POLLIN, 0},
-                                {deaf ? -1 : ipc::listener(), POLLIN, 0},
+                                {deaf ? -1 : legacy_ipc::listener(), POLLIN, 0},
                                 {near_end, POLLIN, 0}};
     for (const int client : clients) watched.push_back({client, POLLIN, 0});
     // A closing gate's deadline is looked at even when no client calls.
@@ -300,7 +300,7 @@ void serve_once() {
     };
     if (calls(watched[1])) {
         const int peer = accept_at(watched[1].fd);
-        if (peer >= 0) ipc::serve(peer);
+        if (peer >= 0) legacy_ipc::serve(peer);
     }
     for (size_t i = 3; i < watched.size() && !detached; ++i)
         if (calls(watched[i]) && !serve(watched[i].fd)) drop(watched[i].fd);
@@ -326,7 +326,7 @@ void* run(void*) {
 void start() {
     const char* runtime = secure_getenv("PHOS_RUNTIME_DIR");
     folder = std::string(runtime && *runtime ? runtime : "/run/phos") + "/hook";
-    ipc::attach();
+    legacy_ipc::attach();
     // The thread takes none of the program's signals.
     sigset_t all;
     sigset_t before;

@@ -45,7 +45,7 @@ class MemoryPressure {
 template <class Make>
 CUresult with_room(std::unique_lock<std::mutex>& lock, int device, uint64_t size, Make make) {
     CUresult result = make();
-    while (result == CUDA_ERROR_OUT_OF_MEMORY && pool::reclaim(lock)) result = make();
+    while (result == CUDA_ERROR_OUT_OF_MEMORY && stream_frees::reclaim(lock)) result = make();
     if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
     for (MemoryPressure pressure(lock, device, size);
          result == CUDA_ERROR_OUT_OF_MEMORY && pressure.step();)

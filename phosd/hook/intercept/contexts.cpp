@@ -14,7 +14,7 @@ namespace {
 void forget(CUcontext context) {
     if (!contexts::forget(context)) return;
     events::context_ending(context);
-    pool::context_ending(context);
+    stream_frees::context_ending(context);
 }
 
 template <class Begin>
@@ -60,10 +60,10 @@ CUresult destroy_context(CUcontext context, CUresult (*destroy)(CUcontext)) {
     const gate::Pass pass;
     forget(context);
     const CUresult result = destroy(context);
-    pool::context_ended(context, result == CUDA_SUCCESS);
+    stream_frees::context_ended(context, result == CUDA_SUCCESS);
     kernels::forget_functions();
     if (result == CUDA_SUCCESS)
-        pool::free_all_of(context);
+        stream_frees::free_all_of(context);
     else if (context)
         contexts::add(context, false);
     return result;
@@ -82,8 +82,8 @@ CUresult end_primary(CUdevice device, CUresult (*end)(CUdevice)) {
     if (!primary) return result;
     const bool ended = gone || (result == CUDA_SUCCESS && end != driver.cuDevicePrimaryCtxRelease &&
                                 end != driver.cuDevicePrimaryCtxRelease_v2);
-    pool::context_ended(primary, ended);
-    if (ended) pool::free_all_of(primary);
+    stream_frees::context_ended(primary, ended);
+    if (ended) stream_frees::free_all_of(primary);
     if (!gone) contexts::add(primary, true);
     return result;
 }

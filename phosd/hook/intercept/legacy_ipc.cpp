@@ -270,7 +270,7 @@ CUresult overrides::cuIpcCloseMemHandle(CUdeviceptr address) {
     return unmapped == CUDA_SUCCESS ? driver.cuMemAddressFree(gone.address, gone.size) : unmapped;
 }
 
-namespace ipc {
+namespace legacy_ipc {
 
 int listener() {
     return socket_now;
@@ -319,5 +319,5 @@ bool range_of(uint64_t address, uint64_t* start, uint64_t* size) {
     return true;
 }
 
-}  // namespace ipc
+}  // namespace legacy_ipc
 }  // namespace phos

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace phos::ipc {
+namespace phos::legacy_ipc {
 
 // For the hook's thread: where peers ask for memory (-1 while nobody may), and one such request on
 // a connection, which is closed.
@@ -17,4 +17,4 @@ void detach();  // closes it, for a dump
 // The range of a peer's allocation that was opened at or around `address`. Needs blocks::mutex.
 bool range_of(uint64_t address, uint64_t* start, uint64_t* size);
 
-}  // namespace phos::ipc
+}  // namespace phos::legacy_ipc

@@ -190,7 +190,7 @@ CUresult overrides::cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUd
         if (const auto* found = heap::find(address)) {
             start = found->first;
             length = found->second.size;
-        } else if (ipc::range_of(address, &start, &length)) {
+        } else if (legacy_ipc::range_of(address, &start, &length)) {
             // start and length are set
         } else if (const auto* mapping = blocks::find(address)) {
             // Within a slab, but in nobody's share of it.

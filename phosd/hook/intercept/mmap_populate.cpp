@@ -22,7 +22,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-namespace phos::host_copy {
+namespace phos::mmap_populate {
 namespace {
 
 constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
@@ -124,4 +124,4 @@ __attribute__((visibility("default"), alias("mmap64"))) void* mmap(void*, size_t
 
 }  // extern "C"
 
-}  // namespace phos::host_copy
+}  // namespace phos::mmap_populate

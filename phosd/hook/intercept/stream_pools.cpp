@@ -48,7 +48,7 @@ struct StreamCalls {
         return per_thread && driver.cuEventRecord_ptsz ? driver.cuEventRecord_ptsz(event, stream)
                                                        : driver.cuEventRecord(event, stream);
     }
-    pool::StreamKey key(CUcontext context, CUstream stream) const {
+    stream_frees::StreamKey key(CUcontext context, CUstream stream) const {
         if (per_thread && !stream) stream = CU_STREAM_PER_THREAD;
         return {context, stream, stream == CU_STREAM_PER_THREAD ? syscall(SYS_gettid) : 0};
     }
@@ -92,10 +92,10 @@ bool allocate(CUdeviceptr* address, size_t size, CUmemoryPool pool, CUstream str
     PoolState* state = redirected(pool);
     if (!state || !heap::supports(state->device)) return false;
     heap::Heap* heap = heap::of_pool(pool, state->device);
-    uint64_t made = pool::reuse(heap, size, calls.key(context, stream));
+    uint64_t made = stream_frees::reuse(heap, size, calls.key(context, stream));
     *result = CUDA_SUCCESS;
     if (!made) {
-        pool::give_back_passed(heap, std::max(state->threshold, kKeep));
+        stream_frees::give_back_passed(heap, std::max(state->threshold, kKeep));
         *result =
             with_room(lock, state->device, size, [&] { return heap::allocate(heap, size, &made); });
     }
@@ -127,7 +127,7 @@ bool free_later(CUdeviceptr address, CUstream stream, const StreamCalls& calls, 
         driver.cuEventDestroy_v2(event);
         return true;
     }
-    pool::keep(address, calls.key(context, stream), event);
+    stream_frees::keep(address, calls.key(context, stream), event);
     return true;
 }
 
@@ -201,7 +201,7 @@ CUresult overrides::cuMemPoolDestroy(CUmemoryPool pool) {
     if (result != CUDA_SUCCESS) return result;
     const std::lock_guard lock(blocks::mutex);
     pools.erase(pool);
-    pool::orphan_pool(pool);
+    stream_frees::orphan_pool(pool);
     return result;
 }
 
@@ -213,7 +213,7 @@ CUresult overrides::cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     heap::Heap* heap = heap::find_pool(pool);
     if (!heap || heap->reserved <= keep) return result;
     const uint64_t used = heap->used;
-    pool::give_back_passed(heap, keep > used ? keep - used : 0);
+    stream_frees::give_back_passed(heap, keep > used ? keep - used : 0);
     if (keep <= used) heap::trim(heap);
     return result;
 }

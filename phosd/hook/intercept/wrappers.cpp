@@ -44,7 +44,7 @@ struct Writing<Member, Rule, PerThread, CUresult (*)(Arguments...)> {
         if (__builtin_expect(!real, 0)) return CUDA_ERROR_NOT_INITIALIZED;
         const gate::Pass pass;
         if (__builtin_expect(cow::armed.load(std::memory_order_acquire), 0))
-            writes::before<Rule>(PerThread, arguments...);
+            write_sets::before<Rule>(PerThread, arguments...);
         return real(arguments...);
     }
 };
@@ -79,7 +79,8 @@ extern "C" {
 #define PHOS_OWNED(name, always) \
     PHOS_SLOT(name, Owned<&Driver::name, &overrides::name, always, decltype(&::name)>)
 #define PHOS_WRITES(name, rule) \
-    PHOS_SLOT(name, Writing<&Driver::name, writes::rule, is_per_thread(#name), decltype(&::name)>)
+    PHOS_SLOT(name,             \
+              Writing<&Driver::name, write_sets::rule, is_per_thread(#name), decltype(&::name)>)
 #define PHOS_GATED(name, why) PHOS_SLOT(name, Gated<&Driver::name, decltype(&::name)>)
 #define PHOS_OWN(name) PHOS_OWNED(name, false)
 #define PHOS_ENTRY(name) PHOS_OWNED(name, true)

@@ -4,7 +4,7 @@
 
 #include "memory/contexts.h"
 
-namespace phos::pool {
+namespace phos::stream_frees {
 namespace {
 
 struct Freed {
@@ -128,4 +128,4 @@ void free_all_of(CUcontext context) {
     heap::drop_context(context);
 }
 
-}  // namespace phos::pool
+}  // namespace phos::stream_frees

@@ -4,7 +4,7 @@
 
 #include "memory/heap.h"
 
-namespace phos::pool {
+namespace phos::stream_frees {
 
 // A stream as the order of work sees it: a per-thread stream is another one in each thread.
 struct StreamKey {
@@ -42,4 +42,4 @@ void context_ended(CUcontext context, bool ended);
 void orphan_pool(CUmemoryPool pool);
 void free_all_of(CUcontext context);  // takes the lock
 
-}  // namespace phos::pool
+}  // namespace phos::stream_frees

@@ -255,9 +255,10 @@ void a_tensor_map_is_an_address() {
     const auto* bytes = reinterpret_cast<const unsigned char*>(&parameter);
     const auto look = [&](uint64_t offset) {
         seen.clear();
-        writes::each_word_of(bytes, offset, sizeof parameter, [&](uint64_t address, uint64_t mask) {
-            if (address == kAt) seen.emplace_back(address, mask);
-        });
+        write_sets::each_word_of(bytes, offset, sizeof parameter,
+                                 [&](uint64_t address, uint64_t mask) {
+                                     if (address == kAt) seen.emplace_back(address, mask);
+                                 });
         return seen;
     };
     const uint64_t first = offsetof(decltype(parameter), map) / 8;

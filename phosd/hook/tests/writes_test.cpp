@@ -52,7 +52,7 @@ uint32_t contexts::captures() {
 
 namespace {
 
-using namespace writes;
+using namespace write_sets;
 
 const auto kStream = reinterpret_cast<CUstream>(0x1234);
 

@@ -16,7 +16,7 @@ void add_kernel(Node* node, CUfunction function, void** parameters, void** extra
     const auto keep = [&](uint64_t address, uint64_t mask) {
         launch.words.push_back({address, mask});
     };
-    if (!writes::each_word(*launch.kernel, parameters, extra, keep)) node->everything = true;
+    if (!write_sets::each_word(*launch.kernel, parameters, extra, keep)) node->everything = true;
     node->launches.push_back(std::move(launch));
 }
 
@@ -47,7 +47,7 @@ bool describe(CUgraphNode handle, Node* node) {
             if (!driver.cuGraphMemcpyNodeGetParams ||
                 driver.cuGraphMemcpyNodeGetParams(handle, &copy) != CUDA_SUCCESS)
                 return false;
-            node->add(writes::destination_of(copy));
+            node->add(write_sets::destination_of(copy));
             return true;
         }
         case CU_GRAPH_NODE_TYPE_MEMSET: {
@@ -55,7 +55,7 @@ bool describe(CUgraphNode handle, Node* node) {
             if (!driver.cuGraphMemsetNodeGetParams ||
                 driver.cuGraphMemsetNodeGetParams(handle, &fill) != CUDA_SUCCESS)
                 return false;
-            node->add(writes::destination_of(fill));
+            node->add(write_sets::destination_of(fill));
             return true;
         }
         case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: {
@@ -118,7 +118,7 @@ void Node::add(const CUDA_KERNEL_NODE_PARAMS_v3& kernel) {
 void Node::add(const CUDA_BATCH_MEM_OP_NODE_PARAMS& operations) {
     cow::Range written;
     for (unsigned i = 0; operations.paramArray && i < operations.count; ++i) {
-        if (!writes::destination_of(operations.paramArray[i], &written)) everything = true;
+        if (!write_sets::destination_of(operations.paramArray[i], &written)) everything = true;
         add(written);
     }
 }

@@ -8,8 +8,8 @@
 
 namespace phos::graphs {
 
-// A word of a kernel's parameters that may be an address, as writes::each_word visits it. Whether
-// it is one is asked at each launch, for blocks come and go.
+// A word of a kernel's parameters that may be an address, as write_sets::each_word visits it.
+// Whether it is one is asked at each launch, for blocks come and go.
 struct Word {
     uint64_t address;
     uint64_t mask;

@@ -139,7 +139,7 @@ std::shared_ptr<const Summary> find(CUgraphExec exec) {
 
 }  // namespace
 
-void graphs::predict(writes::Prediction& prediction, CUgraphExec exec) {
+void graphs::predict(write_sets::Prediction& prediction, CUgraphExec exec) {
     const std::shared_ptr<const Summary> summary = find(exec);
     if (!summary) return prediction.everything();
     for (const auto& [kernel, count] : summary->launches) kernels::count_launch(kernel, count);
@@ -223,14 +223,14 @@ CUresult overrides::cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode
                                                    CUcontext context) {
     const gate::Pass pass;
     const CUresult result = driver.cuGraphExecMemcpyNodeSetParams(exec, node, copy, context);
-    return copy ? note_range(result, exec, node, writes::destination_of(*copy)) : result;
+    return copy ? note_range(result, exec, node, write_sets::destination_of(*copy)) : result;
 }
 CUresult overrides::cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                                    const CUDA_MEMSET_NODE_PARAMS* fill,
                                                    CUcontext context) {
     const gate::Pass pass;
     const CUresult result = driver.cuGraphExecMemsetNodeSetParams(exec, node, fill, context);
-    return fill ? note_range(result, exec, node, writes::destination_of(*fill)) : result;
+    return fill ? note_range(result, exec, node, write_sets::destination_of(*fill)) : result;
 }
 
 CUresult overrides::cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node,
@@ -243,12 +243,12 @@ CUresult overrides::cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node,
             return note_change(result, exec, node, &parameters->kernel);
         case CU_GRAPH_NODE_TYPE_MEMCPY:
             return note_range(result, exec, node,
-                              writes::destination_of(parameters->memcpy.copyParams));
+                              write_sets::destination_of(parameters->memcpy.copyParams));
         case CU_GRAPH_NODE_TYPE_MEMSET: {
             const CUDA_MEMSET_NODE_PARAMS_v2& fill = parameters->memset;
             return note_range(
                 result, exec, node,
-                writes::destination_of(CUDA_MEMSET_NODE_PARAMS{
+                write_sets::destination_of(CUDA_MEMSET_NODE_PARAMS{
                     fill.dst, fill.pitch, fill.value, fill.elementSize, fill.width, fill.height}));
         }
         case CU_GRAPH_NODE_TYPE_GRAPH:

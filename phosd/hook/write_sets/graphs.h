@@ -6,11 +6,11 @@
 namespace phos::graphs {
 
 // Counts the launch of the graph's kernels, and predicts what it may write.
-void predict(writes::Prediction& prediction, CUgraphExec graph);
+void predict(write_sets::Prediction& prediction, CUgraphExec graph);
 
 }  // namespace phos::graphs
 
-namespace phos::writes {
+namespace phos::write_sets {
 
 struct GraphLaunched {
     static void predict(Prediction& prediction, CUgraphExec graph, CUstream) {
@@ -18,4 +18,4 @@ struct GraphLaunched {
     }
 };
 
-}  // namespace phos::writes
+}  // namespace phos::write_sets

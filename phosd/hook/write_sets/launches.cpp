@@ -1,6 +1,6 @@
 #include "write_sets/launches.h"
 
-namespace phos::writes {
+namespace phos::write_sets {
 
 void predict_kernel(Prediction& prediction, CUfunction function, void* const* parameters,
                     void* const* extra) {
@@ -17,4 +17,4 @@ void predict_kernel(Prediction& prediction, CUfunction function, void* const* pa
     if (!each_word(*kernel, parameters, extra, visit)) prediction.everything();
 }
 
-}  // namespace phos::writes
+}  // namespace phos::write_sets

@@ -13,7 +13,7 @@
 #include "code/tensor_maps.h"
 #include "write_sets/writes.h"
 
-namespace phos::writes {
+namespace phos::write_sets {
 
 // The lowest and highest value that is taken for an address. Most parameters are small numbers.
 constexpr uint64_t kLowestAddress = 1ull << 21;
@@ -100,4 +100,4 @@ struct LaunchedBlindly {
     }
 };
 
-}  // namespace phos::writes
+}  // namespace phos::write_sets

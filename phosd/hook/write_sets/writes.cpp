@@ -4,7 +4,7 @@
 
 #include "memory/contexts.h"
 
-namespace phos::writes {
+namespace phos::write_sets {
 namespace {
 
 constexpr cow::Range kNothing{0, 0};
@@ -103,4 +103,4 @@ bool is_captured(const cow::Where& where) {
     return ask(where.stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-}  // namespace phos::writes
+}  // namespace phos::write_sets

@@ -13,7 +13,7 @@
 #include "base/process.h"
 #include "cow/cow.h"
 
-namespace phos::writes {
+namespace phos::write_sets {
 
 // Collects what a submission may write and hands it to copy-on-write.
 class Prediction {
@@ -214,4 +214,4 @@ __attribute__((noinline)) void before(bool per_thread, Arguments... arguments) {
     prediction.finish();
 }
 
-}  // namespace phos::writes
+}  // namespace phos::write_sets
