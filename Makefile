@@ -6,7 +6,7 @@ SHARDS ?= $(JOBS)
 
 PY := .venv/bin/python
 # Under an init that is quick: a third of the time would go to waiting for pids to be free.
-PYTEST := $(PY) tests/reaper.py $(PY) -m pytest --quiet
+PYTEST := $(PY) tests/support/reaper.py $(PY) -m pytest --quiet
 LOGS := build/logs
 STEP := packaging/step.sh
 SOURCES = $(shell find phosd tests bench -name "*.cpp" -o -name "*.h" -o -name "*.cu" 2>/dev/null)
@@ -33,7 +33,7 @@ help:
 	@echo "make setup     virtual environment, system packages, CRIU (the others do it themselves)"
 	@echo "make build     the native libraries"
 	@echo "make deb       the Debian package, in build/"
-	@echo "make lint      ruff, mypy, clang-format"
+	@echo "make lint      ruff, mypy, import-linter, clang-format"
 	@echo "make clean     remove what was built; the virtual environment and CRIU stay"
 
 # --- set-up
@@ -77,6 +77,7 @@ lint: .venv/.ready
 	@$(STEP) "ruff check" $(LOGS)/ruff.log $(PY) -m ruff check --quiet .
 	@$(STEP) "ruff format" $(LOGS)/format.log $(PY) -m ruff format --check --quiet .
 	@$(STEP) "mypy" $(LOGS)/mypy.log $(PY) -m mypy $(TYPED)
+	@$(STEP) "lint-imports" $(LOGS)/imports.log .venv/bin/lint-imports --no-logo
 	@$(STEP) "clang-format" $(LOGS)/clang-format.log \
 	    .venv/bin/clang-format --dry-run --Werror $(SOURCES)
 
@@ -125,10 +126,11 @@ build/.boot-packages: packaging/system_packages.sh
 	@touch $@
 
 test-gpu: setup build
-	@PHOS_GPU=real $(PYTEST) tests/core
+	@PHOS_GPU=real $(PYTEST) tests/node/checkpoint_restore
 
 demo: setup build
 	@$(PY) -m phosd.demo
 
 clean:
-	@rm -rf build phosd/native .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf build phosd/native .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+	    .hypothesis

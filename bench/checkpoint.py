@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from phosd.engine.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.image.store import Store
-from phosd.engine.native import hook_library
-from phosd.engine.node import Node, NodeConfig
-from phosd.engine.progress import Progress
-from phosd.engine.restore import RestoreOptions, restore
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.node import Node, NodeConfig
+from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.system.native import hook_library
 
 PROGRAM = Path(__file__).parent / "programs" / "gpt2.py"
 PATIENCE = 240.0
@@ -128,7 +128,7 @@ class Direct:
 
     def __init__(self, config: NodeConfig) -> None:
         self._node = Node(config)
-        self._node.mover(0)
+        self._node.movers.mover(0)
 
     def checkpoint(self, pid: int, mode: str) -> Outcome:
         """Checkpoint ``pid``."""

@@ -12,10 +12,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from phosd.engine.cuda import call
 from phosd.engine.digest import DigestKey, digest_buffer, split
 from phosd.engine.image.manifest import CHUNK
-from phosd.engine.mover.gpu import Gpu
+from phosd.engine.mover.worker.gpu import Gpu
+from phosd.engine.system.cuda import call
 
 CHECKED = 4 * CHUNK
 

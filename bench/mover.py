@@ -20,13 +20,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from phosd.engine.board import Board
-from phosd.engine.cuda import call, driver
+from phosd.engine.chunk_map.chunk_map import Board
 from phosd.engine.image.manifest import CHUNK, Block, ChunkRef, Gpu, Host, Manifest, Process, Tree
 from phosd.engine.image.store import ImageWriter, Store
 from phosd.engine.image.writer import Pack
-from phosd.engine.mover import Copies, DrainBoard, Mover
-from phosd.engine.mover.transfer import close_all, reopen_direct
+from phosd.engine.mover.client.mover import Mover
+from phosd.engine.mover.client.requests import Copies, DrainBoard
+from phosd.engine.mover.worker.transfer import close_all, reopen_direct
+from phosd.engine.system.cuda import call, driver
 
 PIECE = 32 << 20
 THREADS = min(16, os.cpu_count() or 1)

@@ -26,13 +26,13 @@ from typing import Any
 
 from bench.checkpoint import Training
 from bench.series import phases, start, undisturbed
-from phosd.engine.gpus import list_gpus
-from phosd.engine.migrate import MigrateOptions, migrate
-from phosd.engine.node import Node, NodeConfig
-from phosd.engine.progress import Progress
-from phosd.engine.resume import ResumeOptions, resume
-from phosd.engine.suspend import SuspendOptions, suspend
-from phosd.engine.swap import SwapOptions, swap
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.gpus import list_gpus
+from phosd.engine.node.node import Node, NodeConfig
+from phosd.engine.operations.migrate import MigrateOptions, migrate
+from phosd.engine.operations.resume import ResumeOptions, resume
+from phosd.engine.operations.suspend import SuspendOptions, suspend
+from phosd.engine.operations.swap import SwapOptions, swap
 
 _SETTLE = 10
 """Iterations before anything is done."""

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from bench.checkpoint import apart
-from phosd.engine.native import hook_library
+from phosd.engine.system.native import hook_library
 
 PROGRAM = Path(__file__).parent / "programs" / "gpt2.py"
 WARM_UP = 10

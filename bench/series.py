@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.checkpoint import Iteration, Training, gone, hugepages, wait_until
-from phosd.engine.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.errors import PhosError
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.native import hook_library
-from phosd.engine.node import Node, NodeConfig
-from phosd.engine.progress import Progress
-from phosd.engine.restore import RestoreOptions, restore
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.node import Node, NodeConfig
+from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.system.native import hook_library
+from phosd.errors import PhosError
 
 PROGRAMS = Path(__file__).parent / "programs"
 _SETTLE = 10
@@ -165,7 +165,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
     )
     expected = undisturbed(folder, arguments)
     with Node(config) as node:
-        node.mover(0)
+        node.movers.mover(0)
         hooked = arguments.mode != "driver"
         training = start(folder / "output", config.runtime_dir, *arguments.program, hooked=hooked)
         pid = training.process.pid
@@ -198,7 +198,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
             "on_write": arguments.on_write,
             "device_bytes": manifest.device_bytes if manifest else None,
             "blocks": len(manifest.blocks) if manifest else None,
-            "free_bytes": node.mover(0).free_memory()[0],
+            "free_bytes": node.movers.mover(0).free_memory()[0],
             "usual_iteration_s": usual,
             "stop_median_s": statistics.median(stops) if stops else None,
             "stop_max_s": max(stops, default=None),

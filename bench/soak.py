@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from phosd.bus import ROOT, CallError, Connection, Signal
-from phosd.engine.native import hook_library, softgpu_folder
+from phosd.engine.system.native import hook_library, softgpu_folder
 
 _MANAGER = "org.phos.Manager1"
 _JOB = "org.phos.Job1"

@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 HOME = Path("usr/lib/phos")
-"""Where the package's own things lie; ``phosd.engine.native`` and ``criu`` look there."""
+"""Where the package's own things lie; ``phosd.engine.system.native`` and ``criu`` look there."""
 
 IN_PROGRAMS = ("libphos_hook.so", "softgpu")
 """What is loaded into users' programs. These must be able to map the same files for as long as they

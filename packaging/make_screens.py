@@ -20,7 +20,7 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from phosd.demo import stage
-from phosd.engine.native import python_environment
+from phosd.engine.system.native import python_environment
 from phosd.tui.app import PhosApp
 from phosd.tui.link import BusLink
 from phosd.tui.node import Node

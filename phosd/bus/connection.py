@@ -25,7 +25,7 @@ from phosd.bus.dbus import (
     signal_from,
 )
 from phosd.bus.values import clean
-from phosd.engine.errors import PhosError
+from phosd.errors import PhosError
 
 NAME = "org.phos"
 ERROR_PREFIX = "org.phos.Error."

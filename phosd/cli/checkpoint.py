@@ -8,8 +8,9 @@ from phosd.bus import variants
 from phosd.cli import options
 from phosd.cli.client import call
 from phosd.cli.job import CancelledHereError, summary, watch
-from phosd.cli.settings import CommandError, Settings, command
-from phosd.cli.times import duration
+from phosd.cli.settings import Settings, command
+from phosd.client.errors import CommandError
+from phosd.client.times import duration
 
 
 def interval(text: str) -> float:

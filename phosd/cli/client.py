@@ -8,7 +8,8 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from phosd.bus import NAME, ROOT, CallError, Connection, Signal, Variant
-from phosd.cli.settings import CommandError, Settings
+from phosd.cli.settings import Settings
+from phosd.client.errors import CommandError
 
 MANAGER = "org.phos.Manager1"
 JOB = "org.phos.Job1"

@@ -5,7 +5,7 @@ import runpy
 import sys
 
 from phosd.cli.settings import Settings, command
-from phosd.engine.errors import Unsupported
+from phosd.errors import Unsupported
 
 _NEEDED = {"numpy": "numpy", "sklearn": "scikit-learn"}
 """Modules that only the demo imports, and the packages that have them."""

@@ -15,14 +15,16 @@ import click
 from phosd import __version__
 from phosd.bus import NAME, ROOT, CallError, Connection, NoBusError
 from phosd.cli.run import DEFAULT_RUNTIME
-from phosd.cli.settings import Exit, Settings, command, of_bus
-from phosd.cli.text import human_bytes
-from phosd.engine import cuda, gpus
-from phosd.engine.criu import Criu, probe
-from phosd.engine.criu.binary import INSTALL_HINT
-from phosd.engine.errors import PhosError
-from phosd.engine.native import digest_library, hook_library, softgpu_folder
-from phosd.engine.recovery import stranded
+from phosd.cli.settings import Settings, command
+from phosd.client.errors import Exit, of_bus
+from phosd.client.text import human_bytes
+from phosd.engine.criu.probe import probe
+from phosd.engine.criu.program import INSTALL_HINT, Criu
+from phosd.engine.node import gpus
+from phosd.engine.recovery.rescue import stranded
+from phosd.engine.system import cuda
+from phosd.engine.system.native import digest_library, hook_library, softgpu_folder
+from phosd.errors import PhosError
 
 _LEAST_DRIVER = 13_000
 """CUDA 13.0: the driver API of r580, the first whose checkpoints phosd relies on."""

@@ -9,8 +9,9 @@ import click
 from phosd.bus import CallError
 from phosd.cli.client import call, objects
 from phosd.cli.job import summary, watch
-from phosd.cli.settings import CommandError, Exit, Settings, command, in_words
-from phosd.cli.text import human_bytes
+from phosd.cli.settings import Settings, command
+from phosd.client.errors import CommandError, Exit, in_words
+from phosd.client.text import human_bytes
 
 _ENDS_ALL = ("Cancelled", "NoDaemon")
 """What ends one step and says that there is nobody, or nobody wants, to do the others."""

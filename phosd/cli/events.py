@@ -7,7 +7,7 @@ import click
 from phosd.bus import variants
 from phosd.cli.client import call
 from phosd.cli.settings import Settings, command
-from phosd.cli.times import moment, time_text
+from phosd.client.times import moment, time_text
 
 
 @command()

@@ -1,7 +1,5 @@
 """``phos history``: what phosd did."""
 
-import json
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -11,15 +9,15 @@ from phosd.cli import options
 from phosd.cli.client import call
 from phosd.cli.jobs import seconds
 from phosd.cli.settings import Settings, command
-from phosd.cli.text import rate
-from phosd.cli.times import moment, time_text
+from phosd.client.rows import unpacked
+from phosd.client.text import rate
+from phosd.client.times import moment, time_text
 
 _OPERATIONS = (
     *("checkpoint", "restore", "verify", "delete", "recover"),
     *("migrate", "suspend", "resume", "swap"),
 )
 _STATES = ("queued", "running", "done", "failed", "cancelled", "interrupted")
-_PHASE = ("name", "begin", "seconds", "bytes", "stopped")
 
 
 @command()
@@ -69,14 +67,6 @@ def history(settings: Settings, **filters: Any) -> None:
         },
         spare=("WRONG", "DRAIN", "MODE", "STOP", "STARTED", "OPERATION"),
     )
-
-
-def unpacked(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a row of ``ListHistory`` has a form of its own, for JSON."""
-    return {
-        "details": json.loads(row.get("details") or "{}"),
-        "phases": [dict(zip(_PHASE, phase, strict=True)) for phase in row.get("phases", ())],
-    }
 
 
 def _because(row: dict[str, Any]) -> str:

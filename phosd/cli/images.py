@@ -8,8 +8,8 @@ import click
 from phosd.bus import Variant, path_of
 from phosd.cli.client import ask, if_missing, objects, properties
 from phosd.cli.settings import Settings, command
-from phosd.cli.text import human_bytes
-from phosd.cli.times import time_text
+from phosd.client.text import human_bytes
+from phosd.client.times import time_text
 
 _BLOCK = ("pid", "id", "address", "size", "gpu", "chunks", "stored_bytes", "shared_bytes")
 _PAGE = 5_000

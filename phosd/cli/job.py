@@ -4,8 +4,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from phosd.cli.client import Properties, run_job
-from phosd.cli.settings import CommandError, Settings
-from phosd.cli.text import plain
+from phosd.cli.settings import Settings
+from phosd.client.errors import CommandError
+from phosd.client.text import plain
 
 # A bar is drawn on terminals only; scripts do without what draws it.
 if TYPE_CHECKING:

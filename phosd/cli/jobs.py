@@ -10,8 +10,8 @@ from phosd.cli import client
 from phosd.cli.client import JOB, Properties, if_missing, objects, properties
 from phosd.cli.job import describe
 from phosd.cli.settings import Settings, command
-from phosd.cli.text import human_bytes, rate
-from phosd.cli.times import time_text
+from phosd.client.text import human_bytes, rate
+from phosd.client.times import time_text
 
 
 @command()

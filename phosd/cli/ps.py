@@ -9,8 +9,9 @@ import click
 from phosd.bus import CallError, Variant
 from phosd.cli import options
 from phosd.cli.client import ask, call, if_missing, objects, properties
-from phosd.cli.settings import CommandError, Settings, command, of_bus
-from phosd.cli.text import human_bytes
+from phosd.cli.settings import Settings, command
+from phosd.client.errors import CommandError, of_bus
+from phosd.client.text import human_bytes
 
 _BLOCK = ("id", "address", "size", "gpu", "flags")
 _NOTHING = ("Busy", "Timeout", "Unsupported")

@@ -10,8 +10,9 @@ from phosd.bus import CallError, NoBusError
 from phosd.cli import options
 from phosd.cli.client import call
 from phosd.cli.run import DEFAULT_RUNTIME
-from phosd.cli.settings import Exit, Settings, command, of_bus
-from phosd.engine.recovery import bring_back, stranded
+from phosd.cli.settings import Settings, command
+from phosd.client.errors import Exit, of_bus
+from phosd.engine.recovery.rescue import bring_back, stranded
 
 
 @command()

@@ -11,10 +11,11 @@ import click
 
 from phosd.cli.program import Program, output_folder
 from phosd.cli.relay import follow
-from phosd.cli.settings import CommandError, Settings, command
-from phosd.engine import cuda
-from phosd.engine.errors import Unsupported
-from phosd.engine.native import hook_library
+from phosd.cli.settings import Settings, command
+from phosd.client.errors import CommandError
+from phosd.engine.system import cuda
+from phosd.engine.system.native import hook_library
+from phosd.errors import Unsupported
 
 DEFAULT_RUNTIME = Path("/run/phos")
 

@@ -1,6 +1,5 @@
 """What every command shares: options, output for people or programs, and exit codes."""
 
-import enum
 import functools
 import json
 import os
@@ -12,57 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from phosd.cli.text import plain
-from phosd.engine.errors import PhosError
+from phosd.client.errors import CommandError, Exit, in_words
+from phosd.client.text import plain
 
-# Every command comes by here: the bus and what draws tables are for those that use them.
+# Every command comes by here: what draws tables is for those that use them.
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from phosd.bus import CallError
-
 _PIPE_WIDTH = 10_000
 _T = TypeVar("_T")
-
-
-class Exit(enum.IntEnum):
-    """What a command's exit status says."""
-
-    DONE = 0
-    FAILED = 1
-    USAGE = 2
-    NOT_AUTHORIZED = 3
-    NO_SUCH_THING = 4
-
-
-_EXITS = {
-    "InvalidOption": Exit.USAGE,
-    "NotAuthorized": Exit.NOT_AUTHORIZED,
-    "NoSuchProcess": Exit.NO_SUCH_THING,
-    "NoSuchImage": Exit.NO_SUCH_THING,
-    "NoSuchJob": Exit.NO_SUCH_THING,
-    "UnknownObject": Exit.NO_SUCH_THING,
-}
-
-
-_NOT_STARTED = (
-    "org.freedesktop.DBus.Error.Spawn.",
-    "org.freedesktop.DBus.Error.TimedOut",
-    "org.freedesktop.systemd1.",
-)
-"""Errors of a bus that was to start phosd, by itself or by systemd."""
-
-
-class CommandError(Exception):
-    """A command failed. ``code`` is the error's name as on the bus, without the prefix."""
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-    @property
-    def exit(self) -> Exit:
-        return _EXITS.get(self.code, Exit.FAILED)
 
 
 @dataclass
@@ -133,7 +90,7 @@ class Settings:
             texts = {head: [_cell(of(row)) for row in rows] for head, of in columns.items()}
             self.out.print(table(texts, spare, self.out.width), soft_wrap=False)
 
-    def tell(self, error: "CommandError", **about: Any) -> None:
+    def tell(self, error: CommandError, **about: Any) -> None:
         """Say what went wrong; ``about`` says in JSON with what."""
         if self.json:
             self.emit(about | {"error": error.code, "message": str(error)})
@@ -233,45 +190,3 @@ def command(**attributes: Any) -> Callable[[Callable[..., None]], click.Command]
         return wrapped
 
     return decorate
-
-
-def in_words(caught: Exception) -> CommandError:
-    """What failed, in the words of the command line; raises again what it has no words for."""
-    from phosd.bus import CallError, NoBusError
-
-    match caught:
-        case CommandError():
-            return caught
-        case PhosError():
-            return CommandError(caught.code, str(caught))
-        case NoBusError():
-            return CommandError("NoBus", f"{caught}; {caught.hint}")
-        case CallError():
-            return of_bus(caught)
-        case _:
-            raise caught
-
-
-def of_bus(error: "CallError") -> CommandError:
-    """An error of the bus in the words of the command line."""
-    from phosd.bus import ERROR_PREFIX
-
-    if error.name.startswith(ERROR_PREFIX):
-        return CommandError(error.name.removeprefix(ERROR_PREFIX), error.text)
-    if error.name.endswith((".ServiceUnknown", ".NameHasNoOwner")):
-        return CommandError(
-            "NoDaemon",
-            "phosd does not run on this bus; start it (`systemctl start phosd`, or `phosd &` as "
-            "root), or name the bus that it is on with --bus or PHOS_BUS",
-        )
-    if error.name.startswith(_NOT_STARTED):
-        return CommandError(
-            "NoDaemon",
-            f"phosd did not start when it was called: {error.text}; `journalctl -u phosd` tells "
-            "why",
-        )
-    if error.name.endswith(".UnknownObject"):
-        return CommandError("UnknownObject", f"{error.text}; it has ended or was deleted meanwhile")
-    if error.name.endswith(".AccessDenied"):
-        return CommandError("NotAuthorized", error.text)
-    return CommandError(error.name.rpartition(".")[2], error.text)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from phosd import bus
-from phosd.engine.native import python_environment
+from phosd.engine.system.native import python_environment
 
 PATIENCE = 45.0
 """Seconds that any single step may take."""

@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 
-from phosd.engine.errors import Internal, InvalidOption
+from phosd.errors import Internal, InvalidOption
 
 _log = logging.getLogger(__name__)
 

@@ -6,14 +6,12 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
-from phosd.engine.process import GpuProcess
-from phosd.engine.space import DiskLimits, KeptFree
-from phosd.service.limits import MOST_JOBS, JobLimits, UserLimits, limits_of
-from phosd.service.schedule import KEEP
+from phosd.engine.operations.admission import DiskLimits, KeptFree
+from phosd.service.jobs.limits import MOST_JOBS, JobLimits, UserLimits, limits_of
+from phosd.service.jobs.schedule import PeriodicRule
 
 DEFAULT_FILE = Path("/etc/phos/phosd.toml")
 
@@ -24,24 +22,6 @@ _Number = TypeVar("_Number", int, float)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {f"{unit}i": 1024 ** (n + 1) for n, unit in enumerate("KMGT")}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?\s*")
-
-
-@dataclass(frozen=True)
-class PeriodicRule:
-    """Processes that are checkpointed every so many seconds, the last ``keep`` images kept.
-
-    ``command`` is a pattern with ``*`` and ``?`` for the whole command line; ``user`` is a user id.
-    """
-
-    every: float
-    keep: int = KEEP
-    user: int | None = None
-    command: str = "*"
-
-    def fits(self, process: GpuProcess) -> bool:
-        """Whether the rule is about this process."""
-        theirs = self.user is None or self.user == process.uid
-        return theirs and fnmatchcase(" ".join(process.command), self.command)
 
 
 @dataclass(frozen=True)

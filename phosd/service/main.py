@@ -16,17 +16,18 @@ from typing import Any
 
 from phosd import __version__
 from phosd.bus import NAME, CallError, Connection, NoBusError
-from phosd.engine import outside
-from phosd.engine.alone import alone
-from phosd.engine.errors import PhosError
-from phosd.engine.notify import Supervisor
+from phosd.engine.system import unsandboxed
+from phosd.engine.system.instance_lock import alone
+from phosd.engine.system.sd_notify import Supervisor
+from phosd.errors import PhosError
 from phosd.service import config as configuration
-from phosd.service import logs
+from phosd.service.api.manager import Manager
+from phosd.service.api.manager_interface import publish
 from phosd.service.config import Config, ConfigError
-from phosd.service.history import History
-from phosd.service.jobs import JobState
-from phosd.service.manager import Manager
-from phosd.service.operations import Engine
+from phosd.service.history.history import History
+from phosd.service.jobs import job_log
+from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.table import JobState
 
 _STATUS_SECONDS = 1.0
 BUS_PATIENCE = 60.0
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of ``phosd``."""
     args = parser().parse_args(arguments)
     faulthandler.enable()  # the watchdog's SIGABRT then shows where each thread was
-    logs.begin()
+    job_log.begin()
     try:
         config = _configure(args)
     except ConfigError as error:
@@ -97,7 +98,7 @@ def _config_file(args: argparse.Namespace) -> Path:
 
 
 async def _run(config: Config, args: argparse.Namespace) -> int:
-    from phosd.service.node_engine import NodeEngine
+    from phosd.service.tasks.local_engine import NodeEngine
 
     prepare_folders(config)
     _check_units(config)
@@ -108,9 +109,9 @@ async def _run(config: Config, args: argparse.Namespace) -> int:
 
 def _check_units(config: Config) -> None:
     """The units are made for one runtime folder."""
-    from phosd.engine.mover.process import MOVER_UNIT
+    from phosd.engine.mover.client.launcher import MOVER_UNIT
 
-    door = config.runtime_dir / outside.SOCKET
+    door = config.runtime_dir / unsandboxed.SOCKET
     if os.environ.get(MOVER_UNIT) and not door.is_socket():
         _log.warning(
             "CRIU is not to be reached at %s, so nothing can be saved or restored; leave"
@@ -133,6 +134,7 @@ async def serve(config: Config, engine: Engine, where: str, config_file: Path) -
         return 1
     with closing(connection), closing(History(config.state_dir / "history.db")) as history:
         manager = Manager(config, engine, connection, history)
+        publish(manager)
         supervisor.status("Settling what an earlier phosd has left")
         async with _alongside(supervisor.prolong()):
             await manager.settle()

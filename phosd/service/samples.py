@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from phosd.engine.gpus import GpuInfo
+from phosd.engine.node.gpus import GpuInfo
 
 PERIOD = 2.0
 """Seconds from one look at the GPUs to the next."""

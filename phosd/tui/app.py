@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from textual import events
-from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
@@ -14,6 +13,7 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from phosd.tui.actions import ANYWHERE, bindings
+from phosd.tui.host import Host, Severity
 from phosd.tui.keys import Keys
 from phosd.tui.node import Contact, Node
 from phosd.tui.records import Job, Manager
@@ -36,7 +36,6 @@ SCREENS: tuple[type[NodeScreen], ...] = (
     EventsScreen,
 )
 """The screens in the order of their number keys."""
-Severity = Literal["information", "warning", "error"]
 _TOAST_SECONDS: dict[Severity, float] = {"information": 6, "warning": 8, "error": 15}
 _TOASTS_A_SECOND = 8
 """Nobody reads more; of those beyond, one tells how many they are."""
@@ -74,7 +73,7 @@ class Palette(Provider):
         return entries
 
 
-class PhosApp(App[None]):
+class PhosApp(Host):
     """phos-tui."""
 
     TITLE = "phos-tui"

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from phosd.cli.history import unpacked
+from phosd.client.rows import unpacked
 
 Row = Mapping[str, Any]
 _COLUMNS = (

@@ -7,13 +7,11 @@ the other has opened it. Here the next key waits until the one before is through
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from textual.app import App
 from textual.events import Key
 from textual.message_pump import MessagePump
-
-if TYPE_CHECKING:
-    from phosd.tui.app import PhosApp
 
 _PATIENCE = 1.0
 """Seconds after which the next key goes on in any case: a widget that goes away does not answer."""
@@ -32,7 +30,7 @@ class Guarded(Protocol):
 class Keys:
     """The keys of an application, of which ``handle`` is Textual's way to do one."""
 
-    def __init__(self, app: "PhosApp", handle: Callable[[Key], Awaitable[None]]) -> None:
+    def __init__(self, app: App[Any], handle: Callable[[Key], Awaitable[None]]) -> None:
         self._app = app
         self._handle = handle
         self._typed: asyncio.Queue[Key] = asyncio.Queue()

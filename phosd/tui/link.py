@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import Any
 
 from phosd.bus import NAME, ROOT, CallError, Connection, NoBusError, Signal
-from phosd.cli.settings import CommandError, of_bus
+from phosd.client.errors import CommandError, of_bus
 from phosd.tui.node import MANAGER, Contact, Update
 from phosd.tui.records import Record, record_of
 

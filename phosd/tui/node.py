@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from phosd.bus import ROOT, path_of, variants
-from phosd.cli.settings import CommandError
+from phosd.client.errors import CommandError
 from phosd.tui.records import Gpu, Image, Job, Manager, Process, Record
 
 MANAGER = "org.phos.Manager1"

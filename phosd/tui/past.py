@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phosd.bus import ROOT
-from phosd.cli.times import instant
+from phosd.client.times import instant
 from phosd.tui.records import Job, Phase, Values
 
 SEVERITIES = ("info", "warning", "error")

@@ -10,8 +10,8 @@ from datetime import datetime
 
 from rich.cells import cell_len, set_cell_size
 
-from phosd.cli import text as everywhere
-from phosd.cli.text import human_bytes, rate
+from phosd.client import text as everywhere
+from phosd.client.text import human_bytes, rate
 
 __all__ = [
     "bar",

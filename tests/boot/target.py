@@ -12,7 +12,7 @@ from pathlib import Path
 import cuda.bindings
 
 from tests.boot.machine import Machine
-from tests.harness import PROGRAMS, parse, wait_until
+from tests.support.harness import PROGRAMS, parse, wait_until
 
 _PROGRAMS, _PACKAGES, _KERNELS = "/opt/target/programs", "/opt/target/python", "/opt/target/kernels"
 VARIABLES = {"PYTHONPATH": _PACKAGES, "PHOS_TEST_CACHE": _KERNELS}

@@ -7,7 +7,7 @@ import pytest
 from tests.boot import target
 from tests.boot.machine import Failed, Machine
 from tests.boot.target import phos
-from tests.harness import parse, wait_until
+from tests.support.harness import parse, wait_until
 
 _EXAMPLE = "/usr/share/doc/phosd/examples/systemd/50-phos.conf"
 _UNIT = """\

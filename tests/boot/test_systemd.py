@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from phosd.service.logs import JOB_ENDED
+from phosd.service.jobs.job_log import JOB_ENDED
 from tests.boot import target
 from tests.boot.machine import Failed, Machine
 from tests.boot.target import Target, phos, restore_after_kill
-from tests.harness import wait_until
+from tests.support.harness import wait_until
 
 SECONDS = 8
 """How long it takes to copy a program's device memory where a test wants time for trouble."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from phosd.engine import procfs
-from phosd.engine.suspended import Register, Suspended
+from phosd.engine.node.suspended import Register, Suspended
+from phosd.engine.system import procfs
 
 ROOT = Path(__file__).parents[2]
 

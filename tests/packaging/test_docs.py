@@ -14,8 +14,9 @@ import pytest
 from phosd.cli.main import main as phos
 from phosd.cli.main import named
 from phosd.service import config
-from phosd.service.config import Config, PeriodicRule
-from phosd.service.limits import UserLimits
+from phosd.service.config import Config
+from phosd.service.jobs.limits import UserLimits
+from phosd.service.jobs.schedule import PeriodicRule
 from phosd.service.main import parser
 from phosd.tui.actions import ACTIONS
 from phosd.tui.app import SCREENS

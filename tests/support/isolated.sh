@@ -13,4 +13,4 @@ fi
 # Pids begin high: tests make up low ones, which must not be there.
 inside='ip link set lo up && echo 20000 >/proc/sys/kernel/ns_last_pid && exec "$@"'
 # shellcheck disable=SC2086
-exec unshare $namespaces -- sh -c "$inside" sh "$1" "$(dirname "$0")/../reaper.py" "$@"
+exec unshare $namespaces -- sh -c "$inside" sh "$1" "$(dirname "$0")/reaper.py" "$@"

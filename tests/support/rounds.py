@@ -23,7 +23,15 @@ from tests.support.rotation import TESTS
 ROOT = TESTS.parent
 TIMING_MODULES = TESTS / "timing-modules.txt"
 SHARDS = os.cpu_count() or 1
-_PYTEST = (sys.executable, "tests/reaper.py", sys.executable, "-m", "pytest", "--quiet", "-ra")
+_PYTEST = (
+    sys.executable,
+    "tests/support/reaper.py",
+    sys.executable,
+    "-m",
+    "pytest",
+    "--quiet",
+    "-ra",
+)
 
 
 @dataclass(frozen=True)

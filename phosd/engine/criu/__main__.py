@@ -2,8 +2,9 @@
 
 import sys
 
-from phosd.engine.criu import Criu, require_working
-from phosd.engine.errors import PhosError
+from phosd.engine.criu.probe import require_working
+from phosd.engine.criu.program import Criu
+from phosd.errors import PhosError
 
 if __name__ == "__main__":
     try:

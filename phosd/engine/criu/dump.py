@@ -11,17 +11,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from phosd.engine import files, limits, procfs, stdio
-from phosd.engine.criu.binary import Criu, Owner
-from phosd.engine.criu.coreimage import parent_death_signal
-from phosd.engine.criu.meetings import FROZEN, Meetings
-from phosd.engine.criu.pages import PageStore
-from phosd.engine.errors import Busy, Internal, InvalidOption, NoSuchProcess
-from phosd.engine.image.cpu import CpuDetails, MappedFile, MemoryFile, OpenFile
-from phosd.engine.image.files import file_digest
+from phosd.engine.criu import file_records, preflight, stdio
+from phosd.engine.criu.action_script import FROZEN, Meetings
+from phosd.engine.criu.core_image import parent_death_signal
+from phosd.engine.criu.page_store import PageStore
+from phosd.engine.criu.program import Criu, Owner
+from phosd.engine.image.cpu_manifest import CpuDetails, MappedFile, MemoryFile, OpenFile
 from phosd.engine.image.manifest import FileDigest, Tree
-from phosd.engine.progress import Progress
-from phosd.engine.tree import ProcessTree, scan
+from phosd.engine.image.private_files import file_digest
+from phosd.engine.job.progress import Progress
+from phosd.engine.program.tree import ProcessTree, scan
+from phosd.engine.system import procfs
+from phosd.errors import Busy, Internal, InvalidOption, NoSuchProcess
 
 GHOST_LIMIT = "2G"
 """Largest unlinked file that goes into an image (data loaders unlink their shared memory)."""
@@ -72,14 +73,14 @@ def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan
     Raises :class:`Unsupported` naming what cannot be dumped, :class:`NoSuchProcess` when the root
     has ended.
     """
-    if tcp not in limits.TCP_POLICIES:
-        choices = ", ".join(limits.TCP_POLICIES)
+    if tcp not in preflight.TCP_POLICIES:
+        choices = ", ".join(preflight.TCP_POLICIES)
         raise InvalidOption(f"there is no tcp policy {tcp!r}", hint=f"use one of {choices}")
     for _ in range(_LOOKS):
         # What a running program closes while it is looked at has no details to read any more.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             descriptors, mappings = _look(tree)
-            limits.require_dumpable(tree, descriptors, mappings, tcp, criu.namespaces)
+            preflight.require_dumpable(tree, descriptors, mappings, tcp, criu.namespaces)
             return stdio.plan(tree, descriptors)
         if not tree.root.alive:
             raise NoSuchProcess(f"process {tree.root.pid} has ended", hint="start it again")
@@ -207,12 +208,12 @@ class Dump:
         noted = self._noted
         noted.tree = scan(self._tree.root.pid)
         descriptors, mappings = _look(noted.tree)
-        limits.require_dumpable(
+        preflight.require_dumpable(
             noted.tree, descriptors, mappings, self._options.tcp, self._criu.namespaces, frozen=True
         )
-        noted.open_files = files.open_files(descriptors)
-        noted.mapped_files = files.mapped_files(mappings)
-        noted.memory_files = files.save_memory_files(mappings, self._folder)
+        noted.open_files = file_records.open_files(descriptors)
+        noted.mapped_files = file_records.mapped_files(mappings)
+        noted.memory_files = file_records.save_memory_files(mappings, self._folder)
         if self._pages is not None:
             self._pages.wait()
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from phosd.engine import outside
-from phosd.engine.errors import Internal
-from phosd.engine.outside import OutsideError
+from phosd.engine.system import unsandboxed
+from phosd.engine.system.unsandboxed import OutsideError
+from phosd.errors import Internal
 
 _ENVIRONMENT = {
     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
@@ -100,7 +100,7 @@ def launch(
     if slice_of is not None and _BOOTED.is_dir():
         words = [*_scope(slice_of), *words]
     with _service_errors():
-        return outside.Command(service, words, descriptors, _ENVIRONMENT, tied=tied)
+        return unsandboxed.Command(service, words, descriptors, _ENVIRONMENT, tied=tied)
 
 
 def namespaces(service: Path | None) -> dict[str, str]:
@@ -108,7 +108,7 @@ def namespaces(service: Path | None) -> dict[str, str]:
     if service is None:
         return {kind.name: str(kind.readlink()) for kind in Path("/proc/self/ns").iterdir()}
     with _service_errors():
-        return outside.namespaces(service)
+        return unsandboxed.namespaces(service)
 
 
 @contextlib.contextmanager

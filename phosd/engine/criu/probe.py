@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from phosd.engine import procfs
-from phosd.engine.criu.binary import INSTALL_HINT, Criu
 from phosd.engine.criu.dump import DumpOptions, dump_tree
+from phosd.engine.criu.program import INSTALL_HINT, Criu
 from phosd.engine.criu.restore import RestoreOptions, admission, restore_tree
-from phosd.engine.errors import Internal, PhosError
-from phosd.engine.tree import scan
+from phosd.engine.program.tree import scan
+from phosd.engine.system import procfs
+from phosd.errors import Internal, PhosError
 
 CACHE = Path("/var/cache/phos")
 PATIENCE = 10.0

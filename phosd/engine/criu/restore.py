@@ -11,17 +11,18 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from phosd.engine import owner_files, procfs
-from phosd.engine.concern import now
-from phosd.engine.criu.binary import Criu, Owner
+from phosd.engine.criu import file_worker
 from phosd.engine.criu.dump import digests, require_private, working_folder
-from phosd.engine.criu.made import ENDING_PATIENCE, end, is_made
-from phosd.engine.criu.outlets import Outlets
-from phosd.engine.errors import Busy, ImageCorrupt, Internal
-from phosd.engine.image.cpu import CpuDetails, OpenFile
+from phosd.engine.criu.file_worker import Change, Orders, Policy
+from phosd.engine.criu.inherited_stdio import Outlets
+from phosd.engine.criu.owned_processes import ENDING_PATIENCE, end, is_made
+from phosd.engine.criu.program import Criu, Owner
+from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.image.manifest import Process, Tree
-from phosd.engine.owner_files import Change, Orders, Policy
-from phosd.engine.progress import Progress
+from phosd.engine.job.affected import now
+from phosd.engine.job.progress import Progress
+from phosd.engine.system import procfs
+from phosd.errors import Busy, ImageCorrupt, Internal
 
 SETTLED = 0.05
 """Seconds that a restored program must live before it counts as restored."""
@@ -80,7 +81,7 @@ def admission(
     require_free(processes)
     _require_unused(details)
     with _orders(tree, folder, options, "check") as orders:
-        owner_files.require_usable(owner_files.work(orders))
+        file_worker.require_usable(file_worker.work(orders))
 
 
 def check_images(tree: Tree, folder: Path) -> None:
@@ -267,18 +268,18 @@ class _Files:
             self._orders = Orders(orders.uid, orders.gid, orders.groups, orders.mark)
             self._changes: tuple[Change, ...] = ()
             if orders.open_files or orders.memory_files:
-                answer = owner_files.work(msgspec.structs.replace(orders, apply=True))
-                owner_files.require_usable(answer)
+                answer = file_worker.work(msgspec.structs.replace(orders, apply=True))
+                file_worker.require_usable(answer)
                 self._changes = answer.changes
 
     def settle(self) -> None:
         if self._changes:
-            owner_files.work(msgspec.structs.replace(self._orders, settle=self._changes))
+            file_worker.work(msgspec.structs.replace(self._orders, settle=self._changes))
         self._changes = ()
 
     def undo(self) -> None:
         if self._changes:
-            owner_files.work(msgspec.structs.replace(self._orders, undo=self._changes))
+            file_worker.work(msgspec.structs.replace(self._orders, undo=self._changes))
         self._changes = ()
 
 

@@ -22,8 +22,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from phosd.engine import native
-from phosd.engine.errors import Internal
+from phosd.engine.system import native
+from phosd.errors import Internal
 
 SIZE = 16
 """Bytes of a digest."""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from phosd.engine.image.cpu import CpuDetails
+from phosd.engine.image.cpu_manifest import CpuDetails
 
 FORMAT = 1
 CHUNK = 2 << 20

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from phosd.engine.errors import ImageCorrupt
 from phosd.engine.image.manifest import CHUNK
+from phosd.errors import ImageCorrupt
 
 PAGE = 4096
 HEADER = PAGE

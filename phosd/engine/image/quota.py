@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from phosd.engine.errors import OutOfSpace
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.usage import Usage
+from phosd.errors import OutOfSpace
 
 _MOST_NAMED = 5
 """Images that an error names."""

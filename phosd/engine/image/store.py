@@ -27,23 +27,21 @@ from pathlib import Path
 
 import msgspec
 
-from phosd.engine.digest import DigestKey
-from phosd.engine.errors import Busy, ImageCorrupt, Internal, NoSuchImage, OutOfSpace
 from phosd.engine.faults import Point, point
-from phosd.engine.image import files
-from phosd.engine.image.check import check_manifest, valid_id
+from phosd.engine.image import private_files
+from phosd.engine.image.folder import StoreFolder
+from phosd.engine.image.mac import unsealed
 from phosd.engine.image.manifest import CHUNK, FORMAT, Manifest
-from phosd.engine.image.opened import Image, packs_of
 from phosd.engine.image.packs import CAPACITY, RECORD, pack_count
-from phosd.engine.image.quota import Promise
-from phosd.engine.image.seal import unsealed
+from phosd.engine.image.reader import Image, packs_of
+from phosd.engine.image.validate import check_manifest, valid_id
 from phosd.engine.image.writer import ImageWriter
+from phosd.errors import Busy, ImageCorrupt, NoSuchImage, OutOfSpace
 
 __all__ = ["Image", "ImageWriter", "Store", "packs_of"]
 
 MAX_MANIFEST = 256 << 20
 """Bytes of a manifest; one of 8 GPUs with 141 GB each takes about 50 MB."""
-_SECRET = 32
 _THREADS = 8
 _decoder = msgspec.json.Decoder(Manifest)
 
@@ -57,25 +55,12 @@ class _Format(msgspec.Struct):
 _format_decoder = msgspec.json.Decoder(_Format)
 
 
-class Store:
-    """A state folder. Creates it (mode 0700) with its secret when it is not there: a new one, or
-    that of the store ``like`` which it shall compute its digests.
-    """
+class Store(StoreFolder):
+    """The images of a state folder; see :class:`StoreFolder`."""
 
     def __init__(self, state: Path, like: "Store | None" = None) -> None:
-        self.state = state
-        self._like = like
-        self.images = state / "images"
-        self.packs = state / "packs"
-        for folder in (state, self.images, self.packs):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files.require_private(folder)
-        self.promises: dict[str, Promise] = {}
-        """What the images that are being made will take."""
+        super().__init__(state, like)
         self._read: dict[str, tuple[tuple[int, ...], Manifest]] = {}
-        with self._locked_folder():
-            self.key = DigestKey(self.secret())
-        """The key of every digest in this store."""
 
     def list(self) -> list[Manifest]:
         """All published images, oldest first. A damaged one is left out; :meth:`damaged` has it."""
@@ -132,8 +117,8 @@ class Store:
         ``quota`` is how many bytes all images of this user may take.
         """
         with self.locked():
-            self._require_writable()
-            return ImageWriter(self, owner, quota)
+            self.require_writable()
+            return ImageWriter(self, self.list, owner, quota)
 
     def delete(self, image_id: str) -> None:
         """Delete an image: its manifest first, then its files and the packs that nothing needs.
@@ -141,7 +126,7 @@ class Store:
         Raises :class:`NoSuchImage`, or :class:`Busy` while a job reads the image.
         """
         with self.locked():
-            self._require_writable()
+            self.require_writable()
             folder = self._open_folder(image_id)
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -155,10 +140,10 @@ class Store:
                     f"image {image_id} is being read by a job", hint="wait for it (`phos jobs`)"
                 ) from None
             finally:
-                files.close_locked(folder)
+                private_files.close_locked(folder)
             point(Point.DELETE_FOLDER)
             shutil.rmtree(self.images / image_id)
-            files.sync_folder(self.images)
+            private_files.sync_folder(self.images)
             self._remove_packs()
 
     def sweep(self) -> Sequence[str]:
@@ -166,10 +151,10 @@ class Store:
         removed = []
         with self.locked():
             for folder in sorted(self.images.iterdir()):
-                if not (folder / "manifest.json").exists() and files.unused(folder):
+                if not (folder / "manifest.json").exists() and private_files.unused(folder):
                     shutil.rmtree(folder)
                     removed.append(folder.name)
-            files.sync_folder(self.images)
+            private_files.sync_folder(self.images)
             return [*removed, *self._remove_packs()]
 
     def preallocate(self, byte_count: int) -> None:
@@ -199,23 +184,19 @@ class Store:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX)
         try:
-            with files.space_errors(str(path)):
+            with private_files.space_errors(str(path)):
                 os.posix_fallocate(fd, 0, size)
         except BaseException:
             path.unlink()
             raise
         finally:
-            files.close_locked(fd)
+            private_files.close_locked(fd)
 
     def drop_spares(self) -> None:
         """Give back what :meth:`preallocate` set aside and no image took."""
         with self.locked():
             for path in self.spares():
                 path.unlink()
-
-    def spares(self) -> Sequence[Path]:
-        """The spare packs that nobody is making. The caller holds the store's lock."""
-        return [path for path in sorted(self.packs.glob("*.spare")) if files.unused(path)]
 
     def free_bytes(self) -> int:
         """What the file system of the store can still take, and what is set aside, in bytes."""
@@ -233,7 +214,7 @@ class Store:
         try:
             folders = list(self.images.iterdir())
         except OSError as error:
-            raise self._gone(error) from error
+            raise self.unreachable(error) from error
         return sorted(
             folder.name
             for folder in folders
@@ -244,15 +225,15 @@ class Store:
         if not valid_id(image_id):
             raise NoSuchImage(f"{image_id!r} is not the id of an image", hint="see `phos images`")
         try:
-            return files.open_private(self.images / image_id, os.O_DIRECTORY)
+            return private_files.open_private(self.images / image_id, os.O_DIRECTORY)
         except FileNotFoundError as error:
             if not self.images.exists():
-                raise self._gone(error) from error
+                raise self.unreachable(error) from error
             raise _unknown(image_id) from None
 
     def _read_manifest(self, image_id: str, folder: int) -> Manifest:
         try:
-            text = files.read_private("manifest.json", MAX_MANIFEST, dir_fd=folder)
+            text = private_files.read_private("manifest.json", MAX_MANIFEST, dir_fd=folder)
         except FileNotFoundError:
             raise _unknown(image_id) from None
         body = unsealed(self.key.packed, text)
@@ -279,21 +260,12 @@ class Store:
 
     def _open_pack(self, image_id: str, number: int) -> int:
         try:
-            return files.open_private(self.pack_path(number), os.O_RDONLY)
+            return private_files.open_private(self.pack_path(number), os.O_RDONLY)
         except FileNotFoundError:
             raise ImageCorrupt(
                 f"pack {number} of image {image_id} is missing",
                 hint="the image cannot be restored; delete it",
             ) from None
-
-    def pack_path(self, number: int) -> Path:
-        """Where pack ``number`` is, or would be."""
-        return self.packs / f"{number}.pack"
-
-    def pack_numbers(self) -> Sequence[int]:
-        """The numbers of all packs there are."""
-        names = (p.name.removesuffix(".pack") for p in self.packs.glob("*.pack"))
-        return sorted(int(name) for name in names if name.isdecimal())
 
     def _remove_packs(self) -> Sequence[str]:
         """Remove the packs that no image names and no writer holds. The caller holds the lock."""
@@ -304,72 +276,12 @@ class Store:
         removed = []
         for number in self.pack_numbers():
             path = self.pack_path(number)
-            if number not in needed and files.unused(path):
+            if number not in needed and private_files.unused(path):
                 point(Point.DELETE_PACK)
                 path.unlink()
                 removed.append(path.name)
-        files.sync_folder(self.packs)
+        private_files.sync_folder(self.packs)
         return removed
-
-    def secret(self) -> bytes:
-        """What the key of the digests is made of; written if it is not there."""
-        path = self.state / "secret"
-        try:
-            secret = files.read_private(path, _SECRET)
-        except FileNotFoundError:
-            secret = self._like.secret() if self._like else secrets.token_bytes(_SECRET)
-            partial = path.with_suffix(".partial")
-            partial.unlink(missing_ok=True)
-            files.write_durably(partial, secret)
-            partial.rename(path)
-            files.sync_folder(self.state)
-        if len(secret) != _SECRET:
-            raise Internal(
-                f"{path} has {len(secret)} bytes instead of {_SECRET}",
-                hint="bring it back from a backup; no image can be checked without it",
-            )
-        return secret
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock of the store, and know that it is the one that it was at the start."""
-        with self._locked_folder():
-            try:
-                secret = files.read_private(self.state / "secret", _SECRET)
-            except OSError as error:
-                raise self._gone(error) from error
-            if DigestKey(secret).packed != self.key.packed:
-                raise Internal(
-                    f"{self.state} is another store than the one that phosd began with",
-                    hint="mount the disk that was there, or restart phosd to use this one",
-                )
-            yield
-
-    @contextmanager
-    def _locked_folder(self) -> Iterator[None]:
-        try:
-            fd = os.open(self.state / "lock", os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise self._gone(error) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            files.close_locked(fd)
-
-    def _require_writable(self) -> None:
-        if os.statvfs(self.state).f_flag & os.ST_RDONLY:
-            raise Internal(
-                f"{self.state} is on a file system that is read-only",
-                hint="see the kernel's log for why, and mount it writable; phosd then goes on",
-            )
-
-    def _gone(self, error: OSError) -> Internal:
-        return Internal(
-            f"the images in {self.state} cannot be reached ({error.strerror})",
-            hint="bring the folder or its disk back; phosd then goes on. To begin an empty store,"
-            " restart phosd",
-        )
 
 
 def _stamp(folder: int) -> tuple[int, ...]:

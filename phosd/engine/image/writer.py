@@ -7,26 +7,23 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from phosd.engine.errors import Internal, InvalidOption
 from phosd.engine.faults import Point, point
-from phosd.engine.image import files
-from phosd.engine.image.check import check_manifest, valid_relative
+from phosd.engine.image import private_files
+from phosd.engine.image.folder import StoreFolder
+from phosd.engine.image.mac import sealed
 from phosd.engine.image.manifest import ChunkRef, FileDigest, Manifest
 from phosd.engine.image.packs import CAPACITY, pack_count, record_size
 from phosd.engine.image.quota import Promise, require_within
-from phosd.engine.image.seal import sealed
 from phosd.engine.image.usage import file_bytes, pack_bytes
-
-if TYPE_CHECKING:
-    from phosd.engine.image.store import Store
+from phosd.engine.image.validate import check_manifest, valid_relative
+from phosd.errors import Internal, InvalidOption
 
 _SYNC_THREADS = 8
 _STAMP = "%Y%m%dT%H%M%S"
@@ -65,8 +62,15 @@ class ImageWriter:
     ``folder`` is where CRIU's files go, in one sub-folder a tree. Made by :meth:`Store.begin`.
     """
 
-    def __init__(self, store: "Store", owner: int, quota: int | None = None) -> None:
+    def __init__(
+        self,
+        store: StoreFolder,
+        published: Callable[[], list[Manifest]],
+        owner: int,
+        quota: int | None = None,
+    ) -> None:
         self._store = store
+        self._published = published
         self.owner = owner
         self._quota = quota
         self._file_bytes = 0
@@ -98,14 +102,14 @@ class ImageWriter:
         """
         self._store.promises[self.id] = Promise(self.owner, size)
         if self._quota is not None:
-            require_within(self._quota, self.id, self._store.promises, self._store.list())
+            require_within(self._quota, self.id, self._store.promises, self._published())
 
     def packs(self, chunk_count: int) -> list[Pack]:
         """New empty packs with room for ``chunk_count`` chunks, for one mover to fill side by side.
 
         Each mover needs packs of its own. Those that stay empty are removed by :meth:`publish`.
         """
-        with self._store.locked(), files.space_errors(f"the packs of image {self.id}"):
+        with self._store.locked(), private_files.space_errors(f"the packs of image {self.id}"):
             first = max(self._store.pack_numbers(), default=-1) + 1
             spares = list(self._store.spares())
             return [
@@ -121,7 +125,7 @@ class ImageWriter:
             fd = os.open(path, flags, 0o600)
         else:
             spare.rename(path)
-            fd = files.open_private(path, os.O_RDWR)
+            fd = private_files.open_private(path, os.O_RDWR)
         fcntl.flock(fd, fcntl.LOCK_EX)
         self._packs[number] = Pack(number, fd)
         return self._packs[number]
@@ -141,10 +145,10 @@ class ImageWriter:
             for name in folders:
                 if Path(here, name).is_symlink():
                     raise Internal(f"{Path(here, name)} is a link", hint="CRIU makes none")
-        with files.space_errors(str(root)), ThreadPoolExecutor(_SYNC_THREADS) as pool:
+        with private_files.space_errors(str(root)), ThreadPoolExecutor(_SYNC_THREADS) as pool:
             digests = tuple(pool.map(lambda path: _seal_file(path, root), sorted(found)))
         for here, _, _ in os.walk(root, topdown=False):
-            files.sync_folder(Path(here))
+            private_files.sync_folder(Path(here))
         self._file_bytes += sum(file.size for file in digests)
         self.promise(self._file_bytes + self._chunk_bytes())
         return digests
@@ -164,19 +168,19 @@ class ImageWriter:
         check_manifest(manifest, self.id)
         own = {pack: size for pack, size in pack_bytes(manifest).items() if pack in self._packs}
         self.promise(file_bytes(manifest) + sum(own.values()))
-        with files.space_errors(f"image {self.id}"):
+        with private_files.space_errors(f"image {self.id}"):
             self._sync_packs(manifest)
-            files.sync_folder(self._store.packs)
+            private_files.sync_folder(self._store.packs)
             point(Point.MANIFEST_WRITE)
             partial = self.folder / "manifest.partial"
             text = sealed(self._store.key.packed, msgspec.json.encode(manifest))
-            files.write_durably(partial, text)
-            files.sync_folder(self.folder)
-            files.sync_folder(self._store.images)
+            private_files.write_durably(partial, text)
+            private_files.sync_folder(self.folder)
+            private_files.sync_folder(self._store.images)
             point(Point.MANIFEST_RENAME)
             partial.rename(self.folder / "manifest.json")
             point(Point.MANIFEST_SYNC)
-            files.sync_folder(self.folder)
+            private_files.sync_folder(self.folder)
         self._finished = True
         self._close()
 
@@ -216,8 +220,8 @@ class ImageWriter:
 
     def _close(self) -> None:
         for pack in self._packs.values():
-            files.close_locked(pack.fd)
-        files.close_locked(self._lock)
+            private_files.close_locked(pack.fd)
+        private_files.close_locked(self._lock)
         self._store.promises.pop(self.id, None)
 
     def __enter__(self) -> "ImageWriter":
@@ -232,6 +236,6 @@ def _seal_file(path: Path, root: Path) -> FileDigest:
     with os.fdopen(fd, "rb"):
         point(Point.IMAGE_SEAL)
         os.fchmod(fd, 0o600)
-        sha256 = files.file_digest(fd)
+        sha256 = private_files.file_digest(fd)
         os.fsync(fd)
         return FileDigest(str(path.relative_to(root)), os.fstat(fd).st_size, sha256)

@@ -2,6 +2,6 @@
 
 import sys
 
-from phosd.engine.mover.life import main
+from phosd.engine.mover.worker.main import main
 
 sys.exit(main())

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "../../engine/mover/board_view.h"
+#include "../../engine/chunk_map/view.h"
 #include "check.h"
 
 namespace phos::test {

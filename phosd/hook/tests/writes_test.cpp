@@ -1,5 +1,5 @@
 // What each rule predicts, told from the arguments of a call alone: nothing else of the hook is
-// here. Kernels and graphs are tested with real ones, in tests/hook/test_writes.py.
+// here. Kernels and graphs are tested with real ones, in tests/native/hook/test_writes.py.
 #include "write_sets/writes.h"
 
 #include <cstdio>

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable
 from time import monotonic
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -10,16 +10,14 @@ from textual.dom import DOMNode
 from textual.screen import Screen
 from textual.widgets import Input
 
-from phosd.cli.settings import CommandError
+from phosd.client.errors import CommandError
 from phosd.tui.actions import ANYWHERE, MOVE, TABLE, Action, keys_drawn, named, of, why_not
+from phosd.tui.host import Host
 from phosd.tui.node import Contact, Node
 from phosd.tui.records import Manager
 from phosd.tui.widgets.dialogs import Help
 from phosd.tui.widgets.frame import Banner, KeyLine, TopLine
 from phosd.tui.widgets.table import RecordTable
-
-if TYPE_CHECKING:
-    from phosd.tui.app import PhosApp
 
 
 class NodeScreen(Screen[None]):
@@ -31,7 +29,7 @@ class NodeScreen(Screen[None]):
     SCOPE: ClassVar[str]
     TITLE_TEXT: ClassVar[str] = ""
     SHOWS: ClassVar[frozenset[type]] = frozenset()
-    app: "PhosApp"
+    app: Host
 
     # For the screens to fill in
 

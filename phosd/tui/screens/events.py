@@ -3,7 +3,7 @@
 from textual.app import ComposeResult
 from textual.widgets import Static
 
-from phosd.cli.settings import CommandError
+from phosd.client.errors import CommandError
 from phosd.tui.actions import bindings
 from phosd.tui.node import Contact, Node, Noted
 from phosd.tui.past import SEVERITIES, Event, event

@@ -8,7 +8,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.widgets import Static
 
-from phosd.cli.settings import CommandError
+from phosd.client.errors import CommandError
 from phosd.tui import export
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node

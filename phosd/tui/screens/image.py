@@ -6,7 +6,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.widgets import Static
 
-from phosd.cli.settings import CommandError
+from phosd.client.errors import CommandError
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.records import Image, Job

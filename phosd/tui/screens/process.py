@@ -9,7 +9,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.widgets import Static, TabbedContent, TabPane
 
-from phosd.cli.settings import CommandError
+from phosd.client.errors import CommandError
 from phosd.tui.actions import bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.records import Gpu, Image, Job, Process

@@ -3,7 +3,7 @@
 from rich.text import Text
 from textual.containers import VerticalScroll
 
-from phosd.cli.settings import CommandError
+from phosd.client.errors import CommandError
 from phosd.tui.actions import bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.records import Process

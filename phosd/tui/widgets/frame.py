@@ -1,7 +1,6 @@
 """What frames every screen: the line on top, the banner, and the line of keys."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual import events
@@ -9,11 +8,9 @@ from textual.message import Message
 from textual.widgets import Static
 
 from phosd.tui.actions import Action, keys_drawn
+from phosd.tui.host import Host
 from phosd.tui.node import Contact, Node
 from phosd.tui.text import plain, since
-
-if TYPE_CHECKING:
-    from phosd.tui.app import PhosApp
 
 _IMPATIENT = 2.0
 """Seconds after which a call that has no answer is talked about."""
@@ -23,7 +20,7 @@ class TopLine(Static):
     """The screens by their numbers, and with whom one talks."""
 
     DEFAULT_CSS = "TopLine { height: 1; background: $panel; color: $foreground; }"
-    app: "PhosApp"
+    app: Host
 
     def __init__(self, current: str) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 // one board each, without a device. Memory is ordinary; of each chunk only the first word is used.
 // A writer reads and writes without locks, as a GPU does, so that the thread sanitizer sees whether
 // the words of the board order the copies.
-#include "../plan.h"
+#include "../worker/plan.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,0 +1,277 @@
+"""The board: memory shared by a process's hook, the movers and the engine while chunks are saved.
+
+``phosd/hook/protocol/chunk_map.h`` is its layout and says what the states mean. The engine makes
+one for each process (:meth:`Board.create`), gives its descriptor to the hook and to the movers, and
+keeps it to learn of freed memory. What is read here was written by the program, or could have been:
+it is good for choices and statistics, never for deciding what an image holds.
+"""
+
+import ctypes
+import enum
+import errno
+import functools
+import os
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from phosd.engine.system import native
+from phosd.errors import Internal
+
+FREED_RING = 1024
+"""Freed blocks that a board can hold before somebody takes them."""
+
+_BLOCK = struct.Struct("<QII")
+_SLAB = struct.Struct("<iIII")
+_KERNEL = struct.Struct("<QQIIQ")
+_FNV_OFFSET, _FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
+
+
+class Phase(enum.IntEnum):
+    """What a board is for at the moment."""
+
+    ARMED = 0
+    WATCHED = 1
+    ABORTED = 2
+
+
+class ChunkState(enum.IntEnum):
+    """The low three bits of a chunk's word."""
+
+    PENDING = 0
+    COPYING = 1
+    SAVED = 2
+    SHADOWING = 3
+    SHADOWED = 4
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """What is known of a kernel: ``name`` as ``cuFuncGetName`` gives it.
+
+    ``module`` is the hash of its module's image, 0 for any. A ``suspect`` is taken to write
+    everything. ``written``, if known, has bit n set when the kernel writes through the aligned 8
+    bytes at 8 n of its parameters, and says that it writes nowhere else.
+    """
+
+    name: str
+    module: int = 0
+    suspect: bool = False
+    written: int | None = None
+
+    @property
+    def name_hash(self) -> int:
+        """64-bit FNV-1a of the name."""
+        value = _FNV_OFFSET
+        for byte in self.name.encode():
+            value = (value ^ byte) * _FNV_PRIME & 0xFFFFFFFFFFFFFFFF
+        return value
+
+    @property
+    def packed(self) -> bytes:
+        """``KernelRow`` of board.h."""
+        flags = self.suspect | (self.written is not None) << 1
+        return _KERNEL.pack(self.name_hash, self.module, flags, 0, self.written or 0)
+
+
+@dataclass(frozen=True)
+class BoardStatistics:
+    """What the hook has counted on a board.
+
+    ``submissions`` were looked at in ``looked_ns``, waits excluded; ``conservative`` of them were
+    taken to write everything. ``shadowed_chunks`` were copied into slots. Threads of the program
+    waited ``waits`` times for a chunk, ``waited_ns`` altogether. ``touches`` is the last number
+    given to a written chunk. Half the submissions were looked at within ``look_median_ns``, give or
+    take 6%.
+    """
+
+    submissions: int
+    looked_ns: int
+    shadowed_chunks: int
+    waits: int
+    waited_ns: int
+    conservative: int
+    touches: int
+    look_median_ns: int
+
+
+class Board:
+    """A board, mapped here. ``fd`` stays open until :meth:`close`."""
+
+    def __init__(self, view: int, fd: int, blocks: dict[int, tuple[int, int]]) -> None:
+        self._view = view
+        self._blocks = blocks
+        self._posted: int = library().phos_board_posted(view)
+        self.fd = fd
+
+    @classmethod
+    def create(
+        cls,
+        blocks: Sequence[tuple[int, int]],
+        slabs: Sequence[tuple[int, int]],
+        kernels: Sequence[KernelRow] = (),
+    ) -> Self:
+        """A new board, phase armed, every chunk pending.
+
+        ``blocks``: (block id, number of chunks), by id; ``slabs``: (the process's ordinal of the
+        device, number of slots), in which order their slots are counted.
+        """
+        places: dict[int, tuple[int, int]] = {}
+        first = 0
+        for block_id, count in blocks:
+            places[block_id] = (first, count)
+            first += count
+        if list(places) != sorted(places) or len(places) != len(blocks):
+            raise Internal("the blocks of a board must be sorted by id, each once")
+        rows = sorted(kernels, key=lambda row: (row.name_hash, row.module))
+        tables = (
+            *(b"".join(_BLOCK.pack(block, 0, count) for block, count in blocks), len(blocks)),
+            *(b"".join(_SLAB.pack(device, slots, 0, 0) for device, slots in slabs), len(slabs)),
+            *(b"".join(row.packed for row in rows), len(rows)),
+        )
+        fd = ctypes.c_int()
+        view = library().phos_board_create(*tables, ctypes.byref(fd))
+        if not view:
+            raise _failed("making a board")
+        return cls(view, fd.value, places)
+
+    def first_chunk(self, block_id: int) -> int:
+        """The number of a block's first chunk; the others follow it."""
+        return self._blocks[block_id][0]
+
+    def mark_saved(self, chunks: Iterable[int]) -> None:
+        """Mark chunks that need no saving, by number, before the board is given to anybody."""
+        numbers = array("I", chunks)
+        end = sum(self._blocks[max(self._blocks)]) if self._blocks else 0
+        if numbers and max(numbers) >= end:
+            raise Internal(f"a board of {end} chunks has no chunk {max(numbers)}")
+        library().phos_board_mark_saved(self._view, numbers.tobytes(), len(numbers))
+
+    def touched(self, block_id: int) -> Sequence[int]:
+        """For each chunk of a block when it was first written, as a running number; 0: not."""
+        return self._read(block_id)[1]
+
+    def states(self, block_id: int) -> Sequence[int]:
+        """The words of a block's chunks: :class:`ChunkState` in the low three bits."""
+        return self._read(block_id)[0]
+
+    def statistics(self) -> BoardStatistics:
+        """What the hook has counted so far."""
+        numbers = (ctypes.c_uint64 * 8)()
+        library().phos_board_statistics(self._view, numbers)
+        return BoardStatistics(*numbers)
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase; None when the program has put something else there."""
+        value = library().phos_board_phase(self._view)
+        return Phase(value) if value in iter(Phase) else None
+
+    def watch(self) -> None:
+        """All chunks are saved; from now on the board tells what is freed."""
+        library().phos_board_set_phase(self._view, Phase.WATCHED)
+
+    def abort(self) -> None:
+        """The job is over and all memory let go of: nobody waits for a chunk any more."""
+        library().phos_board_answer(self._view)
+        library().phos_board_set_phase(self._view, Phase.ABORTED)
+
+    def hold(self, device: int, byte_count: int) -> None:
+        """So much memory of a device (the process's ordinal) will be given back, in time or when
+        the program cannot wait (:attr:`is_starving`). For a board that is only watched.
+        """
+        library().phos_board_hold(self._view, device, byte_count)
+
+    @property
+    def is_starving(self) -> bool:
+        """Whether the program needs all memory of a device that it was told of, at once."""
+        return bool(library().phos_board_is_starving(self._view))
+
+    def freed(self) -> list[int] | None:
+        """The ids of blocks freed since the last call; None when some were lost: list them anew."""
+        ids = (ctypes.c_uint64 * FREED_RING)()
+        count = library().phos_board_freed(self._view, ids)
+        return None if count < 0 else ids[:count]
+
+    def taken(self) -> None:
+        """The memory of all that :meth:`freed` has given is let go of: allocations go on."""
+        library().phos_board_freed_taken(self._view)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the hook posts something, at most so long. Whether it did since last time."""
+        library().phos_board_wait(self._view, self._posted, seconds)
+        before, self._posted = self._posted, library().phos_board_posted(self._view)
+        return before != self._posted
+
+    def close(self) -> None:
+        """Unmap the board and close its descriptor. Can be called twice."""
+        if self._view:
+            library().phos_board_close(self._view)
+            os.close(self.fd)
+            self._view, self.fd = 0, -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read(self, block_id: int) -> tuple["array[int]", "array[int]"]:
+        first, count = self._blocks[block_id]
+        words, touched = array("I", bytes(4 * count)), array("I", bytes(4 * count))
+        to = [(ctypes.c_uint32 * count).from_buffer(part) for part in (words, touched)]
+        library().phos_board_read(self._view, first, count, *to)
+        return words, touched
+
+
+class View:
+    """Somebody else's board, opened by its descriptor, which stays the caller's."""
+
+    def __init__(self, fd: int) -> None:
+        self.handle: int = library().phos_board_open(fd) or 0
+        if not self.handle:
+            raise _failed("opening a board")
+
+    def close(self) -> None:
+        """Unmap it."""
+        library().phos_board_close(self.handle)
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The native library of boards and plans, its functions declared."""
+    found = ctypes.CDLL(str(native.board_library()), use_errno=True)
+    pointer, number, text = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_char_p
+    tables = (text, number) * 3
+    for name, result, arguments in (
+        ("create", pointer, (*tables, pointer)),
+        ("open", pointer, (ctypes.c_int,)),
+        ("close", None, (pointer,)),
+        ("mark_saved", None, (pointer, text, ctypes.c_size_t)),
+        ("read", None, (pointer, number, number, pointer, pointer)),
+        ("statistics", None, (pointer, pointer)),
+        ("phase", number, (pointer,)),
+        ("set_phase", None, (pointer, number)),
+        ("answer", None, (pointer,)),
+        ("hold", None, (pointer, number, ctypes.c_uint64)),
+        ("is_starving", ctypes.c_int, (pointer,)),
+        ("posted", number, (pointer,)),
+        ("wait", ctypes.c_int, (pointer, number, ctypes.c_double)),
+        ("freed", ctypes.c_int, (pointer, pointer)),
+        ("freed_taken", None, (pointer,)),
+    ):
+        function = getattr(found, f"phos_board_{name}")
+        function.restype, function.argtypes = result, arguments
+    return found
+
+
+def _failed(what: str) -> Internal:
+    code = ctypes.get_errno()
+    strange = code in (errno.EBADMSG, errno.EINVAL)  # no seals, or not laid out as a board
+    hint = "it is not a board of this version; run `make build`"
+    return Internal(
+        f"{what} failed ({os.strerror(code)})",
+        hint=hint if strange else "free memory and descriptors, and try again",
+    )

@@ -1,0 +1,91 @@
+"""CRIU's files of a unit: in memory while the program stands still, in the image when it runs."""
+
+import shutil
+from pathlib import Path
+
+from phosd.engine.criu.dump import Dump, DumpOptions, TreeDump
+from phosd.engine.criu.page_store import PageStore
+from phosd.engine.criu.program import Criu
+from phosd.engine.image import private_files
+from phosd.engine.image.manifest import Tree
+from phosd.engine.image.writer import ImageWriter
+from phosd.engine.job.progress import Progress
+from phosd.engine.job.rollback import Undo, Undoing
+from phosd.engine.program.tree import ProcessTree
+
+
+class CpuParts(Undoing):
+    """One dump a tree. ``staging`` is a folder in memory, or None to write to the disk at once;
+    ``pages`` as many bytes of it as the trees' memory may take.
+
+    :meth:`prepare` may be called while the program runs, :meth:`dump` when it stands still.
+    """
+
+    def __init__(
+        self,
+        program: Criu,
+        writer: ImageWriter,
+        staging: Path | None,
+        options: DumpOptions,
+        pages: int = 0,
+    ) -> None:
+        self._program = program
+        self._writer = writer
+        self._base = staging or writer.folder
+        self._options = options
+        self._page_bytes = pages if staging is not None else 0
+        self._pages: list[PageStore | None] = []
+        self._prepared: list[Dump] = []
+        self._dumps: list[TreeDump] = []
+        self._undo = Undo()
+
+    def prepare(self, trees: list[ProcessTree]) -> None:
+        """Have CRIU ready for each tree, and memory for its pages."""
+        for index, tree in enumerate(trees):
+            folder = self._base / f"criu-{index}"
+            folder.mkdir(mode=0o700)
+            pages = None
+            if self._page_bytes:
+                pages = PageStore.if_there_is_room(self._base, self._page_bytes // len(trees))
+            if pages is not None:
+                self._undo.enter(pages)
+            self._pages.append(pages)
+            dump = Dump(self._program, tree, folder, self._options, pages)
+            self._prepared.append(self._undo.enter(dump))
+
+    def dump(self, progress: Progress) -> None:
+        """Freeze each tree, write its state, let it go on."""
+        for prepared in self._prepared:
+            self._dumps.append(prepared.finish(progress))
+
+    @property
+    def trees(self) -> list[ProcessTree]:
+        """The trees as they were when frozen."""
+        return [dump.tree for dump in self._dumps]
+
+    def persist(self) -> tuple[Tree, ...]:
+        """Bring everything to the disk; the manifest's entries."""
+        records = []
+        for prepared in self._prepared:
+            prepared.settle()
+        for dump, pages in zip(self._dumps, self._pages, strict=True):
+            name = dump.folder.name
+            if self._base != self._writer.folder:
+                with private_files.space_errors(f"the files of image {self._writer.id}"):
+                    _copy_tree(dump.folder, self._writer.folder / name)
+                    if pages is not None:
+                        pages.complete(dump.folder, self._writer.folder / name)
+                shutil.rmtree(dump.folder)
+            digests = self._writer.seal(name)
+            records.append(Tree(dump.tree.root.pid, name, digests, dump.details))
+        return tuple(records)
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    """Like :func:`shutil.copytree`, but the first error is raised as it is, and at once."""
+    target.mkdir(mode=0o700)
+    for entry in source.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            _copy_tree(entry, target / entry.name)
+        else:
+            shutil.copyfile(entry, target / entry.name, follow_symlinks=False)

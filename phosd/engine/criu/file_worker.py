@@ -1,0 +1,268 @@
+"""A tree's files at the restore: held against what was recorded, cut, put back, and undone.
+
+Run as a process of its own with the owner's ids (``work``): it opens paths that a user named.
+Orders come as one JSON object on standard input, the answer goes out as one on standard output.
+"""
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from phosd.engine.criu.file_records import copy_sparse, digest
+from phosd.engine.image.cpu_manifest import MappedFile, MemoryFile, OpenFile
+from phosd.engine.system.native import python_environment
+from phosd.engine.system.privileges import become
+from phosd.errors import Internal, Unsupported
+
+PATIENCE = 600.0
+"""Seconds that the file work of a restore may take."""
+
+
+class Policy(StrEnum):
+    """What becomes of a file that was only written, and has grown since the checkpoint."""
+
+    KEEP = "keep"
+    CUT = "cut"
+
+
+class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something done to ``path``. ``beside`` holds what was there: a file's tail, or the file."""
+
+    path: str
+    beside: str
+    cut_to: int | None = None
+
+
+class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to do. ``sources`` are inherited descriptors of the memory files' saved bytes.
+
+    ``mark`` goes into the names of files kept beside. ``undo`` are changes to undo; ``settle`` are
+    changes that stay, so that replaced memory files may go (cut tails are kept).
+    """
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    mark: str
+    apply: bool = False
+    policy: Policy = Policy.KEEP
+    open_files: tuple[OpenFile, ...] = ()
+    memory_files: tuple[MemoryFile, ...] = ()
+    mapped_files: tuple[MappedFile, ...] = ()
+    sources: tuple[int, ...] = ()
+    undo: tuple[Change, ...] = ()
+    settle: tuple[Change, ...] = ()
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``problems`` are sentences for the user; with any of them, nothing was changed."""
+
+    problems: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+
+
+def work(orders: Orders) -> Answer:
+    """Have ``orders`` done in a process with the owner's ids.
+
+    Raises :class:`Internal` when that process fails.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "phosd.engine.criu.file_worker"],
+        input=msgspec.json.encode(orders),
+        capture_output=True,
+        pass_fds=orders.sources,
+        timeout=PATIENCE,
+        check=False,
+        env=python_environment(),
+    )
+    if done.returncode != 0:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise Internal(
+            f"working on the files of user {orders.uid} failed: {''.join(last)}",
+            hint="the files are as they were",
+        )
+    return msgspec.json.decode(done.stdout, type=Answer)
+
+
+def require_usable(answer: Answer) -> None:
+    """Raise :class:`Unsupported` with the problems of ``answer``, if there are any."""
+    if answer.problems:
+        raise Unsupported(
+            "the program's files are not as they were: " + "; ".join(answer.problems[:5]),
+            hint="bring them back to their state at the checkpoint and try again",
+        )
+
+
+def _perform(orders: Orders) -> Answer:
+    for change in reversed(orders.undo):
+        _undo(change)
+    for change in orders.settle:
+        if change.cut_to is None and change.beside:
+            Path(change.beside).unlink()
+    problems: list[str] = []
+    cuts: list[OpenFile] = []
+    for file in orders.open_files:
+        problem, cut = _examine(file, orders.policy)
+        problems += [problem] if problem else []
+        cuts += [file] if cut else []
+    problems += filter(None, map(_examine_memory, orders.memory_files))
+    problems += filter(None, map(_examine_mapped, orders.mapped_files))
+    if problems or not orders.apply:
+        return Answer(tuple(problems))
+    changes: list[Change] = []
+    try:
+        for file in {file.path: file for file in cuts}.values():
+            changes.append(_cut(file, orders.mark))
+        for memory, source in zip(orders.memory_files, orders.sources, strict=True):
+            changes.append(_put_back(memory, source, orders.mark))
+    except OSError as error:
+        for change in reversed(changes):
+            _undo(change)
+        return Answer((f"{error.filename or 'a file'}: {error.strerror}",))
+    return Answer(changes=tuple(changes))
+
+
+@contextmanager
+def _opened(path: str, flags: int) -> Iterator[int]:
+    """Open a regular file, never waiting for a fifo that took its place."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(0, "it is no regular file any more", path)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _examine(file: OpenFile, policy: Policy) -> tuple[str, bool]:
+    """What is wrong with a file (empty: nothing), and whether it must be cut."""
+    access = os.O_RDONLY if not file.write_only or file.content else os.O_WRONLY
+    try:
+        with _opened(file.path, access) as descriptor:
+            now = os.fstat(descriptor)
+            if file.appended:
+                return "", False
+            return _compare(file, descriptor, now, policy)
+    except FileNotFoundError:
+        return f"{file.path} is gone", False
+    except OSError as error:
+        return f"{file.path}: {error.strerror}", False
+
+
+def _compare(
+    file: OpenFile, descriptor: int, now: os.stat_result, policy: Policy
+) -> tuple[str, bool]:
+    if (now.st_size, now.st_mtime_ns) == (file.size, file.mtime_ns):
+        return "", False
+    if not file.write_only:
+        return f"{file.path} has changed, and the program reads it", False
+    if now.st_size < file.size:
+        return f"{file.path} has shrunk from {file.size} to {now.st_size} bytes", False
+    if file.content is None:
+        return f"{file.path} has changed and was too large to hash", False
+    if digest(descriptor, file.size) != file.content:
+        return f"{file.path} was overwritten", False
+    if now.st_size == file.size:
+        return "", False
+    if policy is Policy.CUT:
+        return "", True
+    grown = now.st_size - file.size
+    return f"{file.path} has grown by {grown} bytes (files=cut cuts it, keeping them beside)", False
+
+
+def _examine_memory(file: MemoryFile) -> str:
+    """A memory file that exists must be the owner's to replace."""
+    try:
+        with _opened(file.path, os.O_RDWR):
+            return ""
+    except FileNotFoundError:
+        folder = str(Path(file.path).parent)
+        return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written to"
+    except OSError as error:
+        return f"{file.path}: {error.strerror}"
+
+
+def _examine_mapped(file: MappedFile) -> str:
+    """A program or library must be there, and not be another one (CRIU compares build-ids)."""
+    try:
+        size = Path(file.path).stat().st_size
+    except OSError as error:
+        return f"{file.path}, which the program maps: {error.strerror}"
+    return "" if size == file.size else f"{file.path}, which the program maps, was replaced"
+
+
+def _cut(file: OpenFile, mark: str) -> Change:
+    beside = f"{file.path}.phos-tail-{mark}"
+    with _opened(file.path, os.O_RDWR) as descriptor:
+        size = os.fstat(descriptor).st_size
+        tail = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            _copy(descriptor, file.size, tail, size - file.size)
+            os.fsync(tail)
+        except OSError:
+            Path(beside).unlink()
+            raise
+        finally:
+            os.close(tail)
+        os.ftruncate(descriptor, file.size)
+    return Change(file.path, beside, cut_to=file.size)
+
+
+def _copy(source: int, offset: int, target: int, count: int) -> None:
+    while count > 0:
+        moved = os.sendfile(target, source, offset, count)
+        if moved == 0:
+            raise OSError(0, "it shrank while it was read")
+        offset, count = offset + moved, count - moved
+
+
+def _put_back(file: MemoryFile, source: int, mark: str) -> Change:
+    """Put the saved bytes at the path as a new file; the old one is kept beside until the end."""
+    fresh, beside = f"{file.path}.phos-new-{mark}", f"{file.path}.phos-old-{mark}"
+    target = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        copy_sparse(source, target, file.size)
+        os.fchmod(target, file.mode)
+    except OSError:
+        Path(fresh).unlink()
+        raise
+    finally:
+        os.close(target)
+    existed = Path(file.path).exists()
+    if existed:
+        os.link(file.path, beside, follow_symlinks=False)
+    Path(fresh).rename(file.path)
+    return Change(file.path, beside if existed else "")
+
+
+def _undo(change: Change) -> None:
+    if change.cut_to is not None:
+        with _opened(change.path, os.O_WRONLY) as file, _opened(change.beside, os.O_RDONLY) as tail:
+            size = os.fstat(tail).st_size
+            os.lseek(file, change.cut_to, os.SEEK_SET)
+            _copy(tail, 0, file, size)
+            os.ftruncate(file, change.cut_to + size)  # what the restored program has written since
+        Path(change.beside).unlink()
+    elif change.beside:
+        Path(change.beside).rename(change.path)
+    else:
+        Path(change.path).unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Take orders, become the owner, do them."""
+    orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
+    if orders.uid != 0:
+        become(orders.uid, orders.gid, orders.groups)
+    sys.stdout.buffer.write(msgspec.json.encode(_perform(orders)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""New ends for a tree's output, made before CRIU runs and handed to it and to the keeper."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from phosd.engine.criu import restore_shim
+from phosd.engine.criu.program import Owner
+from phosd.engine.image.cpu_manifest import CpuDetails, EndpointKind
+
+
+class Outlets:
+    """One end for CRIU and one for the keeper, for every end that led out of the tree.
+
+    ``inherited`` are the descriptors that the command must inherit; ``words`` tell CRIU of them.
+    """
+
+    def __init__(self, details: CpuDetails, owner: Owner) -> None:
+        self.words: list[str] = []
+        self._owner = owner
+        self._program: list[int] = []
+        self._keeper: list[int] = []
+        self._terminal: int | None = None
+        self._parent = bool(details.tied_to_parent)
+        for endpoint in details.endpoints:
+            if endpoint.kind is EndpointKind.TERMINAL and details.shell_job:
+                if self._terminal is None:
+                    self._terminal = self._make(endpoint.kind, owner)
+            else:
+                end = self._make(endpoint.kind, owner)
+                self.words += ["--inherit-fd", f"fd[{end}]:{endpoint.key}"]
+
+    def _make(self, kind: EndpointKind, owner: Owner) -> int:
+        """Make a pair, note both ends, and return the program's."""
+        match kind:
+            case EndpointKind.PIPE:
+                ours, theirs = os.pipe()
+                os.fchown(theirs, owner.uid, -1)  # CRIU opens it anew, with the owner's rights
+            case EndpointKind.TERMINAL:
+                ours, theirs = os.openpty()
+                os.fchown(theirs, owner.uid, -1)
+            case EndpointKind.SOCKET:
+                ours, theirs = (end.detach() for end in socket.socketpair())
+        self._keeper.append(ours)
+        self._program.append(theirs)
+        return theirs
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        return (*self._program, *self._keeper)
+
+    def wrap(self, command: Sequence[str], output: Path | None) -> list[str]:
+        """``command``, run by a keeper if anything must be kept. ``output`` takes what is read."""
+        if not self._keeper and not self._parent:
+            return list(command)
+        return restore_shim.command(
+            command,
+            user=(self._owner.uid, self._owner.gid, self._owner.groups),
+            inputs=self._keeper,
+            output=output if self._keeper else None,
+            terminal=self._terminal,
+            parent=self._parent,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for descriptor in self.inherited:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

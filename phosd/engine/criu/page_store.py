@@ -1,0 +1,146 @@
+"""Where the memory pages of a dump go while the program stands still: into memory that is there.
+
+``page_store.cpp``, loaded into ``criu dump``, copies pages with many threads into a store made
+before the stop, and writes a ledger of what is where. The files of the dump lack these bytes until
+:meth:`PageStore.complete` has put them in, when the program runs again.
+"""
+
+import errno
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from phosd.engine.system.native import pages_library
+from phosd.errors import Internal, Timeout
+
+_MAGIC = 0x5345474150534F50
+_HEAD = struct.Struct("<QQQ")
+_COUNTS = struct.Struct("<QQQ")
+_ENTRY = struct.Struct("<QQQQQ")
+_ENTRIES = 1 << 15
+"""Pieces that a ledger has room for, of 1 MiB mostly. CRIU writes by itself what is too much."""
+_DATA = -(-(_HEAD.size + _COUNTS.size + _ENTRIES * _ENTRY.size) // mmap.PAGESIZE) * mmap.PAGESIZE
+_PATIENCE = 60.0
+
+
+class _Entry(NamedTuple):
+    """``length`` bytes at ``place`` of the store belong at ``position`` of a file."""
+
+    device: int
+    inode: int
+    position: int
+    place: int
+    length: int
+
+
+class PageStore:
+    """Room for ``byte_count`` bytes of pages in ``folder``, which lies in memory."""
+
+    def __init__(self, folder: Path, byte_count: int) -> None:
+        self.descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+        # CRIU may run as a user who cannot reach the library by its path (a checkout below /root).
+        self._library = os.open(pages_library(), os.O_RDONLY)
+        try:
+            # The kernel gives out pages, and a virtual machine's host finds them, now and not while
+            # a program stands still.
+            os.posix_fallocate(self.descriptor, 0, _DATA + byte_count)
+            os.pwrite(self.descriptor, _HEAD.pack(_MAGIC, _DATA, _ENTRIES), 0)
+            self._ledger = mmap.mmap(self.descriptor, _DATA, prot=mmap.PROT_READ)
+        except BaseException:
+            os.close(self.descriptor)
+            os.close(self._library)
+            raise
+
+    @classmethod
+    def if_there_is_room(cls, folder: Path, byte_count: int) -> Self | None:
+        """A store, or None when ``folder`` or the memory has no room for it."""
+        try:
+            return cls(folder, byte_count)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+            return None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What CRIU needs to find the store."""
+        return {
+            "LD_PRELOAD": f"/proc/self/fd/{self._library}",
+            "PHOS_PAGES": str(self.descriptor),
+        }
+
+    @property
+    def descriptors(self) -> list[int]:
+        """For CRIU to inherit."""
+        return [self.descriptor, self._library]
+
+    def wait(self) -> None:
+        """Return when all pages that CRIU has handed over are copied. CRIU must have no more.
+
+        Raises :class:`Internal` when a copy failed.
+        """
+        give_up = time.monotonic() + _PATIENCE
+        while True:
+            submitted, completed, failed = _COUNTS.unpack_from(self._ledger, _HEAD.size)
+            if failed:
+                raise Internal("copying pages of memory failed", hint="try again")
+            if submitted == completed:
+                return
+            if time.monotonic() > give_up:
+                raise Timeout("copying pages of memory takes too long", hint="try again")
+            time.sleep(0.0005)
+
+    def complete(self, dump: Path, copy: Path) -> None:
+        """Put the pages into the files of ``copy``, a copy of what CRIU has written to ``dump``."""
+        names = {_identity(path): path.relative_to(dump) for path in dump.rglob("*.img")}
+        for name, entries in self._by_file(names).items():
+            with (copy / name).open("r+b") as file:
+                for entry in entries:
+                    self._put(file.fileno(), entry)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._ledger.close()
+        os.close(self.descriptor)
+        os.close(self._library)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _by_file(self, names: dict[tuple[int, int], Path]) -> dict[Path, list[_Entry]]:
+        found: dict[Path, list[_Entry]] = {}
+        for entry in self._entries():
+            name = names.get((entry.device, entry.inode))
+            if name is None:
+                raise Internal("CRIU has saved pages of a file that is not there", "report this")
+            found.setdefault(name, []).append(entry)
+        return found
+
+    def _entries(self) -> Iterator[_Entry]:
+        """The ledger's entries. CRIU may run as the program's owner, so nothing is believed."""
+        count, _, _ = _COUNTS.unpack_from(self._ledger, _HEAD.size)
+        end = os.fstat(self.descriptor).st_size
+        for index in range(min(count, _ENTRIES)):
+            at = _HEAD.size + _COUNTS.size + index * _ENTRY.size
+            entry = _Entry(*_ENTRY.unpack_from(self._ledger, at))
+            if not _DATA <= entry.place <= entry.place + entry.length <= end:
+                raise Internal("the ledger of saved pages is damaged", hint="try again")
+            yield entry
+
+    def _put(self, target: int, entry: _Entry) -> None:
+        done = 0
+        while done < entry.length:
+            os.lseek(target, entry.position + done, os.SEEK_SET)
+            done += os.sendfile(target, self.descriptor, entry.place + done, entry.length - done)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.lstat()
+    return status.st_dev, status.st_ino

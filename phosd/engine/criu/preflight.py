@@ -1,0 +1,174 @@
+"""What cannot be dumped, found before anything is stopped and named."""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from phosd.engine.criu import stdio
+from phosd.engine.criu.file_records import NOT_ON_DISK
+from phosd.engine.program.tree import ProcessTree, TreeProcess
+from phosd.engine.system import privileges, procfs, sockets
+from phosd.engine.system.procfs import Descriptor, Mapping
+from phosd.errors import Unsupported
+
+TCP_POLICIES = ("refuse", "close")
+
+_NAMESPACES = ("mnt", "pid", "user", "net", "ipc", "uts")
+_ANONYMOUS = ("eventfd", "eventpoll", "signalfd", "timerfd", "inotify", "fanotify", "pidfd")
+_SOCKETS = ("UNIX", "TCP", "TCPv6", "UDP", "UDPv6", "UDPLITE", "RAW", "RAWv6", "NETLINK", "PACKET")
+_MEMORY_DEVICES = 1
+_TERMINALS = (4, 5, *range(136, 144))
+_DELETED = " (deleted)"
+_TUN = os.makedev(10, 200)
+
+
+def require_dumpable(
+    tree: ProcessTree,
+    descriptors: Iterable[Descriptor],
+    mappings: Iterable[Mapping],
+    tcp: str,
+    home: dict[str, str],
+    *,
+    frozen: bool = False,
+) -> None:
+    """Raise :class:`Unsupported` naming everything in the tree that CRIU cannot save.
+
+    ``home`` are the namespaces that CRIU runs in, by kind. ``frozen`` says that CRIU holds the
+    tree: then it is CRIU that traces it.
+    """
+    every = list(descriptors)
+    reasons = [
+        *_of_processes(tree, home, frozen),
+        *_of_descriptors(every),
+        *_of_sockets(every, tcp),
+        *_of_mappings(tree, mappings),
+    ]
+    if reasons:
+        shown = "; ".join(reasons[:5])
+        more = f"; and {len(reasons) - 5} more" if len(reasons) > 5 else ""
+        raise Unsupported(
+            f"{procfs.describe(tree.root.pid)} cannot be saved: {shown}{more}",
+            hint="it goes on undisturbed; close what is named, or start the program without it",
+        )
+
+
+def _of_processes(tree: ProcessTree, home: dict[str, str], frozen: bool) -> Iterator[str]:
+    for process in tree.living:
+        name = procfs.describe(process.pid)
+        if process.tracer and not frozen:
+            yield f"{name} is being traced by {procfs.describe(process.tracer)}"
+        foreign = []
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            foreign = [
+                kind for kind in _NAMESPACES if procfs.namespace(process.pid, kind) != home[kind]
+            ]
+        if foreign:
+            yield f"{name} is in a container or sandbox (its own {', '.join(foreign)} namespace)"
+
+
+def _of_descriptors(descriptors: Iterable[Descriptor]) -> Iterator[str]:
+    for descriptor in descriptors:
+        where = f"descriptor {descriptor.number} of pid {descriptor.pid} ({descriptor.target})"
+        mode, device = descriptor.file.st_mode, descriptor.file.st_rdev
+        if descriptor.target.startswith("anon_inode:"):
+            kind = descriptor.target.removeprefix("anon_inode:").strip("[]")
+            if kind not in _ANONYMOUS:
+                yield f"{where} is of a kind that cannot be saved"
+        elif stat.S_ISBLK(mode):
+            yield f"{where} is a block device"
+        elif stat.S_ISCHR(mode) and not _known_device(descriptor.target, device):
+            yield f"{where} is a device that cannot be saved"
+        elif stat.S_ISSOCK(mode):
+            protocol = sockets.protocol(descriptor)
+            if not protocol.startswith("UNIX") and protocol not in _SOCKETS:
+                yield f"{where} is a socket of a kind that cannot be saved ({protocol})"
+
+
+def _known_device(path: str, device: int) -> bool:
+    major = os.major(device)
+    # The driver closes its own devices before the dump.
+    gpu = path.startswith("/dev/nvidia")
+    return gpu or major == _MEMORY_DEVICES or major in _TERMINALS or device == _TUN
+
+
+def _foreign_device(path: str) -> bool:
+    own = ("/dev/shm/", "/dev/hugepages/", "/dev/zero", "/dev/nvidia", "/dev/mem")
+    return path.startswith("/dev/") and not path.startswith(own)
+
+
+def _of_sockets(descriptors: list[Descriptor], tcp: str) -> Iterator[str]:
+    for descriptor, socket, peer in stdio.unix_peers_outside(descriptors):
+        if _of_ours(socket, descriptor.pid):
+            continue
+        named = peer is not None and peer.name.startswith("/")
+        reconnectable = socket.datagram and named
+        if descriptor.number not in stdio.STANDARD and not reconnectable:
+            end = peer.name if peer is not None and peer.name else "another process"
+            yield (
+                f"descriptor {descriptor.number} of pid {descriptor.pid} is a unix socket "
+                f"connected to {end}, outside the process tree"
+            )
+    if tcp == "refuse":
+        for pid in {d.pid for d in descriptors}:
+            connected = sockets.connected_tcp(pid)
+            for descriptor in descriptors:
+                if descriptor.pid == pid and descriptor.file.st_ino in connected:
+                    yield (
+                        f"descriptor {descriptor.number} of pid {pid} is a connected TCP socket "
+                        "(the option tcp=close has it closed in the restored program)"
+                    )
+
+
+def _of_ours(socket: sockets.UnixSocket, pid: int) -> bool:
+    """Whether it is the hook's or the software GPU's, with us or an earlier job. The hook has none
+    once it is detached; the software GPU has one for as long as somebody asks it for something,
+    which nobody does in the stop.
+    """
+    return socket.name.endswith(f"/hook/{pid}.sock") or socket.name == f"@phos-softgpu-{pid}"
+
+
+def _of_mappings(tree: ProcessTree, mappings: Iterable[Mapping]) -> Iterator[str]:
+    in_memory = procfs.memory_devices()
+    owners = {process.pid: process for process in tree.living}
+    for mapping in mappings:
+        name = f"pid {mapping.pid} maps {mapping.path}"
+        if mapping.path.startswith("/SYSV"):
+            yield f"{name}, which is System V shared memory"
+        elif mapping.path.startswith("anon_inode:") or _foreign_device(mapping.path):
+            yield f"{name}, which cannot be saved"
+        elif (
+            mapping.shared
+            and mapping.writable
+            and mapping.device not in in_memory
+            and not mapping.path.startswith(NOT_ON_DISK)
+            and not mapping.path.endswith(_DELETED)
+        ):
+            yield f"{name}, a file on disk, shared and writable"
+        elif (
+            mapping.path.endswith(_DELETED)
+            and not mapping.path.startswith(NOT_ON_DISK)
+            and not _may_put_back(owners[mapping.pid], mapping)
+        ):
+            yield f"{name}, which was replaced since (start the program anew to use the new one)"
+
+
+def _may_put_back(process: TreeProcess, mapping: Mapping) -> bool:
+    """Whether the owner of a process, as whom it is restored, may make a mapped file that was
+    deleted: CRIU does so for a moment, where it was and with its old owner.
+    """
+    if process.uid == 0:
+        return True
+    entry = procfs.PROC / f"{mapping.pid}/map_files/{mapping.start:x}-{mapping.end:x}"
+    try:
+        file = entry.stat()
+        folder = Path(mapping.path.removesuffix(_DELETED)).parent
+        groups = (process.gid, *process.groups)
+        return (
+            file.st_uid == process.uid
+            and file.st_gid in groups
+            and privileges.may(privileges.WRITE, folder, process.uid, groups)
+        )
+    except FileNotFoundError:
+        return False

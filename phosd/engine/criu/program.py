@@ -1,0 +1,337 @@
+"""The CRIU program: where it is, which version, how it is run, and what it says when it fails."""
+
+import os
+import re
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from phosd.engine.criu import launch
+from phosd.engine.criu.action_script import FROZEN, STARTED, Meetings
+from phosd.engine.criu.launch import Started
+from phosd.engine.job.progress import Progress
+from phosd.engine.system import privileges
+from phosd.engine.system.unsandboxed import OutsideError
+from phosd.errors import Cancelled, Internal, Timeout
+
+MINIMUM = (4, 2)
+"""Older ones cannot dump a process with a TCP or UDP socket on Linux 6.16 or newer."""
+
+_LOOK_MILLISECONDS = 50
+"""How often to look whether a job was cancelled; CRIU itself is heard at once."""
+
+INSTALL_HINT = (
+    "run `make setup` in the checkout, or install CRIU 4.2 or newer and name it with "
+    "PHOS_CRIU=/path/to/criu"
+)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose program it is, in numeric ids."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+    @property
+    def is_root(self) -> bool:
+        return self.uid == 0
+
+
+@dataclass(frozen=True)
+class Criu:
+    """A CRIU program. ``socket`` is where commands are taken that must not run in our sandbox;
+    when there is none at the first use, CRIU is our child.
+    """
+
+    path: Path
+    socket: Path | None = None
+
+    @classmethod
+    def find(cls, path: Path | None = None, socket: Path | None = None) -> Self:
+        """The CRIU to use: ``path`` if given, else the first of :func:`candidates`.
+
+        Raises :class:`Internal` when there is none, or when it is too old.
+        """
+        if path is not None and not path.is_file():
+            raise Internal(f"there is no CRIU at {path}", hint=INSTALL_HINT)
+        for candidate in [path] if path is not None else candidates():
+            found = cls(candidate.resolve(), socket)
+            if _numbers(found.version) >= MINIMUM:
+                return found
+            if path is not None:
+                raise Internal(
+                    f"CRIU {found.version} at {path} is too old for current kernels",
+                    hint=INSTALL_HINT,
+                )
+        raise Internal("CRIU 4.2 or newer was not found", hint=INSTALL_HINT)
+
+    @cached_property
+    def version(self) -> str:
+        """E.g. ``4.2.1``. Raises :class:`Internal` if the program does not start."""
+        try:
+            done = subprocess.run(
+                [self.path, "--version"], capture_output=True, text=True, timeout=10, check=True
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise Internal(f"CRIU at {self.path} does not start: {error}", INSTALL_HINT) from error
+        found = re.search(r"Version: (\S+)", done.stdout)
+        return found.group(1) if found else "0"
+
+    @cached_property
+    def service(self) -> Path | None:
+        """The socket, if somebody listens there. Decided once: CRIU must not run in a sandbox of
+        ours because its service is away for a moment.
+        """
+        return self.socket if self.socket is not None and self.socket.is_socket() else None
+
+    @cached_property
+    def namespaces(self) -> dict[str, str]:
+        """Those that CRIU runs in, by kind. It saves only what lives in the same ones.
+
+        Raises :class:`Internal`.
+        """
+        return launch.namespaces(self.service)
+
+    def require_reachable(self, owner: Owner) -> None:
+        """Raise :class:`Internal` if ``owner`` may not execute it (a checkout below ``/root``)."""
+        if owner.is_root:
+            return
+        for part in (self.path, *self.path.parents):
+            if not privileges.may(privileges.EXECUTE, part, owner.uid, (owner.gid, *owner.groups)):
+                raise Internal(
+                    f"user {owner.uid} may not execute {self.path} (because of {part})",
+                    hint="copy CRIU's folder to /usr/lib/phos/criu and run "
+                    "packaging/install_criu.py on it",
+                )
+
+    def run(
+        self,
+        action: str,
+        words: Sequence[str],
+        *,
+        owner: Owner,
+        images: Path,
+        work: Path,
+        descriptors: Sequence[int] = (),
+        deadline: float,
+        progress: Progress | None = None,
+        dies_with_us: bool = False,
+        slice_of: int | None = None,
+        wrap: Callable[[list[str]], list[str]] = list,
+    ) -> None:
+        """:meth:`start` it and wait for its end."""
+        with self.start(
+            action,
+            words,
+            owner=owner,
+            images=images,
+            work=work,
+            descriptors=descriptors,
+            dies_with_us=dies_with_us,
+            slice_of=slice_of,
+            wrap=wrap,
+        ) as running:
+            running.wait(deadline, progress)
+
+    def start(
+        self,
+        action: str,
+        words: Sequence[str],
+        *,
+        owner: Owner,
+        images: Path,
+        work: Path,
+        descriptors: Sequence[int] = (),
+        dies_with_us: bool = False,
+        environment: Mapping[str, str] | None = None,
+        slice_of: int | None = None,
+        wrap: Callable[[list[str]], list[str]] = list,
+    ) -> "Running":
+        """Start ``criu action`` as ``owner``; ``images`` and ``work`` may lie in private folders.
+
+        CRIU gets both folders as descriptors, so a user who owns them meanwhile still cannot reach
+        them by a path. ``descriptors`` are inherited; ``environment`` is added to what it gets.
+        ``wrap`` may put a command around CRIU's. ``slice_of``: see :func:`launch.launch`.
+        """
+        self.require_reachable(owner)
+        folders = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in (images, work)]
+        log = work / f"{action}.log"
+        try:
+            log.unlink(missing_ok=True)
+            # CRIU's CUDA plugin would get in the way of the driver checkpoint that we do.
+            (work / "no-plugins").mkdir(mode=0o755, exist_ok=True)
+            places = [f"/proc/self/fd/{folder}" for folder in folders]
+            line = [str(self.path), action, "--no-default-config", "-v2", "-o", log.name]
+            line += ["-D", places[0], "-W", places[1], "-L", places[1] + "/no-plugins"]
+            if not owner.is_root:
+                line.append("--unprivileged")
+            command = privileges.command(
+                [*line, *words],
+                uid=owner.uid,
+                gid=owner.gid,
+                groups=owner.groups,
+                capabilities=True,
+                dies_with_parent=dies_with_us,
+                environment=environment,
+            )
+            started = launch.launch(
+                wrap(command),
+                (*folders, *descriptors),
+                self.service,
+                tied=dies_with_us,
+                slice_of=slice_of,
+            )
+        finally:
+            for folder in folders:
+                os.close(folder)
+        return Running(started, action, log)
+
+
+class Running:
+    """A CRIU at work. Leaving its context before its end kills it."""
+
+    def __init__(self, process: Started, action: str, log: Path) -> None:
+        self._process = process
+        self._action = action
+        self._log = log
+
+    def wait(self, deadline: float, progress: Progress | None = None) -> None:
+        """Wait for its end, ``deadline`` seconds at most.
+
+        Raises :class:`Internal` with CRIU's own last error lines, and what a cancelled ``progress``
+        raises.
+        """
+        began = time.monotonic()
+        while self._look(()):
+            self._require_in_time(began, deadline)
+            if progress is not None:
+                progress.check()
+        self._require_success()
+
+    def wait_until_started(self, deadline: float, meetings: Meetings) -> None:
+        """Wait until it has come to the first of the ``meetings``."""
+        began = time.monotonic()
+        while STARTED not in meetings.reached and self._look([meetings]):
+            self._require_in_time(began, deadline)
+            meetings.attend()
+        if STARTED not in meetings.reached:
+            self._require_success()
+
+    def wait_and_meet(
+        self,
+        deadline: float,
+        progress: Progress | None,
+        meetings: Meetings,
+        released: Callable[[], bool],
+    ) -> None:
+        """As :meth:`wait`, keeping ``meetings``; or until CRIU has ``released`` the tree, when it
+        has only to clean up (:meth:`wait` then tells whether it succeeded). When the job is
+        cancelled, or the ``deadline`` is over, CRIU is not killed but made to give up: nothing is
+        raised while it holds the tree.
+        """
+        began = time.monotonic()  # it may have waited for long before it was let go on
+        given_up: Cancelled | Timeout | None = None
+        while self._look([meetings], soon=FROZEN in meetings.reached):
+            meetings.attend()
+            if given_up is not None:
+                continue
+            if FROZEN in meetings.reached and released():
+                return
+            try:
+                self._require_in_time(began, deadline)
+                if progress is not None:
+                    progress.check()
+            except (Cancelled, Timeout) as error:
+                given_up = error
+                meetings.refuse()
+        if given_up is not None:
+            raise given_up
+        self._require_success()
+
+    def _look(self, readable: Sequence[Meetings], *, soon: bool = False) -> bool:
+        """Wait a little, or until something happens. Whether it still runs."""
+        if self._poll() is not None:
+            return False
+        poller = select.poll()
+        poller.register(self._process, select.POLLIN)
+        for one in readable:
+            poller.register(one, select.POLLIN)
+        poller.poll(1 if soon else _LOOK_MILLISECONDS)
+        return True
+
+    def _require_in_time(self, began: float, deadline: float) -> None:
+        if time.monotonic() - began > deadline:
+            raise Timeout(
+                f"criu {self._action} did not finish within {deadline:g} s",
+                hint="the program goes on; try again when the machine is less busy",
+            )
+
+    def _require_success(self) -> None:
+        if code := self._process.returncode:
+            raise self._failure(code, self._process.said)
+
+    def _poll(self) -> int | None:
+        try:
+            return self._process.poll()
+        except OutsideError as error:
+            raise Internal(
+                f"criu {self._action} cannot be watched any more: {error}",
+                hint="see `journalctl -u 'phosd-criu@*'`",
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+        self._process.close()
+
+    def _failure(self, code: int, said: str) -> Internal:
+        text = self._log.read_text(errors="replace") if self._log.exists() else ""
+        errors = [re.sub(r"^\(\d+\.\d+\)\s*", "", x) for x in text.splitlines() if "Error" in x]
+        # Root without CAP_SYS_RESOURCE meets this one always, and it is harmless.
+        errors = [line for line in errors if "RLIMIT_NOFILE for self" not in line]
+        shown = errors[-6:] or said.strip().splitlines()[-3:] or ["it said nothing"]
+        hint = next((hint for text, hint in _HINTS if any(text in line for line in shown)), "")
+        return Internal(
+            f"criu {self._action} failed (it returned {code}): " + " | ".join(shown),
+            hint=hint or "`phos doctor` checks CRIU on this machine",
+        )
+
+
+_HINTS = (
+    ("Permission denied", "the owner of the program may not open that file (any more)"),
+    ("get rlimit", "root needs CAP_SYS_RESOURCE to save a tree of several users"),
+    ("No space left", "make room and try again"),
+    ("tcp", "see the option tcp=close"),
+    ("bad size", "the file has changed since the checkpoint"),
+    ("build-id", "a library of the program was replaced since the checkpoint"),
+)
+
+
+def candidates() -> list[Path]:
+    """Where CRIU may be: ``PHOS_CRIU``, the checkout's own, the package's own, the system's."""
+    named = os.environ.get("PHOS_CRIU")
+    if named:
+        return [Path(named)]
+    places = [
+        Path(__file__).parents[3] / ".criu/criu",
+        Path("/usr/lib/phos/criu/criu"),
+    ]
+    system = shutil.which("criu", path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin")
+    if system:
+        places.append(Path(system))
+    return [place for place in places if place.is_file()]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))

@@ -1,0 +1,74 @@
+"""Learning what a program frees, so that its memory is not kept from it."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from phosd.engine.chunk_map.chunk_map import Board
+from phosd.engine.system import procfs
+from phosd.errors import PhosError
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.1
+"""How often to look whether the process still lives, which keeps its memory until then."""
+
+
+class Watch:
+    """Reads the board of one process from a thread of its own, until :meth:`end`.
+
+    ``freed`` is called with the ids of freed blocks, or None when some may have been missed, and
+    says whether their memory is free by then; if it is later, :meth:`settle` must be called.
+    ``gone`` is called when the process has ended. The board is the watch's to close.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        board: Board,
+        freed: Callable[[list[int] | None], bool],
+        gone: Callable[[], None],
+    ) -> None:
+        self.board = board
+        self._pid = pid
+        self._freed = freed
+        self._gone = gone
+        self._over = threading.Event()
+        stat = procfs.stat(pid)
+        self._start = None if stat is None else stat.start_time
+        self._thread = threading.Thread(target=self._run, name=f"watch-{pid}", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still watches a living process."""
+        return self._thread.is_alive() and not self._over.is_set()
+
+    def settle(self) -> None:
+        """All memory that the process has been known to free is free."""
+        self.board.taken()
+
+    def end(self) -> None:
+        """Watch no more. May be called from the callbacks."""
+        self._over.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+            self.board.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._over.is_set():
+                posted = self.board.wait(_LOOK_SECONDS)
+                stat = procfs.stat(self._pid)
+                if stat is None or stat.dead or stat.start_time != self._start:
+                    self._gone()
+                    return
+                if posted:
+                    self._take()
+        except PhosError as error:
+            _log.warning("what process %d frees is no longer known: %s", self._pid, error)
+
+    def _take(self) -> None:
+        freed = self.board.freed()
+        if freed != [] and self._freed(freed):
+            self.board.taken()

@@ -1,0 +1,417 @@
+"""The client of the hook in a GPU process. docs/hook-protocol.md explains the requests."""
+
+import contextlib
+import os
+import secrets
+import socket
+import stat
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from phosd.engine.hook_client.wire import (
+    ARM,
+    CLOSE_GATE,
+    DEADLINE,
+    EMPTY_CACHE,
+    MAX_BLOCKS,
+    MAX_DESCRIPTORS,
+    MAX_KERNELS,
+    U64,
+    Block,
+    BlockFlag,
+    Channel,
+    Garbled,
+    GateState,
+    Hello,
+    HookState,
+    Kernel,
+    Release,
+    ReleaseState,
+    Type,
+    close_all,
+    decode_blocks,
+    decode_gate,
+    decode_hello,
+    decode_kernels,
+    decode_release,
+    printable,
+    unpack,
+)
+from phosd.engine.system import procfs
+from phosd.errors import Internal, NoSuchProcess, NotAuthorized, Timeout
+
+__all__ = [
+    "Block",
+    "BlockFlag",
+    "GateState",
+    "Hello",
+    "HookLink",
+    "HookState",
+    "Kernel",
+    "Release",
+    "ReleaseState",
+    "reach",
+    "socket_path",
+]
+
+_MAX_MS = (1 << 32) - 1
+
+
+def socket_path(runtime_dir: Path, pid: int) -> Path:
+    """Where the hook of ``pid`` listens."""
+    return runtime_dir / "hook" / f"{pid}.sock"
+
+
+class HookLink:
+    """A connection to the hook of one process. One request at a time, each of which may take
+    ``deadline`` seconds; a list may take that in all.
+    """
+
+    def __init__(self, pid: int, runtime_dir: Path, deadline: float = DEADLINE) -> None:
+        self.pid = pid
+        self.runtime_dir = runtime_dir
+        self._deadline = deadline
+        self._channel: Channel | None = None
+
+    def connect(self) -> Self:
+        """Connect and check that the peer is the process itself (the folder is anybody's).
+
+        Raises :class:`NoSuchProcess` when no hook listens for the pid, :class:`NotAuthorized` when
+        somebody else does, :class:`Timeout` when the hook has no time for us.
+        """
+        path = socket_path(self.runtime_dir, self.pid)
+        try:
+            owner = procfs.status(self.pid).uids[1]
+            fitting = _is_socket_of(path, owner)
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise NoSuchProcess(
+                f"process {self.pid} has no hook (no {path})",
+                hint="start it with `phos run`, or use mode=driver",
+            ) from error
+        if not fitting:
+            raise NotAuthorized(
+                f"{path} is not a socket of the owner of process {self.pid}",
+                hint="somebody else put it there; remove it",
+            )
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        connection.settimeout(self._deadline)
+        try:
+            connection.connect(str(path))
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            peer_pid, peer_uid, _ = struct.unpack("3i", credentials)
+            if (peer_pid, peer_uid) != (self.pid, owner):
+                raise NotAuthorized(
+                    f"{path} is served by process {peer_pid} (uid {peer_uid}), not {self.pid}",
+                    hint="somebody else put it there; remove it",
+                )
+        except (BlockingIOError, TimeoutError) as error:  # as many wait as may wait
+            connection.close()
+            raise Timeout(
+                f"the hook of process {self.pid} takes no connection",
+                hint="the process may be stopped, or others are at work on it; try again",
+            ) from error
+        except OSError as error:
+            connection.close()
+            raise NoSuchProcess(
+                f"the hook of process {self.pid} does not answer ({error.strerror or error})",
+                hint="use mode=driver",
+            ) from error
+        except NotAuthorized:
+            connection.close()
+            raise
+        self._channel = Channel(self.pid, connection)
+        return self
+
+    def close(self) -> None:
+        """Drop the connection. While the gate is closed and nothing is parked, this opens it."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection; a failed request ends it."""
+        return self._channel is not None and not self._channel.closed
+
+    def __enter__(self) -> Self:
+        return self if self.connected else self.connect()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def hello(self) -> Hello:
+        """Who the process is and whether it can be parked."""
+        with self._decoding(Type.HELLO):
+            return decode_hello(self._ask(Type.HELLO))
+
+    def list_blocks(self, after: int = 0) -> list[Block]:
+        """Every block with an id above ``after``, in order of id."""
+        until = time.monotonic() + self._deadline
+        return [block for block, _ in self._blocks(Type.LIST_BLOCKS, after, until)]
+
+    def export_blocks(self, after: int = 0) -> Iterator[tuple[Block, int | None]]:
+        """The same with a descriptor each (the caller's to close), None where there is none."""
+        return self._blocks(Type.EXPORT_BLOCKS, after)
+
+    def has_imports(self) -> bool:
+        """Whether blocks came back by an unpark and nobody else can reach them (see rehome)."""
+        return any(not b.flags & BlockFlag.HAS_DESCRIPTOR for b in self.list_blocks())
+
+    def close_gate(self, deadline: float, *, peers_busy: bool) -> GateState:
+        """Begin to close the gate, or ask how far it is. ``deadline`` in seconds."""
+        milliseconds = max(0, min(int(deadline * 1000), _MAX_MS))
+        with self._decoding(Type.CLOSE_GATE):
+            return decode_gate(
+                self._ask(Type.CLOSE_GATE, CLOSE_GATE.pack(milliseconds, peers_busy))
+            )
+
+    def open_gate(self) -> None:
+        """Let the program work again."""
+        self._ask(Type.OPEN_GATE)
+
+    def park(self) -> int:
+        """Unmap and release every block; how many."""
+        return self._count(Type.PARK)
+
+    def unpark(self, memory: Iterable[tuple[int, int]]) -> int:
+        """Hand back ``(block id, descriptor)`` for every block and have them mapped; how many."""
+        batch: list[tuple[int, int]] = []
+        for item in memory:
+            batch.append(item)
+            if len(batch) == MAX_DESCRIPTORS:
+                self._hand_back(batch)
+                batch = []
+        if batch:
+            self._hand_back(batch)
+        return self._count(Type.UNPARK)
+
+    def rehome(self, ids: Sequence[int] | None = None) -> int:
+        """Make imported blocks the process's own again, on the device; how many. Only those with
+        the given ids (at most 8,000), if any are given.
+        """
+        payload = b"" if ids is None else struct.pack(f"<{len(ids) + 1}Q", len(ids), *ids)
+        return self._count(Type.REHOME, payload)
+
+    def arm(self, board: int, slabs: Sequence[int]) -> int:
+        """Begin copy-on-write, with the descriptors of a board and of its slabs, while the gate is
+        closed; how many chunks are pending. Losing this connection ends it. With a board that is
+        only watched the gate may be open.
+        """
+        return self._count(Type.ARM, ARM.pack(len(slabs), 0), [board, *slabs])
+
+    def disarm(self) -> int:
+        """End copy-on-write: the hook lets go of the slabs, and goes on to post freed blocks on
+        the board; how many chunks it has shadowed.
+        """
+        return self._count(Type.DISARM)
+
+    def forget(self) -> None:
+        """Have the hook let go of the board."""
+        self._ask(Type.FORGET)
+
+    def kernels(self) -> list[Kernel]:
+        """Kernels launched since :meth:`arm`, in order of their first launch."""
+        known: list[Kernel] = []
+        more = True
+        until = time.monotonic() + self._deadline
+        while more:
+            with self._decoding(Type.KERNELS):
+                body = self._ask(Type.KERNELS, U64.pack(len(known)), until=until)
+                new, more = decode_kernels(body)
+                known += new
+                if len(known) > MAX_KERNELS:
+                    raise Garbled(f"more than {MAX_KERNELS} kernels")
+        return known
+
+    def empty_cache(self, *, ask: bool, until: float | None = None) -> ReleaseState:
+        """Have PyTorch in the process release what it has cached, by the program's main thread when
+        it comes to it; or, unless we ``ask``, only tell how far that is. The gate must be open.
+        ``until`` (of the monotonic clock) is when there must be an answer.
+        """
+        with self._decoding(Type.EMPTY_CACHE):
+            return decode_release(
+                self._ask(Type.EMPTY_CACHE, EMPTY_CACHE.pack(ask, 0), until=until)
+            )
+
+    def detach(self) -> None:
+        """Have the hook give up its sockets until :meth:`reattach`; the connection ends."""
+        self._ask(Type.DETACH)
+        self.close()
+
+    def stats(self) -> str:
+        """Counters and the log ring, as text."""
+        return printable(self._ask(Type.STATS))
+
+    def reattach(self, deadline: float = DEADLINE) -> None:
+        """Wake a detached hook and connect to it again.
+
+        Raises :class:`Timeout` when it does not come back within ``deadline`` seconds.
+        """
+        wake = socket_path(self.runtime_dir, self.pid).with_suffix(".wake")
+        _create(wake)
+        give_up = time.monotonic() + deadline
+        try:
+            while True:
+                try:
+                    self.connect()
+                    return
+                except (NoSuchProcess, Timeout) as error:  # not listening yet
+                    why = error.what
+                except NotAuthorized as error:  # in its way: the hook cannot listen there
+                    why = error.what
+                    self._clear_the_way()
+                found = procfs.stat(self.pid)
+                if found is None or found.dead:
+                    raise NoSuchProcess(
+                        f"process {self.pid} ended before its hook came back",
+                        hint="see its output for the reason",
+                    )
+                if time.monotonic() > give_up:
+                    raise Timeout(
+                        f"the hook of process {self.pid} did not come back in {deadline:.0f} s"
+                        f" ({why})",
+                        hint="the process may be stopped or wedged; see `phos doctor`",
+                    )
+                time.sleep(0.0005)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                wake.unlink()
+
+    def _clear_the_way(self) -> None:
+        path = socket_path(self.runtime_dir, self.pid)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            aside = _put_aside(path)
+            if _is_socket_of(aside, procfs.status(self.pid).uids[1]):  # the hook was quicker
+                aside.rename(path)
+
+    # -- the parts of a request ----------------------------------------------------------------
+
+    def _blocks(
+        self, type_: Type, after: int, until: float | None = None
+    ) -> Iterator[tuple[Block, int | None]]:
+        found, more = 0, True
+        while more:
+            body, descriptors = self._request(type_, U64.pack(after), until=until)
+            try:
+                with self._decoding(type_):
+                    blocks, more = decode_blocks(body, after)
+                    found += len(blocks)
+                    if found > MAX_BLOCKS:
+                        raise Garbled(f"more than {MAX_BLOCKS} blocks")
+                    holders = [b.id for b in blocks if b.flags & BlockFlag.HAS_DESCRIPTOR]
+                    if type_ is Type.LIST_BLOCKS:
+                        holders = []
+                    if len(holders) != len(descriptors):
+                        raise Garbled(f"{len(descriptors)} descriptors for {len(holders)} blocks")
+                for block in blocks:
+                    mine = block.id in holders
+                    yield block, descriptors.pop(0) if mine else None
+                    after = block.id
+            finally:
+                close_all(descriptors)  # what the caller did not take
+
+    def _hand_back(self, batch: Sequence[tuple[int, int]]) -> None:
+        ids = [i for i, _ in batch]
+        self._ask(
+            Type.UNPARK_BLOCKS,
+            struct.pack(f"<{len(ids) + 1}Q", len(ids), *ids),
+            [fd for _, fd in batch],
+        )
+
+    def _count(self, type_: Type, payload: bytes = b"", descriptors: Sequence[int] = ()) -> int:
+        with self._decoding(type_):
+            return int(unpack(U64, self._ask(type_, payload, descriptors))[0])
+
+    def _ask(
+        self,
+        type_: Type,
+        payload: bytes = b"",
+        descriptors: Sequence[int] = (),
+        until: float | None = None,
+    ) -> bytes:
+        """A request whose answer brings no descriptors."""
+        body, received = self._request(type_, payload, descriptors, until)
+        if received:
+            close_all(received)
+            assert self._channel is not None
+            raise self._channel.broken(f"descriptors as an answer to {type_.name}")
+        return body
+
+    def _request(
+        self,
+        type_: Type,
+        payload: bytes = b"",
+        descriptors: Sequence[int] = (),
+        until: float | None = None,
+    ) -> tuple[bytes, list[int]]:
+        """``until`` (of the monotonic clock) is when there must be an answer, if not within the
+        deadline of every request.
+        """
+        if self._channel is None:
+            raise Internal(
+                f"no connection to the hook of process {self.pid}", hint="connect it first"
+            )
+        if self._channel.closed:  # by a request that failed
+            raise NoSuchProcess(
+                f"the connection to the hook of process {self.pid} was lost",
+                hint="the process may have ended; try again",
+            )
+        patience = self._deadline if until is None else max(0.0, until - time.monotonic())
+        return self._channel.request(type_, payload, descriptors, patience)
+
+    @contextlib.contextmanager
+    def _decoding(self, type_: Type) -> Iterator[None]:
+        """An answer that cannot be decoded inside ends the connection."""
+        try:
+            yield
+        except Garbled as error:
+            assert self._channel is not None
+            raise self._channel.broken(f"{error} as an answer to {type_.name}") from None
+
+
+def reach(pid: int, runtime_dir: Path, patience: float) -> HookLink:
+    """A connection to the hook that is in a process, woken if it is detached.
+
+    Raises :class:`Timeout` when it does not come within ``patience`` seconds.
+    """
+    link = HookLink(pid, runtime_dir)
+    try:
+        return link.connect()
+    except NoSuchProcess:
+        link.reattach(patience)
+        return link
+
+
+def _is_socket_of(path: Path, owner: int) -> bool:
+    status = path.lstat()
+    return stat.S_ISSOCK(status.st_mode) and status.st_uid == owner
+
+
+def _create(path: Path) -> None:
+    """An empty file of ours at ``path``, whatever is there: every user may write to the folder."""
+    for _ in range(100):
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+            return
+        except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):
+                _put_aside(path)
+    raise NotAuthorized(
+        f"somebody puts {path} back whenever it is removed", hint=f"see who writes to {path.parent}"
+    )
+
+
+def _put_aside(path: Path) -> Path:
+    """Free a name. A folder with something in it cannot be removed at once, but renamed."""
+    return path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.squatted"))

@@ -1,0 +1,110 @@
+"""The folder of an image store: its paths, its lock, its secret, its packs and its spares."""
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from phosd.engine.digest import DigestKey
+from phosd.engine.image import private_files
+from phosd.engine.image.quota import Promise
+from phosd.errors import Internal
+
+_SECRET = 32
+
+
+class StoreFolder:
+    """A state folder. Creates it (mode 0700) with its secret when it is not there: a new secret, or
+    that of ``like``, so that digests agree.
+    """
+
+    def __init__(self, state: Path, like: "StoreFolder | None" = None) -> None:
+        self.state = state
+        self._like = like
+        self.images = state / "images"
+        self.packs = state / "packs"
+        for folder in (state, self.images, self.packs):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_files.require_private(folder)
+        self.promises: dict[str, Promise] = {}
+        """What the images that are being made will take."""
+        with self._locked_folder():
+            self.key = DigestKey(self.secret())
+        """The key of every digest in this store."""
+
+    def pack_path(self, number: int) -> Path:
+        """Where pack ``number`` is, or would be."""
+        return self.packs / f"{number}.pack"
+
+    def pack_numbers(self) -> Sequence[int]:
+        """The numbers of all packs there are."""
+        names = (p.name.removesuffix(".pack") for p in self.packs.glob("*.pack"))
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def spares(self) -> Sequence[Path]:
+        """The spare packs that nobody is making. The caller holds the store's lock."""
+        return [path for path in sorted(self.packs.glob("*.spare")) if private_files.unused(path)]
+
+    def secret(self) -> bytes:
+        """What the key of the digests is made of; written if it is not there."""
+        path = self.state / "secret"
+        try:
+            secret = private_files.read_private(path, _SECRET)
+        except FileNotFoundError:
+            secret = self._like.secret() if self._like else secrets.token_bytes(_SECRET)
+            partial = path.with_suffix(".partial")
+            partial.unlink(missing_ok=True)
+            private_files.write_durably(partial, secret)
+            partial.rename(path)
+            private_files.sync_folder(self.state)
+        if len(secret) != _SECRET:
+            raise Internal(
+                f"{path} has {len(secret)} bytes instead of {_SECRET}",
+                hint="bring it back from a backup; no image can be checked without it",
+            )
+        return secret
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the store, and know that it is the one that it was at the start."""
+        with self._locked_folder():
+            try:
+                secret = private_files.read_private(self.state / "secret", _SECRET)
+            except OSError as error:
+                raise self.unreachable(error) from error
+            if DigestKey(secret).packed != self.key.packed:
+                raise Internal(
+                    f"{self.state} is another store than the one that phosd began with",
+                    hint="mount the disk that was there, or restart phosd to use this one",
+                )
+            yield
+
+    @contextmanager
+    def _locked_folder(self) -> Iterator[None]:
+        try:
+            fd = os.open(self.state / "lock", os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise self.unreachable(error) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            private_files.close_locked(fd)
+
+    def require_writable(self) -> None:
+        """Raise :class:`Internal` when nothing can be changed here."""
+        if os.statvfs(self.state).f_flag & os.ST_RDONLY:
+            raise Internal(
+                f"{self.state} is on a file system that is read-only",
+                hint="see the kernel's log for why, and mount it writable; phosd then goes on",
+            )
+
+    def unreachable(self, error: OSError) -> Internal:
+        """What to raise when the folder is gone, or its disk."""
+        return Internal(
+            f"the images in {self.state} cannot be reached ({error.strerror})",
+            hint="bring the folder or its disk back; phosd then goes on. To begin an empty store,"
+            " restart phosd",
+        )

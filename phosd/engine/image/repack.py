@@ -1,0 +1,162 @@
+"""Packs of which less than half is needed any more are written anew, without the rest.
+
+Nothing is ever missing: the new pack is on the disk before a manifest names it, each manifest is
+replaced by a rename, and the old pack goes when no manifest names it. A crash between two steps
+leaves both packs whole, and :meth:`Store.sweep` removes the one that nobody needs.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from phosd.engine.digest import digest_buffer
+from phosd.engine.faults import Point, point
+from phosd.engine.image import private_files
+from phosd.engine.image.mac import sealed
+from phosd.engine.image.manifest import Block, ChunkRef, Manifest
+from phosd.engine.image.packs import HEADER, RECORD, read_record, record_size
+from phosd.engine.image.usage import pack_bytes
+from phosd.errors import ImageCorrupt
+
+if TYPE_CHECKING:
+    from phosd.engine.image.store import Store
+
+_Place = tuple[int, int]
+"""Pack and offset of a record."""
+
+
+@dataclass(frozen=True)
+class _Wasteful:
+    """A pack to be written anew: its size in bytes, what is needed of it, and by whom."""
+
+    number: int
+    size: int
+    chunks: Mapping[int, ChunkRef]
+    images: Sequence[Manifest]
+
+
+def compact(store: "Store", go_on: Callable[[], bool]) -> int:
+    """Write anew what is less than half needed; how many bytes that frees.
+
+    The store is locked for one pack at a time; ``go_on`` is asked before each. Packs that a job
+    reads or writes are left for another time, and so is everything while a manifest is damaged,
+    since nobody knows what it needs.
+    """
+    freed = 0
+    left_alone: set[int] = set()
+    while go_on():
+        with store.locked():
+            wasteful = _find(store, left_alone)
+            if wasteful is None:
+                break
+            left_alone.add(wasteful.number)
+            freed += _rewrite(store, wasteful)
+    return freed
+
+
+def _find(store: "Store", left_alone: set[int]) -> _Wasteful | None:
+    if store.damaged():
+        return None
+    users: dict[int, list[Manifest]] = {}
+    for image in store.list():
+        for pack in pack_bytes(image):
+            users.setdefault(pack, []).append(image)
+    for number, images in sorted(users.items()):
+        path = store.pack_path(number)
+        if number in left_alone or not private_files.unused(path):
+            continue
+        size = path.stat().st_size
+        if 2 * max(pack_bytes(image)[number] for image in images) >= size:
+            continue
+        blocks = (block for image in images for block in image.blocks)
+        needed = {c.offset: c for block in blocks for c in block.chunks if c.pack == number}
+        if 2 * sum(record_size(chunk.length) for chunk in needed.values()) < size:
+            return _Wasteful(number, size, needed, images)
+    return None
+
+
+def _rewrite(store: "Store", wasteful: _Wasteful) -> int:
+    """Write one pack anew; the bytes that this frees, 0 when it is in use or damaged."""
+    with ExitStack() as held:
+        for image in wasteful.images:
+            folder = private_files.open_private(store.images / image.id, os.O_DIRECTORY)
+            held.callback(private_files.close_locked, folder)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return 0
+        point(Point.PACK_CREATE)
+        number = max(store.pack_numbers()) + 1
+        try:
+            moved = _copy(store, wasteful, number)
+        except BaseException as error:
+            store.pack_path(number).unlink(missing_ok=True)
+            if isinstance(error, ImageCorrupt):
+                return 0  # a verification finds it, and says which image it is
+            raise
+        for image in wasteful.images:
+            _replace(store, image, moved)
+        point(Point.DELETE_PACK)
+        store.pack_path(wasteful.number).unlink()
+        private_files.sync_folder(store.packs)
+        return wasteful.size - store.pack_path(number).stat().st_size
+
+
+def _copy(store: "Store", wasteful: _Wasteful, number: int) -> dict[_Place, ChunkRef]:
+    """Copy what is needed into a new pack, hashing each chunk; where everything is now.
+
+    Raises :class:`ImageCorrupt` when a chunk is not what was saved.
+    """
+    moved: dict[_Place, ChunkRef] = {}
+    path = store.pack_path(number)
+    buffer = bytearray(RECORD)
+    at = 0
+    with ExitStack() as opened:
+        source = private_files.open_private(store.pack_path(wasteful.number), os.O_RDONLY)
+        opened.callback(os.close, source)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        target = os.open(path, flags, 0o600)
+        opened.callback(os.close, target)
+        with private_files.space_errors(str(path)):
+            for offset, chunk in sorted(wasteful.chunks.items()):
+                record = read_record(source, offset, buffer, f"pack {wasteful.number}")
+                content = memoryview(buffer)[HEADER : HEADER + record.length]
+                if digest_buffer(store.key, content)[0].hex() != chunk.digest:
+                    raise ImageCorrupt(f"a chunk of pack {wasteful.number} is damaged")
+                size = record_size(record.length)
+                os.pwrite(target, memoryview(buffer)[:size], at)
+                moved[wasteful.number, offset] = msgspec.structs.replace(
+                    chunk, pack=number, offset=at
+                )
+                at += size
+            point(Point.PACK_SYNC)
+            os.fsync(target)
+    private_files.sync_folder(store.packs)
+    return moved
+
+
+def _replace(store: "Store", image: Manifest, moved: Mapping[_Place, ChunkRef]) -> None:
+    """Have the manifest name the new places."""
+
+    def renewed(block: Block) -> Block:
+        chunks = tuple(moved.get((c.pack, c.offset), c) for c in block.chunks)
+        return msgspec.structs.replace(block, chunks=chunks)
+
+    folder = store.images / image.id
+    manifest = msgspec.structs.replace(image, blocks=tuple(map(renewed, image.blocks)))
+    partial = folder / "manifest.partial"
+    partial.unlink(missing_ok=True)
+    with private_files.space_errors(str(partial)):
+        point(Point.MANIFEST_WRITE)
+        private_files.write_durably(
+            partial, sealed(store.key.packed, msgspec.json.encode(manifest))
+        )
+    point(Point.MANIFEST_RENAME)
+    partial.rename(folder / "manifest.json")
+    point(Point.MANIFEST_SYNC)
+    private_files.sync_folder(folder)

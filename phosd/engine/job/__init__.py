@@ -1,0 +1,1 @@
+"""What every job of the engine has: progress, journal, rollback, and whom it affects."""

@@ -1,0 +1,40 @@
+"""What earlier checkpoints of a program have taught."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class KernelMark:
+    """A kernel, by its name and the hash of the module it is from (0 when that is not known)."""
+
+    name: str
+    module: int
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier checkpoint of the same process, which was done or failed.
+
+    ``mode`` is the one that it ended in. Mode ``concurrent`` was begun and given up if it
+    ``guessed_wrong`` (the program wrote where nobody expected) or ``starved`` the program of the
+    device memory that it held. ``lost`` are the seconds in which the program stood still or waited.
+    """
+
+    mode: str
+    guessed_wrong: bool
+    starved: bool
+    lost: float
+
+
+@dataclass(frozen=True)
+class Experience:
+    """``suspects`` are kernels that have written where nobody expected: they are taken to write
+    everything. ``earlier`` are the last checkpoints of the process, the latest first.
+    """
+
+    suspects: tuple[KernelMark, ...] = ()
+    earlier: tuple[Earlier, ...] = ()
+
+
+NONE = Experience()
+"""Of a program that was never saved."""

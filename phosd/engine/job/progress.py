@@ -1,0 +1,100 @@
+"""What an operation tells its caller while it runs, and how the caller stops it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from phosd.engine.job.affected import Concern
+from phosd.engine.job.experience import KernelMark
+from phosd.errors import Cancelled
+
+
+@dataclass
+class PhaseRecord:
+    """One phase of an operation. Times are ``time.monotonic()`` seconds."""
+
+    name: str
+    start: float
+    stopped: bool
+    end: float | None = None
+    bytes_done: int = 0
+    bytes_total: int = 0
+
+
+@dataclass
+class Progress:
+    """The running account of one operation; an observer is called at every change.
+
+    An operation calls :meth:`phase` at each step of its protocol, with ``stopped=True`` while the
+    program stands still, :meth:`advance` as bytes move, and :meth:`note` for what a reader should
+    know (the mode used and why). It calls :meth:`check` wherever it may be cancelled.
+    """
+
+    observer: Callable[["Progress"], None] | None = None
+    phases: list[PhaseRecord] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    suspects: list[KernelMark] = field(default_factory=list)
+    """Kernels one of which has written where nobody expected."""
+    wrong_guesses: int = 0
+    details: dict[str, float | None] = field(default_factory=dict)
+    """Figures of a mode's own, by name, with their unit in the name."""
+    recorder: Callable[[Concern], None] | None = None
+    """Writes down what is about to be touched, for who has to set it right if nobody ends this."""
+    _cancel: threading.Event = field(default_factory=threading.Event)
+
+    def phase(self, name: str, *, stopped: bool = False, bytes_total: int = 0) -> None:
+        """End the current phase and begin ``name``."""
+        self.finish()
+        self.phases.append(
+            PhaseRecord(name, time.monotonic(), stopped=stopped, bytes_total=bytes_total)
+        )
+        self._tell()
+
+    def advance(self, byte_count: int) -> None:
+        """``byte_count`` more bytes of the current phase are done."""
+        if self.phases:
+            self.phases[-1].bytes_done += byte_count
+        self._tell()
+
+    def about_to_touch(self, concern: Concern) -> None:
+        """To be called before the first process is stopped, or made. Raises what the recorder
+        raises: then nothing may be touched.
+        """
+        if self.recorder is not None:
+            self.recorder(concern)
+
+    def note(self, text: str) -> None:
+        """Something the reader of the job should know."""
+        self.notes.append(text)
+        self._tell()
+
+    def found_suspects(self, kernels: Iterable[KernelMark]) -> None:
+        """A guess was wrong, and one of these kernels made it so."""
+        self.wrong_guesses += 1
+        self.suspects += [kernel for kernel in kernels if kernel not in self.suspects]
+        self._tell()
+
+    def finish(self) -> None:
+        """End the current phase."""
+        if self.phases and self.phases[-1].end is None:
+            self.phases[-1].end = time.monotonic()
+
+    def cancel(self) -> None:
+        """Ask the operation to stop at its next safe point (from any thread)."""
+        self._cancel.set()
+
+    def check(self) -> None:
+        """Raise :class:`Cancelled` if the caller asked for it."""
+        if self._cancel.is_set():
+            raise Cancelled("the job was cancelled", hint="start it again when you are ready")
+
+    @property
+    def stop_seconds(self) -> float:
+        """How long the program has stood still so far."""
+        now = time.monotonic()
+        return sum((p.end or now) - p.start for p in self.phases if p.stopped)
+
+    def _tell(self) -> None:
+        if self.observer is not None:
+            self.observer(self)

@@ -1,0 +1,1 @@
+"""The device memory of programs: exported, copied, parked, watched."""

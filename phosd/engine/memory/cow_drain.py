@@ -1,0 +1,292 @@
+"""Copying behind the program's back: shadow memory, boards, and the movers at work on them.
+
+A board (``chunk_map.py``) tells hook and mover which chunks still are as they were at the stop. The
+hooks save what is about to be overwritten from :meth:`Drain.arm` on, before the gate opens. The
+movers begin when it is open; while the data are still parked, where shadows cannot hold everything.
+"""
+
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from phosd.engine.chunk_map.chunk_map import Board, KernelRow
+from phosd.engine.hook_client.link import HookLink
+from phosd.engine.image.manifest import CHUNK, ChunkRef
+from phosd.engine.image.writer import ImageWriter
+from phosd.engine.job.experience import KernelMark
+from phosd.engine.job.progress import Progress
+from phosd.engine.job.rollback import Undo, Undoing
+from phosd.engine.memory.background_copy import follow, spare_memory, starved
+from phosd.engine.memory.device_memory import Holdings
+from phosd.engine.memory.exported import Held, if_alive, new_key
+from phosd.engine.mover.client.requests import DrainBoard, Drained
+from phosd.errors import MisSpeculation, NoSuchProcess, OutOfMemory
+
+_SLABS = 32
+"""Pieces that a device's shadow memory is made of, so that some can be given back early."""
+
+
+@dataclass
+class _Slab:
+    """Shadow memory that the mover of ``gpu`` made for a process's ``device``.
+
+    ``descriptor`` is -1 when it has been closed.
+    """
+
+    device: int
+    gpu: int
+    key: int
+    slots: int
+    descriptor: int
+
+
+@dataclass
+class _Member:
+    """One process: its hook, its slabs, its blocks that nobody else can write, and its board."""
+
+    link: HookLink
+    slabs: list[_Slab] = field(default_factory=list)
+    blocks: list[Held] = field(default_factory=list)
+    board: Board | None = None
+    armed: bool = False
+
+
+class Drain(Undoing):
+    """One concurrent copy of a unit's memory into an image. Leaving its context ends it.
+
+    The steps are called in the order in which they stand here. With ``audit`` it is also counted
+    how many shadows were not needed.
+    """
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        links: Sequence[HookLink],
+        writer: ImageWriter,
+        suspects: Sequence[KernelMark] = (),
+        *,
+        audit: bool = False,
+    ) -> None:
+        self._holdings = holdings
+        self._members = [_Member(link) for link in links]
+        self._writer = writer
+        self._kernels = [KernelRow(mark.name, mark.module, suspect=True) for mark in suspects]
+        self._audit = audit
+        self._shared: dict[int, tuple[ChunkRef, ...]] = {}
+        self._account = Progress()
+        self._undo = Undo()
+        self._pool = ThreadPoolExecutor(thread_name_prefix="drain")
+        self._begun: Future[None] | None = None
+        self._digests: dict[int, list[bytes]] = {}
+        self._drains: list[Future[Drained]] = []
+        self._started = 0.0
+        self._complete = False
+
+    def make_room(self, limit: int | None) -> None:
+        """Have shadow memory made, at most ``limit`` bytes a GPU (None: as much as is sensible)."""
+        for member in self._members:
+            sizes: Counter[tuple[int, int]] = Counter()
+            for held in self._holdings.of(member.link.pid):
+                sizes[held.block.device, held.gpu] += held.block.size
+            for (device, gpu), size in sorted(sizes.items()):
+                self._add_slabs(member, device, gpu, size if limit is None else min(size, limit))
+
+    def settle(self, progress: Progress) -> None:
+        """Save inside the stop what other processes may write, too (hazard 6). Gates are closed."""
+        if shared := self._holdings.shared():
+            digests = self._holdings.digest(shared)
+            self._shared = self._holdings.save(digests, self._writer, progress, prepared=False)
+
+    def begin(self) -> None:
+        """Hash, on other threads. All memory is parked.
+
+        Where shadows cannot hold everything, copying begins, too: a program that has to wait for
+        its chunks loses more than the driver and CRIU, which are slower beside it.
+        """
+        for member in self._members:
+            held = self._holdings.of(member.link.pid)
+            member.blocks = [block for block in held if block.key not in self._shared]
+        self._undo.enter(self._holdings.drops_put_off())
+        self._undo.add(self._stop)
+        self._account.phase("drain")
+        self._begun = self._pool.submit(self._prepare)
+
+    def copy(self) -> None:
+        """Nothing: copying has begun, or begins when the gates are open."""
+
+    def arm(self) -> None:
+        """Have the hooks save what the program is about to overwrite. The gates are closed."""
+        assert self._begun is not None
+        self._begun.result()
+        for member in self._members:
+            assert member.board is not None
+            member.link.arm(member.board.fd, [slab.descriptor for slab in member.slabs])
+            member.armed = True
+            # From now on hook and mover hold the slabs; when both let go, the memory must be free.
+            self._close_slabs(member)
+            self._holdings.watch(member.link, member.board)
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes of all chunks, those that need no copying included."""
+        return sum(held.block.size for member in self._members for held in member.blocks)
+
+    def finish(self, progress: Progress) -> dict[int, tuple[ChunkRef, ...]]:
+        """Wait until everything is saved; where the chunks are, by key.
+
+        Raises :class:`MisSpeculation` when a saved byte is not the byte of the stop, and tells
+        ``progress`` which kernels may have written it.
+        """
+        if not self._drains:  # with slots for all nobody waits for a mover, not even the gates
+            self._copy()
+        drained = follow(self._drains, self._account, progress)
+        self._complete = not any(part.aborted_for_memory for part in drained)
+        self._tell(progress, drained)
+        if not self._complete:
+            raise starved()
+        if changed := sum(len(part.changed) for part in drained):
+            suspects = self._launched()
+            progress.found_suspects(suspects)
+            raise MisSpeculation(
+                f"{changed} chunks were written by the program where nobody expected it",
+                hint=f"one of {len(suspects)} kernels writes more than its arguments tell; "
+                "use mode=recopy or mode=stop",
+            )
+        chunks = dict(self._shared)
+        for part in drained:
+            chunks |= part.chunks
+        return chunks
+
+    def _add_slabs(self, member: _Member, device: int, gpu: int, wanted: int) -> None:
+        mover = self._holdings.mover(gpu)
+        slots = min(wanted, spare_memory(mover)) // CHUNK
+        each = -(-slots // _SLABS)
+        sizes = [min(each, slots - at) for at in range(0, slots, each or 1)]
+        keys = [new_key() for _ in sizes]
+        try:
+            made = mover.create(
+                [(key, size * CHUNK) for key, size in zip(keys, sizes, strict=True)]
+            )
+        except OutOfMemory:
+            return  # a neighbour was quicker; chunks are then saved one by one, while writers wait
+        self._undo.add(if_alive, mover, lambda: mover.drop(keys))
+        self._undo.add(self._close_slabs, member)
+        for key, size, descriptor in zip(keys, sizes, made, strict=True):
+            member.slabs.append(_Slab(device, gpu, key, size, descriptor))
+
+    @staticmethod
+    def _close_slabs(member: _Member) -> None:
+        for slab in member.slabs:
+            if slab.descriptor >= 0:
+                os.close(slab.descriptor)
+                slab.descriptor = -1
+
+    def _prepare(self) -> None:
+        # What is freed from now on the new boards tell; to end a watch takes time, here nobody's.
+        self._holdings.unwatch(member.link.pid for member in self._members)
+        blocks = [held for member in self._members for held in member.blocks]
+        self._digests = self._holdings.digest(blocks)
+        for member in self._members:
+            member.board = Board.create(
+                [(held.block.id, held.chunks) for held in member.blocks],
+                [(slab.device, slab.slots) for slab in member.slabs],
+                self._kernels,
+            )
+        slots = sum(slab.slots for member in self._members for slab in member.slabs)
+        if slots < sum(held.chunks for held in blocks):
+            self._copy()
+
+    def _copy(self) -> None:
+        self._started = time.monotonic()
+        blocks = [held for member in self._members for held in member.blocks]
+        for gpu in sorted({held.gpu for held in blocks}):
+            here = [held for held in blocks if held.gpu == gpu]
+            self._drains.append(
+                self._pool.submit(
+                    self._holdings.mover(gpu).drain,
+                    [board for member in self._members if (board := _part(member, gpu))],
+                    {held.key: self._digests[held.key] for held in here},
+                    self._holdings.order(here),
+                    self._writer,
+                    self._account,
+                    self._holdings.packs(gpu),
+                    audit=self._audit,
+                    let_go=self._holdings.dropped,
+                )
+            )
+
+    def _tell(self, progress: Progress, drained: Sequence[Drained]) -> None:
+        """What the copying took, and what it cost the program."""
+        boards = [member.board.statistics() for member in self._members if member.board]
+        needless = [part.needless_shadows for part in drained]
+        progress.details |= {
+            "drain_seconds": time.monotonic() - self._started,
+            "drain_bytes": sum(part.byte_count for part in drained),
+            "shadowed_chunks": sum(board.shadowed_chunks for board in boards),
+            "needless_shadows": sum(n or 0 for n in needless) if self._audit else None,
+            "submissions": sum(board.submissions for board in boards),
+            "looked_seconds": sum(board.looked_ns for board in boards) / 1e9,
+            "look_median_seconds": max(board.look_median_ns for board in boards) / 1e9,
+            "waits": sum(board.waits for board in boards),
+            "waited_seconds": sum(board.waited_ns for board in boards) / 1e9,
+            "wrong_chunks": sum(len(part.changed) for part in drained),
+        }
+        for member in self._members:
+            assert member.board is not None
+            for held in member.blocks:
+                touched = member.board.touched(held.block.id)
+                self._holdings.touched[held.pid, held.block.id] = touched
+
+    def _stop(self) -> None:
+        """Nobody copies, shadows or waits any more; the hooks go on telling what is freed."""
+        if not self._complete:
+            self._account.cancel()
+        self._pool.shutdown()
+        with Undo() as each:
+            for member in self._members:
+                each.add(self._disarm, member)
+
+    def _disarm(self, member: _Member) -> None:
+        if member.board is None:
+            return
+        if not member.armed:
+            member.board.close()
+            return
+        try:
+            if self._complete:
+                member.board.watch()
+                member.link.disarm()
+                return
+            member.link.forget()
+        except NoSuchProcess:
+            pass  # it has ended, or the connection is lost: the hook has disarmed itself
+        self._holdings.unwatch([member.link.pid])
+
+    def _launched(self) -> list[KernelMark]:
+        """The kernels that ran since the stop."""
+        return [
+            KernelMark(kernel.name, kernel.module)
+            for member in self._members
+            for kernel in member.link.kernels()
+        ]
+
+
+def _part(member: _Member, gpu: int) -> DrainBoard | None:
+    """What a member's board has on one GPU; None for nothing."""
+    assert member.board is not None
+    blocks = [held for held in member.blocks if held.gpu == gpu]
+    if not blocks:
+        return None
+    slabs = [slab for slab in member.slabs if slab.gpu == gpu]
+    before = itertools.takewhile(lambda slab: slab.gpu != gpu, member.slabs)
+    return DrainBoard(
+        fd=member.board.fd,
+        device=blocks[0].block.device,
+        blocks={held.key: member.board.first_chunk(held.block.id) for held in blocks},
+        slabs=[slab.key for slab in slabs],
+        first_slot=sum(slab.slots for slab in before),
+    )

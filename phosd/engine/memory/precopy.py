@@ -1,0 +1,102 @@
+"""Copying into an image before the stop, in passes; the last of them runs inside it."""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self
+
+from phosd.engine.hook_client.link import HookLink
+from phosd.engine.image.manifest import ChunkRef
+from phosd.engine.image.writer import ImageWriter
+from phosd.engine.job.progress import Progress
+from phosd.engine.memory.device_memory import Holdings
+from phosd.engine.memory.precopy_rounds import PASSES, Missing, copy_while_running
+from phosd.engine.mover.client.requests import Copies
+from phosd.errors import changed_in_the_stop
+
+Digests = dict[int, list[bytes]]
+
+
+class Precopy:
+    """One copy in passes of a unit's memory into an image."""
+
+    def __init__(self, holdings: Holdings, links: Sequence[HookLink], writer: ImageWriter) -> None:
+        self._holdings = holdings
+        self._links = links
+        self._writer = writer
+        self._copies: dict[int, Copies] = {}
+        self._pool = ThreadPoolExecutor(thread_name_prefix="precopy")
+        self._rest: Future[dict[int, tuple[ChunkRef, ...]]] | None = None
+        self._within = Progress()
+
+    def while_running(self, progress: Progress) -> None:
+        """Copy until little is left, or as much as the pass before left."""
+
+        def missing() -> Missing[tuple[int, int]]:
+            return self._missing(self._holdings.digest())
+
+        copy_while_running(self._holdings, self._links, progress, missing, self._copy)
+
+    def begin_rest(self) -> None:
+        """Copy what is left, on another thread. All memory is parked."""
+        self._rest = self._pool.submit(self._finish)
+
+    def finish_rest(self) -> dict[int, tuple[ChunkRef, ...]]:
+        """Wait for it; where the chunks are, by key."""
+        assert self._rest is not None
+        return self._rest.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._within.cancel()
+        self._pool.shutdown()
+
+    def _finish(self) -> dict[int, tuple[ChunkRef, ...]]:
+        digests = self._holdings.digest()
+        for _ in range(PASSES):
+            missing = self._missing(digests)
+            if not missing:
+                return self._refs(digests)
+            # A copy takes the place of an earlier one, which an equal chunk may have counted on.
+            self._copy(missing, self._within)
+        raise changed_in_the_stop(sum(map(len, missing.values())))
+
+    def _missing(self, digests: Digests) -> dict[int, list[tuple[int, int]]]:
+        """The chunks, as (key, index), whose bytes of now are not saved yet, by GPU."""
+        saved = self._saved()
+        missing: dict[int, list[tuple[int, int]]] = {}
+        for held in self._holdings.all():
+            for index, digest in enumerate(digests.get(held.key, ())):
+                if digest.hex() not in saved:
+                    saved[digest.hex()] = None
+                    missing.setdefault(held.gpu, []).append((held.key, index))
+        return missing
+
+    def _copy(self, chunks: Missing[tuple[int, int]], progress: Progress) -> None:
+        def one(gpu: int) -> None:
+            copies = self._copies.get(gpu)
+            if copies is None:
+                copies = self._copies[gpu] = Copies(self._writer, self._holdings.packs(gpu))
+            self._holdings.mover(gpu).copy(chunks[gpu], copies, progress)
+
+        with ThreadPoolExecutor(len(chunks)) as pool:
+            list(pool.map(one, chunks))
+
+    def _refs(self, digests: Digests) -> dict[int, tuple[ChunkRef, ...]]:
+        saved = self._saved()
+
+        def find(parts: Iterable[bytes]) -> Iterable[ChunkRef]:
+            for digest in parts:
+                ref = saved[digest.hex()]
+                assert ref is not None
+                yield ref
+
+        return {key: tuple(find(parts)) for key, parts in digests.items()}
+
+    def _saved(self) -> dict[str, ChunkRef | None]:
+        """What the image has, by digest in hex."""
+        saved: dict[str, ChunkRef | None] = dict(self._writer.stored)
+        for copies in self._copies.values():
+            saved.update((ref.digest, ref) for ref in copies.refs.values())
+        return saved

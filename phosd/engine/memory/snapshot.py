@@ -1,0 +1,317 @@
+"""A snapshot: a copy of the device memory in device memory, made inside the stop, saved after it.
+
+While CRIU saves the rest of the program its GPU has nothing to do, and copies and hashes 40 GB in
+50 ms (H200). Nobody can write the copy, so that no guess can be wrong, the program need not be
+looked at, and to save it takes the copy engines only. It needs as much free memory as the program
+has: with less than that, the memory is copied on write (``cow_drain.py``).
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from phosd.engine.chunk_map.chunk_map import Board
+from phosd.engine.hook_client.link import HookLink
+from phosd.engine.image.manifest import CHUNK, ChunkRef
+from phosd.engine.image.writer import ImageWriter
+from phosd.engine.job.progress import Progress
+from phosd.engine.job.rollback import Undo, Undoing
+from phosd.engine.memory.background_copy import follow, spare_memory, starved
+from phosd.engine.memory.device_memory import Holdings
+from phosd.engine.memory.exported import Held, distinct, keys_by_gpu, let_go, new_key
+from phosd.engine.mover.client.requests import Copies, redundant
+from phosd.errors import Cancelled, OutOfMemory, changed_in_the_stop
+
+_SLAB = 2 << 30
+"""Bytes that are allocated together, and given back together."""
+
+Turn = Callable[[Collection[int]], AbstractContextManager[None]]
+"""Inside, the driver takes no program off these GPUs and brings none back: what is free there is
+nobody's.
+"""
+
+
+@dataclass
+class _Slab:
+    """Memory of ``size`` bytes for the copies of ``parts`` blocks that are not saved yet."""
+
+    gpu: int
+    size: int
+    parts: int
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """The mover of ``slab.gpu`` knows the copy of a block by ``key``."""
+
+    key: int
+    slab: _Slab
+
+
+class Snapshot(Undoing):
+    """The snapshot of a unit's memory for one image. Leaving its context ends it.
+
+    The steps are called in the order in which they stand here. At most ``limit`` bytes are taken a
+    GPU, if it is given.
+    """
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        links: Sequence[HookLink],
+        writer: ImageWriter,
+        turn: Turn,
+        limit: int | None = None,
+    ) -> None:
+        self._holdings = holdings
+        self._links = links
+        self._writer = writer
+        self._turn = turn
+        self._limit = limit
+        self._copies: dict[int, _Copy] = {}
+        self._sizes: Counter[int] = Counter()
+        self._boards: list[tuple[Board, Sequence[int]]] = []
+        self._lock = threading.Lock()
+        self._digests: dict[int, list[bytes]] = {}
+        self._wanted: dict[int, list[int]] = {}
+        self._saved: dict[int, tuple[ChunkRef, ...]] = {}
+        self._bytes = 0
+        self._seconds = 0.0
+        self._account = Progress()
+        self._undo = Undo()
+        self._pool = ThreadPoolExecutor(thread_name_prefix="snapshot")
+        self._hashed: Future[None] | None = None
+        self._copied: Future[None] | None = None
+        self._is_starving = False
+
+    def make_room(self) -> bool:
+        """Take memory for a copy of everything. False when there is not as much: then nothing is
+        taken.
+        """
+        self._undo.add(self._stop)
+        if self._take(distinct(self._holdings.all())):
+            return True
+        self._drop(list(self._copies))
+        return False
+
+    def settle(self, progress: Progress) -> None:
+        """Nothing is allocated any more: the gates are closed. What has come since room was made
+        gets room, too, or is saved at once.
+        """
+        blocks = {held.key: held for held in distinct(self._holdings.all())}
+        self._drop([key for key in self._copies if key not in blocks])
+        newcomers = [held for held in blocks.values() if held.key not in self._copies]
+        if newcomers and not self._take(newcomers):
+            late = self._holdings.digest(h for h in newcomers if h.key not in self._copies)
+            self._saved = self._holdings.save(late, self._writer, progress, prepared=False)
+
+    def begin(self) -> None:
+        """Hash, on another thread. All memory is parked."""
+        self._account.phase("drain")
+        self._hashed = self._pool.submit(self._hash)
+
+    def copy(self) -> None:
+        """Copy, on other threads. The driver does not need the GPUs at the moment."""
+        self._copied = self._pool.submit(self._copy_all)
+
+    def arm(self) -> None:
+        """Wait for the copies, and have the hooks know that we hold them. The gates are closed.
+
+        Raises :class:`MisSpeculation` when somebody has written the memory meanwhile.
+        """
+        assert self._copied is not None
+        self._copied.result()
+        boards = self._holdings.watch_all(self._links)
+        gpus = [self._holdings.gpus_of(link.pid) for link in self._links]
+        with self._lock:
+            self._boards = list(zip(boards, gpus, strict=True))
+            self._tell_held()
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes of all chunks, those that need no copying included."""
+        return self._bytes
+
+    def finish(self, progress: Progress) -> dict[int, tuple[ChunkRef, ...]]:
+        """Save the copies, giving their memory back bit by bit; where the chunks are, by key.
+
+        Raises :class:`OutOfMemory` when the program cannot wait for that.
+        """
+        started = time.monotonic()
+        by_gpu: dict[int, dict[int, int]] = {}
+        for key, copy in self._copies.items():
+            by_gpu.setdefault(copy.slab.gpu, {})[key] = copy.key
+        saving = [self._pool.submit(self._save, gpu, copies) for gpu, copies in by_gpu.items()]
+        try:
+            follow(saving, self._account, progress, self._look)
+        except Cancelled:
+            if not self._is_starving:
+                raise
+            raise starved() from None
+        finally:
+            progress.details |= {
+                "snapshot_bytes": self._bytes,
+                "snapshot_seconds": self._seconds,
+                "drain_seconds": time.monotonic() - started,
+                "drain_bytes": self._account.phases[-1].bytes_done,
+            }
+        stored = self._writer.stored
+        copied = {
+            key: tuple(stored[digest.hex()] for digest in digests)
+            for key, digests in self._digests.items()
+        }
+        return self._saved | copied
+
+    def _take(self, blocks: Sequence[Held]) -> bool:
+        """Take memory for copies of these blocks. False when there is not enough for all."""
+        by_gpu: dict[int, list[Held]] = {}
+        for held in blocks:
+            by_gpu.setdefault(held.gpu, []).append(held)
+        with self._turn(by_gpu.keys()):
+            for gpu, here in by_gpu.items():
+                size = sum(map(_size, here))
+                if self._limit is not None and self._sizes[gpu] + size > self._limit:
+                    return False
+                if size > spare_memory(self._holdings.mover(gpu)):
+                    return False
+            try:
+                for gpu, here in by_gpu.items():
+                    for part in _parts(here):
+                        self._allocate(gpu, part)
+            except OutOfMemory:  # a neighbour was quicker
+                return False
+        return True
+
+    def _allocate(self, gpu: int, blocks: Sequence[Held]) -> None:
+        slab = _Slab(gpu, sum(map(_size, blocks)), len(blocks))
+        copies = {held.key: _Copy(new_key(), slab) for held in blocks}
+        rows = [(copies[held.key].key, held.block.size) for held in blocks]
+        self._holdings.mover(gpu).create_together(rows)
+        with self._lock:
+            self._copies |= copies
+            self._sizes[gpu] += slab.size
+
+    def _hash(self) -> None:
+        # What is freed from now on the new boards tell; to end a watch takes time, here nobody's.
+        self._holdings.unwatch(link.pid for link in self._links)
+        blocks = [h for h in distinct(self._holdings.all()) if h.key in self._copies]
+        self._bytes = sum(held.block.size for held in blocks)
+        self._digests = self._holdings.digest(blocks)
+
+    def _copy_all(self) -> None:
+        assert self._hashed is not None
+        self._hashed.result()
+        began = time.monotonic()
+        known = {bytes.fromhex(digest) for digest in tuple(self._writer.stored)}
+        blocks = [h for h in distinct(self._holdings.all()) if h.key in self._digests]
+        parts = [
+            self._pool.submit(self._copy, gpu, keys, known)
+            for gpu, keys in keys_by_gpu(blocks).items()
+        ]
+        for part in parts:
+            part.result()
+        self._seconds = time.monotonic() - began
+
+    def _copy(self, gpu: int, keys: Sequence[int], known: Collection[bytes]) -> None:
+        """Copy what the image needs of a GPU's blocks, and prove that the copies are equal."""
+        digests = {key: self._digests[key] for key in keys}
+        needless = redundant(digests, known)
+        for key, parts in digests.items():
+            without = set(needless.get(key, ()))
+            self._wanted[key] = [i for i in range(len(parts)) if i not in without]
+        mover = self._holdings.mover(gpu)
+        copies = {key: self._copies[key].key for key in keys if self._wanted[key]}
+        mover.fetch({copy: (key, self._wanted[key]) for key, copy in copies.items()})
+        found = mover.digest(copies.values())
+        changed = sum(
+            found[copy][index] != digests[key][index]
+            for key, copy in copies.items()
+            for index in self._wanted[key]
+        )
+        if changed:
+            raise changed_in_the_stop(changed, gpu)
+
+    def _save(self, gpu: int, copies: dict[int, int]) -> None:
+        self._drop([key for key in copies if not self._wanted[key]])
+        proven = {
+            (copy, index): self._digests[key][index]
+            for key, copy in copies.items()
+            for index in self._wanted[key]
+        }
+        if not proven:
+            return
+        keys = {copy: key for key, copy in copies.items()}
+
+        def dropped(gone: Sequence[int]) -> None:
+            with self._lock:
+                for copy in gone:
+                    self._given_back(self._copies.pop(keys[copy]))
+                self._tell_held()
+
+        saved = Copies(self._writer, self._holdings.packs(gpu))
+        way = (proven, saved, self._account)
+        self._holdings.mover(gpu).copy(*way, proven=proven, let_go=dropped)
+        self._writer.stored.update((ref.digest, ref) for ref in saved.refs.values())
+
+    def _look(self) -> None:
+        """A program that has waited for memory in vain gets all of it."""
+        if any(board.is_starving for board, _ in self._boards):
+            self._is_starving = True
+            self._account.cancel()
+
+    def _drop(self, keys: Sequence[int]) -> None:
+        with self._lock:
+            gone = [self._copies.pop(key) for key in keys]
+        by_gpu: dict[int, list[_Copy]] = {}
+        for copy in gone:
+            by_gpu.setdefault(copy.slab.gpu, []).append(copy)
+        with Undo() as each:
+            for gpu, copies in by_gpu.items():
+                each.add(self._told, copies)
+                each.add(let_go, self._holdings.mover(gpu), [copy.key for copy in copies])
+
+    def _told(self, copies: Sequence[_Copy]) -> None:
+        with self._lock:
+            for copy in copies:
+                self._given_back(copy)
+            self._tell_held()
+
+    def _given_back(self, copy: _Copy) -> None:
+        """The mover has dropped a copy: the slab's memory is free with its last."""
+        copy.slab.parts -= 1
+        if not copy.slab.parts:
+            self._sizes[copy.slab.gpu] -= copy.slab.size
+
+    def _tell_held(self) -> None:
+        """Hooks wait for memory only where there is some to come."""
+        for board, gpus in self._boards:
+            for device, gpu in enumerate(gpus):
+                board.hold(device, self._sizes[gpu])
+
+    def _stop(self) -> None:
+        self._account.cancel()
+        self._pool.shutdown()
+        self._drop(list(self._copies))
+
+
+def _size(held: Held) -> int:
+    """Bytes that the copy of a block takes."""
+    return held.chunks * CHUNK
+
+
+def _parts(blocks: Iterable[Held]) -> Iterator[list[Held]]:
+    """What is allocated together; a larger block alone."""
+    part: list[Held] = []
+    size = 0
+    for held in blocks:
+        if part and size + _size(held) > _SLAB:
+            yield part
+            part, size = [], 0
+        part.append(held)
+        size += _size(held)
+    if part:
+        yield part

@@ -1,0 +1,90 @@
+"""The process of a mover, as its engine sees it: started by it, or found running."""
+
+import contextlib
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from phosd.engine.system.native import python_environment
+
+MOVER_UNIT = "PHOS_MOVER_UNIT"
+"""In phosd's environment under systemd: the template of the unit that a mover is."""
+
+
+def launch(gpu: int, ring_bytes: int, runtime_dir: Path) -> "subprocess.Popen[bytes]":
+    """Start the mover of a GPU: as its unit, or in a session of its own. It listens a moment later,
+    a unit when what is returned has ended.
+    """
+    if template := os.environ.get(MOVER_UNIT):
+        _write_environment(runtime_dir / "mover" / f"{gpu}.env", ring_bytes)
+        unit = template.replace("@", f"@{gpu}")
+        return subprocess.Popen(
+            ("/usr/bin/systemctl", "start", unit), stdin=subprocess.DEVNULL, start_new_session=True
+        )
+    return subprocess.Popen(
+        (
+            *(sys.executable, "-m", "phosd.engine.mover", f"--gpu={gpu}", f"--ring={ring_bytes}"),
+            f"--runtime-dir={runtime_dir}",
+        ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env=python_environment(),
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+def _write_environment(path: Path, ring_bytes: int) -> None:
+    """What the unit of a mover cannot know: how much it may pin, and which GPU we use."""
+    variables = {name: value for name, value in os.environ.items() if name.startswith("PHOS_")}
+    variables["PHOS_MOVER_RING"] = str(ring_bytes)
+    lines = [f"{name}={shlex.quote(value)}\n" for name, value in variables.items()]
+    path.write_text("".join(lines))
+
+
+class MoverProcess:
+    """A running mover. ``child`` is what started it, if that was us."""
+
+    def __init__(self, pid: int, child: "subprocess.Popen[bytes] | None" = None) -> None:
+        self.pid = pid
+        self._child = child if child is not None and child.pid == pid else None
+        self._ended = os.pidfd_open(pid)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return not self.wait(0)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end; whether it has come."""
+        poller = select.poll()
+        poller.register(self._ended, select.POLLIN)
+        if not poller.poll(seconds * 1000):
+            return False
+        if self._child is not None:
+            self._child.wait()  # for its status; and no zombie stays
+        return True
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether it has ended, or is about to, and not for a failure that is known."""
+        return self.wait(1) and (self._child is None or self._child.returncode == 0)
+
+    def end(self) -> str:
+        """How it ended, in words; it gets a moment to do so."""
+        if not self.wait(1):
+            return "no longer answers"
+        return "has ended" if self._child is None else f"ended with status {self._child.wait()}"
+
+    def kill(self) -> None:
+        """End it at once."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._ended, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Be done with it; it may run on."""
+        os.close(self._ended)

@@ -1,0 +1,379 @@
+"""The engine's side of a data mover."""
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from phosd.engine.digest import DigestKey, split
+from phosd.engine.image.manifest import ChunkRef
+from phosd.engine.image.store import Image, ImageWriter
+from phosd.engine.image.writer import Pack
+from phosd.engine.job.progress import Progress
+from phosd.engine.mover.client.launcher import MoverProcess, launch
+from phosd.engine.mover.client.requests import (
+    Copies,
+    DrainBoard,
+    Drained,
+    Saved,
+    drain_request,
+    enough,
+    target,
+)
+from phosd.engine.mover.client.rpc import Line
+from phosd.engine.mover.protocol import wire
+from phosd.engine.mover.protocol.connection import Connection
+from phosd.engine.mover.protocol.endpoint import connect, folder_of, path_of
+from phosd.engine.system import cuda
+from phosd.engine.system.procfs import Process
+from phosd.errors import Internal, PhosError, Timeout
+
+RING_BYTES = 512 << 20
+"""Pinned memory of a mover on a real GPU; as much device memory is used for staging."""
+SOFTWARE_RING_BYTES = 32 << 20
+START_SECONDS = 120.0
+"""``cuInit`` can take seconds, pinning half a second a GB."""
+_END_SECONDS = 10.0
+_LOOK_SECONDS = 0.01
+_MORE_LINES = 3
+"""Connections beside the first, which go to the mover with :class:`~wire.Attach`."""
+
+
+class Mover:
+    """A running data mover. Found or made by :meth:`start`.
+
+    It has four lines, and requests take turns on each: one for what goes to the host or comes from
+    there, one to pin host memory for that, one for what stays on the GPUs, and one for what moves
+    no data. So the stop of one program does not wait for what takes seconds while another one runs.
+
+    Blocks go by ``key``, any number below 2^63 that the engine chooses, unique within a mover. A
+    mover that died or fell silent answers every call with :class:`Internal`; start another.
+    """
+
+    def __init__(self, gpu: int, process: MoverProcess, lines: Sequence[Line]) -> None:
+        self.gpu = gpu
+        self._process = process
+        self._lines = tuple(lines)
+        self._to_host, self._pinning, self._on_gpu, self._aside = self._lines
+        self._dropped: set[int] = set()
+        self._own_folder: Path | None = None
+
+    @classmethod
+    def start(
+        cls, gpu: int, ring_bytes: int | None, key: DigestKey, runtime_dir: Path | None = None
+    ) -> Self:
+        """The mover of GPU ``gpu`` (the node's ordinal) in ``runtime_dir``, ready: one that runs
+        there, or a new one. Without ``runtime_dir`` it is one that nobody else meets.
+
+        ``ring_bytes`` of pinned host memory, and of device memory, are kept for transfers; None
+        for the default; one that runs keeps what it has. ``key`` is that of the store whose digests
+        it shall compute.
+        """
+        if ring_bytes is None:
+            ring_bytes = SOFTWARE_RING_BYTES if cuda.is_software() else RING_BYTES
+        if runtime_dir is not None:
+            return cls._start(gpu, ring_bytes, key, runtime_dir)
+        folder = Path(tempfile.mkdtemp(prefix="phos-mover-"))
+        try:
+            mover = cls._start(gpu, ring_bytes, key, folder)
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
+        mover._own_folder = folder
+        return mover
+
+    @classmethod
+    def _start(cls, gpu: int, ring_bytes: int, key: DigestKey, runtime_dir: Path) -> Self:
+        folder_of(runtime_dir)
+        deadline = time.monotonic() + START_SECONDS
+        child: subprocess.Popen[bytes] | None = None
+        while True:
+            connection = connect(path_of(runtime_dir, gpu))
+            if connection is not None and (mover := cls._attach(gpu, connection, child, key)):
+                return mover
+            if child is None or child.poll() == 0:  # there was another, which is ending
+                child = launch(gpu, ring_bytes, runtime_dir)
+            elif child.poll() is not None:
+                raise Internal(
+                    f"the data mover of GPU {gpu} ended with status {child.returncode}",
+                    hint="its log says why",
+                )
+            if time.monotonic() > deadline:
+                child.kill()
+                child.wait()
+                raise Timeout(
+                    f"the data mover of GPU {gpu} did not come up in {START_SECONDS:.0f} s",
+                    hint="see its log, and the driver's (dmesg)",
+                )
+            time.sleep(_LOOK_SECONDS)
+
+    @classmethod
+    def _attach(
+        cls,
+        gpu: int,
+        connection: Connection,
+        child: "subprocess.Popen[bytes] | None",
+        key: DigestKey,
+    ) -> Self | None:
+        """Become its engine; None when it was about to end."""
+        try:
+            process = MoverProcess(connection.peer()[0], child)
+        except ProcessLookupError:
+            connection.close()
+            return None
+        pairs = [socket.socketpair() for _ in range(_MORE_LINES)]
+        ends = (connection, *(Connection(ours) for ours, _ in pairs))
+        mover = cls(gpu, process, [Line(gpu, process, end) for end in ends])
+        first = mover._lines[0]
+        try:
+            with contextlib.ExitStack() as stack:
+                theirs = [stack.enter_context(end).fileno() for _, end in pairs]
+                first.send(wire.Attach(key.packed), theirs)
+            for line in mover._lines:
+                line.reply(wire.Done, START_SECONDS)
+        except BaseException as error:
+            ending = first.broken and process.ended_well and isinstance(error, Internal)
+            for line in mover._lines:
+                line.close()
+            process.close()
+            if ending:
+                return None
+            raise
+        return mover
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked for anything."""
+        return not any(line.broken for line in self._lines) and self._process.running
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def adopt(self, blocks: Sequence[tuple[int, int, int]], home: int | None = None) -> None:
+        """Import and map memory: (key, size in bytes, descriptor). All of them or none.
+
+        The mover duplicates the descriptors; the caller's stay the caller's. Memory of another GPU,
+        whose ordinal is ``home``, can only be fetched from.
+        """
+        request = wire.Adopt([(key, size) for key, size, _ in blocks], home)
+        self._aside.ask(request, wire.Done, [fd for *_, fd in blocks])
+
+    def create(self, blocks: Sequence[tuple[int, int]]) -> list[int]:
+        """Make and map new memory: (key, size in bytes). All of them or none.
+
+        Returns one descriptor each, in order, which the caller must close. Raises
+        :class:`OutOfMemory`.
+        """
+        _, descriptors = self._aside.ask(wire.Create(list(blocks)), wire.Done)
+        return descriptors
+
+    def create_together(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """As :meth:`create`, in one allocation that nobody but the mover can have. It is free when
+        the last of the blocks has been dropped.
+        """
+        self._aside.ask(wire.CreateTogether(list(blocks)), wire.Done)
+
+    def drop(self, keys: Iterable[int]) -> None:
+        """Unmap and release blocks, those that are guarded as soon as they no longer are.
+
+        Those that a drain has dropped are passed over.
+        """
+        self._aside.ask(wire.Drop([key for key in keys if key not in self._dropped]), wire.Done)
+
+    def digest(self, keys: Iterable[int]) -> dict[int, list[bytes]]:
+        """The digest of every chunk (2 MiB; the last may be shorter) of some blocks.
+
+        One launch hashes all of them at the speed of the memory.
+        """
+        answer, _ = self._on_gpu.ask(wire.Digest(list(keys)), wire.Digests)
+        return {key: split(blob) for key, blob in answer.blocks}
+
+    def save(
+        self,
+        digests: Mapping[int, Sequence[bytes]],
+        writer: ImageWriter,
+        progress: Progress | None = None,
+        packs: Sequence[Pack] = (),
+    ) -> Saved:
+        """Copy blocks into packs of an image; ``digests`` are those of the stop, by key.
+
+        ``packs`` are empty ones of the image to fill first, perhaps pinned; more are made if they
+        do not suffice.
+        Every chunk is hashed again from the copy that is saved. A chunk that the image already
+        has is not copied. Raises :class:`OutOfSpace`, :class:`Cancelled`.
+        """
+        known = dict(writer.stored)
+        wanted = {digest for parts in digests.values() for digest in parts}
+        packs = enough(writer, packs, sum(digest.hex() not in known for digest in wanted))
+        request = wire.Save(
+            blocks=[(key, b"".join(parts)) for key, parts in digests.items()],
+            target=target(writer, packs),
+            known=list(known.values()),
+        )
+        descriptors = [pack.fd for pack in packs]
+        answer, _ = self._to_host.ask(request, wire.Stored, descriptors, progress)
+        writer.stored.update((ref.digest, ref) for _, refs in answer.blocks for ref in refs)
+        return Saved({key: tuple(refs) for key, refs in answer.blocks}, answer.changed)
+
+    def drain(
+        self,
+        boards: Sequence[DrainBoard],
+        digests: Mapping[int, Sequence[bytes]],
+        order: Mapping[int, Sequence[int]],
+        writer: ImageWriter,
+        progress: Progress | None = None,
+        packs: Sequence[Pack] = (),
+        *,
+        audit: bool = False,
+        let_go: Callable[[Sequence[int]], None] | None = None,
+    ) -> Drained:
+        """Save blocks while their programs run and their hooks copy on write.
+
+        ``digests`` are those of the stop, by key, and ``packs`` as for :meth:`save`. What
+        :func:`redundant` names is not copied. ``order`` may give a block's chunks the numbers of an
+        earlier job's ``Board.touched``: low ones are saved first, 0 is unknown. ``let_go`` is
+        called on this thread with the keys of blocks and slabs that the mover has dropped because
+        their program needs the memory: it must close every other descriptor of them, and then the
+        program is told that the memory is free.
+
+        May begin before the gates open. On failure the boards' phase becomes ``aborted``, unless
+        the mover died. Raises as :meth:`save` does.
+        """
+        request, packs = drain_request(boards, digests, order, writer, packs, audit=audit)
+
+        def dropped(keys: Sequence[int]) -> None:
+            self._dropped.update(keys)
+            if let_go is not None:
+                let_go(keys)
+
+        descriptors = [board.fd for board in boards] + [pack.fd for pack in packs]
+        answer, _ = self._to_host.ask(request, wire.Drained, descriptors, progress, dropped)
+        found = (ref for _, refs in answer.blocks for ref in refs if ref is not None)
+        writer.stored.update((ref.digest, ref) for ref in found)
+        chunks = {
+            key: tuple(writer.stored[digest.hex()] for digest in digests[key])
+            for key, _ in answer.blocks
+        }
+        return Drained(chunks, *msgspec.structs.astuple(answer)[1:])
+
+    def copy(
+        self,
+        chunks: Iterable[tuple[int, int]],
+        copies: Copies,
+        progress: Progress | None = None,
+        *,
+        proven: Mapping[tuple[int, int], bytes] | None = None,
+        let_go: Callable[[Sequence[int]], None] = lambda _: None,
+    ) -> dict[tuple[int, int], bytes]:
+        """Copy chunks, as (key, chunk index), as they are at the moment, each once.
+
+        Programs may run and write them. ``copies`` remembers where they are, so that a later pass
+        replaces them. Returns the digests of what was saved: who wants to know whether it is what
+        is there now compares them with :meth:`digest`. Raises as :meth:`save` does.
+
+        ``proven`` gives the digests of all of them if nobody but this mover has the blocks: then
+        only the copy engines work, and each block is dropped as soon as it has left the device, all
+        of them when it is cancelled. ``let_go`` is called on this thread with the keys of those.
+        """
+        request, descriptors = copies.request(chunks, proven)
+        answer, _ = self._to_host.ask(request, wire.Copied, descriptors, progress, let_go)
+        return copies.note(request, answer)
+
+    def pin(self, packs: Sequence[Pack]) -> int:
+        """Map and pin the packs that lie in memory; seconds for tens of GB, so in good time.
+        Returns what :meth:`unpin` takes.
+        """
+        answer, _ = self._pinning.ask(wire.Pin(), wire.Pinned, [pack.fd for pack in packs])
+        return answer.number
+
+    def unpin(self, pinned: int) -> None:
+        """Let go of what :meth:`pin` has pinned."""
+        self._pinning.ask(wire.Unpin(pinned), wire.Done)
+
+    def load(
+        self,
+        plan: Mapping[int, Sequence[ChunkRef]],
+        image: Image,
+        progress: Progress | None = None,
+    ) -> None:
+        """Fill blocks from an opened image; every byte is hashed on the GPU afterwards.
+
+        Raises :class:`ImageCorrupt` naming the chunk that is not what was saved, and
+        :class:`Cancelled`.
+        """
+        wanted = sorted({ref.pack for refs in plan.values() for ref in refs})
+        request = wire.Load([(key, list(refs)) for key, refs in plan.items()], wanted)
+        self._to_host.ask(request, wire.Done, [image.packs[number] for number in wanted], progress)
+
+    def fetch(
+        self,
+        chunks: Mapping[int, tuple[int, Sequence[int]]],
+        progress: Progress | None = None,
+    ) -> None:
+        """Copy chunks of other blocks into blocks, from other GPUs peer to peer where that can be.
+
+        By key: the key of the source, and which chunks. Raises :class:`Cancelled`.
+        """
+        rows = [(key, source, list(indices)) for key, (source, indices) in chunks.items()]
+        self._on_gpu.ask(wire.Fetch(rows), wire.Done, progress=progress)
+
+    def free_memory(self) -> tuple[int, int]:
+        """(free, total) memory of the device in bytes."""
+        answer, _ = self._aside.ask(wire.FreeMemory(), wire.Memory)
+        return answer.free, answer.total
+
+    def reserve(self, byte_count: int, processes: Iterable[Process] = ()) -> None:
+        """Keep device memory from others until :meth:`unreserve`, for ``processes``: as long as one
+        of them lives it outlives this engine. Raises :class:`OutOfMemory`.
+        """
+        self._aside.ask(wire.Reserve(byte_count, list(processes)), wire.Done)
+
+    def unreserve(self, processes: Iterable[Process] = ()) -> None:
+        """Let go of what :meth:`reserve` kept."""
+        self._aside.ask(wire.Reserve(0, list(processes)), wire.Done)
+
+    def guard(self, blocks: Iterable[tuple[Process, int, int]]) -> None:
+        """Blocks, as (process, block id, key), are about to be parked: they stay with the mover
+        when this engine ends, until :meth:`unguard`, or until the process has ended.
+        """
+        rows = [(*process, block, key) for process, block, key in blocks]
+        self._aside.ask(wire.Guard(rows), wire.Done)
+
+    def unguard(self, processes: Iterable[Process]) -> None:
+        """These processes have their memory again."""
+        self._aside.ask(wire.Unguard(list(processes)), wire.Done)
+
+    def close(self) -> None:
+        """Need the mover no more: it ends, unless something is parked. What nobody else holds of
+        the rest is gone.
+        """
+        stays = any(line.out_of_step for line in self._lines)  # it may keep something
+        told = self.alive
+        if told:
+            try:
+                stays = self._aside.ask(wire.Leave(), wire.Farewell)[0].stays
+            except PhosError:
+                told = False  # it is ended like one that no longer answers
+        for line in self._lines:
+            line.close()
+        if not stays and not self._process.wait(_END_SECONDS if told else 0):
+            self._process.kill()
+            self._process.wait(_END_SECONDS)
+        self._process.close()
+        if self._own_folder is not None and not stays:
+            shutil.rmtree(self._own_folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

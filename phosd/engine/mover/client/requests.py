@@ -1,0 +1,181 @@
+"""What the engine asks of a mover, and what it gets, beside plain values."""
+
+from array import array
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from phosd.engine.digest import split
+from phosd.engine.image.manifest import ChunkRef
+from phosd.engine.image.packs import RECORD, record_size
+from phosd.engine.image.writer import ImageWriter, Pack
+from phosd.engine.mover.protocol import wire
+
+PATIENCE_SECONDS = 10.0
+"""A shadow that is not made after so long without anything else to do will not be."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What :meth:`Mover.save` did.
+
+    ``chunks`` gives each block's chunks in order; ``changed`` lists the (key, chunk index) whose
+    bytes no longer had the digest of the stop: such an image must not be published.
+    """
+
+    chunks: dict[int, tuple[ChunkRef, ...]]
+    changed: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class DrainBoard:
+    """A program's board for :meth:`Mover.drain`: what it has on the mover's GPU.
+
+    ``device`` is the program's ordinal of that GPU. ``blocks`` maps keys to the numbers of their
+    first chunks on the board. ``slabs`` are the keys of its shadow slabs on this GPU, in the order
+    of the board; ``first_slot`` is the number of their first slot.
+    """
+
+    fd: int
+    device: int
+    blocks: Mapping[int, int]
+    slabs: Sequence[int] = ()
+    first_slot: int = 0
+
+
+@dataclass(frozen=True)
+class Drained:
+    """What :meth:`Mover.drain` did.
+
+    ``changed`` lists (key, chunk index) found with other bytes than at the stop: somebody wrote
+    unexpectedly. The drain ends at the first ones it meets, and ``chunks`` is then empty, as it is
+    with ``aborted_for_memory``: the program needed the memory that was kept from it.
+
+    ``from_slots`` chunks were copied from shadow slots, ``byte_count`` bytes altogether.
+    ``seconds_to_saved`` is the median time that a chunk was claimed before it was marked saved,
+    ``longest_to_saved`` the longest. ``dropped`` are keys that the mover no longer holds, because
+    the program needed the memory. ``needless_shadows``, with ``audit``: chunks that were shadowed
+    and still had the bytes of the stop at the end.
+    """
+
+    chunks: dict[int, tuple[ChunkRef, ...]]
+    changed: list[tuple[int, int]]
+    from_slots: int
+    byte_count: int
+    seconds_to_saved: float
+    longest_to_saved: float
+    aborted_for_memory: bool
+    dropped: list[int]
+    needless_shadows: int | None
+
+
+class Copies:
+    """The chunks that :meth:`Mover.copy` has saved for one job on one mover.
+
+    A chunk that is copied again takes the place of its earlier copy. ``packs`` are empty ones of
+    the image to fill first; more are made when they do not suffice.
+    """
+
+    def __init__(self, writer: ImageWriter, packs: Sequence[Pack] = ()) -> None:
+        self._writer = writer
+        self._packs = list(packs)
+        self._used = [0] * len(self._packs)
+        self._places: dict[tuple[int, int], tuple[int, int]] = {}
+        self.refs: dict[tuple[int, int], ChunkRef] = {}
+        """By (key, chunk index): where the last copy is, with its digest."""
+
+    def request(
+        self,
+        chunks: Iterable[tuple[int, int]],
+        proven: Mapping[tuple[int, int], bytes] | None = None,
+    ) -> tuple[wire.Copy, list[int]]:
+        """What the mover is asked, and the descriptors of the packs."""
+        wanted = list(dict.fromkeys(chunks))
+        new = sum(chunk not in self._places for chunk in wanted)
+        taken = sum(-(-used // RECORD) for used in self._used)
+        self._packs = enough(self._writer, self._packs, taken + new)
+        self._used += [0] * (len(self._packs) - len(self._used))
+        places = (self._places.get(chunk, (-1, 0)) for chunk in wanted)
+        rows = [(*chunk, *place) for chunk, place in zip(wanted, places, strict=True)]
+        digests = b"".join(proven[chunk] for chunk in wanted) if proven else b""
+        request = wire.Copy(rows, target(self._writer, self._packs), self._used, digests)
+        return request, [pack.fd for pack in self._packs]
+
+    def note(self, request: wire.Copy, answer: wire.Copied) -> dict[tuple[int, int], bytes]:
+        """Remember what the mover did; returns the digests of what it saved."""
+        digests = {}
+        rows = zip(request.chunks, answer.places, split(answer.digests), strict=True)
+        for (key, index, *_), (pack, offset, length), digest in rows:
+            self._places[key, index] = (pack, offset)
+            self._used[pack] = max(self._used[pack], offset + record_size(length))
+            number = self._packs[pack].number
+            self.refs[key, index] = ChunkRef(digest.hex(), number, offset, length)
+            digests[key, index] = digest
+        return digests
+
+
+def redundant(
+    digests: Mapping[int, Sequence[bytes]], known: Collection[bytes] = ()
+) -> dict[int, list[int]]:
+    """The chunks that need no saving: their digest is known, or an earlier chunk's.
+
+    By key, in the order of ``digests``; blocks without any are left out.
+    """
+    seen = set(known)
+    found: dict[int, list[int]] = {}
+    for key, parts in digests.items():
+        for index, digest in enumerate(parts):
+            if digest in seen:
+                found.setdefault(key, []).append(index)
+            else:
+                seen.add(digest)
+    return found
+
+
+def enough(writer: ImageWriter, packs: Sequence[Pack], chunk_count: int) -> list[Pack]:
+    """``packs`` and new ones, so that they hold so many chunks."""
+    room = sum(pack.capacity // RECORD for pack in packs)
+    return [*packs, *(writer.packs(chunk_count - room) if chunk_count > room else ())]
+
+
+def target(writer: ImageWriter, packs: Sequence[Pack]) -> wire.Packs:
+    return wire.Packs([(pack.number, pack.capacity) for pack in packs], writer.id, writer.owner)
+
+
+def drain_request(
+    boards: Sequence[DrainBoard],
+    digests: Mapping[int, Sequence[bytes]],
+    order: Mapping[int, Sequence[int]],
+    writer: ImageWriter,
+    packs: Sequence[Pack],
+    *,
+    audit: bool,
+) -> tuple[wire.Drain, list[Pack]]:
+    """The request of :meth:`Mover.drain`, and the packs whose descriptors go with it."""
+    keys = [key for board in boards for key in board.blocks]
+    known = {bytes.fromhex(digest) for digest in tuple(writer.stored)}
+    wanted = {key: bytearray(b"\1" * len(digests[key])) for key in keys}
+    for key, indices in redundant({key: digests[key] for key in keys}, known).items():
+        for index in indices:
+            wanted[key][index] = 0
+
+    def drained(key: int, first_chunk: int) -> wire.DrainedBlock:
+        numbers = array("I", order.get(key, ())).tobytes()
+        parts = (b"".join(digests[key]), bytes(wanted[key]), numbers)
+        return wire.DrainedBlock(key, first_chunk, *parts)
+
+    filled = enough(writer, packs, sum(map(sum, wanted.values())))
+    request = wire.Drain(
+        boards=[
+            wire.DrainedBoard(
+                board.device,
+                [drained(key, first) for key, first in board.blocks.items()],
+                list(board.slabs),
+                board.first_slot,
+            )
+            for board in boards
+        ],
+        target=target(writer, filled),
+        audit=audit,
+        patience=PATIENCE_SECONDS,
+    )
+    return request, filled

@@ -1,0 +1,100 @@
+"""A visit to a mover whose engine is gone, or busy with other things: what it keeps parked."""
+
+import itertools
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Self, TypeVar
+
+from phosd.engine.mover.protocol import wire
+from phosd.engine.mover.protocol.connection import Connection, PeerGone
+from phosd.engine.mover.protocol.endpoint import connect, sockets
+from phosd.engine.system.procfs import Process
+from phosd.errors import Internal, PhosError, Timeout
+
+_PATIENCE = 30.0
+_log = logging.getLogger(__name__)
+_R = TypeVar("_R", bound=wire.Message)
+
+
+class Visit:
+    """A visitor's connection. It never harms the mover, whatever that does."""
+
+    def __init__(self, path: Path, connection: Connection) -> None:
+        self._path = path
+        self.gpu = int(path.stem)
+        """The ordinal of the mover's GPU."""
+        self._connection = connection
+        self._sequence = itertools.count(1)
+        connection.send(0, wire.Attach(b""))
+        self._reply(0, wire.Done)
+
+    def parked(self) -> dict[Process, dict[int, int]]:
+        """The blocks that are guarded: by process and block id, a descriptor that the caller must
+        close. Processes for which only room is kept have no blocks.
+        """
+        answer, descriptors = self._ask(wire.ListParked(), wire.Parked)
+        found: dict[Process, dict[int, int]] = {process: {} for process in answer.room}
+        for (pid, start, block), descriptor in zip(answer.blocks, descriptors, strict=True):
+            found.setdefault((pid, start), {})[block] = descriptor
+        return found
+
+    def unguard(self, processes: Iterable[Process]) -> None:
+        """They have their memory again."""
+        self._ask(wire.Unguard(list(processes)), wire.Done)
+
+    def give_room(self, processes: Iterable[Process]) -> None:
+        """Let go of the device memory that is kept for these, because they come back now."""
+        self._ask(wire.Reserve(0, list(processes)), wire.Done)
+
+    def close(self) -> None:
+        """End the visit."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, request: wire.Message, kind: type[_R]) -> tuple[_R, list[int]]:
+        sequence = next(self._sequence)
+        self._connection.send(sequence, request)
+        return self._reply(sequence, kind)
+
+    def _reply(self, sequence: int, kind: type[_R]) -> tuple[_R, list[int]]:
+        end = time.monotonic() + _PATIENCE
+        received = self._connection.receive(end - time.monotonic())
+        if received is None:
+            raise Timeout(
+                f"the data mover at {self._path} says nothing",
+                hint="see its log and the driver's (dmesg), and try again",
+            )
+        number, answer, descriptors = received
+        if isinstance(answer, wire.Failed) or number != sequence or not isinstance(answer, kind):
+            why = answer.what if isinstance(answer, wire.Failed) else type(answer).__name__
+            raise Internal(f"the data mover at {self._path} refused: {why}", hint="see its log")
+        return answer, descriptors
+
+
+def visits(runtime_dir: Path, silent: "list[PhosError] | None" = None) -> list[Visit]:
+    """A visit to each mover that runs in ``runtime_dir``, to be closed.
+
+    One that does not answer is noted in ``silent``, and what it keeps is not known.
+    """
+    found = []
+    for path in sockets(runtime_dir):
+        connection = connect(path)
+        if connection is None:
+            continue  # it has ended, or was killed
+        try:
+            found.append(Visit(path, connection))
+        except PeerGone:
+            connection.close()  # it ended just now, which one that keeps something does not
+        except PhosError as error:
+            connection.close()
+            _log.error("%s", error)
+            if silent is not None:
+                silent.append(error)
+    return found

@@ -1,0 +1,71 @@
+"""Where a mover listens: ``<runtime dir>/mover/<gpu>.sock``, in a folder that only root enters."""
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from phosd.engine.image.private_files import require_private
+from phosd.engine.mover.protocol.connection import Connection
+from phosd.errors import Busy
+
+
+def folder_of(runtime_dir: Path) -> Path:
+    """The folder of the movers' sockets, made if need be."""
+    folder = runtime_dir / "mover"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    require_private(folder)
+    return folder
+
+
+def sockets(runtime_dir: Path) -> list[Path]:
+    """The sockets of all movers that listen, or did."""
+    folder = runtime_dir / "mover"
+    return sorted(folder.glob("*.sock")) if folder.is_dir() else []
+
+
+def path_of(runtime_dir: Path, gpu: int) -> Path:
+    """Where the mover of GPU ``gpu`` listens."""
+    return runtime_dir / "mover" / f"{gpu}.sock"
+
+
+@contextlib.contextmanager
+def listening(runtime_dir: Path, gpu: int) -> Iterator[socket.socket]:
+    """Inside, the one mover of ``gpu`` listens. Raises :class:`Busy` when there is another."""
+    path = folder_of(runtime_dir) / f"{gpu}.sock"
+    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Busy(f"GPU {gpu} has a data mover", hint="connect to that one") from None
+        path.unlink(missing_ok=True)  # of one that was killed
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
+            before = os.umask(0o177)
+            try:
+                listener.bind(str(path))
+            finally:
+                os.umask(before)
+            listener.listen()
+            try:
+                yield listener
+            finally:
+                path.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def connect(path: Path) -> Connection | None:
+    """A connection to the mover that listens there; None when none does."""
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        end.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        end.close()
+        return None
+    except BaseException:
+        end.close()
+        raise
+    return Connection(end)

@@ -1,0 +1,357 @@
+"""Copy-out: chunks of device memory into packs, every byte hashed again on its way.
+
+A chunk is copied to a staging slot in device memory, hashed there, and those very bytes go through
+the pinned ring into the pack. Batches are staged and hashed as far ahead as there are slots: beside
+a program that computes all the time the mover gets the device every few milliseconds only. They
+take turns on several streams: the program stands still while the mover has the device, and one
+batch is hashed by a tenth of it. Two streams take turns on the bus, which is free meanwhile. The
+writing is done by as many threads as keep a fast disk or a tmpfs busy.
+
+Memory that nobody else can write, and that was hashed, goes out as it lies there. That takes the
+copy engines only, and costs a program beside it next to nothing.
+"""
+
+import os
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any, NamedTuple, Self
+
+from phosd.engine.digest import SIZE, split
+from phosd.engine.faults import Point, point
+from phosd.engine.image.manifest import CHUNK
+from phosd.engine.image.packs import HEADER, RECORD, header_fields, record_size
+from phosd.engine.image.private_files import space_errors
+from phosd.engine.mover.protocol.wire import Packs
+from phosd.engine.mover.worker.gpu import Gpu
+from phosd.engine.mover.worker.pinned_packs import Windows
+from phosd.engine.mover.worker.ring import Ring, Slot
+from phosd.engine.mover.worker.transfer import (
+    Crew,
+    Report,
+    close_all,
+    copy_rows,
+    reopen_direct,
+    runs,
+    streams,
+)
+from phosd.engine.system.cuda import call
+from phosd.errors import OutOfSpace
+
+_WRITERS = max(4, min(16, os.cpu_count() or 1))
+_STAGERS = 8
+_ENTRY = struct.Struct("<QQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What is copied: a chunk of a block, and the device address where its bytes are."""
+
+    key: int
+    index: int
+    address: int
+    length: int
+
+
+class Item(NamedTuple):
+    """A chunk with the place of its record: in the slot, and in a pack."""
+
+    chunk: Chunk
+    slot_offset: int
+    pack: int
+    """Place of the pack in the request."""
+    offset: int
+
+
+class _Run(NamedTuple):
+    """Records that follow one another in a slot and in a pack: one transfer."""
+
+    slot_offset: int
+    pack: int
+    offset: int
+    size: int
+    records: int
+
+
+class _Move(NamedTuple):
+    """The host memory where a run goes: in the slot, or the pack itself."""
+
+    run: _Run
+    address: int
+    view: memoryview
+    in_pack: bool
+
+
+class _Work(NamedTuple):
+    """A batch on its way. ``proven``: its digests, if they are not in the slot. ``left`` is told
+    when it has left the device.
+    """
+
+    slot: Slot
+    items: Sequence[Item]
+    moves: Sequence[_Move]
+    proven: Sequence[bytes] | None = None
+    left: "Left | None" = None
+
+
+@dataclass
+class _Lane:
+    """A pack being filled; ``pack`` is its place in the request."""
+
+    pack: int
+    capacity: int
+    offset: int = 0
+
+
+class Lanes:
+    """Packs that are filled side by side: a file system lets one thread at a time write a file.
+
+    ``used``: bytes at the beginning of each that are taken; empty for none.
+    """
+
+    def __init__(self, packs: Packs, used: Sequence[int] = ()) -> None:
+        taken = used or [0] * len(packs.packs)
+        self._lanes = deque(
+            _Lane(i, capacity, start)
+            for i, ((_, capacity), start) in enumerate(zip(packs.packs, taken, strict=True))
+        )
+
+    def next(self, most: int) -> tuple[_Lane, int]:
+        """The pack whose turn it is, and how many chunks it takes, up to ``most``."""
+        while self._lanes:
+            lane = self._lanes.popleft()
+            if room := min(most, (lane.capacity - lane.offset) // RECORD):
+                self._lanes.append(lane)
+                return lane, room
+        raise OutOfSpace("the packs of the image are full", hint="give the mover more packs")
+
+
+def fill(lane: _Lane, chunks: Iterable[Chunk]) -> list[Item]:
+    """Give chunks the next records of a pack."""
+    items = []
+    at = 0
+    for chunk in chunks:
+        items.append(Item(chunk, at, lane.pack, lane.offset))
+        at += record_size(chunk.length)
+        lane.offset += record_size(chunk.length)
+    return items
+
+
+Copied = Callable[[Sequence[Item], Sequence[bytes]], None]
+"""Is told, from any thread, the digests of the chunks that were just saved."""
+
+
+Left = Callable[[Sequence[Item]], None]
+"""Is told, from any thread, of chunks that have left the device."""
+
+
+class CopyOut:
+    """The pipeline of one request: :meth:`put` starts batches; leaving waits until all are written.
+
+    The device writes into packs that are pinned; the others get their bytes through the ring.
+    ``descriptors`` are the packs', open for writing. Raises :class:`OutOfSpace` when the disk is
+    full, :class:`Cancelled`.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        ring: Ring,
+        windows: Windows,
+        packs: Packs,
+        descriptors: Sequence[int],
+        cancelled: Callable[[], bool],
+        report: Report,
+        copied: Copied,
+    ) -> None:
+        self._gpu = gpu
+        self._ring = ring
+        self._packs = packs
+        self._pinned = [windows.find(fd) for fd in descriptors]
+        self._buffered = descriptors
+        self._cancelled = cancelled
+        self._report = report
+        self._copied = copied
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._direct = [reopen_direct(fd, os.O_WRONLY) for fd in self._buffered]
+            stack.callback(close_all, self._direct)
+            self._all_stagers = stack.enter_context(streams(_STAGERS))
+            self._stagers = cycle(self._all_stagers)
+            self._all_buses = stack.enter_context(streams(2))
+            self._buses = cycle(self._all_buses)
+            self._crew = stack.enter_context(Crew(self._gpu, _WRITERS, self._cancelled))
+            self._watcher = stack.enter_context(Crew(self._gpu, 1, self._cancelled))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def check(self) -> None:
+        """Raise :class:`Cancelled` when the caller has given up or a batch has failed."""
+        self._crew.check()
+        self._watcher.check()
+
+    def wait_staged(self) -> None:
+        """Wait until all chunks of all batches are in their staging slots."""
+        for stager in self._all_stagers:
+            call("cuStreamSynchronize", stager)
+
+    def put(
+        self, slot: Slot, items: Sequence[Item], staged: Callable[[], None] | None = None
+    ) -> None:
+        """Start to copy chunks through a slot, which is given back when they are written.
+
+        ``staged`` is called on another thread as soon as the chunks are in the staging slot.
+        """
+        bus, stager = next(self._buses), next(self._stagers)
+        with self._starting(slot, bus, stager):
+            self._stage(slot, items, stager)
+            moves = self._moves(slot, items)
+            call("cuStreamWaitEvent", bus, slot.staged, 0)
+            for run, address, _, _ in moves:
+                source = slot.staging + run.slot_offset
+                call("cuMemcpyDtoHAsync", address, source, run.size, bus)
+            call("cuStreamWaitEvent", bus, slot.hashed, 0)
+            call("cuEventRecord", slot.event, bus)
+        work = _Work(slot, items, moves)
+        if staged is None:
+            self._crew.submit(self._finish, work)
+        else:
+            self._watcher.submit(self._await_staged, (work, staged))
+
+    def wait_left(self) -> None:
+        """Wait until all chunks of all batches have left the device."""
+        for bus in self._all_buses:
+            call("cuStreamSynchronize", bus)
+
+    def put_proven(
+        self, slot: Slot, items: Sequence[Item], digests: Sequence[bytes], left: Left
+    ) -> None:
+        """As :meth:`put`, for chunks with these digests that nobody else can write."""
+        bus = next(self._buses)
+        with self._starting(slot, bus):
+            moves = self._moves(slot, items)
+            each = iter(items)
+            for run, address, _, _ in moves:
+                at = address + HEADER - run.slot_offset
+                part = islice(each, run.records)
+                places = ((i.chunk.address, at + i.slot_offset, i.chunk.length) for i in part)
+                for source, target, length, rows in runs(places):
+                    sides = (("host", target, RECORD), ("device", source, CHUNK))
+                    copy_rows(*sides, length, rows, bus)
+            call("cuEventRecord", slot.event, bus)
+        self._crew.submit(self._finish, _Work(slot, items, moves, digests, left))
+
+    @contextmanager
+    def _starting(self, slot: Slot, *used: Any) -> Iterator[None]:
+        """Inside, streams get work; if that fails, none of it is left and the slot is free."""
+        try:
+            self.check()
+            point(Point.MOVER_COPY_OUT)
+            yield
+        except BaseException:
+            for stream in used:
+                call("cuStreamSynchronize", stream)
+            self._ring.give(slot)
+            raise
+
+    def _stage(self, slot: Slot, items: Sequence[Item], stager: Any) -> None:
+        """Device memory -> staging slot -> digests."""
+        places = ((i.chunk.address, HEADER + i.slot_offset, i.chunk.length) for i in items)
+        for address, offset, length, rows in runs(places):
+            target = ("device", slot.staging + offset, RECORD)
+            copy_rows(target, ("device", address, CHUNK), length, rows, stager)
+        call("cuEventRecord", slot.staged, stager)
+        for n, item in enumerate(items):
+            bytes_at = slot.staging + HEADER + item.slot_offset
+            _ENTRY.pack_into(slot.entries, n * _ENTRY.size, bytes_at, item.chunk.length)
+        self._gpu.launch_digest(stager, slot.table, len(items), slot.results)
+        call("cuEventRecord", slot.hashed, stager)
+
+    def _await_staged(self, work: tuple[_Work, Callable[[], None]]) -> None:
+        batch, staged = work
+        try:
+            call("cuEventSynchronize", batch.slot.staged, about="a copy of device memory")
+            staged()
+        except BaseException:
+            self._ring.give(batch.slot)
+            raise
+        self._crew.submit(self._finish, batch)
+
+    def _finish(self, work: _Work) -> None:
+        slot, items, moves, proven, left = work
+        try:
+            call("cuEventSynchronize", slot.event, about="a copy out of device memory")
+            if left is not None:
+                left(items)
+            self.check()
+            digests = proven or split(bytes(slot.digests[: SIZE * len(items)]))
+            self._label(items, digests, moves)
+            for run, _, view, in_pack in moves:
+                if not in_pack:
+                    self._write(run, view)
+            self._copied(items, digests)
+            self._report(sum(item.chunk.length for item in items))
+        finally:
+            self._ring.give(slot)
+
+    def _label(
+        self,
+        items: Sequence[Item],
+        digests: Sequence[bytes],
+        moves: Iterable[_Move],
+    ) -> None:
+        """Write the records' headers."""
+        left = zip(items, digests, strict=True)
+        for run, _, view, _ in moves:
+            at = 0
+            for item, digest in islice(left, run.records):
+                fields = header_fields(
+                    self._packs.image, self._packs.owner, digest, item.chunk.length
+                )
+                view[at : at + HEADER] = fields.ljust(HEADER, b"\0")
+                at += record_size(item.chunk.length)
+
+    def _moves(self, slot: Slot, items: Iterable[Item]) -> list[_Move]:
+        """Pinned host memory for the runs of a batch."""
+        return [self._move(slot, run) for run in _joined(items)]
+
+    def _move(self, slot: Slot, run: _Run) -> _Move:
+        window, end = self._pinned[run.pack], run.offset + run.size
+        if window is not None and end <= len(window.view):
+            return _Move(run, window.address + run.offset, window.view[run.offset : end], True)
+        first, last = run.slot_offset, run.slot_offset + run.size
+        return _Move(run, slot.host + first, slot.view[first:last], False)
+
+    def _write(self, run: _Run, view: memoryview) -> None:
+        direct = self._direct[run.pack]
+        fd = direct if direct >= 0 else self._buffered[run.pack]
+        with space_errors(f"pack {self._packs.packs[run.pack][0]}"):
+            short = point(Point.MOVER_WRITE)
+            done = 0
+            while done < len(view):
+                part = view[done : done + HEADER] if short else view[done:]
+                short = False
+                done += os.pwrite(fd, part, run.offset + done)
+
+
+def _joined(items: Iterable[Item]) -> Iterator[_Run]:
+    """The runs of a batch, in its order."""
+    run: _Run | None = None
+    for item in items:
+        size = record_size(item.chunk.length)
+        if run is not None and (run.pack, run.offset + run.size) == (item.pack, item.offset):
+            run = run._replace(size=run.size + size, records=run.records + 1)
+            continue
+        if run is not None:
+            yield run
+        run = _Run(item.slot_offset, item.pack, item.offset, size, 1)
+    if run is not None:
+        yield run

@@ -1,0 +1,403 @@
+"""The mover's GPU: blocks mapped here, and the digest kernel."""
+
+import contextlib
+import ctypes
+import os
+import struct
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phosd.engine.digest import KERNEL, LANES, SIZE, DigestKey, pack_chunks, ptx
+from phosd.engine.image.manifest import CHUNK
+from phosd.engine.image.packs import PAGE
+from phosd.engine.system.cuda import call, driver
+from phosd.errors import Internal, PhosError
+
+_POINTER = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Device memory that this process has mapped at ``address``; ``size`` in bytes.
+
+    ``chunks`` are (address, length in bytes), ``table`` the same for the digest kernel: made before
+    they are needed, because the digests are computed while a program stands still.
+
+    ``home`` is the ordinal of the GPU that has the memory, if this one cannot reach it: then only
+    the driver's peer copy can, by way of the host.
+
+    ``slab`` is what it is a part of, if it has no ``handle`` and no ``fd`` of its own.
+    """
+
+    address: int
+    size: int
+    handle: Any
+    fd: int
+    chunks: list[tuple[int, int]]
+    table: bytes
+    home: int | None = None
+    slab: "_Slab | None" = None
+
+
+@dataclass
+class _Slab:
+    """An allocation of ``parts`` blocks."""
+
+    address: int
+    size: int
+    handle: Any
+    parts: int
+
+
+class Gpu:
+    """One device with its context. ``blocks`` holds what was adopted or created, by key."""
+
+    def __init__(self, ordinal: int, key: DigestKey) -> None:
+        self._bindings = driver()
+        self._ordinal = ordinal
+        self.device = call("cuDeviceGet", ordinal)
+        self.context = call("cuDevicePrimaryCtxRetain", self.device)
+        self.attach()
+        self._module = call("cuModuleLoadData", ptx() + b"\0", about="the digest kernel")
+        self._kernel = call("cuModuleGetFunction", self._module, KERNEL.encode())
+        self.use(key)
+        self._properties = self._allocation_properties(ordinal)
+        self._neighbours: dict[int, Any] = {}
+        self._reserved: dict[frozenset[tuple[int, int]], Any] = {}
+        self._reserving = threading.Lock()
+        self._table = 0
+        self._table_chunks = 0
+        self._hashing = threading.Lock()
+        self._users: Counter[int] = Counter()
+        self._using = threading.Lock()
+        self.blocks: dict[int, Block] = {}
+
+    def use(self, key: DigestKey) -> None:
+        """Compute digests with this key from now on."""
+        self._key = ctypes.create_string_buffer(key.packed, len(key.packed))
+
+    def attach(self) -> None:
+        """Make the context current on the calling thread."""
+        call("cuCtxSetCurrent", self.context)
+
+    def adopt(
+        self,
+        blocks: Sequence[tuple[int, int]],
+        descriptors: Sequence[int],
+        home: int | None = None,
+    ) -> None:
+        """Import and map memory; takes the descriptors over. All or nothing.
+
+        ``home`` is the ordinal of the GPU that has it, if it is another.
+        """
+        if len(blocks) != len(descriptors):
+            raise Internal(f"{len(blocks)} blocks came with {len(descriptors)} descriptors")
+        kind = self._bindings.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+        if home is not None and self._reaches(home):
+            home = None
+
+        def bring(fd: int) -> Any:
+            return call("cuMemImportFromShareableHandle", fd, kind, about="a block")
+
+        added: list[int] = []
+        try:
+            for (key, size), fd in zip(blocks, descriptors, strict=True):
+                self._add(key, size, bring(fd), fd, home)
+                added.append(key)
+        except BaseException:
+            self.drop(added, keep_descriptors=True)
+            raise
+
+    def create(self, blocks: Sequence[tuple[int, int]]) -> list[int]:
+        """Make and map new memory; returns one exportable descriptor each. All or nothing.
+
+        The contents are undefined, as the driver gives them.
+        """
+        kind = self._bindings.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        added: list[int] = []
+        try:
+            for key, size in blocks:
+                about = f"a block of {size} bytes"
+                handle = call("cuMemCreate", size, self._properties, 0, about=about)
+                try:
+                    fd = int(call("cuMemExportToShareableHandle", handle, kind, 0))
+                except BaseException:
+                    call("cuMemRelease", handle)
+                    raise
+                try:
+                    self._add(key, size, handle, fd)
+                except BaseException:
+                    os.close(fd)
+                    raise
+                added.append(key)
+        except BaseException:
+            self.drop(added)
+            raise
+        return [self.blocks[key].fd for key in added]
+
+    def create_together(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Make and map new memory for several blocks in one allocation. All or nothing."""
+        if not blocks:
+            return
+        for key, size in blocks:
+            self._require_new(key, size)
+        size = sum(_whole(size) for _, size in blocks)
+        about = f"{len(blocks)} blocks of {size} bytes"
+        handle = call("cuMemCreate", size, self._properties, 0, about=about)
+        slab = _Slab(self._map(size, handle, self._ordinal), size, handle, len(blocks))
+        at = slab.address
+        for key, size in blocks:
+            self.blocks[key] = Block(at, size, None, -1, *_chunks(at, size), slab=slab)
+            at += _whole(size)
+
+    @contextlib.contextmanager
+    def keeping(self, keys: Collection[int]) -> Iterator[None]:
+        """Inside, other threads cannot drop these blocks."""
+        used = frozenset(keys)
+        with self._using:
+            self._users.update(used)
+        try:
+            yield
+        finally:
+            with self._using:
+                self._users -= Counter(used)
+
+    def drop(self, keys: Iterable[int], *, keep_descriptors: bool = False) -> None:
+        """Unmap and release blocks."""
+        for key in keys:
+            self._drop(key, 0, keep_descriptors=keep_descriptors)
+        self._leave_neighbours()
+
+    def drop_kept(self, keys: Iterable[int]) -> None:
+        """Unmap and release blocks that the caller alone keeps."""
+        for key in keys:
+            self._drop(key, 1)
+        self._leave_neighbours()
+
+    def rename(self, keys: Mapping[int, int]) -> None:
+        """Call blocks by other keys: all of them or none."""
+        with self._using:
+            for key in keys:
+                self._require_unused(key, 0)
+            for key, new in keys.items():
+                self.blocks[new] = self.blocks.pop(key)
+
+    def keys(self) -> set[int]:
+        """The keys of the blocks; other threads add and drop some at any time."""
+        return set(self.blocks)
+
+    def block(self, key: int) -> Block:
+        """The block of that key."""
+        if key not in self.blocks:
+            raise Internal(f"the data mover holds no block {key}")
+        return self.blocks[key]
+
+    def digest(self, keys: Sequence[int]) -> list[bytes]:
+        """The digests of each block's chunks, 16 bytes each; one launch for all. Thread-safe."""
+        tables = [self.block(key).table for key in keys]
+        table = b"".join(tables)
+        count = len(table) // SIZE
+        if not count:
+            return [b""] * len(keys)
+        digests = bytearray(SIZE * count)
+        with self._hashing:
+            self._reserve_table(count)
+            call("cuMemcpyHtoD", self._table, table, len(table))
+            self.launch_digest(0, self._table, count, self._table + len(table))
+            call("cuMemcpyDtoH", digests, self._table + len(table), len(digests))
+        blobs = []
+        at = 0
+        for part in tables:  # an entry of the table is as long as a digest
+            blobs.append(bytes(digests[at : at + len(part)]))
+            at += len(part)
+        return blobs
+
+    def launch_digest(self, stream: Any, table: int, count: int, digests: int) -> None:
+        """Hash ``count`` chunks on a stream; ``table`` and ``digests`` are device addresses."""
+        arguments = [
+            self._key,
+            *(ctypes.create_string_buffer(_POINTER.pack(p), 8) for p in (table, digests)),
+        ]
+        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        grid, block = (count, 1, 1), (LANES, 1, 1)
+        call(
+            "cuLaunchKernel",
+            *(self._kernel, *grid, *block, 0, stream, ctypes.addressof(pointers), 0),
+            about="the digest kernel",
+        )
+
+    def copy_from(self, source: Block, at: int, address: int, size: int, stream: Any) -> None:
+        """Copy ``size`` bytes from device address ``at``, in ``source``, to ``address``."""
+        if source.home is None:
+            call("cuMemcpyDtoDAsync", address, at, size, stream)
+        else:
+            there = self._neighbour(source.home)
+            call("cuMemcpyPeerAsync", address, self.context, at, there, size, stream)
+
+    def usable(self) -> bool:
+        """Whether the context still works: some errors, such as a wild access, end it for good."""
+        try:
+            call("cuCtxSynchronize")
+        except PhosError:
+            return False
+        return True
+
+    def free_memory(self) -> tuple[int, int]:
+        """(free, total) device memory in bytes."""
+        free, total = call("cuMemGetInfo")
+        return int(free), int(total)
+
+    @property
+    def reserved(self) -> set[tuple[int, int]]:
+        """For whom memory is reserved: (pid, start time)."""
+        known = list(self._reserved)  # at once: other threads may be reserving
+        return {process for processes in known for process in processes}
+
+    def reserve(self, byte_count: int, processes: Iterable[tuple[int, int]]) -> None:
+        """Keep device memory for ``processes``; 0 lets go of what is kept for nobody else.
+
+        A new amount for the same ones replaces the old one.
+        """
+        wanted = frozenset(processes)
+        with self._reserving:
+            for known, handle in list(self._reserved.items()):
+                if known == wanted or (known and known <= wanted):
+                    call("cuMemRelease", handle)
+                    del self._reserved[known]
+            if byte_count:
+                size = _whole(byte_count)
+                about = f"a reserve of {size} bytes"
+                self._reserved[wanted] = call("cuMemCreate", size, self._properties, 0, about=about)
+
+    def _drop(self, key: int, users: int, *, keep_descriptors: bool = False) -> None:
+        with self._using:
+            block = self._require_unused(key, users)
+            del self.blocks[key]
+            slab = block.slab
+            if slab is not None:
+                slab.parts -= 1
+        if slab is None:
+            self._unmap(block)
+            if not keep_descriptors:
+                os.close(block.fd)
+        elif not slab.parts:
+            self._unmap(slab)
+
+    def _require_unused(self, key: int, users: int) -> Block:
+        """The block, when no more requests than that keep it."""
+        if self._users[key] > users:
+            raise Internal(f"block {key} is being copied", hint="drop it afterwards")
+        return self.block(key)
+
+    def _reaches(self, ordinal: int) -> bool:
+        """Whether this GPU can read the memory of another."""
+        other = call("cuDeviceGet", ordinal)
+        return ordinal == self._ordinal or bool(call("cuDeviceCanAccessPeer", self.device, other))
+
+    def _neighbour(self, ordinal: int) -> Any:
+        """A context on a GPU that this one cannot reach, kept while blocks of it are held."""
+        if ordinal not in self._neighbours:
+            device = call("cuDeviceGet", ordinal)
+            self._neighbours[ordinal] = call("cuDevicePrimaryCtxRetain", device)
+        return self._neighbours[ordinal]
+
+    def _leave_neighbours(self) -> None:
+        if not self._neighbours:
+            return
+        needed = {block.home for block in list(self.blocks.values())}
+        for ordinal in self._neighbours.keys() - needed:
+            if self._neighbours.pop(ordinal, None) is not None:  # else another thread was quicker
+                call("cuDevicePrimaryCtxRelease", call("cuDeviceGet", ordinal))
+
+    def _access(self, ordinal: int) -> Any:
+        access = self._bindings.CUmemAccessDesc()
+        location = self._bindings.CUmemLocation()
+        location.type = self._bindings.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        location.id = ordinal
+        access.location = location
+        access.flags = self._bindings.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        return access
+
+    def _add(self, key: int, size: int, handle: Any, fd: int, home: int | None = None) -> None:
+        """Map ``handle``, which is released when that fails, for this GPU, or for its ``home``."""
+        try:
+            self._require_new(key, size)
+        except BaseException:
+            call("cuMemRelease", handle)
+            raise
+        address = self._map(size, handle, self._ordinal if home is None else home)
+        self.blocks[key] = Block(address, size, handle, fd, *_chunks(address, size), home)
+
+    def _require_new(self, key: int, size: int) -> None:
+        if key in self.blocks:
+            raise Internal(f"the data mover already holds a block {key}")
+        if size <= 0 or size % PAGE:
+            raise Internal(f"block {key} has {size} bytes, not a multiple of {PAGE}")
+
+    def _map(self, size: int, handle: Any, home: int) -> int:
+        """The address where memory is mapped; ``handle`` is released when that fails."""
+        address = 0
+        about = f"{size} bytes"
+        try:
+            room = size + CHUNK  # a gap, so that no copy runs from one block into another
+            address = int(call("cuMemAddressReserve", room, 0, 0, 0, about=about))
+            call("cuMemMap", address, size, 0, handle, 0, about=about)
+            try:
+                call("cuMemSetAccess", address, size, [self._access(home)], 1, about=about)
+            except BaseException:
+                call("cuMemUnmap", address, size)
+                raise
+        except BaseException:
+            if address:
+                call("cuMemAddressFree", address, size + CHUNK)
+            call("cuMemRelease", handle)
+            raise
+        return address
+
+    def _unmap(self, mapped: Block | _Slab) -> None:
+        call("cuMemUnmap", mapped.address, mapped.size)
+        call("cuMemAddressFree", mapped.address, mapped.size + CHUNK)
+        call("cuMemRelease", mapped.handle)
+
+    def _reserve_table(self, count: int) -> None:
+        """Device memory for ``count`` table entries and digests, kept for the next time."""
+        if count > self._table_chunks:
+            if self._table:
+                call("cuMemFree", self._table)
+                self._table = self._table_chunks = 0
+            room = max(1024, 2 * count)
+            self._table = int(call("cuMemAlloc", 2 * SIZE * room, about="the digest table"))
+            self._table_chunks = room
+
+    def _allocation_properties(self, ordinal: int) -> Any:
+        b = self._bindings
+        properties = b.CUmemAllocationProp()
+        properties.type = b.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.requestedHandleTypes = (
+            b.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        )
+        location = b.CUmemLocation()
+        location.type = b.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        location.id = ordinal
+        properties.location = location
+        rdma = b.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+        flags = properties.allocFlags
+        flags.gpuDirectRDMACapable = int(call("cuDeviceGetAttribute", rdma, self.device))
+        properties.allocFlags = flags
+        return properties
+
+
+def _chunks(address: int, size: int) -> tuple[list[tuple[int, int]], bytes]:
+    """The chunks of a block, and the table of them."""
+    end = address + size
+    chunks = [(at, min(CHUNK, end - at)) for at in range(address, end, CHUNK)]
+    return chunks, pack_chunks(chunks)
+
+
+def _whole(size: int) -> int:
+    """Bytes of so many whole chunks as hold ``size`` bytes."""
+    return -(-size // CHUNK) * CHUNK

@@ -1,0 +1,231 @@
+"""The data mover's process: it begins before its engine, and ends when nobody needs it any more.
+
+One engine at a time is served. When its connection ends, also because it was killed, what is parked
+stays (see guarded.py), all else is dropped, and the next engine, or a visitor who brings processes
+back without one, is waited for. A mover that keeps nothing for anybody ends after a while.
+"""
+
+import argparse
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from phosd.engine.digest import DigestKey
+from phosd.engine.mover.protocol import wire
+from phosd.engine.mover.protocol.connection import Connection
+from phosd.engine.mover.protocol.endpoint import listening
+from phosd.engine.mover.worker.gpu import Gpu
+from phosd.engine.mover.worker.guarded import Parked
+from phosd.engine.mover.worker.pinned_packs import Windows
+from phosd.engine.mover.worker.ring import Ring
+from phosd.engine.mover.worker.server import Server
+from phosd.engine.mover.worker.transfer import close_all
+from phosd.engine.system.rlimit import allow_many_descriptors
+from phosd.engine.system.sd_notify import Supervisor
+from phosd.errors import Busy, PhosError
+
+LINGER_SECONDS = 30.0
+"""How long a mover waits for an engine when it keeps nothing."""
+_ATTACH_SECONDS = 10.0
+"""How long a client may take to say who it is."""
+_TURN_SECONDS = 30.0
+"""How long an engine waits for what an earlier one has left to be settled."""
+_LOOK_SECONDS = 1.0
+"""How often to look whether the processes that something is kept for still live."""
+
+_log = logging.getLogger(__name__)
+
+
+class Life:
+    """The mover of GPU ``gpu``, from its first client to its end."""
+
+    def __init__(self, gpu: int, ring_bytes: int, linger: float) -> None:
+        self._ordinal = gpu
+        self._ring_bytes = ring_bytes
+        self._linger = linger
+        self._patience = linger
+        self._ready: tuple[Gpu, Ring, Parked] | None = None
+        self._turn = threading.Lock()
+        self._clients: list[threading.Thread] = []
+        self._needed = time.monotonic()
+        self._status: int | None = None
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def run(self, listener: socket.socket) -> int:
+        """Serve who connects; the exit status."""
+        poller = select.poll()
+        poller.register(listener, select.POLLIN)
+        poller.register(self._wake, select.POLLIN)
+        while self._status is None:
+            if any(fd == listener.fileno() for fd, _ in poller.poll(_LOOK_SECONDS * 1000)):
+                self._admit(listener)
+            try:
+                self._look()
+            except PhosError as error:
+                _log.error("the GPU does not answer: %s", error)
+            except Exception:  # whatever it is: what is parked must not be lost for that
+                _log.exception("looking after what is kept failed, and is tried again")
+        return self._status
+
+    def _admit(self, listener: socket.socket) -> None:
+        try:
+            end, _ = listener.accept()
+        except OSError as error:  # no descriptor is left: later perhaps
+            _log.error("nobody can be admitted: %s", error)
+            time.sleep(_LOOK_SECONDS)
+            return
+        client = threading.Thread(target=self._serve, args=(end,), daemon=True)
+        try:
+            client.start()
+        except RuntimeError as error:  # no thread is left: the client comes again
+            _log.error("a client is sent away: %s", error)
+            end.close()
+            return
+        self._clients.append(client)
+
+    def _look(self) -> None:
+        if self._ready is not None:
+            gpu, _, parked = self._ready
+            gpu.attach()
+            parked.forget_the_dead()
+        self._clients = [client for client in self._clients if client.is_alive()]
+        if self._clients or (self._ready is not None and not self._ready[2].empty):
+            self._needed = time.monotonic()
+        elif time.monotonic() - self._needed > self._patience:
+            self._end(0)
+
+    def _end(self, status: int) -> None:
+        if self._status is None:
+            self._status = status
+        os.eventfd_write(self._wake, 1)
+
+    def _serve(self, end: socket.socket) -> None:
+        connection = Connection(end)
+        lines = [connection]
+        try:
+            if connection.peer()[1] not in (0, os.geteuid()):
+                return  # the folder is closed to others; so is this door
+            received = connection.receive(_ATTACH_SECONDS)
+            match received:
+                case (_, wire.Attach(key=b""), []):
+                    self._serve_visitor(connection)
+                case (_, wire.Attach(key=key), [_, _, _] as others):
+                    lines += (Connection(socket.socket(fileno=other)) for other in others)
+                    self._serve_engine(lines, key)
+                case (_, _, descriptors):
+                    close_all(descriptors)
+        except PhosError as error:
+            _log.debug("a client is gone: %s", error)
+        finally:
+            for line in lines:
+                line.close()
+
+    def _serve_visitor(self, connection: Connection) -> None:
+        connection.send(0, wire.Done())
+        if self._ready is not None:
+            self._ready[0].attach()
+        while (received := connection.receive(None)) is not None:
+            sequence, request, descriptors = received
+            close_all(descriptors)
+            try:
+                answer: tuple[wire.Message, list[int]] = wire.Parked([], []), []
+                if self._ready is not None:
+                    answer = self._ready[2].answer(request)
+            except PhosError as error:
+                answer = wire.Failed(error.code, error.what, error.hint), []
+            connection.send(sequence, *answer)
+
+    def _serve_engine(self, lines: Sequence[Connection], key: bytes) -> None:
+        if not self._turn.acquire(timeout=_TURN_SECONDS):
+            what = f"the data mover of GPU {self._ordinal} works for another phosd"
+            lines[0].send(0, wire.Failed("Busy", what, "end that one first"))
+            return
+        try:
+            gpu, ring, parked = self._made_ready(DigestKey.from_packed(key))
+        except PhosError as error:
+            lines[0].send(0, wire.Failed(error.code, error.what, error.hint))
+            self._end(1)
+            return
+        else:
+            self._work(lines, gpu, ring, parked)
+        finally:
+            self._turn.release()
+
+    def _made_ready(self, key: DigestKey) -> tuple[Gpu, Ring, Parked]:
+        """With the engine's key; the slow part is done once."""
+        if self._ready is None:
+            gpu = Gpu(self._ordinal, key)
+            self._ready = gpu, Ring(self._ring_bytes), Parked(gpu)
+        self._ready[0].use(key)
+        return self._ready
+
+    def _work(self, lines: Sequence[Connection], gpu: Gpu, ring: Ring, parked: Parked) -> None:
+        self._patience = self._linger
+        windows = Windows(gpu)
+        servers = [Server(line, gpu, ring, windows, parked) for line in lines]
+        usable: list[bool] = []
+
+        def serve(server: Server) -> None:
+            try:
+                usable.append(server.run())
+            finally:
+                for line in lines:  # the engine has all of them, or none
+                    line.shut_down()
+
+        threads = [threading.Thread(target=serve, args=(each,), daemon=True) for each in servers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if not all(usable):  # what is parked the engine has, too: it lives
+            self._end(1)
+            return
+        gpu.attach()
+        try:
+            windows.unpin_all()
+            parked.end_session()
+        except PhosError as error:
+            _log.error("what the engine had cannot be dropped: %s", error)
+            if parked.empty:
+                self._end(1)
+        if any(server.leaving for server in servers):
+            self._patience = 0.0  # as soon as nothing is kept for anybody
+            if parked.empty:
+                self._end(0)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of ``python -m phosd.engine.mover``."""
+    parser = argparse.ArgumentParser(
+        prog="phosd.engine.mover",
+        description="The data mover of one GPU: serves phosd at DIR/mover/N.sock, and keeps the"
+        " memory of parked processes when phosd ends.",
+    )
+    parser.add_argument("--gpu", type=int, required=True, metavar="N", help="ordinal of the GPU")
+    parser.add_argument("--ring", type=int, required=True, metavar="BYTES", help="pinned memory")
+    parser.add_argument("--runtime-dir", type=Path, required=True, metavar="DIR")
+    parser.add_argument(
+        "--linger",
+        type=float,
+        default=LINGER_SECONDS,
+        metavar="SECONDS",
+        help="how long to stay when nobody needs it (default: %(default)s)",
+    )
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format=f"mover {options.gpu}: %(message)s")
+    allow_many_descriptors()
+    try:
+        with listening(options.runtime_dir, options.gpu) as listener:
+            Supervisor().ready()
+            return Life(options.gpu, options.ring, options.linger).run(listener)
+    except Busy:
+        return 0  # somebody else was quicker: the engine finds that one
+    except (PhosError, OSError) as error:
+        print(f"mover {options.gpu}: {error}", file=sys.stderr)
+        return 1

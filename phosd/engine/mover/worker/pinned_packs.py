@@ -1,0 +1,105 @@
+"""Packs in memory, mapped and pinned: the device writes its chunks straight into them.
+
+A pack on a tmpfs is host memory already. Pinning it takes 0.07 s a GB once its pages are there
+(H200, driver 580.159), so it is done before the program stops; then copying out runs at the speed
+of the bus, while writing through the file system took twice as long with 16 threads.
+"""
+
+import ctypes
+import itertools
+import logging
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from phosd.engine.mover.worker.gpu import Gpu
+from phosd.engine.system import procfs
+from phosd.engine.system.cuda import call
+from phosd.errors import PhosError
+
+_log = logging.getLogger(__name__)
+_THREADS = 8
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
+
+
+@dataclass(frozen=True)
+class Window:
+    """A pinned pack: its host ``address`` and its bytes."""
+
+    address: int
+    view: memoryview
+
+
+class Windows:
+    """The pinned packs of a mover, known by the file that a descriptor is open on.
+
+    One thread pins and unpins; others may look for windows meanwhile.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._windows: dict[tuple[int, int], Window] = {}
+        self._pins: dict[int, list[tuple[int, int]]] = {}
+        self._numbers = itertools.count(1)
+
+    def pin(self, descriptors: Sequence[int]) -> int:
+        """Pin the packs that lie in memory; those on a disk stay as they are. Returns what
+        :meth:`unpin` takes.
+        """
+        number = next(self._numbers)
+        pinned = self._pins[number] = []
+        with ThreadPoolExecutor(_THREADS, initializer=self._gpu.attach) as pool:
+            for descriptor, window in zip(descriptors, pool.map(_pin, descriptors), strict=True):
+                if window is not None:
+                    file = _identity(descriptor)
+                    self._windows[file] = window
+                    pinned.append(file)
+        return number
+
+    def find(self, descriptor: int) -> Window | None:
+        """The window of the pack that the descriptor is open on."""
+        return self._windows.get(_identity(descriptor))
+
+    def unpin(self, number: int) -> None:
+        """Let go of what :meth:`pin` pinned. The packs keep their bytes."""
+        self._let_go(self._pins.pop(number, []))
+
+    def unpin_all(self) -> None:
+        """Let go of all."""
+        self._pins.clear()
+        self._let_go([*self._windows])
+
+    def _let_go(self, files: Iterable[tuple[int, int]]) -> None:
+        windows = [self._windows.pop(file) for file in files]
+        if not windows:
+            return
+        with ThreadPoolExecutor(_THREADS, initializer=self._gpu.attach) as pool:
+            list(pool.map(_unpin, windows))
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def _pin(descriptor: int) -> Window | None:
+    status = os.fstat(descriptor)
+    if status.st_dev not in procfs.memory_devices() or not status.st_size:
+        return None
+    memory = mmap.mmap(descriptor, status.st_size)
+    view = memoryview(memory)
+    try:
+        memory.madvise(_POPULATE_WRITE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        call("cuMemHostRegister", address, len(view), 0, about="a pack in memory")
+    except (OSError, PhosError) as error:
+        _log.warning("a pack is written through the file system: %s", error)
+        return None
+    return Window(address, view)
+
+
+def _unpin(window: Window) -> None:
+    call("cuMemHostUnregister", window.address)
+    window.view.release()

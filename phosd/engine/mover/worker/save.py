@@ -1,0 +1,89 @@
+"""Saving: all chunks of some blocks, whose memory nobody writes meanwhile, into packs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from phosd.engine.digest import SIZE
+from phosd.engine.image.manifest import ChunkRef
+from phosd.engine.mover.protocol.wire import Save, Stored
+from phosd.engine.mover.worker.copy_out import Chunk, CopyOut, Item, Lanes, fill
+from phosd.engine.mover.worker.gpu import Gpu
+from phosd.engine.mover.worker.pinned_packs import Windows
+from phosd.engine.mover.worker.ring import Ring
+from phosd.engine.mover.worker.transfer import Report
+from phosd.errors import Internal
+
+
+class _Wanted:
+    """The chunks of a request by digest: each is stored once."""
+
+    def __init__(self, gpu: Gpu, request: Save) -> None:
+        self._request = request
+        self._gpu = gpu
+        self._refs = {bytes.fromhex(ref.digest): ref for ref in request.known}
+        self._digests = dict(request.blocks)
+        for key, digests in request.blocks:
+            chunks = gpu.block(key).chunks
+            if len(digests) != SIZE * len(chunks):
+                raise Internal(f"block {key} has {len(chunks)} chunks, not {len(digests) // SIZE}")
+
+    def chunks(self) -> Iterator[Chunk]:
+        """What is to be copied."""
+        seen = set(self._refs)
+        for key, digests in self._request.blocks:
+            for index, (address, length) in enumerate(self._gpu.block(key).chunks):
+                digest = digests[SIZE * index : SIZE * (index + 1)]
+                if digest not in seen:
+                    seen.add(digest)
+                    yield Chunk(key, index, address, length)
+
+    def digest(self, chunk: Chunk) -> bytes:
+        """What a chunk's digest must be."""
+        return self._digests[chunk.key][SIZE * chunk.index : SIZE * (chunk.index + 1)]
+
+    def place(self, item: Item) -> None:
+        """Note where a chunk will lie."""
+        digest = self.digest(item.chunk)
+        number = self._request.target.packs[item.pack][0]
+        self._refs[digest] = ChunkRef(digest.hex(), number, item.offset, item.chunk.length)
+
+    def stored(self) -> list[tuple[int, list[ChunkRef]]]:
+        """Where the chunks of every block are, once all have their places."""
+        return [
+            (key, [self._refs[digests[at : at + SIZE]] for at in range(0, len(digests), SIZE)])
+            for key, digests in self._request.blocks
+        ]
+
+
+def save(
+    gpu: Gpu,
+    ring: Ring,
+    windows: Windows,
+    request: Save,
+    descriptors: Sequence[int],
+    cancelled: Callable[[], bool],
+    report: Report,
+) -> Stored:
+    """Copy blocks into packs, of which ``descriptors`` are open for writing.
+
+    A chunk whose digest the image already has is not copied. Raises as :class:`CopyOut` does.
+    """
+    wanted = _Wanted(gpu, request)
+    lanes = Lanes(request.target)
+    chunks = wanted.chunks()
+    changed: list[tuple[int, int]] = []
+
+    def copied(items: Sequence[Item], digests: Sequence[bytes]) -> None:
+        for (chunk, *_), digest in zip(items, digests, strict=True):
+            if digest != wanted.digest(chunk):
+                changed.append((chunk.key, chunk.index))
+
+    way = (gpu, ring, windows, request.target, descriptors, cancelled, report)
+    with CopyOut(*way, copied) as out:
+        while batch := list(islice(chunks, 1)):
+            lane, room = lanes.next(ring.records)
+            items = fill(lane, batch + list(islice(chunks, room - 1)))
+            for item in items:
+                wanted.place(item)
+            out.put(ring.take(), items)
+    return Stored(wanted.stored(), sorted(changed))

@@ -1,0 +1,185 @@
+"""Serving one of the engine's connections: one request at a time."""
+
+import logging
+import queue
+import threading
+
+from phosd.engine.faults import Point, point
+from phosd.engine.mover.protocol import wire
+from phosd.engine.mover.protocol.connection import Connection, PeerGone
+from phosd.engine.mover.worker.copy import copy
+from phosd.engine.mover.worker.drain import drain
+from phosd.engine.mover.worker.fetch import fetch
+from phosd.engine.mover.worker.gpu import Gpu
+from phosd.engine.mover.worker.guarded import Parked
+from phosd.engine.mover.worker.load import load
+from phosd.engine.mover.worker.pinned_packs import Windows
+from phosd.engine.mover.worker.ring import Ring
+from phosd.engine.mover.worker.save import save
+from phosd.engine.mover.worker.transfer import close_all
+from phosd.errors import Internal, PhosError
+
+_log = logging.getLogger(__name__)
+
+
+class Server:
+    """Carries out requests until the engine closes the connection."""
+
+    def __init__(
+        self, connection: Connection, gpu: Gpu, ring: Ring, windows: Windows, parked: Parked
+    ) -> None:
+        self.leaving = False
+        """Whether the engine has said that it needs the mover no more."""
+        self._connection = connection
+        self._gpu = gpu
+        self._ring = ring
+        self._windows = windows
+        self._parked = parked
+        self._requests: queue.SimpleQueue[tuple[int, wire.Message, list[int]] | None]
+        self._requests = queue.SimpleQueue()
+        self._sequence = 0
+        self._cancelled = -1
+        self._gone = False
+        self._settled = threading.Event()
+        self._settled.set()
+        self._sending = threading.Lock()
+
+    def run(self) -> bool:
+        """Serve until the connection ends, or until the GPU's context is broken for good; whether
+        the context still works.
+        """
+        self._gpu.attach()
+        threading.Thread(target=self._receive, name="receive", daemon=True).start()
+        self._send(wire.Done())
+        while (received := self._requests.get()) is not None:
+            self._sequence, request, descriptors = received
+            answer, outgoing = self._answer(request, descriptors)
+            self._send(answer, outgoing)
+            if isinstance(answer, wire.Failed) and not self._gpu.usable():
+                _log.error("the context of the GPU is broken")
+                return False
+        return True
+
+    def _receive(self) -> None:
+        try:
+            while (received := self._connection.receive(None)) is not None:
+                sequence, message, _ = received
+                if isinstance(message, wire.Cancel):
+                    self._cancelled = sequence
+                elif isinstance(message, wire.Settled):
+                    self._settled.set()
+                else:
+                    self._requests.put(received)
+        except PeerGone:
+            _log.debug("the engine is gone")
+        finally:
+            self._gone = True
+            self._requests.put(None)
+
+    def _answer(
+        self, request: wire.Message, descriptors: list[int]
+    ) -> tuple[wire.Message, list[int]]:
+        """Carry out a request. Its descriptors are closed unless a block keeps them."""
+        kept = False
+        try:
+            with self._gpu.keeping(_used(request)):
+                answer = self._carry_out(request, descriptors)
+            kept = isinstance(request, wire.Adopt)
+        except PhosError as error:
+            return wire.Failed(error.code, error.what, error.hint), []
+        except Exception as error:
+            _log.exception("%s failed", type(request).__name__)
+            return wire.Failed("Internal", f"the data mover failed: {error!r}", "see its log"), []
+        finally:
+            if not kept:
+                close_all(descriptors)
+        return answer
+
+    def _carry_out(
+        self, request: wire.Message, descriptors: list[int]
+    ) -> tuple[wire.Message, list[int]]:
+        gpu = self._gpu
+        match request:
+            case wire.Adopt():
+                point(Point.MOVER_ADOPT)
+                gpu.adopt(request.blocks, descriptors, request.home)
+            case wire.Create():
+                return wire.Done(), gpu.create(request.blocks)
+            case wire.CreateTogether():
+                gpu.create_together(request.blocks)
+            case wire.Drop():
+                self._parked.drop(request.keys)
+            case wire.Digest():
+                point(Point.MOVER_DIGEST)
+                blobs = gpu.digest(request.keys)
+                return wire.Digests(list(zip(request.keys, blobs, strict=True))), []
+            case wire.Save():
+                way = (gpu, self._ring, self._windows)
+                return save(*way, request, descriptors, self._given_up, self._report), []
+            case wire.Copy():
+                way = (gpu, self._ring, self._windows)
+                ends = (self._given_up, self._report, self._let_go)
+                return copy(*way, request, descriptors, *ends), []
+            case wire.Drain():
+                self._settled.set()
+                ask = (self._let_go, self._settled.is_set)
+                tell = (self._given_up, self._report)
+                answer = drain(gpu, self._ring, self._windows, request, descriptors, *tell, *ask)
+                return answer, []
+            case wire.Pin():
+                return wire.Pinned(self._windows.pin(descriptors)), []
+            case wire.Unpin():
+                self._windows.unpin(request.number)
+            case wire.Load():
+                load(gpu, self._ring, request, descriptors, self._given_up, self._report)
+            case wire.Fetch():
+                fetch(gpu, request, self._given_up, self._report)
+            case wire.FreeMemory():
+                return wire.Memory(*gpu.free_memory()), []
+            case wire.Reserve():
+                gpu.reserve(request.byte_count, request.processes)
+            case wire.Guard():
+                self._parked.guard(request.blocks)
+            case wire.Unguard() | wire.ListParked():
+                return self._parked.answer(request)
+            case wire.Leave():
+                self.leaving = True
+                return wire.Farewell(not self._parked.empty), []
+            case _:
+                raise Internal(f"the data mover does not know {type(request).__name__}")
+        return wire.Done(), []
+
+    def _given_up(self) -> bool:
+        return self._gone or self._cancelled == self._sequence
+
+    def _report(self, byte_count: int) -> None:
+        self._send(wire.Moved(byte_count))
+
+    def _let_go(self, keys: list[int]) -> None:
+        self._settled.clear()
+        self._send(wire.Dropped(keys))
+
+    def _send(self, message: wire.Message, descriptors: "list[int] | None" = None) -> None:
+        with self._sending:
+            try:
+                self._connection.send(self._sequence, message, descriptors)
+            except PeerGone:
+                self._gone = True
+
+
+def _used(request: wire.Message) -> list[int]:
+    """The keys of blocks that must not be dropped meanwhile."""
+    match request:
+        case wire.Digest():
+            return request.keys
+        case wire.Save() | wire.Load():
+            return [key for key, _ in request.blocks]
+        case wire.Copy():
+            return [key for key, *_ in request.chunks]
+        case wire.Fetch():
+            return [key for pair in request.blocks for key in pair[:2]]
+        case wire.Drain():
+            slabs = [key for board in request.boards for key in board.slabs]
+            return slabs + [block.key for board in request.boards for block in board.blocks]
+        case _:
+            return []

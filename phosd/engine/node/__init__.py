@@ -1,0 +1,1 @@
+"""This node: its GPUs, its movers, its folders, and which processes have a job."""

@@ -1,0 +1,137 @@
+"""The GPUs of this node, as NVML describes them, or the driver where there is no NVML."""
+
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from phosd.engine.program.process import gpu_uuids
+from phosd.engine.system import cuda
+from phosd.errors import Unsupported
+
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class GpuInfo:
+    """One GPU. Memory in bytes, ``utilisation`` 0..1, ``temperature`` in degrees Celsius,
+    ``power`` in watts; None where the GPU does not tell. ``pids`` are those that NVML names.
+    """
+
+    ordinal: int
+    uuid: str
+    name: str
+    memory_total: int
+    memory_used: int | None = None
+    utilisation: float | None = None
+    temperature: float | None = None
+    power: float | None = None
+    pids: tuple[int, ...] = ()
+
+
+def list_gpus() -> list[GpuInfo]:
+    """The GPUs in the driver's order. Raises ``Unsupported`` when there is no usable GPU.
+
+    The first call may take seconds: the driver starts.
+    """
+    if cuda.is_software():
+        return [_by_driver(ordinal, uuid) for ordinal, uuid in enumerate(gpu_uuids())]
+    with _lock:
+        _start_nvml()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+        known = {_text(pynvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
+        return [
+            _by_nvml(ordinal, uuid, known[uuid])
+            for ordinal, uuid in enumerate(gpu_uuids())
+            if uuid in known
+        ]
+
+
+def used_by(pid: int) -> dict[int, int]:
+    """Device memory of a process in bytes, by the GPU's ordinal, as far as NVML tells.
+
+    Empty on the software GPU, whose memory counts as memory of the process.
+    """
+    if cuda.is_software():
+        return {}
+    ordinals = {uuid: ordinal for ordinal, uuid in enumerate(gpu_uuids())}
+    used = {}
+    with _lock:
+        _start_nvml()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            ordinal = ordinals.get(_text(pynvml.nvmlDeviceGetUUID(handle)))
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                if process.pid == pid and ordinal is not None:
+                    used[ordinal] = process.usedGpuMemory or 0
+    return used
+
+
+def divided(ordinal: int) -> str:
+    """Why a GPU is not one that the driver can move programs to: "is in MIG mode", say; or
+    nothing.
+    """
+    if cuda.is_software():
+        return ""
+    uuid = gpu_uuids()[ordinal]
+    with _lock:
+        _start_nvml()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        mig = _if_told(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0])
+        if mig == pynvml.NVML_DEVICE_MIG_ENABLE:
+            return "is in MIG mode"
+        if _if_told(lambda: pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)):
+            return "is used through MPS"
+    return ""
+
+
+@functools.cache
+def _start_nvml() -> None:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise Unsupported(
+            f"the GPUs cannot be listed: {error} (libnvidia-ml.so.1)",
+            hint="install the NVIDIA driver (r580 or newer), or set PHOS_GPU=soft",
+        ) from error
+
+
+def _by_driver(ordinal: int, uuid: str) -> GpuInfo:
+    device = cuda.call("cuDeviceGet", ordinal)
+    name = cuda.call("cuDeviceGetName", 256, device)
+    return GpuInfo(ordinal, uuid, _text(name), int(cuda.call("cuDeviceTotalMem", device)))
+
+
+def _by_nvml(ordinal: int, uuid: str, handle: Any) -> GpuInfo:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    rates = _if_told(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    power = _if_told(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
+    running = _if_told(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    return GpuInfo(
+        ordinal=ordinal,
+        uuid=uuid,
+        name=_text(pynvml.nvmlDeviceGetName(handle)),
+        memory_total=int(memory.total),
+        memory_used=int(memory.used),
+        utilisation=None if rates is None else rates / 100,
+        temperature=_if_told(
+            lambda: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+        ),
+        power=None if power is None else power / 1000,
+        pids=tuple(sorted(p.pid for p in running or ())),
+    )
+
+
+def _if_told(read: Callable[[], Any]) -> Any:
+    """The value, or None when this kind of GPU does not have it."""
+    try:
+        return read()
+    except pynvml.NVMLError_NotSupported:
+        return None
+
+
+def _text(raw: str | bytes) -> str:
+    return raw.split(b"\0")[0].decode("utf-8", "replace") if isinstance(raw, bytes) else raw

@@ -1,0 +1,68 @@
+"""A close look at one process: what its hook tells of it, while no job works on it.
+
+Each raises :class:`Busy` while one does, :class:`Unsupported` when there is no hook to be asked,
+:class:`NoSuchProcess` when the process is gone, :class:`Timeout` when the hook takes too long, and
+:class:`NotAuthorized` when somebody else has put himself in its place.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+from phosd.engine.hook_client.link import Block, HookLink, Kernel
+from phosd.engine.node.node import Node
+from phosd.engine.program.process import placed
+from phosd.engine.system import procfs
+from phosd.engine.system.procfs import Process
+from phosd.errors import Busy, NoSuchProcess, Unsupported
+
+_PATIENCE = 2.0
+"""Seconds that a hook may take for each answer."""
+
+
+def blocks(node: Node, process: Process) -> list[tuple[Block, int]]:
+    """Every block in order of id, with the node's ordinal of its GPU (-1 for host memory)."""
+    with _asked(node, process) as link:
+        return placed(link.hello(), link.list_blocks())
+
+
+def kernels(node: Node, process: Process) -> list[Kernel]:
+    """The kernels launched since a checkpoint last looked at them, in order of the first launch."""
+    with _asked(node, process) as link:
+        return link.kernels()
+
+
+def log(node: Node, process: Process) -> str:
+    """The hook's counters and the newest lines of its log, a line each."""
+    with _asked(node, process) as link:
+        return link.stats()
+
+
+@contextlib.contextmanager
+def _asked(node: Node, process: Process) -> Iterator[HookLink]:
+    """A connection to the hook of a process, which is (pid, start time)."""
+    pid = process[0]
+    with node.asking(pid) as free:
+        if not free:
+            raise Busy(
+                f"a job works on process {pid}, so it cannot be asked",
+                hint="ask again when the job has ended (`phos jobs`)",
+            )
+        link = HookLink(pid, node.config.runtime_dir, _PATIENCE)
+        try:
+            link.connect()
+        except NoSuchProcess as error:
+            _require(process)
+            raise Unsupported(
+                f"process {pid} has no hook that tells this: {error.what}",
+                hint="start programs with `phos run`",
+            ) from error
+        with link:
+            _require(process)  # it is the peer that was connected to, and nobody after it
+            yield link
+
+
+def _require(process: Process) -> None:
+    if procfs.identity(process[0]) != process:
+        raise NoSuchProcess(
+            f"process {process[0]} has ended", hint="`phos ps` lists the GPU processes"
+        )

@@ -1,0 +1,79 @@
+"""This machine, as an image records it and as a restore compares it."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from phosd.engine.criu.program import Criu
+from phosd.engine.image.manifest import Gpu, Host, Manifest
+from phosd.engine.node.gpus import list_gpus
+from phosd.engine.system.cuda import driver_version
+from phosd.errors import DriverTooOld, GpuMismatch, Unsupported
+
+
+def this_host(criu: Criu | None) -> Host:
+    """What a restore has to find again, or, without CRIU, a resume."""
+    return Host(
+        boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        kernel=os.uname().release,
+        criu=criu.version if criu else "",
+        driver=driver_version(),
+        cpu_flags=_cpu_flags(),
+    )
+
+
+def describe_gpus(ordinals: Iterable[int]) -> tuple[Gpu, ...]:
+    """The node's GPUs with these ordinals."""
+    wanted = set(ordinals)
+    return tuple(
+        Gpu(gpu.ordinal, gpu.uuid, gpu.name, gpu.memory_total)
+        for gpu in list_gpus()
+        if gpu.ordinal in wanted
+    )
+
+
+def require_same_machine(manifest: Manifest, criu: Criu) -> None:
+    """Raise unless driver, CRIU, CPU and GPUs here can load the image."""
+    host, here = manifest.host, this_host(criu)
+    if here.driver < host.driver:
+        raise DriverTooOld(
+            f"image {manifest.id} was made with driver API {host.driver}, here is {here.driver}",
+            hint="update the driver on this node, or restore elsewhere",
+        )
+    if _version(here.criu) < _version(host.criu):
+        raise Unsupported(
+            f"image {manifest.id} was made with CRIU {host.criu}, here is {here.criu}",
+            hint="install that CRIU or a newer one",
+        )
+    if missing := set(host.cpu_flags) - set(here.cpu_flags):
+        raise Unsupported(
+            f"image {manifest.id} needs CPU features that are not here: "
+            + ", ".join(sorted(missing)[:8]),
+            hint="restore on a machine with the same kind of CPU",
+        )
+    present = {gpu.uuid: gpu for gpu in list_gpus()}
+    for gpu in manifest.gpus:
+        match = present.get(gpu.uuid)
+        if match is None or match.name != gpu.chip:
+            chips = ", ".join(f"{g.name} ({g.uuid})" for g in present.values()) or "none"
+            raise GpuMismatch(
+                f"image {manifest.id} needs the GPU {gpu.chip} ({gpu.uuid}); here is {chips}",
+                hint="restore on the node that made it; other GPUs are not supported yet",
+            )
+        if match.ordinal != gpu.ordinal:
+            raise GpuMismatch(
+                f"GPU {gpu.uuid} of image {manifest.id} is number {match.ordinal} now,"
+                f" was {gpu.ordinal}",
+                hint="bring the GPUs back into their order (CUDA_DEVICE_ORDER=PCI_BUS_ID)",
+            )
+
+
+def _cpu_flags() -> tuple[str, ...]:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return tuple(sorted(line.partition(":")[2].split()))
+    return ()
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())

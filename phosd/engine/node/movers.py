@@ -1,0 +1,82 @@
+"""The data movers of this node: one a GPU, started when needed and ended when in the way."""
+
+import threading
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from phosd.engine.digest import DigestKey
+from phosd.engine.job.progress import Progress
+from phosd.engine.memory.reservation import Turns
+from phosd.engine.mover.client.mover import Mover
+from phosd.engine.node.claims import Claims
+
+
+class Movers:
+    """Movers with rings of ``ring_bytes`` (None for their own choice), below ``runtime_dir``.
+
+    ``needed`` are the GPUs on which something is kept between jobs. Safe to use from several
+    threads.
+    """
+
+    def __init__(
+        self,
+        runtime_dir: Path,
+        ring_bytes: int | None,
+        key: DigestKey,
+        claims: Claims,
+        needed: Callable[[], set[int]],
+    ) -> None:
+        self.ring_bytes = ring_bytes
+        self._runtime_dir = runtime_dir
+        self._key = key
+        self._claims = claims
+        self._needed = needed
+        self._movers: dict[int, Mover] = {}
+        self._copying = Turns()
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """End them all."""
+        with self._lock:
+            for mover in self._movers.values():
+                mover.close()
+            self._movers.clear()
+
+    def pids(self) -> set[int]:
+        """Their processes."""
+        with self._lock:
+            return {mover.pid for mover in self._movers.values()}
+
+    def mover(self, gpu: int) -> Mover:
+        """The data mover of a GPU, started at its first use and again when it has died."""
+        with self._lock:
+            mover = self._movers.get(gpu)
+            if mover is None or not mover.alive:
+                if mover is not None:
+                    mover.close()
+                mover = self._movers[gpu] = Mover.start(
+                    gpu, self.ring_bytes, self._key, self._runtime_dir
+                )
+            return mover
+
+    def turn_to_copy(
+        self, gpus: Collection[int], progress: Progress
+    ) -> AbstractContextManager[None]:
+        """Inside, no other job copies between these GPUs and the host. To be had before the
+        program stops, and before a turn of :attr:`Node.turns`. Raises :class:`Cancelled`.
+        """
+        where = ", ".join(map(str, sorted(gpus)))
+        waiting = f"the memory of another program on GPU {where} is copied first"
+        return self._copying.turn(gpus, progress, waiting=waiting)
+
+    def leave(self, gpus: Iterable[int], pids: Iterable[int]) -> None:
+        """End the movers of GPUs that nothing is held on, unless a job works on others than
+        ``pids``: then nothing of phosd is on these GPUs.
+        """
+        with self._lock:
+            if not self._claims.only(pids):
+                return
+            for gpu in {*gpus} - self._needed():
+                if mover := self._movers.pop(gpu, None):
+                    mover.close()

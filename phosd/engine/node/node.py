@@ -1,0 +1,121 @@
+"""This node: its folders, its image store, its data movers, and which processes have a job."""
+
+import threading
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from phosd.engine.criu.program import Criu
+from phosd.engine.image.store import Store
+from phosd.engine.memory.reservation import Turns
+from phosd.engine.node.claims import Claims
+from phosd.engine.node.kept_memory import KeptMemory
+from phosd.engine.node.movers import Movers
+from phosd.engine.node.staging import Staging
+from phosd.engine.node.suspend_store import SuspendStore
+from phosd.engine.node.suspended import Register
+from phosd.engine.program import process
+from phosd.engine.program.process import GpuProcess
+from phosd.engine.system import unsandboxed
+from phosd.engine.system.rlimit import allow_many_descriptors
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """Where things are, and how much may be used. Sizes in bytes, None for the engine's choice."""
+
+    state_dir: Path = Path("/var/lib/phos")
+    runtime_dir: Path = Path("/run/phos")
+    staging_limit: int | None = None
+    ring_bytes: int | None = None
+    criu: Path | None = None
+    shadow_limit: int | None = None
+    """Device memory a GPU for copies of what is being saved."""
+    snapshots: bool = True
+    """Whether all of it may be copied inside the stop; else only what the program overwrites."""
+    memory_dir: Path | None = None
+    """A folder in memory for what suspended programs had on their GPUs; None for one of its own."""
+
+
+class Node:
+    """The engine's resources on this node. Safe to use from several threads."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.config = config
+        allow_many_descriptors()
+        self.store = Store(config.state_dir)
+        hooks = config.runtime_dir / "hook"
+        hooks.mkdir(parents=True, exist_ok=True)
+        hooks.chmod(0o1777)  # every user's programs put their sockets there
+        self._claims = Claims()
+        self._listed: dict[int, GpuProcess] = {}
+        self.suspended = Register(config.runtime_dir)
+        self.suspend_store = SuspendStore(
+            self.store, self.suspended, config.runtime_dir, config.memory_dir
+        )
+        self.staging = Staging(config.staging_limit)
+        self.movers = Movers(
+            config.runtime_dir,
+            config.ring_bytes,
+            self.store.key,
+            self._claims,
+            lambda: self.kept_memory.gpus(),
+        )
+        self.kept_memory = KeptMemory(self.movers)
+        self.turns = Turns()
+        """On which GPUs the driver takes a program off, or brings one back."""
+        self._lock = threading.Lock()
+        self._criu: Criu | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of all memory and end the data movers."""
+        self.kept_memory.close()
+        self.movers.close()
+        self.suspend_store.close()
+
+    @property
+    def criu(self) -> Criu:
+        """A CRIU that works here. Raises when there is none."""
+        with self._lock:
+            if self._criu is None:
+                self._criu = Criu.find(
+                    self.config.criu, self.config.runtime_dir / unsandboxed.SOCKET
+                )
+            return self._criu
+
+    def processes(self) -> list[GpuProcess]:
+        """The GPU processes of the node; those that a job works on are not disturbed."""
+        self.kept_memory.let_go_of_the_dead()
+        movers = self.movers.pids()
+        found = process.list_processes(self.config.runtime_dir, self.asking, movers, self._listed)
+        self._listed = {known.pid: known for known in found}
+        where = {pid: each.where for each in self.suspended.living() for pid in each.pids}
+        return [_suspended(each, where[each.pid]) if each.pid in where else each for each in found]
+
+    def asking(self, pid: int) -> AbstractContextManager[bool]:
+        """Whether a process may be asked inside: no job works on it."""
+        return self._claims.asking(pid)
+
+    def claim(self, pids: Iterable[int]) -> AbstractContextManager[None]:
+        """No other job of this node works on these processes inside. Raises :class:`Busy`."""
+        return self._claims.claim(pids)
+
+
+def _suspended(found: GpuProcess, where: str) -> GpuProcess:
+    place = "host memory" if where == "memory" else "a file on the disk"
+    return replace(
+        found,
+        state="suspended",
+        gpus=(),
+        device_bytes=0,
+        hook_state="hooked",
+        reason=f"its device memory is in {place}",
+    )

@@ -1,0 +1,93 @@
+"""Where processes go: destinations as people write them, and whether a GPU can take a process."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from phosd.engine.node.gpus import GpuInfo, divided
+from phosd.errors import GpuMismatch, InvalidOption, Unsupported
+
+_HOW = "name a GPU by its number or the beginning of its UUID, several as OLD:NEW,OLD:NEW"
+
+
+def parse_moves(
+    text: str, used: Collection[int], gpus: Sequence[GpuInfo], *, may_stay: bool = False
+) -> dict[int, int]:
+    """The GPUs that processes leave, and those that they go to, by ordinal.
+
+    ``text`` is one GPU, for processes that use one, or ``OLD:NEW`` for each; ``used`` are the GPUs
+    that they use. What stays where it is is left out. Raises :class:`InvalidOption`, also when all
+    does, unless it ``may_stay``.
+    """
+    moves: dict[int, int] = {}
+    for part in text.split(","):
+        old, colon, new = part.rpartition(":")
+        if not colon and len(used) != 1:
+            raise InvalidOption(
+                f"the program uses {_several(used)}: {text!r} does not say where each goes",
+                hint="give a destination for each GPU, such as 0:1,1:0",
+            )
+        source = find(old, gpus) if colon else next(iter(used))
+        if source in moves:
+            raise InvalidOption(f"{text!r} names GPU {source} twice", hint=_HOW)
+        moves[source] = find(new, gpus)
+    if unused := moves.keys() - set(used):
+        raise InvalidOption(
+            f"the program does not use GPU {min(unused)}, but {_several(used)}", hint=_HOW
+        )
+    moves = {old: new for old, new in moves.items() if old != new}
+    if not moves and not may_stay:
+        raise InvalidOption(f"the program is on GPU {text} already", hint="name another GPU")
+    targets = [moves.get(gpu, gpu) for gpu in used]
+    if doubled := [gpu for gpu in targets if targets.count(gpu) > 1]:
+        raise InvalidOption(
+            f"two of the program's GPUs would be GPU {doubled[0]}, which the driver cannot do",
+            hint="give each a GPU of its own, such as 0:1,1:0",
+        )
+    return moves
+
+
+def find(name: str, gpus: Sequence[GpuInfo]) -> int:
+    """The ordinal of the GPU with this number, or whose UUID begins so."""
+    name = name.strip()
+    if name.isascii() and name.isdecimal():
+        found = [gpu.ordinal for gpu in gpus if gpu.ordinal == int(name)]
+    else:
+        found = [gpu.ordinal for gpu in gpus if name and gpu.uuid.startswith(name)]
+    if len(found) != 1:
+        known = ", ".join(f"{gpu.ordinal} ({gpu.uuid})" for gpu in gpus)
+        raise InvalidOption(
+            f"{name!r} names {'several GPUs' if found else 'no GPU'} of this node",
+            hint=f"{_HOW}; there are {known}",
+        )
+    return found[0]
+
+
+def whole(moves: Mapping[int, int], count: int) -> list[int]:
+    """For each GPU of the node the one that takes its place: what the driver wants to be told.
+
+    The GPUs that the moves do not name stay, or fill what is left.
+    """
+    left = [gpu for gpu in range(count) if gpu not in moves.values()]
+    to = dict(moves)
+    to |= {gpu: gpu for gpu in range(count) if gpu not in to and gpu in left}
+    free = iter(gpu for gpu in left if gpu not in to.values())
+    return [to[gpu] if gpu in to else next(free) for gpu in range(count)]
+
+
+def require_fit(moves: Mapping[int, int], gpus: Sequence[GpuInfo]) -> None:
+    """Raise unless each new GPU is of the old one's kind and can be given processes."""
+    known = {gpu.ordinal: gpu for gpu in gpus}
+    for old, new in moves.items():
+        if known[old].name != known[new].name:
+            raise GpuMismatch(
+                f"GPU {old} is a {known[old].name}, GPU {new} a {known[new].name}",
+                hint="the driver moves programs between GPUs of one kind only",
+            )
+        if why := divided(new):
+            raise Unsupported(
+                f"GPU {new} {why}, and the driver does not move programs to such a GPU",
+                hint="choose another GPU",
+            )
+
+
+def _several(used: Iterable[int]) -> str:
+    return f"the GPUs {', '.join(map(str, sorted(used)))}" if used else "no GPU"

@@ -1,0 +1,76 @@
+"""What suspended programs had on their GPUs: stores as of images, in memory and on disk."""
+
+import contextlib
+import hashlib
+import logging
+import shutil
+import threading
+from pathlib import Path
+
+from phosd.engine.image.store import Store
+from phosd.engine.node import staging
+from phosd.engine.node.suspended import Register
+from phosd.errors import Busy, NoSuchImage
+
+_log = logging.getLogger(__name__)
+
+
+class SuspendStore:
+    """The stores beside ``images``, whose digests are theirs, and who is suspended with what.
+
+    ``memory_dir`` is a folder in memory, None for one that ``runtime_dir`` names. Safe to use from
+    several threads.
+    """
+
+    def __init__(
+        self, images: Store, register: Register, runtime_dir: Path, memory_dir: Path | None
+    ) -> None:
+        self._images = images
+        self._register = register
+        self._runtime_dir = runtime_dir
+        self._memory_dir = memory_dir
+        self._shelves: dict[str, Store] = {}
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Give back the memory, if nobody is suspended."""
+        with self._lock:
+            if (shelf := self._shelves.pop("memory", None)) and not self._register.images():
+                shutil.rmtree(shelf.state)
+
+    def shelf(self, where: str) -> Store:
+        """The store for what suspended programs had on their GPUs: in ``memory`` or on ``disk``.
+
+        Its digests are those of the images.
+        """
+        with self._lock:
+            if where not in self._shelves:
+                self._shelves[where] = Store(self._folders[where], like=self._images)
+            return self._shelves[where]
+
+    def forget_the_dead(self) -> None:
+        """Remove what suspended programs had that have ended since."""
+        for each in self._register.all():
+            if not each.alive:
+                with contextlib.suppress(NoSuchImage, Busy):
+                    self.shelf(each.where).delete(each.image)
+                    _log.info("process %d ended while it was suspended", each.pid)
+                self._register.remove(each)
+
+    def sweep(self) -> None:
+        """Remove what nobody is suspended with. No job may run."""
+        self.forget_the_dead()
+        known = self._register.images()
+        for where, folder in self._folders.items():
+            if folder.is_dir():
+                shelf = self.shelf(where)
+                for image in {image.id for image in shelf.list()} | shelf.damaged().keys():
+                    if image not in known:
+                        shelf.delete(image)
+                shelf.sweep()
+
+    @property
+    def _folders(self) -> dict[str, Path]:
+        name = hashlib.sha256(bytes(self._runtime_dir.resolve())).hexdigest()[:16]
+        memory = self._memory_dir or staging.MEMORY / f"phos-suspended-{name}"
+        return {"memory": memory, "disk": self._images.state / "suspended" / name}

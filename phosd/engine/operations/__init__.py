@@ -1,0 +1,1 @@
+"""What phosd does to programs, one protocol a file."""

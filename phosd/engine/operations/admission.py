@@ -1,0 +1,123 @@
+"""Whether an operation will find the room it needs, asked before anything is touched."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from phosd.engine.node.gpus import used_by
+from phosd.engine.node.node import Node
+from phosd.engine.node.staging import available_memory
+from phosd.engine.program.group import Unit
+from phosd.engine.system import cuda, procfs
+from phosd.errors import OutOfMemory, OutOfSpace
+
+_CONTEXT = 640 << 20
+"""Bytes of one context (370-640 MB on an H200)."""
+
+_SPARE = 64 << 20
+
+
+@dataclass(frozen=True)
+class KeptFree:
+    """What stays free on a disk: ``size`` bytes, and a ``share`` (0..1) of the whole."""
+
+    size: int = 0
+    share: float = 0.0
+
+    def of(self, total: int) -> int:
+        """In bytes, of a disk with ``total``."""
+        return max(self.size, int(self.share * total))
+
+    def __str__(self) -> str:
+        return f"{self.share:.0%}" if self.share else f"{self.size}"
+
+
+@dataclass(frozen=True)
+class DiskLimits:
+    """What stays free of the images' disk, and how many bytes a user's images may take (None for
+    as many as there is room for), by user id.
+    """
+
+    kept_free: KeptFree = KeptFree()
+    quota: Callable[[int], int | None] = lambda user: None
+
+
+UNLIMITED = DiskLimits()
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Estimates, in bytes: ``host`` memory during the stop, CRIU's files, and the GPU's chunks."""
+
+    host: int
+    cpu: int
+    gpu: int
+
+
+def check_space(node: Node, unit: Unit, mode: str, limits: DiskLimits = UNLIMITED) -> Needs:
+    """Estimate what a checkpoint needs. Raises when disk or host memory does not suffice."""
+    needs = _estimate(unit, mode)
+    free = node.store.free_bytes()
+    kept = limits.kept_free.of(node.store.disk_bytes())
+    if needs.cpu + needs.gpu + _SPARE + kept > free:
+        least = f", of which {_gb(kept)} stay free (min_free)" if kept else ""
+        raise OutOfSpace(
+            f"the image needs about {_gb(needs.cpu + needs.gpu)}, {node.store.state} has"
+            f" {_gb(free)} free{least}",
+            hint="delete images (`phos rm`), or put state_dir on a larger disk",
+        )
+    require_host_memory(needs.host)
+    return needs
+
+
+def require_host_memory(wanted: int) -> None:
+    """Raise :class:`OutOfMemory` unless the driver can save ``wanted`` bytes in host memory."""
+    available = available_memory()
+    if wanted > available:
+        raise OutOfMemory(
+            f"the driver needs about {_gb(wanted)} of host memory for the GPU state,"
+            f" {_gb(available)} are available",
+            hint="free host memory; under the hook (`phos run`) far less is needed",
+        )
+
+
+def context_bytes() -> int:
+    """What one context takes, of device memory and, when the driver saves it, of host memory."""
+    return 0 if cuda.is_software() else _CONTEXT
+
+
+def _estimate(unit: Unit, mode: str) -> Needs:
+    context = context_bytes()
+    resident = sum(_private_bytes(p.pid) for tree in unit.trees for p in tree.living)
+    contexts = context * len(unit.members)
+    blocks = sum(b.size for link in unit.links for b in link.list_blocks())
+    if mode != "driver":
+        return Needs(host=contexts, cpu=resident + contexts, gpu=blocks)
+    device = sum(max(sum(used_by(pid).values()), context) for pid in unit.gpu_pids)
+    device = max(device, blocks + contexts)
+    return Needs(host=device, cpu=resident + device, gpu=0)
+
+
+def _private_bytes(pid: int) -> int:
+    """Resident memory that is not of files: what CRIU writes. Zero for a process that is gone."""
+    try:
+        text = (procfs.PROC / str(pid) / "status").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    wanted = ("RssAnon:", "RssShmem:")
+    lines = (line.split() for line in text.splitlines() if line.startswith(wanted))
+    return sum(int(fields[1]) * 1024 for fields in lines)
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"
+
+
+def require_device_memory(node: Node, by_gpu: dict[int, int], what: str = "the image") -> None:
+    """Raise :class:`OutOfMemory` unless each GPU has this many bytes free for ``what``."""
+    for gpu, wanted in by_gpu.items():
+        free, _ = node.movers.mover(gpu).free_memory()
+        if wanted > free:
+            raise OutOfMemory(
+                f"GPU {gpu} has {_gb(free)} free, {what} needs {_gb(wanted)}",
+                hint="end or move what uses the GPU (`phos ps`)",
+            )

@@ -1,0 +1,73 @@
+"""One attempt at an image, and what all modes do alike: the driver's part, CRIU's, the blocks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from phosd.engine.criu.dumps import CpuParts
+from phosd.engine.faults import Point, point
+from phosd.engine.image.manifest import Block, ChunkRef
+from phosd.engine.image.writer import ImageWriter
+from phosd.engine.job.progress import Progress
+from phosd.engine.memory.exported import Held
+from phosd.engine.memory.reservation import Room
+from phosd.engine.mover.client.mover import Mover
+from phosd.engine.node.node import Node
+from phosd.engine.operations.checkpoint.options import CheckpointOptions
+from phosd.engine.operations.manifest_records import block_records
+from phosd.engine.program import driver_checkpoint
+from phosd.engine.program.group import Unit
+from phosd.engine.program.process import is_gpu_process
+from phosd.errors import Busy
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One image being made of ``unit``; a wrong guess ends it, and the job may begin another."""
+
+    node: Node
+    unit: Unit
+    writer: ImageWriter
+    cpu: CpuParts
+    options: CheckpointOptions
+    progress: Progress
+
+    def save_processes(
+        self,
+        movers: Sequence[Mover],
+        *,
+        runs: bool = False,
+        beside: Callable[[], object] = lambda: None,
+    ) -> None:
+        """The driver's part and CRIU's, and back; ``movers`` keep the room on their GPUs. ``runs``:
+        nobody but the driver holds the program, which may wait for its turn. ``beside`` is called
+        when the driver is done with the GPUs for the time that CRIU takes.
+        """
+        self.progress.phase("control", stopped=True)
+        point(Point.CHECKPOINT_CONTROL)
+        limit = None if runs else self.options.deadline
+        room = Room(self.node.turns, movers, self.unit.identity, self.progress, limit)
+        with driver_checkpoint.checkpointed(self.unit.gpu_pids, room):
+            self.progress.phase("cpu", stopped=True)
+            point(Point.CHECKPOINT_CPU)
+            beside()
+            self.cpu.dump(self.progress)
+            self.progress.phase("unpark", stopped=True)
+            point(Point.CHECKPOINT_UNPARK)
+        self._require_no_newcomers()
+
+    def blocks(
+        self, blocks: Sequence[Held], chunks: Mapping[int, tuple[ChunkRef, ...]]
+    ) -> tuple[Block, ...]:
+        """The manifest's blocks, ``chunks`` by key."""
+        return block_records(self.cpu.trees, blocks, chunks)
+
+    def _require_no_newcomers(self) -> None:
+        """A process that began to use the GPU after the others were stopped was saved without
+        it.
+        """
+        for found in (p for tree in self.cpu.trees for p in tree.living):
+            if found.pid not in self.unit.gpu_pids and is_gpu_process(found.pid):
+                raise Busy(
+                    f"process {found.pid} began to use the GPU during the checkpoint",
+                    hint="try again when the program has started all its processes",
+                )

@@ -1,0 +1,21 @@
+"""Mode ``driver``: the driver and CRIU save everything, memory included."""
+
+from phosd.engine.image.manifest import Block
+from phosd.engine.memory.parking import detached, own_again
+from phosd.engine.node.gpus import used_by
+from phosd.engine.operations.checkpoint.attempt import Attempt
+
+
+def by_driver(attempt: Attempt) -> tuple[Block, ...]:
+    """Nothing for phosd to save: the blocks are in the processes that the driver saves."""
+    unit, progress = attempt.unit, attempt.progress
+    attempt.node.kept_memory.let_go(unit)
+    gpus = {gpu for pid in unit.gpu_pids for gpu in used_by(pid)}
+    movers = [attempt.node.movers.mover(gpu) for gpu in sorted(gpus)]
+    own_again(unit.links, progress, attempt.options.deadline)
+    attempt.cpu.prepare(unit.trees)
+    progress.phase("detach")
+    with detached(unit.links):
+        attempt.save_processes(movers, runs=True)
+    progress.finish()
+    return ()

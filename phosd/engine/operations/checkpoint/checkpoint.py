@@ -1,0 +1,151 @@
+"""What every checkpoint has in common: whom to save, in which mode, and what is published."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+
+from phosd.engine.criu import dump as criu_dump
+from phosd.engine.criu.dump import DumpOptions
+from phosd.engine.criu.dumps import CpuParts
+from phosd.engine.faults import Point, point
+from phosd.engine.image.manifest import Block, Manifest
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.machine import describe_gpus, this_host
+from phosd.engine.node.node import Node
+from phosd.engine.operations.admission import check_space
+from phosd.engine.operations.checkpoint.attempt import Attempt
+from phosd.engine.operations.checkpoint.by_driver import by_driver
+from phosd.engine.operations.checkpoint.choose_mode import Choice, choose
+from phosd.engine.operations.checkpoint.concurrent import concurrent
+from phosd.engine.operations.checkpoint.options import CheckpointOptions
+from phosd.engine.operations.checkpoint.recopy import recopy
+from phosd.engine.operations.checkpoint.stop import stop
+from phosd.engine.operations.manifest_records import process_records
+from phosd.engine.operations.move_checks import claimed
+from phosd.engine.operations.torch_cache import release_cached
+from phosd.engine.program.group import Unit, explain_death, gather
+from phosd.engine.program.tree import ProcessTree
+from phosd.errors import InvalidOption, MisSpeculation
+
+_MODES: dict[str, Callable[[Attempt], tuple[Block, ...]]] = {
+    "concurrent": concurrent,
+    "recopy": recopy,
+    "stop": stop,
+    "driver": by_driver,
+}
+_LADDER = ("concurrent", "recopy", "stop")
+"""After a wrong guess the same job goes on in the next of these."""
+
+
+def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progress) -> Manifest:
+    """Save the tree of ``pid`` (and of processes that share device memory with it) as an image.
+
+    A phase marked ``stopped`` is time in which the program stands still. Whatever fails, the
+    program runs afterwards: every step that stops something is a context whose end undoes it.
+    """
+    options.require_possible()
+    progress.phase("prepare")
+    with ExitStack() as job:
+        unit = job.enter_context(
+            gather(pid, node.config.runtime_dir, _dumpable(node, job, options))
+        )
+        choice = choose(unit, options.mode, options.experience.earlier)
+        if choice.why:
+            progress.note(f"mode {choice.mode}: {choice.why}")
+        progress.about_to_touch(unit.concern)
+        parent = job.enter_context(_parent(node, unit, options.parent))
+        job.callback(node.store.drop_spares)
+        job.enter_context(explain_death(unit, "checkpoint", "nothing was saved; "))
+        if options.release_cached:
+            release_cached(unit, progress)
+        while True:
+            try:
+                return _make_image(node, unit, choice, parent, options, progress)
+            except MisSpeculation as wrong:
+                if not options.fallback or choice.mode == _LADDER[-1]:
+                    raise
+                choice = _after_wrong_guess(choice, wrong)
+                progress.note(f"mode {choice.mode}: {choice.why}")
+                progress.phase("prepare")
+
+
+def _make_image(
+    node: Node,
+    unit: Unit,
+    choice: Choice,
+    parent: Manifest | None,
+    options: CheckpointOptions,
+    progress: Progress,
+) -> Manifest:
+    needs = check_space(node, unit, choice.mode, options.limits)
+    owner = unit.trees[0].root.uid
+    with (
+        node.store.begin(owner, options.limits.quota(owner)) as writer,
+        node.staging.folder(needs.cpu) as staging,
+        CpuParts(node.criu, writer, staging, DumpOptions(tcp=options.tcp), pages=needs.cpu) as cpu,
+    ):
+        if parent is not None:
+            writer.inherit(parent)
+        # Nobody knows before the copying how much of it the parent has.
+        writer.promise(needs.cpu + (needs.gpu if parent is None else 0))
+        node.store.preallocate(needs.gpu)
+        blocks = _MODES[choice.mode](Attempt(node, unit, writer, cpu, options, progress))
+        progress.phase("persist")
+        point(Point.CHECKPOINT_PERSIST)
+        trees = cpu.persist()
+        progress.phase("publish")
+        point(Point.CHECKPOINT_PUBLISH)
+        manifest = Manifest(
+            id=writer.id,
+            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            mode=choice.mode,
+            why=choice.why,
+            owner=writer.owner,
+            host=this_host(node.criu),
+            gpus=describe_gpus({gpu for member in unit.members for gpu in member.gpus}),
+            trees=trees,
+            processes=process_records(cpu.trees, unit, parked=choice.mode != "driver"),
+            blocks=blocks,
+            stop_seconds=progress.stop_seconds,
+            wrong_guesses=progress.wrong_guesses,
+            parent=parent.id if parent is not None else None,
+        )
+        writer.publish(manifest)
+        progress.finish()
+        return manifest
+
+
+def _dumpable(
+    node: Node, job: ExitStack, options: CheckpointOptions
+) -> Callable[[ProcessTree], object]:
+    """What is asked of each tree. From then on it is the job's: nobody else connects to its hooks,
+    which would look like a connection of the program.
+    """
+    claim = claimed(node, job, options.caller)
+
+    def check(tree: ProcessTree) -> None:
+        claim(tree)
+        criu_dump.check(node.criu, tree, options.tcp)
+
+    return check
+
+
+def _after_wrong_guess(choice: Choice, wrong: MisSpeculation) -> Choice:
+    following = _LADDER[_LADDER.index(choice.mode) + 1]
+    return Choice(following, f"mode {choice.mode} guessed wrong ({wrong.what})")
+
+
+@contextmanager
+def _parent(node: Node, unit: Unit, image_id: str | None) -> Iterator[Manifest | None]:
+    """The parent image, which cannot be deleted inside."""
+    if image_id is None:
+        yield None
+        return
+    with node.store.open(image_id) as image:
+        owner = unit.trees[0].root.uid
+        if image.manifest.owner != owner:
+            raise InvalidOption(
+                f"image {image_id} belongs to user {image.manifest.owner}, the program to {owner}",
+                hint="content is shared within one user only: give an image of the same owner",
+            )
+        yield image.manifest

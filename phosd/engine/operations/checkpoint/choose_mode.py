@@ -1,0 +1,70 @@
+"""Which mode a checkpoint runs in."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from phosd.engine.job.experience import Earlier
+from phosd.engine.program.group import Unit
+from phosd.errors import Unsupported
+
+_PARKABLE = "the hook can park the device memory and copy it afterwards"
+_ENOUGH = 2
+"""Checkpoints of one kind in a row, or in one mode, that are no accident."""
+_CLEARLY = 0.8
+"""A mode that loses less than this share of what another loses is better."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A mode, and why it was chosen; an empty text when the caller named it."""
+
+    mode: str
+    why: str = ""
+
+
+def choose(unit: Unit, wanted: str, earlier: Sequence[Earlier] = ()) -> Choice:
+    """The mode to begin with. Raises :class:`Unsupported` when the one that is wanted cannot be."""
+    why_not = unit.why_not_parked()
+    choice = Choice(wanted)
+    if wanted == "auto":
+        choice = Choice("driver", why_not) if why_not else _by_experience(earlier)
+    elif wanted != "driver" and why_not:
+        raise Unsupported(f"mode {wanted} is not possible: {why_not}", hint="use mode=driver")
+    if choice.mode == "driver" and (why_not := unit.why_not_by_driver()):
+        raise Unsupported(f"mode driver is not possible: {why_not}", hint="use mode=stop")
+    return choice
+
+
+def _by_experience(earlier: Sequence[Earlier]) -> Choice:
+    """``concurrent``, unless it has failed again and again or has cost the program more.
+
+    Free device memory decides nothing here: without it the program waits for its chunks, but for
+    no longer than another mode would stop it (docs/benchmarks.md).
+    """
+    tried = [e for e in earlier if e.mode == "concurrent" or e.guessed_wrong or e.starved]
+    last = tried[:_ENOUGH]
+    if len(last) == _ENOUGH:
+        if all(e.guessed_wrong for e in last):
+            return Choice("recopy", f"the guess was wrong in the last {_ENOUGH} that made one")
+        if all(e.starved for e in last):
+            return Choice(
+                "recopy",
+                "the program needed the memory that mode concurrent held, the last "
+                f"{_ENOUGH} times",
+            )
+    losses = defaultdict(list)
+    for e in earlier:
+        if not (e.guessed_wrong or e.starved):
+            losses[e.mode].append(e.lost)
+    means = {mode: fmean(lost) for mode, lost in losses.items() if len(lost) >= _ENOUGH}
+    if "concurrent" in means:
+        mode, least = min(means.items(), key=lambda item: item[1])
+        if mode in ("recopy", "stop") and least < _CLEARLY * means["concurrent"]:
+            return Choice(
+                mode,
+                f"earlier checkpoints cost the program {least:.2f} s each in this mode, and "
+                f"{means['concurrent']:.2f} s in mode concurrent",
+            )
+    return Choice("concurrent", _PARKABLE)

@@ -1,0 +1,75 @@
+"""Mode ``concurrent``: the stop parks the data, and they are saved while the program runs.
+
+Where there is device memory for it, they are copied there inside the stop. Otherwise, from before
+the gate opens, the hook saves what the program is about to overwrite (copy-on-write).
+"""
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager, ExitStack
+
+from phosd.engine.faults import Point, point
+from phosd.engine.hook_client.gate import closed_gates
+from phosd.engine.image.manifest import Block
+from phosd.engine.memory.cow_drain import Drain
+from phosd.engine.memory.device_memory import Holdings
+from phosd.engine.memory.parking import parked
+from phosd.engine.memory.snapshot import Snapshot
+from phosd.engine.operations.checkpoint.attempt import Attempt
+
+
+def concurrent(attempt: Attempt) -> tuple[Block, ...]:
+    """The unit's device memory as it was at the stop.
+
+    Raises :class:`~phosd.errors.MisSpeculation` when the program wrote where nobody expected
+    it.
+    """
+    unit, progress = attempt.unit, attempt.progress
+    with attempt.node.kept_memory.held(unit) as holdings:
+        try:
+            gpus = holdings.prepare_packs(unit.links, attempt.writer)
+            holdings.take(unit.links)
+            with ExitStack() as stack:
+                stack.enter_context(attempt.node.movers.turn_to_copy(gpus, progress))
+                saving = _with_room(attempt, holdings, stack)
+                attempt.cpu.prepare(unit.trees)
+                progress.check()
+                progress.phase("quiesce", stopped=True)
+                point(Point.CHECKPOINT_QUIESCE)
+                with closed_gates(unit.links, progress, attempt.options.deadline):
+                    holdings.take_all(unit.links)
+                    unit.require_no_sharers(holdings.shared())
+                    blocks = holdings.all()
+                    progress.phase("drain", stopped=True)
+                    point(Point.CHECKPOINT_DIGEST)
+                    saving.settle(progress)
+                    progress.phase("park", stopped=True)
+                    point(Point.CHECKPOINT_PARK)
+                    with parked(unit.links, holdings):
+                        saving.begin()
+                        attempt.save_processes(holdings.movers(), beside=saving.copy)
+                    saving.arm()
+                progress.phase("drain", bytes_total=saving.bytes_total)
+                point(Point.CHECKPOINT_DRAIN)
+                chunks = saving.finish(progress)
+        finally:
+            holdings.unpin()
+    return attempt.blocks(blocks, chunks)
+
+
+def _with_room(attempt: Attempt, holdings: Holdings, stack: ExitStack) -> Snapshot | Drain:
+    """How the data are saved, with the device memory that it takes; ended with ``stack``."""
+    node, options = attempt.node, attempt.options
+    way = (holdings, attempt.unit.links, attempt.writer)
+    limit = node.config.shadow_limit
+
+    def turn(gpus: Collection[int]) -> AbstractContextManager[None]:
+        return node.turns.turn(gpus, attempt.progress, options.deadline)
+
+    if node.config.snapshots:
+        snapshot = stack.enter_context(Snapshot(*way, turn, limit))
+        if snapshot.make_room():
+            return snapshot
+    drain = stack.enter_context(Drain(*way, options.experience.suspects, audit=options.audit))
+    with turn({held.gpu for held in holdings.all()}):
+        drain.make_room(limit)
+    return drain

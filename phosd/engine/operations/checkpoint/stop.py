@@ -1,0 +1,45 @@
+"""Mode ``stop``: the data are copied while the gate is closed, then parked."""
+
+from contextlib import ExitStack
+
+from phosd.engine.faults import Point, point
+from phosd.engine.hook_client.gate import closed_gates
+from phosd.engine.image.manifest import Block
+from phosd.engine.memory.exported import distinct
+from phosd.engine.memory.parking import parked
+from phosd.engine.operations.checkpoint.attempt import Attempt
+
+
+def stop(attempt: Attempt) -> tuple[Block, ...]:
+    """The unit's device memory, saved inside the stop."""
+    unit, progress = attempt.unit, attempt.progress
+    with attempt.node.kept_memory.held(unit) as holdings, ExitStack() as turn:
+        try:
+            gpus = holdings.prepare_packs(unit.links, attempt.writer)
+            holdings.take(unit.links)
+            turn.enter_context(attempt.node.movers.turn_to_copy(gpus, progress))
+            attempt.cpu.prepare(unit.trees)
+            progress.check()
+            progress.phase("quiesce", stopped=True)
+            point(Point.CHECKPOINT_QUIESCE)
+            with closed_gates(unit.links, progress, attempt.options.deadline):
+                holdings.take_all(unit.links)
+                unit.require_no_sharers(holdings.shared())
+                progress.phase("digest", stopped=True)
+                point(Point.CHECKPOINT_DIGEST)
+                blocks = holdings.all()
+                digests = holdings.digest()
+                total = sum(held.block.size for held in distinct(blocks))
+                progress.phase("drain", stopped=True, bytes_total=total)
+                point(Point.CHECKPOINT_DRAIN)
+                chunks = holdings.save(digests, attempt.writer, progress)
+                turn.close()
+                progress.phase("park", stopped=True)
+                point(Point.CHECKPOINT_PARK)
+                with parked(unit.links, holdings):
+                    attempt.save_processes(holdings.movers())
+                holdings.watch_all(unit.links)
+            progress.finish()
+        finally:
+            holdings.unpin()
+    return attempt.blocks(blocks, chunks)

@@ -1,0 +1,139 @@
+"""Device memory with an image's bytes, loaded and hashed, before a program has it."""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+
+from phosd.engine.hook_client.link import HookLink
+from phosd.engine.image.manifest import Block, Manifest
+from phosd.engine.image.store import Image
+from phosd.engine.job.progress import Progress
+from phosd.engine.job.rollback import Undo
+from phosd.engine.memory.device_memory import Holdings
+from phosd.engine.memory.exported import Place, if_alive, let_go, new_key
+from phosd.engine.mover.client.mover import Mover
+from phosd.engine.node.node import Node
+from phosd.engine.program.process import gpus_of
+from phosd.engine.system import procfs
+from phosd.engine.system.procfs import Process
+from phosd.errors import PhosError
+
+_log = logging.getLogger(__name__)
+_STAY: Mapping[int, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One block: ``process`` is its pid and start time in the manifest."""
+
+    process: Process
+    id: int
+    place: Place
+
+
+class Memory:
+    """The blocks of all processes of an image. The keys of those that are somebody else's to let go
+    of are added to ``kept``.
+    """
+
+    def __init__(self, node: Node, pieces: list[_Piece], kept: set[int]) -> None:
+        self._node = node
+        self._pieces = pieces
+        self._kept = kept
+
+    def of(self, pid: int) -> list[tuple[int, int]]:
+        """The id of each block of a process, and a descriptor of the memory with its bytes."""
+        return [(p.id, p.place.descriptor) for p in self._pieces if p.process[0] == pid]
+
+    def guard(self) -> None:
+        """Have the movers keep it for its processes, should this engine end (:meth:`Mover.guard`).
+
+        The image's processes are those that are there.
+        """
+        for mover, pieces in self._by_mover().items():
+            mover.guard((piece.process, piece.id, piece.place.key) for piece in pieces)
+
+    def unguard(self) -> None:
+        """The processes have it."""
+        with Undo() as each:
+            for mover, pieces in self._by_mover().items():
+                processes = {piece.process for piece in pieces}
+                each.add(if_alive, mover, partial(mover.unguard, processes))
+
+    def keep(self, links: Sequence[HookLink]) -> None:
+        """Keep it for the next job, now that the processes have it and their gates are closed:
+        then it need not be copied to be exported once more.
+        """
+        identity = frozenset(filter(None, (procfs.identity(link.pid) for link in links)))
+        holdings = Holdings(self._node.movers, {link.pid: gpus_of(link.hello()) for link in links})
+        with self._node.kept_memory.keeping(identity, holdings):
+            try:
+                for link in links:
+                    pieces = (piece for piece in self._pieces if piece.process[0] == link.pid)
+                    holdings.hold(link, {piece.id: piece.place for piece in pieces})
+            finally:  # a program may have ended by now, or not tell of all of its blocks
+                self._kept |= {held.key for held in holdings.all()}
+            try:
+                holdings.watch_all(links)
+            except PhosError as error:  # then it is not kept, which costs the next job a copy
+                _log.warning("what a program frees will not be known: %s", error)
+
+    def _by_mover(self) -> dict[Mover, list[_Piece]]:
+        found: dict[Mover, list[_Piece]] = {}
+        for piece in self._pieces:
+            found.setdefault(piece.place.mover, []).append(piece)
+        return found
+
+
+def device_bytes(manifest: Manifest, moves: Mapping[int, int] = _STAY) -> dict[int, int]:
+    """The blocks of each GPU, in bytes; ``moves`` has the GPU that takes the place of another."""
+    total: Counter[int] = Counter()
+    for block in _stored(manifest):
+        total[moves.get(block.gpu, block.gpu)] += block.size
+    return dict(total)
+
+
+@contextmanager
+def loaded(
+    node: Node, image: Image, progress: Progress, moves: Mapping[int, int] = _STAY
+) -> Iterator[Memory]:
+    """Device memory with the image's bytes, on its GPUs or on those that ``moves`` has for them.
+
+    It lives on in who has mapped it, or keeps it. Raises :class:`ImageCorrupt` and
+    :class:`OutOfMemory`.
+    """
+    manifest = image.manifest
+    made: dict[tuple[int, int], Place] = {}
+    kept: set[int] = set()
+    with Undo() as undo:
+        for old in sorted({block.gpu for block in manifest.blocks}):
+            gpu = moves.get(old, old)
+            mover = node.movers.mover(gpu)
+            blocks = {new_key(): b for b in _stored(manifest) if b.gpu == old}
+            descriptors = mover.create([(key, block.size) for key, block in blocks.items()])
+            undo.add(_let_go_but, kept, mover, list(blocks))
+            for (key, block), descriptor in zip(blocks.items(), descriptors, strict=True):
+                undo.add(os.close, descriptor)
+                made[block.process, block.id] = Place(mover, key, descriptor)
+            with node.movers.turn_to_copy({gpu}, progress):
+                mover.load({key: block.chunks for key, block in blocks.items()}, image, progress)
+        yield Memory(node, [_piece(manifest, block, made) for block in manifest.blocks], kept)
+
+
+def _let_go_but(kept: Collection[int], mover: Mover, keys: Iterable[int]) -> None:
+    let_go(mover, [key for key in keys if key not in kept])
+
+
+def _piece(manifest: Manifest, block: Block, made: Mapping[tuple[int, int], Place]) -> _Piece:
+    process = manifest.processes[block.process]
+    place = made[block.alias or (block.process, block.id)]
+    return _Piece((process.pid, process.start_time), block.id, place)
+
+
+def _stored(manifest: Manifest) -> list[Block]:
+    return [block for block in manifest.blocks if block.alias is None]

@@ -1,0 +1,176 @@
+"""Migration within a node: a program goes on, under its pid, on another GPU. protocols.md in code.
+
+Its memory is copied from GPU to GPU while it runs, and what it has written since inside the stop.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from phosd.engine.faults import Point, point
+from phosd.engine.hook_client.gate import DEADLINE, closed_gates
+from phosd.engine.job.affected import Concern
+from phosd.engine.job.progress import Progress
+from phosd.engine.job.rollback import Undo
+from phosd.engine.memory.parking import detached, own_again, park
+from phosd.engine.memory.reservation import Room, room_ahead
+from phosd.engine.mover.client.mover import Mover
+from phosd.engine.node.gpus import GpuInfo, list_gpus
+from phosd.engine.node.node import Node
+from phosd.engine.node.placement import parse_moves, require_fit, whole
+from phosd.engine.operations.admission import (
+    context_bytes,
+    require_device_memory,
+    require_host_memory,
+)
+from phosd.engine.operations.move_checks import claimed, device_needs, gpus_in_use, may_park
+from phosd.engine.operations.permissions import ROOT
+from phosd.engine.operations.replicas import Twins
+from phosd.engine.program import driver_checkpoint
+from phosd.engine.program.group import Unit, explain_death, gather
+from phosd.errors import InvalidOption, PhosError
+
+MODES = ("auto", "precopy", "driver")
+
+
+@dataclass(frozen=True)
+class MigrateOptions:
+    """How to migrate. ``to`` is a GPU, or ``OLD:NEW`` for each of several (placement.py).
+
+    ``mode``: ``precopy`` copies the memory before the stop; ``driver`` leaves everything to the
+    driver, which needs no hook and stops the program for long; ``auto`` chooses. ``deadline`` is
+    how many seconds the program may take to come to rest.
+    """
+
+    to: str
+    mode: str = "auto"
+    deadline: float = DEADLINE
+    caller: int = ROOT
+    """The user id that it is done for. Only root may move what is not wholly its own."""
+
+
+def migrate(node: Node, pid: int, options: MigrateOptions, progress: Progress) -> dict[int, int]:
+    """Move the tree of ``pid``, and what shares device memory with it, to other GPUs.
+
+    Returns the ordinals of the GPUs that were left, with the new ones. Whatever fails before the
+    driver has moved it, the program goes on where it was.
+    """
+    if options.mode not in MODES:
+        raise InvalidOption(
+            f"there is no mode {options.mode!r}", hint=f"modes are {', '.join(MODES)}"
+        )
+    progress.phase("prepare")
+    with ExitStack() as job:
+        unit = job.enter_context(
+            gather(pid, node.config.runtime_dir, claimed(node, job, options.caller))
+        )
+        gpus = list_gpus()
+        used = gpus_in_use(unit)
+        moves = parse_moves(options.to, [*used], gpus)
+        require_fit(moves, gpus)
+        parks = may_park(unit, options.mode, progress)
+        _require_room(node, unit, moves, parks=parks)
+        concern = unit.concern
+        progress.about_to_touch(concern)
+        job.enter_context(explain_death(unit, "migration"))
+        way = _by_precopy if parks else _by_driver
+        way(_Move(node, unit, concern, moves, gpus, options.deadline, progress))
+        node.movers.leave(moves, unit.pids)
+        progress.finish()
+        return moves
+
+
+@dataclass(frozen=True)
+class _Move:
+    """One migration of ``unit``; ``moves`` maps the GPUs that it leaves to the new ones."""
+
+    node: Node
+    unit: Unit
+    concern: Concern
+    moves: dict[int, int]
+    gpus: Sequence[GpuInfo]
+    deadline: float
+    progress: Progress
+
+    def cross(
+        self, move: Callable[[Sequence[int]], None], give_room: Callable[[], None] = lambda: None
+    ) -> None:
+        """The driver brings the processes back on the new GPUs, all of them or none; what is kept
+        for them there is given just before.
+        """
+        self.progress.about_to_touch(replace(self.concern, moves=self.moves))
+        point(Point.MIGRATE_MOVE)
+        try:
+            new = self.moves.values()
+            with self.node.turns.turn(new, self.progress, self.deadline):
+                give_room()
+                move(whole(self.moves, len(self.gpus)))
+        except PhosError:
+            self.progress.about_to_touch(self.concern)
+            raise
+
+    def room(self, movers: Sequence[Mover], limit: float | None = None) -> Room:
+        """What these movers keep for the way back."""
+        return Room(self.node.turns, movers, self.unit.identity, self.progress, limit)
+
+    @property
+    def contexts(self) -> dict[Mover, int]:
+        """What the new GPUs' movers keep free for contexts, in bytes."""
+        size = context_bytes() * len(self.unit.gpu_pids)
+        return {self.node.movers.mover(new): size for new in self.moves.values()}
+
+
+def _by_precopy(move: _Move) -> None:
+    unit, progress = move.unit, move.progress
+    with (
+        move.node.kept_memory.held(unit) as holdings,
+        Twins(move.node, holdings, move.moves) as twins,
+        room_ahead(move.contexts, unit.identity) as give_room,
+    ):
+        point(Point.MIGRATE_PRECOPY)
+        twins.while_running(unit.links, progress)
+        progress.check()
+        progress.phase("quiesce", stopped=True)
+        point(Point.MIGRATE_QUIESCE)
+        with closed_gates(unit.links, progress, move.deadline):
+            holdings.take_all(unit.links)
+            unit.require_complete(holdings.shared())
+            twins.follow()
+            progress.phase("park", stopped=True)
+            point(Point.MIGRATE_PARK)
+            with Undo() as undo, ThreadPoolExecutor(1) as beside:
+                rest = beside.submit(twins.finish, Progress())
+                park(unit.links, holdings, undo)
+                progress.phase("control", stopped=True)
+                point(Point.MIGRATE_CONTROL)
+                room = move.room(holdings.movers(), move.deadline)
+                with driver_checkpoint.checkpointed(unit.gpu_pids, room) as bring:
+                    rest.result()
+                    twins.guard()
+                    move.cross(bring, give_room)
+                    twins.take_over()
+                progress.phase("unpark", stopped=True)
+                point(Point.MIGRATE_UNPARK)
+        progress.phase("release")
+        point(Point.MIGRATE_RELEASE)
+
+
+def _by_driver(move: _Move) -> None:
+    unit, progress = move.unit, move.progress
+    move.node.kept_memory.let_go(unit)
+    own_again(unit.links, progress, move.deadline)
+    progress.phase("control", stopped=True)
+    with detached(unit.links):
+        movers = [move.node.movers.mover(gpu) for gpu in sorted(move.moves)]
+        with driver_checkpoint.checkpointed(unit.gpu_pids, move.room(movers)) as bring:
+            move.cross(bring)
+    progress.phase("release")
+
+
+def _require_room(node: Node, unit: Unit, moves: dict[int, int], *, parks: bool) -> None:
+    """Raise unless the new GPUs, and the host's memory, have room."""
+    needs = device_needs(unit, parks=parks)
+    require_device_memory(node, {new: needs[old] for old, new in moves.items()}, "the program")
+    contexts = context_bytes() * len(unit.gpu_pids)
+    require_host_memory(contexts if parks else max(contexts, sum(needs.values())))

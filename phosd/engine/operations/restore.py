@@ -1,0 +1,191 @@
+"""Restore: bring an image back to life, eagerly. protocols.md in code.
+
+Nothing of the node is touched before every check has passed and every byte of device memory has
+been loaded and hashed on its GPU. The program may run only when its state has been verified.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from phosd.engine.criu import restore as criu_restore
+from phosd.engine.criu.file_worker import Policy
+from phosd.engine.criu.restore import Restored
+from phosd.engine.criu.restore import RestoreOptions as CpuOptions
+from phosd.engine.faults import Point, point
+from phosd.engine.hook_client.link import HookLink, HookState
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.job.affected import Concern, Touched, now
+from phosd.engine.job.progress import Progress
+from phosd.engine.job.rollback import Undo
+from phosd.engine.node.machine import require_same_machine
+from phosd.engine.node.node import Node
+from phosd.engine.operations.admission import context_bytes, require_device_memory
+from phosd.engine.operations.load import device_bytes, loaded
+from phosd.engine.program import driver_checkpoint
+from phosd.errors import Internal
+
+
+@dataclass(frozen=True)
+class RestoreOptions:
+    """How to restore.
+
+    ``files``: what becomes of files that the program only wrote and that grew since: ``keep``
+    (refuse unless they are appended to) or ``cut`` them to their old length, the rest beside.
+    ``output``: an append-only file for what the program prints, when its standard output was a
+    pipe or a terminal.
+    """
+
+    files: str = "keep"
+    output: Path | None = None
+
+
+@dataclass(frozen=True)
+class RestoreResult:
+    """The restored processes: the root that was asked for, and all of them. Seconds in all."""
+
+    pid: int
+    pids: tuple[int, ...]
+    seconds: float
+
+
+def restore(
+    node: Node, image_id: str, options: RestoreOptions, progress: Progress
+) -> RestoreResult:
+    """Restore image ``image_id`` under its old pids, on its GPUs."""
+    started = time.monotonic()
+    progress.phase("admission")
+    with ExitStack() as job:
+        image = job.enter_context(node.store.open(image_id))
+        manifest = image.manifest
+        pids = tuple(p.pid for p in manifest.processes)
+        job.enter_context(node.claim(pids))
+        require_same_machine(manifest, node.criu)
+        cpu = _CpuSide(node, manifest, options)
+        cpu.admit()
+        require_device_memory(node, _needs(manifest))
+        progress.check()
+        progress.about_to_touch(_concern(manifest))
+
+        progress.phase("load", bytes_total=manifest.device_bytes)
+        point(Point.RESTORE_LOAD)
+        with ThreadPoolExecutor(1) as beside:
+            hashing = beside.submit(cpu.check_bytes)
+            memory = job.enter_context(loaded(node, image, progress))
+            hashing.result()
+        progress.check()
+
+        progress.phase("cpu")
+        point(Point.RESTORE_CPU)
+        with Undo() as undo:
+            for restored in cpu.restore(progress):
+                undo.add(restored.abandon)
+            progress.phase("control")
+            point(Point.RESTORE_CONTROL)
+            with node.turns.turn({block.gpu for block in manifest.blocks}, progress):
+                driver_checkpoint.resume([p.pid for p in manifest.processes if p.gpu])
+            progress.phase("map")
+            point(Point.RESTORE_MAP)
+            links = [job.enter_context(link) for link in _awake(node, manifest)]
+            for link in links:
+                if blocks := memory.of(link.pid):
+                    link.unpark(blocks)
+            progress.phase("verify")
+            point(Point.RESTORE_VERIFY)
+            _require_running(manifest, links)
+            point(Point.RESTORE_OPEN)
+            memory.keep(links)
+            for link in links:
+                link.open_gate()
+            undo.forget()
+        cpu.settle()
+        progress.finish()
+    return RestoreResult(manifest.trees[0].root, pids, time.monotonic() - started)
+
+
+class _CpuSide:
+    """CRIU's part of the image: one tree after the other."""
+
+    def __init__(self, node: Node, manifest: Manifest, options: RestoreOptions) -> None:
+        self._criu = node.criu
+        self._options = CpuOptions(files=Policy(options.files), output=options.output)
+        folder = node.store.images / manifest.id
+        self._trees = [
+            (tree, [p for p in manifest.processes if p.tree == number], folder / tree.folder)
+            for number, tree in enumerate(manifest.trees)
+        ]
+        self._restored: list[Restored] = []
+
+    def admit(self) -> None:
+        """Ids are free, files are as they must be, the owner may."""
+        for tree, processes, folder in self._trees:
+            criu_restore.admission(self._criu, tree, processes, folder, self._options)
+
+    def check_bytes(self) -> None:
+        """CRIU's files are what was saved."""
+        for tree, _, folder in self._trees:
+            criu_restore.check_images(tree, folder)
+
+    def restore(self, progress: Progress) -> Iterator[Restored]:
+        """Bring each tree up, frozen at its first CUDA call."""
+        for tree, processes, folder in self._trees:
+            restored = criu_restore.restore_tree(
+                self._criu, tree, processes, folder, self._options, progress
+            )
+            self._restored.append(restored)
+            yield restored
+
+    def settle(self) -> None:
+        """All is well: what was kept for undoing goes."""
+        for restored in self._restored:
+            restored.settle()
+
+
+def _concern(manifest: Manifest) -> Concern:
+    """Processes that are not there yet."""
+    touched = (Touched(p.pid, None, gpu=p.gpu, hooked=p.hooked) for p in manifest.processes)
+    gpus = sorted({block.gpu for block in manifest.blocks})
+    return Concern(tuple(touched), tuple(gpus), manifest.id, now())
+
+
+def _needs(manifest: Manifest) -> dict[int, int]:
+    """What each GPU must have free: the blocks, and a context for each process that has some.
+
+    A GPU without blocks is not asked, since that would start its mover.
+    """
+    needs = device_bytes(manifest)
+    for gpu, _ in {(block.gpu, block.process) for block in manifest.blocks}:
+        needs[gpu] += context_bytes()
+    return needs
+
+
+def _awake(node: Node, manifest: Manifest) -> Iterator[HookLink]:
+    """The hooks of the restored processes: they slept through dump and restore."""
+    for process in manifest.processes:
+        if process.hooked:
+            link = HookLink(process.pid, node.config.runtime_dir)
+            link.reattach()
+            yield link
+
+
+def _require_running(manifest: Manifest, links: Sequence[HookLink]) -> None:
+    """CRIU can succeed and the program be dead a moment later: trust only its state."""
+    for process in manifest.processes:
+        if (
+            process.gpu
+            and (state := driver_checkpoint.state(process.pid))
+            is not driver_checkpoint.State.RUNNING
+        ):
+            raise Internal(
+                f"restored process {process.pid} is {state.name.lower() if state else 'gone'},"
+                " not running",
+                hint="see the program's output and the driver's log (dmesg)",
+            )
+    for link in links:
+        if link.hello().state is HookState.PARKED:
+            raise Internal(
+                f"the memory of restored process {link.pid} is not mapped", hint="report this"
+            )

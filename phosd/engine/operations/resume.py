@@ -1,0 +1,248 @@
+"""Resuming: a suspended program comes back, on its GPUs or on others. protocols.md in code.
+
+Every step looks first, so that what failed, or was killed in the middle, can be done again: what
+the program had stays until it runs.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+from phosd.engine.faults import Point, point
+from phosd.engine.hook_client.link import HookLink, HookState, reach
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.job.affected import Concern, Touched
+from phosd.engine.job.progress import Progress
+from phosd.engine.memory.reservation import room_ahead
+from phosd.engine.node.gpus import GpuInfo, list_gpus
+from phosd.engine.node.node import Node
+from phosd.engine.node.placement import parse_moves, require_fit, whole
+from phosd.engine.node.suspended import Suspended
+from phosd.engine.operations.admission import require_device_memory
+from phosd.engine.operations.load import Memory, device_bytes, loaded
+from phosd.engine.operations.permissions import ROOT
+from phosd.engine.program import driver_checkpoint
+from phosd.engine.program.process import placed, require_going
+from phosd.engine.recovery.rescue import free, kept_for
+from phosd.errors import Internal, InvalidOption, NotAuthorized, PhosError, Unsupported
+
+_WAKE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    """How to resume. ``to`` is a GPU, or ``OLD:NEW`` for each of several; empty for the same."""
+
+    to: str = ""
+    caller: int = ROOT
+    """The user id that it is done for. Only root may resume what is not its own."""
+
+
+def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> dict[int, int]:
+    """Have the suspended program with process ``pid`` run again.
+
+    Returns the ordinals of the GPUs that it had, with those that it has now. Raises
+    :class:`NoSuchProcess` when it is not suspended. Whatever fails, it stays suspended.
+    """
+    progress.phase("admission")
+    with ExitStack() as after, ExitStack() as job:
+        suspended = node.suspended.of(pid)
+        after.enter_context(_death_explained(suspended))
+        job.enter_context(node.claim(suspended.pids))
+        image = job.enter_context(node.suspend_store.shelf(suspended.where).open(suspended.image))
+        manifest = image.manifest
+        require_resumable(suspended, options.caller)
+        for each in suspended.pids:
+            require_going(each)
+        further = _all_run(suspended)
+        if further and _begun(node, suspended, manifest):
+            moves = _end_begun(node, suspended, manifest, progress)
+            after.callback(node.suspend_store.shelf(suspended.where).delete, suspended.image)
+            progress.finish()
+            return moves
+        gpus = list_gpus()
+        moves = _moves(options.to, suspended, manifest, gpus)
+        moves = _away(moves | _moved_before(node, suspended, manifest))
+        blocks = device_bytes(manifest, moves)
+        needs = dict(blocks)  # it may have come to more than it had when it was asked
+        for gpu, size in suspended.device_bytes.items():
+            needs[moves.get(gpu, gpu)] = max(size, blocks.get(moves.get(gpu, gpu), 0))
+        require_device_memory(node, needs, "the program")
+        concern = _concern(suspended, manifest, moves)
+        progress.about_to_touch(concern)
+        progress.phase("load", bytes_total=manifest.device_bytes)
+        point(Point.RESUME_LOAD)
+        memory = job.enter_context(loaded(node, image, progress, moves))
+        rest = {node.movers.mover(gpu): size - blocks.get(gpu, 0) for gpu, size in needs.items()}
+        give_room = job.enter_context(room_ahead(rest, suspended.processes))
+        progress.check()
+        untouched = job.enter_context(ExitStack())
+        untouched.callback(memory.unguard)  # what fails is begun anew: it needs the room
+        memory.guard()
+        progress.phase("control")
+        point(Point.RESUME_CONTROL)
+        with node.turns.turn(concern.gpus, progress):
+            give_room()
+            progress.about_to_touch(replace(concern, moves=moves))
+            _back_from_driver(suspended, moves, gpus)
+        progress.phase("map")
+        point(Point.RESUME_MAP)
+        links = [job.enter_context(link) for link in _awake(node, manifest)]
+        parked = [link for link in links if link.hello().state is HookState.PARKED]
+        _require_together(manifest, {link.pid for link in parked})
+        untouched.pop_all()  # from here on the hooks have some of it: what fails goes on with it
+        _give_memory(parked, memory)
+        node.suspended.remove(suspended)  # from here on it runs, whatever becomes of this engine
+        after.callback(node.suspend_store.shelf(suspended.where).delete, suspended.image)
+        job.callback(memory.unguard)
+        if not further:  # else nobody knows what a hook had already
+            memory.keep(links)
+        point(Point.RESUME_OPEN)
+        for link in links:
+            link.open_gate()
+        progress.phase("release")
+    progress.finish()
+    return {gpu: moves.get(gpu, gpu) for gpu in suspended.gpus}
+
+
+def require_resumable(suspended: Suspended, caller: int) -> None:
+    """Raise unless user ``caller`` may resume the program, and all of it lives."""
+    if caller not in (ROOT, suspended.owner):
+        raise NotAuthorized(
+            f"process {suspended.pid} belongs to uid {suspended.owner}, not to {caller}",
+            hint="ask as root",
+        )
+    suspended.require_alive()
+
+
+@contextmanager
+def _death_explained(suspended: Suspended) -> Iterator[None]:
+    """A failure inside whose cause is that the program ended says so."""
+    try:
+        yield
+    except PhosError:
+        suspended.require_alive()
+        raise
+
+
+def _moves(
+    text: str, suspended: Suspended, manifest: Manifest, gpus: Sequence[GpuInfo]
+) -> dict[int, int]:
+    """The GPUs that others take the place of."""
+    known = {gpu.ordinal: gpu.uuid for gpu in gpus}
+    for gpu in manifest.gpus:
+        if known.get(gpu.ordinal) != gpu.uuid:
+            raise InvalidOption(
+                f"GPU {gpu.ordinal} is not {gpu.uuid} any more, which the program had",
+                hint="bring the GPUs back into their order",
+            )
+    moves = parse_moves(text, suspended.gpus, gpus, may_stay=True) if text else {}
+    require_fit(moves, gpus)
+    return moves
+
+
+def _moved_before(node: Node, suspended: Suspended, manifest: Manifest) -> dict[int, int]:
+    """Where processes stay that the driver has brought back in an earlier attempt."""
+    awake = {
+        p
+        for p in suspended.pids
+        if driver_checkpoint.state(p) is not driver_checkpoint.State.CHECKPOINTED
+    }
+    driver_checkpoint.require_running(awake)
+    moves = {}
+    for pid in awake & {process.pid for process in manifest.processes if process.parked}:
+        with reach(pid, node.config.runtime_dir, _WAKE_SECONDS) as link:
+            places = {block.id: gpu for block, gpu in placed(link.hello(), link.list_blocks())}
+        for block in manifest.blocks:
+            if manifest.processes[block.process].pid == pid and block.id in places:
+                moves[block.gpu] = places[block.id]
+    return moves
+
+
+def _away(moves: Mapping[int, int]) -> dict[int, int]:
+    return {old: new for old, new in moves.items() if old != new}
+
+
+def _concern(suspended: Suspended, manifest: Manifest, moves: dict[int, int]) -> Concern:
+    hooked = {process.pid for process in manifest.processes if process.hooked}
+    touched = (
+        Touched(pid, start, gpu=True, hooked=pid in hooked) for pid, start in suspended.processes
+    )
+    gpus = sorted({moves.get(gpu, gpu) for gpu in suspended.gpus})
+    return Concern(tuple(touched), tuple(gpus))
+
+
+def _back_from_driver(suspended: Suspended, moves: dict[int, int], gpus: Sequence[GpuInfo]) -> None:
+    """The driver brings the processes back, those that it has not brought back before."""
+    states = {pid: driver_checkpoint.state(pid) for pid in suspended.pids}
+    asleep = [pid for pid in states if states[pid] is driver_checkpoint.State.CHECKPOINTED]
+    if moves:
+        driver_checkpoint.move(asleep, whole(moves, len(gpus)))
+    else:
+        driver_checkpoint.resume(asleep)
+    driver_checkpoint.require_running(suspended.pids)
+
+
+def _awake(node: Node, manifest: Manifest) -> Iterator[HookLink]:
+    """The hooks of the processes whose memory was parked."""
+    for process in manifest.processes:
+        if process.gpu and process.parked and process.hooked:
+            yield reach(process.pid, node.config.runtime_dir, _WAKE_SECONDS)
+
+
+def _give_memory(links: Sequence[HookLink], memory: Memory) -> None:
+    """The hooks map the memory; their gates stay closed, as long as they are connected."""
+    for link in links:
+        link.unpark(memory.of(link.pid))
+        if (state := link.hello().state) is HookState.PARKED:
+            raise Internal(
+                f"the memory of process {link.pid} is still {state.name.lower()}",
+                hint=f"`phos resume {link.pid}` again, and report this",
+            )
+
+
+def _require_together(manifest: Manifest, parked: Collection[int]) -> None:
+    """Raise unless those that share memory are all parked, or all have it."""
+    for block in manifest.blocks:
+        if block.alias is not None:
+            pids = [manifest.processes[n].pid for n in (block.process, block.alias[0])]
+            waiting = [pid for pid in pids if pid in parked]
+            if len(waiting) == 1:
+                raise Unsupported(
+                    f"process {waiting[0]} is parked, and what it shares with others runs with"
+                    " them already: nobody has that memory for it any more",
+                    hint=f"end process {waiting[0]}, and restore an image of the program",
+                )
+
+
+def _all_run(suspended: Suspended) -> bool:
+    """Whether the driver has brought all of it back, in an earlier attempt."""
+    return all(
+        driver_checkpoint.state(pid) is driver_checkpoint.State.RUNNING for pid in suspended.pids
+    )
+
+
+def _begun(node: Node, suspended: Suspended, manifest: Manifest) -> bool:
+    """Whether an earlier attempt came so far that hooks have memory, or some of it: then the movers
+    keep all of it. Other memory with the same bytes would not be what they share, nor what a hook
+    has imported already.
+    """
+    if kept_for(suspended.processes, node.config.runtime_dir):
+        return True
+    with ExitStack() as links:
+        awake = [links.enter_context(link) for link in _awake(node, manifest)]
+        return all(link.hello().state is not HookState.PARKED for link in awake)
+
+
+def _end_begun(
+    node: Node, suspended: Suspended, manifest: Manifest, progress: Progress
+) -> dict[int, int]:
+    """The hooks get the rest of what an earlier attempt has loaded. As for :func:`resume`."""
+    moves = _away(_moved_before(node, suspended, manifest))
+    progress.about_to_touch(_concern(suspended, manifest, moves))
+    progress.phase("map")
+    account = free(suspended.processes, node.config.runtime_dir)
+    if account.failures:
+        raise next(iter(account.failures.values()))
+    node.suspended.remove(suspended)
+    return {gpu: moves.get(gpu, gpu) for gpu in suspended.gpus}

@@ -1,0 +1,230 @@
+"""Suspending: a program leaves its GPUs, and stays a process. protocols.md in code.
+
+Its device memory goes to host memory or to the disk, the driver saves the rest in the process, and
+nothing of it is on a GPU any more. :mod:`phosd.engine.operations.resume` brings it back.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+from phosd.engine.faults import Point, point
+from phosd.engine.hook_client.gate import DEADLINE, close_gates
+from phosd.engine.image.manifest import Block, Manifest, Tree
+from phosd.engine.image.store import Store
+from phosd.engine.image.usage import pack_bytes
+from phosd.engine.image.writer import ImageWriter
+from phosd.engine.job.progress import Progress
+from phosd.engine.job.rollback import Undo
+from phosd.engine.memory.device_memory import Holdings
+from phosd.engine.memory.exported import distinct, if_alive
+from phosd.engine.memory.parking import own_again, park
+from phosd.engine.memory.reservation import Room
+from phosd.engine.mover.client.mover import Mover
+from phosd.engine.node.machine import describe_gpus, this_host
+from phosd.engine.node.node import Node
+from phosd.engine.node.staging import available_memory
+from phosd.engine.node.suspended import Suspended
+from phosd.engine.operations.admission import context_bytes, require_host_memory
+from phosd.engine.operations.manifest_records import block_records, process_records
+from phosd.engine.operations.move_checks import claimed, device_needs, may_park
+from phosd.engine.operations.permissions import ROOT
+from phosd.engine.program import driver_checkpoint
+from phosd.engine.program.group import Unit, explain_death, gather
+from phosd.errors import InvalidOption, NotAuthorized, OutOfSpace, PhosError
+
+PLACES = ("memory", "disk")
+_SPARE = 1 / 16
+"""The share of the available host memory that stays free: what the kernel tells is an estimate."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SuspendOptions:
+    """How to suspend. ``where``: ``memory``, ``disk``, or ``auto``, which is memory where there is
+    enough. ``deadline`` is how many seconds the program may take to come to rest.
+    """
+
+    where: str = "auto"
+    deadline: float = DEADLINE
+    caller: int = ROOT
+    """The user id that it is done for. Only root may suspend what is not wholly its own."""
+    leave: bool = True
+    """Whether phosd, too, leaves GPUs on which it has nothing else to do."""
+
+
+def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -> Suspended:
+    """Take the tree of ``pid``, and what shares device memory with it, off its GPUs.
+
+    Whatever fails before all is saved, the program runs on.
+    """
+    if options.where not in ("auto", *PLACES):
+        raise InvalidOption(
+            f"there is no place {options.where!r}", hint="where is auto, memory or disk"
+        )
+    progress.phase("prepare")
+    with ExitStack() as job:
+        check = claimed(node, job, options.caller)
+        unit = job.enter_context(gather(pid, node.config.runtime_dir, check))
+        parks = may_park(unit, "auto", progress)
+        size = sum(b.size for link in unit.links for b in link.list_blocks()) if parks else 0
+        needs = device_needs(unit, parks=parks)
+        require_host_memory(context_bytes() * len(unit.gpu_pids) if parks else sum(needs.values()))
+        where = _place(node, unit, options.where, size)
+        shelf = node.suspend_store.shelf(where)
+        writer = job.enter_context(shelf.begin(unit.trees[0].root.uid))
+        job.callback(shelf.drop_spares)
+        shelf.preallocate(size)
+        progress.check()
+        progress.about_to_touch(unit.concern)
+        job.enter_context(explain_death(unit, "suspension"))
+        if not parks:
+            node.kept_memory.let_go(unit)
+        with node.kept_memory.held(unit) as holdings, Undo() as undo:
+            way = _Way(node, unit, options, progress, undo)
+            if parks:
+                room, blocks = _parked(way, holdings, writer)
+            else:
+                room, blocks = _by_driver(way, needs), ()
+            progress.phase("publish", stopped=True)
+            point(Point.SUSPEND_PUBLISH)
+            manifest = _manifest(writer, unit, needs, blocks)
+            writer.publish(manifest)
+            undo.add(shelf.delete, manifest.id)
+            suspended = _entry(manifest, unit, where, needs)
+            suspended.require_alive()
+            node.suspended.write(suspended)
+            undo.forget()
+        progress.phase("release", stopped=True)
+        room.give()
+        with Undo() as each:
+            for mover in holdings.movers():  # last, and in any case: until then it stays on the GPU
+                each.add(if_alive, mover, partial(mover.unguard, unit.identity))
+            # First: what is kept longer would be taken for what it has later.
+            node.kept_memory.let_go(unit)
+            point(Point.SUSPEND_RELEASE)
+        if options.leave:
+            node.movers.leave(needs, unit.pids)
+        progress.finish()
+        return suspended
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How ``unit`` comes to stand still, until ``undo`` has it run again."""
+
+    node: Node
+    unit: Unit
+    options: SuspendOptions
+    progress: Progress
+    undo: Undo
+
+    def stop(self, movers: Iterable[Mover], limit: float | None) -> Room:
+        """The driver takes it off its GPUs, where ``movers`` keep the room for the way back."""
+        self.progress.phase("control", stopped=True)
+        point(Point.SUSPEND_CONTROL)
+        room = Room(self.node.turns, movers, self.unit.identity, self.progress, limit)
+        driver_checkpoint.stop(self.unit.gpu_pids, room, self.undo)
+        return room
+
+
+def _parked(way: _Way, holdings: Holdings, writer: ImageWriter) -> tuple[Room, tuple[Block, ...]]:
+    """The program stands still, its memory is saved and parked, and the driver has the rest."""
+    unit, progress = way.unit, way.progress
+    holdings.take(unit.links)
+    with way.node.movers.turn_to_copy({mover.gpu for mover in holdings.movers()}, progress):
+        progress.phase("quiesce", stopped=True)
+        point(Point.SUSPEND_QUIESCE)
+        close_gates(unit.links, progress, way.options.deadline, way.undo)
+        holdings.take_all(unit.links)
+        unit.require_complete(holdings.shared())
+        held = holdings.all()
+        progress.phase("save", stopped=True, bytes_total=sum(h.block.size for h in distinct(held)))
+        point(Point.SUSPEND_SAVE)
+        chunks = holdings.save(holdings.digest(), writer, progress)
+    progress.phase("park", stopped=True)
+    point(Point.SUSPEND_PARK)
+    park(unit.links, holdings, way.undo)
+    room = way.stop(holdings.movers(), way.options.deadline)
+    return room, block_records(unit.trees, held, chunks)
+
+
+def _by_driver(way: _Way, gpus: Iterable[int]) -> Room:
+    """The driver has everything, in the process."""
+    movers = [mover for gpu in sorted(gpus) if (mover := _keeper(way, gpu)) is not None]
+    own_again(way.unit.links, way.progress, way.options.deadline)
+    return way.stop(movers, None)
+
+
+def _keeper(way: _Way, gpu: int) -> Mover | None:
+    """Who keeps the room on a GPU: a mover, if it has room for itself. The program may be leaving
+    because there is none.
+    """
+    try:
+        return way.node.movers.mover(gpu)
+    except PhosError as error:
+        way.progress.note(f"room for the program is not kept on GPU {gpu}: {error}")
+        return None
+
+
+def _place(node: Node, unit: Unit, wanted: str, size: int) -> str:
+    """Where ``size`` bytes of device memory go. Raises :class:`OutOfSpace` when they do not fit."""
+    contexts = context_bytes() * len(unit.gpu_pids)
+    for where in PLACES if wanted == "auto" else (wanted,):
+        try:
+            shelf = node.suspend_store.shelf(where)
+        except NotAuthorized as error:  # memory is a folder that anybody may make
+            if where != wanted:
+                _log.warning("nothing is suspended to %s: %s", where, error)
+                continue
+            raise
+        if size <= _room(shelf, where, contexts):
+            return where
+    raise OutOfSpace(
+        f"there is no room for {size / 1e9:.1f} GB of device memory"
+        f" {'in memory or on the disk' if wanted == 'auto' else f'({wanted})'}",
+        hint="free host memory, delete images (`phos rm`), or migrate it instead",
+    )
+
+
+def _room(shelf: Store, where: str, contexts: int) -> int:
+    free = shelf.free_bytes()
+    available = int(available_memory() * (1 - _SPARE))
+    return min(free, available - contexts) if where == "memory" else free
+
+
+def _manifest(
+    writer: ImageWriter, unit: Unit, gpus: Iterable[int], blocks: tuple[Block, ...]
+) -> Manifest:
+    return Manifest(
+        id=writer.id,
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        mode="suspend" if blocks else "driver",
+        owner=writer.owner,
+        host=this_host(None),
+        gpus=describe_gpus(gpus),
+        trees=tuple(Tree(tree.root.pid, f"tree-{n}", ()) for n, tree in enumerate(unit.trees)),
+        processes=process_records(unit.trees, unit, parked=bool(blocks)),
+        blocks=blocks,
+        stop_seconds=0.0,
+    )
+
+
+def _entry(manifest: Manifest, unit: Unit, where: str, device_bytes: dict[int, int]) -> Suspended:
+    root = unit.trees[0].root
+    return Suspended(
+        image=manifest.id,
+        pid=root.pid,
+        start_time=root.start_time,
+        owner=manifest.owner,
+        command=root.command,
+        since=time.time(),
+        where=where,
+        stored_bytes=sum(pack_bytes(manifest).values()),
+        device_bytes=device_bytes,
+        processes=tuple(sorted(unit.identity)),
+    )

@@ -1,0 +1,54 @@
+"""Swapping: two programs take turns on GPUs that hold only one of them."""
+
+from dataclasses import dataclass
+
+from phosd.engine.hook_client.gate import DEADLINE
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.node import Node
+from phosd.engine.node.suspended import Suspended
+from phosd.engine.operations.permissions import ROOT
+from phosd.engine.operations.resume import ResumeOptions, require_resumable, resume
+from phosd.engine.operations.suspend import SuspendOptions, suspend
+from phosd.errors import InvalidOption, PhosError
+
+
+@dataclass(frozen=True)
+class SwapOptions:
+    """As :class:`SuspendOptions`, for the program that leaves."""
+
+    where: str = "auto"
+    deadline: float = DEADLINE
+    caller: int = ROOT
+
+
+def swap(node: Node, leaving: int, coming: int, options: SwapOptions, progress: Progress) -> None:
+    """Suspend the program of process ``leaving`` and resume that of ``coming`` in its place.
+
+    When that one cannot come, the first is resumed, and the error raised.
+    """
+    waiting = node.suspended.of(coming)
+    require_resumable(waiting, options.caller)
+    how = SuspendOptions(options.where, options.deadline, options.caller, leave=False)
+    left = suspend(node, leaving, how, progress)
+    try:
+        resume(node, coming, ResumeOptions(_place(left, waiting), options.caller), progress)
+    except PhosError as error:
+        progress.note(f"process {coming} could not be resumed, so process {leaving} is again")
+        try:
+            resume(node, leaving, ResumeOptions(), Progress())
+        except PhosError as worse:
+            error.add_note(f"besides, process {leaving} stays suspended: {worse}")
+        raise
+
+
+def _place(left: Suspended, waiting: Suspended) -> str:
+    """As :class:`ResumeOptions` has it, the GPUs of one for those of the other."""
+    if set(left.gpus) == set(waiting.gpus):
+        return ""
+    if len(left.gpus) != len(waiting.gpus):
+        raise InvalidOption(
+            f"process {left.pid} has left {len(left.gpus)} GPUs, process {waiting.pid} needs"
+            f" {len(waiting.gpus)}",
+            hint=f"`phos resume {waiting.pid} --gpu ...` says where it goes",
+        )
+    return ",".join(f"{old}:{new}" for old, new in zip(waiting.gpus, left.gpus, strict=True))

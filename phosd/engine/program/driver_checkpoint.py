@@ -1,0 +1,223 @@
+"""The driver's own checkpoint of a process: contexts, streams, modules and what nobody parked.
+
+The states and their order are the driver's: RUNNING -lock-> LOCKED -checkpoint-> CHECKPOINTED
+-restore-> LOCKED -unlock-> RUNNING.
+"""
+
+import enum
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from phosd.engine.faults import Point, point
+from phosd.engine.job.rollback import Undo
+from phosd.engine.memory.reservation import Room
+from phosd.engine.system.cuda import call, driver
+from phosd.errors import Internal, NoSuchProcess, PhosError, Timeout
+
+LOCK_LIMITS_MS = (1_000, 3_000, 10_000)
+"""How long the locks of a unit may take, try by try. A lock waits for the work in flight, and that
+may wait in turn for work that the program is kept from launching."""
+BREATH = 0.1
+"""Seconds between two tries, in which programs launch what they were kept from."""
+
+
+class State(enum.Enum):
+    """What the driver says of a process."""
+
+    RUNNING = 0
+    LOCKED = 1
+    CHECKPOINTED = 2
+    FAILED = 3
+
+
+def state(pid: int) -> State | None:
+    """The driver's state of ``pid``; None when it is not a CUDA process."""
+    bindings = driver()
+    status, value = bindings.cuCheckpointProcessGetState(pid)
+    if status != bindings.CUresult.CUDA_SUCCESS:
+        return None
+    return State(int(value))
+
+
+def lock(pid: int, limit: int = LOCK_LIMITS_MS[-1]) -> None:
+    """Hold the process at its next CUDA call and wait for the work it has submitted.
+
+    Raises :class:`Timeout` after ``limit`` milliseconds; the process is not locked then.
+    """
+    point(Point.DRIVER_LOCK)
+    arguments = driver().CUcheckpointLockArgs()
+    arguments.timeoutMs = limit
+    call("cuCheckpointProcessLock", pid, arguments, about=f"process {pid}")
+
+
+def checkpoint(pid: int) -> None:
+    """Move the process's GPU state into its host memory and let go of the GPU."""
+    point(Point.DRIVER_CHECKPOINT)
+    call("cuCheckpointProcessCheckpoint", pid, None, about=f"process {pid}")
+
+
+def restore(pid: int) -> None:
+    """Bring the GPU state back from host memory, on the same GPUs."""
+    call("cuCheckpointProcessRestore", pid, None, about=f"process {pid}")
+
+
+def unlock(pid: int) -> None:
+    """Let the process call CUDA again."""
+    call("cuCheckpointProcessUnlock", pid, None, about=f"process {pid}")
+
+
+def resume(pids: Sequence[int]) -> None:
+    """Restore and unlock checkpointed processes, side by side.
+
+    Every process is tried even if another fails; the first error is raised afterwards.
+    """
+
+    def one(pid: int) -> None:
+        restore(pid)
+        unlock(pid)
+
+    _together(one, pids)
+
+
+@contextmanager
+def checkpointed(pids: Sequence[int], room: Room) -> Iterator[Callable[[Sequence[int]], None]]:
+    """The processes are CHECKPOINTED inside, and RUNNING again after, whatever happens inside.
+
+    What it gives is :func:`move` for all of them or none: if some cannot move, all come back where
+    they were. ``room`` keeps their device memory from others while they do not hold it.
+    """
+    with Undo() as undo:
+        stop(pids, room, undo)
+        yield partial(_move_all, pids, room, undo)
+
+
+def stop(pids: Sequence[int], room: Room, undo: Undo) -> None:
+    """The processes are CHECKPOINTED until ``undo`` brings them back to RUNNING. Who forgets it
+    gives the ``room`` that is kept for them.
+    """
+    undo.add(room.over)
+    undo.add(_together, _back_to_running, pids)
+    undo.add(room.come)
+    _stop(pids, room)
+
+
+def move(pids: Sequence[int], to: Sequence[int]) -> None:
+    """Bring checkpointed processes back on other GPUs; they are LOCKED then.
+
+    ``to`` has for every GPU of the node, by ordinal, the one that takes its place, each once. Like
+    :func:`resume`, it tries every process.
+    """
+    uuids = [call("cuDeviceGetUuid", call("cuDeviceGet", ordinal)) for ordinal in range(len(to))]
+    arguments = driver().CUcheckpointRestoreArgs()
+    arguments.gpuPairs = [_pair(uuids[old], uuids[new]) for old, new in enumerate(to)]
+    arguments.gpuPairsCount = len(to)
+
+    def one(pid: int) -> None:
+        call("cuCheckpointProcessRestore", pid, arguments, about=f"process {pid}")
+
+    _together(one, pids)
+
+
+def _move_all(pids: Sequence[int], room: Room, undo: Undo, to: Sequence[int]) -> None:
+    try:
+        move(pids, to)
+    except PhosError:
+        undo.add(_take_back, pids, to)
+        undo.add(room.come)
+        raise
+
+
+def _take_back(pids: Sequence[int], to: Sequence[int]) -> None:
+    """Those that :func:`move` has brought to other GPUs go back to theirs; they are LOCKED then."""
+    moved = [pid for pid in pids if state(pid) is State.LOCKED]
+    _together(checkpoint, moved)
+    move(moved, [to.index(gpu) for gpu in range(len(to))])
+
+
+def _pair(old: Any, new: Any) -> Any:
+    pair = driver().CUcheckpointGpuPair()
+    pair.oldUuid, pair.newUuid = old, new
+    return pair
+
+
+def _stop(pids: Sequence[int], room: Room) -> None:
+    """Whoever has to wait for others that leave the GPU, or come, runs meanwhile."""
+    _lock(pids)
+    while not room.leave():
+        require_running(pids)
+        room.wait()
+        _lock(pids)
+    _together(checkpoint, pids)
+    room.keep()
+
+
+def _lock(pids: Sequence[int]) -> None:
+    """Lock them all. Between two tries none is locked: one may wait for what another launches."""
+    *limits, last = LOCK_LIMITS_MS
+    for limit in limits:
+        try:
+            _lock_within(limit, pids)
+            return
+        except Timeout:
+            require_running(pids)
+            time.sleep(BREATH)
+    _lock_within(last, pids)
+
+
+def _lock_within(limit: int, pids: Sequence[int]) -> None:
+    for pid in pids:
+        lock(pid, limit)
+
+
+def require_running(pids: Collection[int]) -> None:
+    """Unlock processes that are locked. Raises :class:`Internal` when one is not RUNNING then."""
+    _together(_back_to_running, list(pids))
+
+
+def back_to_running(pids: Sequence[int]) -> dict[int, PhosError | None]:
+    """Undo whatever step each process is in, side by side; the error of each that stays stopped."""
+
+    def one(pid: int) -> PhosError | None:
+        try:
+            _back_to_running(pid)
+        except PhosError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(max_workers=max(1, len(pids))) as pool:
+        return dict(zip(pids, pool.map(one, pids), strict=True))
+
+
+def _back_to_running(pid: int) -> None:
+    """Undo whatever step the process is in."""
+    now = state(pid)
+    if now is None:
+        raise NoSuchProcess(
+            f"process {pid} ended during its checkpoint", hint="see its output for why it ended"
+        )
+    if now is State.FAILED:
+        raise Internal(
+            f"the driver could not bring process {pid} back: it is lost",
+            hint="end it and restore its last image; the driver's log (dmesg) says more",
+        )
+    if now is State.CHECKPOINTED:
+        restore(pid)
+    if now is not State.RUNNING:
+        unlock(pid)
+
+
+def _together(action: Callable[[int], None], pids: Sequence[int]) -> None:
+    """Run ``action(pid)`` for all at once and raise the first error when all have ended."""
+    if not pids:
+        return
+    with ThreadPoolExecutor(max_workers=len(pids)) as pool:
+        futures = [pool.submit(action, pid) for pid in pids]
+    errors = [e for f in futures if (e := f.exception()) is not None]
+    for error in errors[1:]:
+        errors[0].add_note(f"besides, {error}")
+    if errors:
+        raise errors[0]

@@ -1,0 +1,345 @@
+"""What one operation works on: the process trees that must be treated together, and their hooks.
+
+Processes that share device memory are one unit (hazard 5). A tree is saved from its root, so a
+unit is a set of whole trees.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phosd.engine.hook_client.link import BlockFlag, Hello, HookLink, HookState
+from phosd.engine.job.affected import Concern, Touched
+from phosd.engine.memory.exported import Held, distinct
+from phosd.engine.program import driver_checkpoint, process
+from phosd.engine.program.tree import ProcessTree, TreeProcess, scan
+from phosd.engine.system import procfs
+from phosd.engine.system.kcmp import same_file
+from phosd.errors import Busy, NoSuchProcess, PhosError, Timeout, Unsupported
+
+_PATIENCE = 3.0
+"""Seconds that a process which may have nothing to do with the unit is waited for."""
+
+_SHARED = BlockFlag.EXPORTED | BlockFlag.IMPORTED
+
+
+Identity = frozenset[tuple[int, int]]
+"""Which GPU processes a unit has: pid and start time (``/proc/pid/stat``) of each."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One GPU process of a unit. ``gpus`` are the node's ordinals of the devices that it sees."""
+
+    pid: int
+    gpus: list[int]
+    link: HookLink | None
+    hello: Hello | None
+
+
+@dataclass
+class Unit:
+    """Whole process trees, and the GPU processes in them."""
+
+    runtime_dir: Path
+    check: Callable[[ProcessTree], object]
+    trees: list[ProcessTree] = field(default_factory=list)
+    members: list[Member] = field(default_factory=list)
+
+    @property
+    def links(self) -> list[HookLink]:
+        """The connected hooks."""
+        return [m.link for m in self.members if m.link is not None]
+
+    @property
+    def gpu_pids(self) -> list[int]:
+        """Every GPU process."""
+        return [m.pid for m in self.members]
+
+    @property
+    def pids(self) -> list[int]:
+        """Every process."""
+        return [p.pid for tree in self.trees for p in tree]
+
+    @property
+    def identity(self) -> Identity:
+        """The GPU processes, told apart from later ones with the same pids."""
+        gpu = set(self.gpu_pids)
+        return frozenset((p.pid, p.start_time) for tree in self.trees for p in tree if p.pid in gpu)
+
+    @property
+    def concern(self) -> Concern:
+        """What is to be set right, should a job begin with this unit and not end."""
+        members = {member.pid: member for member in self.members}
+        touched = (
+            Touched(
+                p.pid,
+                p.start_time,
+                gpu=p.pid in members,
+                hooked=p.pid in members and members[p.pid].link is not None,
+            )
+            for tree in self.trees
+            for p in tree.living
+        )
+        gpus = {gpu for member in self.members for gpu in member.gpus}
+        return Concern(tuple(touched), tuple(sorted(gpus)))
+
+    @property
+    def essential(self) -> list[TreeProcess]:
+        """The processes without which there is no checkpoint: roots and GPU processes."""
+        gpu = set(self.gpu_pids)
+        return [p for tree in self.trees for p in tree if p is tree.root or p.pid in gpu]
+
+    def why_not_parked(self) -> str:
+        """Why mode ``stop`` cannot be used, or an empty text."""
+        for member in self.members:
+            if member.hello is None:
+                return f"process {member.pid} runs without the hook"
+            if not member.hello.parkable:
+                return f"process {member.pid} cannot be parked: {member.hello.reason}"
+        return ""
+
+    def why_not_by_driver(self) -> str:
+        """Why mode ``driver`` cannot be used, or an empty text.
+
+        The driver's checkpoint of shared memory may succeed and its restore fail for good, so it
+        must not even begin.
+        """
+        for link in self.links:
+            if any(block.flags & _SHARED for block in link.list_blocks()):
+                return f"process {link.pid} shares device memory, which the driver cannot restore"
+        return ""
+
+    def require_complete(self, shared: Iterable[Held]) -> None:
+        """Raise :class:`Busy` when a process belongs to the unit that has come to it since the unit
+        was gathered: nobody has stopped it. The gates are closed; ``shared`` as for
+        :meth:`require_no_sharers`.
+        """
+        for tree in self.trees:
+            for pid in _below(tree.root.pid):
+                if pid not in self.gpu_pids and process.is_gpu_process(pid):
+                    raise Busy(
+                        f"process {pid} has begun to use a GPU",
+                        hint="try again when the program has started all its processes",
+                    )
+        self.require_no_sharers(shared)
+
+    def require_no_sharers(self, shared: Iterable[Held]) -> None:
+        """Raise :class:`Busy` when another process has memory of the unit by now: it would keep the
+        old when the unit gets new. ``shared`` is what the unit's programs share, the gates closed.
+
+        Other hooks are not asked, since the program stands still and they may take their time. A
+        hook keeps the descriptor of what its program has imported.
+        """
+        ours: dict[str, list[Held]] = {}
+        for held in distinct(shared):
+            name = str(Path(f"/proc/self/fd/{held.descriptor}").readlink())
+            ours.setdefault(name, []).append(held)
+        for pid in self.other_hooks() if ours else ():
+            theirs = _shared_with(pid, ours)
+            if theirs and process.has_hook(pid) and process.is_gpu_process(pid):
+                raise Busy(
+                    f"process {theirs.pid} has begun to share its device memory with process {pid}",
+                    hint="try again",
+                )
+
+    def other_hooks(self) -> Iterator[int]:
+        """The processes that are not in the unit, and for which a hook seems to listen."""
+        known = set(self.pids)
+        for path in sorted((self.runtime_dir / "hook").glob("*.sock")):
+            if path.stem.isascii() and path.stem.isdecimal() and int(path.stem) not in known:
+                yield int(path.stem)
+
+    def add_tree(self, tree: ProcessTree) -> None:
+        """Take in a tree, connecting to the hooks in it. Raises what makes it impossible."""
+        self.check(tree)  # before the connections, which the dump will not meet
+        self.trees.append(tree)
+        for pid in (p.pid for p in tree.living):
+            if not process.uses_cuda(pid):
+                continue
+            process.require_going(pid)
+            state = driver_checkpoint.state(pid)
+            if state is None:
+                continue  # CUDA is loaded, never initialised: a data-loader worker
+            if state is not driver_checkpoint.State.RUNNING:
+                raise Unsupported(
+                    f"process {pid} is {state.name.lower()} by the driver's checkpoint",
+                    hint="another tool holds it; run `cuda-checkpoint --toggle` or wait",
+                )
+            self.members.append(self._member(pid))
+
+    def _member(self, pid: int) -> Member:
+        try:
+            link = HookLink(pid, self.runtime_dir).connect()
+        except NoSuchProcess:
+            if not process.has_hook(pid):
+                return Member(pid, process.visible_gpus(pid), None, None)
+            link = self._woken(pid)
+        try:
+            # A hook that was there and fails now is no reason to go on without it: what it has
+            # parked once the driver would lose.
+            hello = link.hello()
+            if hello.state is HookState.PARKED:
+                raise Busy(
+                    f"the memory of process {pid} is parked, by a job that did not end",
+                    hint=f"`phos recover {pid}` brings it back",
+                )
+            if hello.uses_unsupported:
+                raise Unsupported(
+                    f"process {pid} cannot be saved: {hello.reason}",
+                    hint="neither phosd nor the driver can checkpoint that",
+                )
+            return Member(pid, process.gpus_of(hello), link, hello)
+        except BaseException:
+            link.close()
+            raise
+
+    def _woken(self, pid: int) -> HookLink:
+        """The hook does not listen: a phosd that was killed may have left it so."""
+        link = HookLink(pid, self.runtime_dir)
+        try:
+            link.reattach(_PATIENCE)
+        except Timeout as error:
+            raise Unsupported(
+                f"the hook in process {pid} does not answer, and may have parked its memory"
+                f" ({error.what})",
+                hint=f"`phos recover {pid}`; it was perhaps started with another PHOS_RUNTIME_DIR"
+                f" than {self.runtime_dir}",
+            ) from error
+        return link
+
+    def close(self) -> None:
+        """Drop the connections."""
+        for link in self.links:
+            link.close()
+
+
+@contextlib.contextmanager
+def gather(pid: int, runtime_dir: Path, check: Callable[[ProcessTree], object]) -> Iterator[Unit]:
+    """The unit of the process tree with root ``pid``, connected.
+
+    ``check`` raises what is wrong with a tree before anything is asked of the processes in it.
+    Raises :class:`NoSuchProcess` when there is no such process or no GPU process in its tree.
+    """
+    unit = Unit(runtime_dir, check)
+    with contextlib.closing(unit):
+        unit.add_tree(scan(pid))
+        if not unit.members:
+            raise NoSuchProcess(
+                f"neither process {pid} nor a child of it is a GPU process",
+                hint="`phos ps` lists the GPU processes",
+            )
+        _add_sharers(unit)
+        yield unit
+
+
+@contextlib.contextmanager
+def explain_death(unit: Unit, operation: str, outcome: str = "") -> Iterator[None]:
+    """A failure inside whose cause is that the program ended says so."""
+    try:
+        yield
+    except PhosError as error:
+        ended = [p.pid for p in unit.essential if not p.alive]
+        if not ended:
+            raise
+        # The others may have ended since, for want of the first: that one the error names.
+        first = next((pid for pid in ended if f"process {pid} " in error.what), ended[0])
+        death = NoSuchProcess(
+            f"process {first} ended during its {operation} ({error.what})",
+            hint=f"{outcome}see the program's output for why it ended",
+        )
+        for note in getattr(error, "__notes__", ()):
+            if not any(f"process {pid} ended" in note for pid in ended):
+                death.add_note(note)
+        raise death from error
+
+
+def _add_sharers(unit: Unit) -> None:
+    """Add the trees of hooked processes that share device memory with the unit, and of those that
+    share it with them.
+    """
+    with contextlib.ExitStack() as borrowed:
+        ours = [fd for link in unit.links for fd in _shared(link, borrowed)]
+        others = _other_sharers(unit, borrowed) if ours else {}
+        while joined := [
+            pid
+            for pid, theirs in others.items()
+            if any(same_file(a, b) for a in ours for b in theirs)
+        ]:
+            for pid in joined:
+                _join(unit, pid)
+            for pid in others.keys() & set(unit.pids):
+                ours += others.pop(pid)
+
+
+def _join(unit: Unit, pid: int) -> None:
+    if pid in unit.pids:
+        return
+    tree = scan(pid)
+    if below := set(tree.pids) & set(unit.pids):
+        raise Unsupported(
+            f"process {pid} shares device memory with process {min(below)}, which is below it",
+            hint=f"checkpoint process {pid}, which saves both",
+        )
+    unit.add_tree(tree)
+
+
+def _other_sharers(unit: Unit, borrowed: contextlib.ExitStack) -> dict[int, list[int]]:
+    """Descriptors of the shared memory of every other hooked process, by pid."""
+    users = {p.uid for tree in unit.trees for p in tree.living}
+    found = {}
+    for pid in unit.other_hooks():
+        if not process.uses_cuda(pid):
+            continue
+        try:
+            with HookLink(pid, unit.runtime_dir, _PATIENCE) as other:
+                found[pid] = _shared(other, borrowed)
+        except NoSuchProcess:
+            continue  # ended, or without a hook
+        except Busy:
+            continue  # parked, and so are all that it shares with: none of them is ours
+        except PhosError:
+            # Another user's program must not be able to stand in the way by answering nonsense.
+            if procfs.status(pid).uids[0] in users:
+                raise
+    return {pid: descriptors for pid, descriptors in found.items() if descriptors}
+
+
+def _shared(link: HookLink, borrowed: contextlib.ExitStack) -> list[int]:
+    """Descriptors of the memory that the process exported or imported."""
+    ids = [b.id for b in link.list_blocks() if b.flags & _SHARED]
+    found = []
+    if ids:
+        for block, descriptor in link.export_blocks(ids[0] - 1):
+            if descriptor is not None:
+                borrowed.callback(os.close, descriptor)
+                if block.flags & _SHARED:
+                    found.append(descriptor)
+    return found
+
+
+def _below(pid: int) -> Iterator[int]:
+    """The process and its descendants, as they are now."""
+    yield pid
+    try:
+        children = procfs.children(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return  # it has ended
+    for child in children:
+        yield from _below(child)
+
+
+def _shared_with(pid: int, ours: Mapping[str, Sequence[Held]]) -> Held | None:
+    """What of ``ours`` process ``pid`` has a descriptor of; by the names that descriptors have."""
+    folder = procfs.PROC / str(pid) / "fd"
+    try:
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                for held in ours.get(str(path.readlink()), ()):
+                    if same_file(held.descriptor, int(path.name), pid):
+                        return held
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        pass  # it has ended, or is another user's while phosd is not root's
+    return None

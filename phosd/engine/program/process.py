@@ -1,0 +1,252 @@
+"""GPU processes of this node: finding them, and what can be done with each."""
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from phosd.engine.hook_client.link import Block, Hello, HookLink, HookState
+from phosd.engine.program import driver_checkpoint
+from phosd.engine.system import cuda, procfs
+from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Unsupported
+
+_PATIENCE = 2.0
+"""Seconds that a hook may take to answer when processes are listed."""
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """One process that uses a GPU. ``start_time`` in clock ticks since boot; bytes for memory.
+
+    ``hook_state`` is ``hooked`` (can be parked), ``driver`` (only mode ``driver``) or
+    ``unsupported``; ``reason`` says why it is not ``hooked``. ``state`` is the driver's or, when
+    the gate is not open, the hook's, in lower case; or ``stopped``, by a signal or a debugger.
+    """
+
+    pid: int
+    start_time: int
+    uid: int
+    command: tuple[str, ...]
+    gpus: tuple[int, ...]
+    device_bytes: int
+    hook_state: str
+    reason: str
+    state: str
+
+
+def uses_cuda(pid: int) -> bool:
+    """Whether the process has a CUDA driver library mapped (false for a process that is gone)."""
+    return _maps(pid, b"/libcuda.so")
+
+
+def has_hook(pid: int) -> bool:
+    """Whether the hook is in the process, and was not told to stay out of its way."""
+    return hook_place(pid) is not None
+
+
+def hook_place(pid: int) -> Path | None:
+    """The runtime directory in which the hook of a process listens; None when it has no hook."""
+    if not _maps(pid, b"/libphos_hook.so"):
+        return None
+    try:
+        environment = _environment(pid)
+    except NoSuchProcess:
+        return None
+    if environment.get("PHOS_HOOK") == "off":
+        return None
+    return Path(environment.get("PHOS_RUNTIME_DIR") or "/run/phos")
+
+
+def _maps(pid: int, library: bytes) -> bool:
+    try:
+        with (procfs.PROC / str(pid) / "maps").open("rb") as maps:
+            return any(library in line for line in maps)
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False
+
+
+def require_going(pid: int) -> None:
+    """Raise :class:`Busy` when the process is stopped: the driver would wait for it, for ever."""
+    stat = procfs.stat(pid)
+    if stat is not None and stat.stopped:
+        raise Busy(
+            f"process {pid} is stopped, by a signal or a debugger",
+            hint=f"let it go on (`kill -CONT {pid}`, or detach the debugger), then try again",
+        )
+
+
+def is_gpu_process(pid: int) -> bool:
+    """Whether the driver knows the process: it has CUDA loaded and has initialised it."""
+    return uses_cuda(pid) and driver_checkpoint.state(pid) is not None
+
+
+def visible_gpus(pid: int) -> list[int]:
+    """The node's ordinals of a process's devices, in the order in which it numbers them, as far as
+    the environment tells that it was started with. A hook knows better: see :func:`gpus_of`.
+    """
+    uuids = gpu_uuids()
+    chosen = _environment(pid).get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return list(range(len(uuids)))
+    return parse_visible(chosen, uuids)
+
+
+def gpus_of(hello: Hello) -> list[int]:
+    """The node's ordinals of the devices of a hooked process, in the order of its own numbers.
+
+    Raises :class:`Unsupported` when one of them is none of the node's GPUs.
+    """
+    ordinals = {uuid: ordinal for ordinal, uuid in enumerate(gpu_uuids())}
+    for uuid in hello.devices:
+        if uuid not in ordinals:
+            raise Unsupported(
+                f"process {hello.pid} uses {uuid}, which is none of this node's GPUs"
+                f" ({', '.join(ordinals) or 'there are none'})",
+                hint="phosd must see every GPU: start it without CUDA_VISIBLE_DEVICES; MIG devices"
+                " cannot be checkpointed",
+            )
+    return [ordinals[uuid] for uuid in hello.devices]
+
+
+def parse_visible(chosen: str, uuids: Sequence[str]) -> list[int]:
+    """The ordinals that ``CUDA_VISIBLE_DEVICES`` names: numbers, or beginnings of UUIDs that fit
+    one GPU. As the driver does it, devices after an invalid name are invisible.
+    """
+    ordinals: list[int] = []
+    for name in map(str.strip, chosen.split(",")):
+        if name.isascii() and name.isdecimal():
+            matches = [i for i in range(len(uuids)) if str(i) == (name.lstrip("0") or "0")]
+        else:
+            matches = [i for i, uuid in enumerate(uuids) if name and uuid.startswith(name)]
+        if len(matches) != 1:
+            break
+        ordinals += matches
+    return ordinals
+
+
+def gpu_uuids() -> list[str]:
+    """UUIDs (``GPU-...``) of the node's GPUs by ordinal."""
+    uuids = []
+    for ordinal in range(cuda.call("cuDeviceGetCount")):
+        device = cuda.call("cuDeviceGet", ordinal)
+        uuids.append(cuda.gpu_uuid(bytes(cuda.call("cuDeviceGetUuid", device).bytes)))
+    return uuids
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        raw = (procfs.PROC / str(pid) / "environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise NoSuchProcess(f"there is no process {pid}", hint="see `phos ps`") from error
+    pairs = (p.decode(errors="replace").partition("=") for p in raw.split(b"\0") if p)
+    return {name: value for name, _, value in pairs}
+
+
+def list_processes(
+    runtime_dir: Path,
+    asking: Callable[[int], AbstractContextManager[bool]],
+    without: Collection[int] = (),
+    known: Mapping[int, GpuProcess] = MappingProxyType({}),
+) -> list[GpuProcess]:
+    """Every GPU process of the node that this process may look at, in order of pid.
+
+    ``asking`` tells for each whether it may be asked: not while a job works on it. Then it is as
+    the list before this one, ``known``, had it, and so is one that is stopped. Those in ``without``
+    are left out.
+    """
+    found = []
+    for pid in sorted(procfs.pids()):
+        if pid == os.getpid() or pid in without or not uses_cuda(pid):
+            continue
+        try:
+            with asking(pid) as free:
+                described = _stopped(pid, known) if free else _as_before(pid, known)
+                described = described or describe(pid, runtime_dir, ask_hook=free)
+        except (NoSuchProcess, FileNotFoundError, ProcessLookupError):
+            continue  # ended while we looked
+        if described is not None:
+            found.append(described)
+    return found
+
+
+def _as_before(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
+    """What was known of a process that a job works on. Even the driver is not asked: the software
+    one's answer comes through a socket of the process, which would look like one of the program.
+    """
+    before = _known(pid, known)
+    return before and replace(before, reason="a job works on it")
+
+
+def _known(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
+    found, stat = known.get(pid), procfs.stat(pid)
+    if found is None or stat is None or stat.start_time != found.start_time:
+        return None
+    return found
+
+
+def _stopped(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
+    """A process that is stopped, and can be asked nothing; None when it goes on."""
+    try:
+        require_going(pid)
+    except Busy as error:
+        found, stat = _known(pid, known), procfs.stat(pid)
+        if found is None and stat is not None:
+            found = _described(pid, stat.start_time, "unsupported", "", "")
+        return found and replace(found, reason=str(error), state="stopped")
+    return None
+
+
+def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProcess | None:
+    """What can be done with process ``pid``; None when it is not a GPU process."""
+    stat = procfs.stat(pid)
+    state = driver_checkpoint.state(pid)
+    if stat is None or state is None:
+        return None
+    if not ask_hook:
+        return _described(pid, stat.start_time, "hooked", "a job works on it", state.name)
+    hook_state, reason, gate = "driver", "", HookState.RUNNING
+    memory: list[tuple[Block, int]] = []
+    if state is driver_checkpoint.State.RUNNING:
+        try:
+            with HookLink(pid, runtime_dir, _PATIENCE) as link:
+                hello = link.hello()
+                memory = placed(hello, link.list_blocks())
+            gate, reason = hello.state, hello.reason
+            hook_state = "hooked" if hello.parkable else "driver"
+            if hello.uses_unsupported:
+                hook_state = "unsupported"
+        except (NoSuchProcess, Internal) as error:
+            reason = str(error)
+        except PhosError as error:
+            hook_state, reason = "unsupported", str(error)
+    shown = state.name if gate is HookState.RUNNING else gate.name
+    return _described(pid, stat.start_time, hook_state, reason, shown, memory)
+
+
+def placed(hello: Hello, blocks: Sequence[Block]) -> list[tuple[Block, int]]:
+    """Each block with the node's ordinal of its GPU (-1 for host memory)."""
+    gpus = gpus_of(hello)
+    return [(b, gpus[b.device] if 0 <= b.device < len(gpus) else -1) for b in blocks]
+
+
+def _described(
+    pid: int,
+    started: int,
+    hook_state: str,
+    reason: str,
+    state: str,
+    memory: Sequence[tuple[Block, int]] = (),
+) -> GpuProcess:
+    return GpuProcess(
+        pid=pid,
+        start_time=started,
+        uid=(procfs.PROC / str(pid)).stat().st_uid,
+        command=procfs.command_line(pid),
+        gpus=tuple(sorted({gpu for _, gpu in memory if gpu >= 0})),
+        device_bytes=sum(block.size for block, _ in memory),
+        hook_state=hook_state,
+        reason=reason,
+        state=state.lower(),
+    )

@@ -1,0 +1,201 @@
+"""A process tree: a process and all its descendants, which one image holds together."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from phosd.engine.image.manifest import Process
+from phosd.engine.system import procfs
+from phosd.errors import NoSuchProcess
+
+
+@dataclass(frozen=True)
+class TreeProcess:
+    """One process, known by ``(pid, start_time)``; ``affinity`` is per thread, in CPU numbers."""
+
+    pid: int
+    start_time: int
+    parent: int
+    group: int
+    session: int
+    terminal: int
+    dead: bool
+    executable: str
+    command: tuple[str, ...]
+    uids: tuple[int, ...]
+    gids: tuple[int, ...]
+    groups: tuple[int, ...]
+    capabilities: int
+    tracer: int
+    threads: tuple[int, ...]
+    affinity: dict[int, tuple[int, ...]]
+    cgroup: str
+
+    @property
+    def uid(self) -> int:
+        """The user whose program it is."""
+        return self.uids[0]
+
+    @property
+    def gid(self) -> int:
+        return self.gids[0]
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs (its pid may belong to another by now)."""
+        now = procfs.stat(self.pid)
+        return now is not None and not now.dead and now.start_time == self.start_time
+
+    def record(
+        self, tree: int, *, gpu: bool = False, hooked: bool = False, parked: bool = False
+    ) -> Process:
+        """The manifest's entry for it, as a process of the image's tree number ``tree``."""
+        return Process(
+            pid=self.pid,
+            tree=tree,
+            start_time=self.start_time,
+            executable=self.executable,
+            command=self.command,
+            uid=self.uid,
+            gid=self.gid,
+            groups=self.groups,
+            threads=self.threads,
+            gpu=gpu,
+            hooked=hooked,
+            parked=parked,
+            affinity=self.affinity,
+            cgroup=self.cgroup,
+        )
+
+
+@dataclass(frozen=True)
+class ProcessTree:
+    """A root and its descendants, parents before children."""
+
+    processes: tuple[TreeProcess, ...]
+
+    def __iter__(self) -> Iterator[TreeProcess]:
+        return iter(self.processes)
+
+    @property
+    def root(self) -> TreeProcess:
+        return self.processes[0]
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self.processes)
+
+    @property
+    def living(self) -> tuple[TreeProcess, ...]:
+        """Without zombies, which have no memory, no files and no ids of their own."""
+        return tuple(process for process in self.processes if not process.dead)
+
+    @property
+    def privileged(self) -> str:
+        """Why only an administrator may dump or restore this tree; empty when its owner may."""
+        root = self.root
+        for process in self.living:
+            if {*process.uids} != {root.uid} or {*process.gids} != {root.gid}:
+                return f"{procfs.describe(process.pid)} runs under other ids than its root"
+            if process.groups != root.groups:
+                return f"{procfs.describe(process.pid)} has other groups than its root"
+            if root.uid != 0 and process.capabilities:
+                return f"{procfs.describe(process.pid)} has capabilities"
+        return ""
+
+    @property
+    def own_session(self) -> bool:
+        """Whether the sessions and process groups of the tree are led from inside it."""
+        return all(
+            process.session in self.pids and process.group in self.pids for process in self.living
+        )
+
+
+def scan(pid: int) -> ProcessTree:
+    """The tree under ``pid`` as it is now.
+
+    Raises :class:`NoSuchProcess` when there is no such process, or it is a zombie, a thread of
+    another process or one of the kernel. Descendants that end during the scan are left out.
+    """
+    root = procfs.stat(pid)
+    if root is None or root.dead or pid not in procfs.threads(pid):
+        why = "does not exist" if root is None else "has ended and waits for its parent"
+        raise NoSuchProcess(f"process {pid} {why}", hint="`phos ps` lists the GPU processes")
+    found: list[TreeProcess] = []
+    waiting = [pid]
+    while waiting:
+        current = waiting.pop(0)
+        try:
+            found.append(_read(current))
+            waiting += procfs.children(current)
+        except (FileNotFoundError, ProcessLookupError):
+            if current == pid:
+                raise NoSuchProcess(
+                    f"process {pid} ended while it was looked at", hint="start it again"
+                ) from None
+    if not found[0].command:
+        raise NoSuchProcess(f"process {pid} is a thread of the kernel", hint="choose a program")
+    return ProcessTree(tuple(found))
+
+
+def require_process(pid: int, status: procfs.Status) -> None:
+    """Raise :class:`NoSuchProcess` when ``pid``, whose status this is, is a mere thread."""
+    if status.process != pid:
+        raise NoSuchProcess(
+            f"{pid} is a thread of process {status.process}, no process",
+            hint=f"name the process, {status.process}",
+        )
+
+
+def _read(pid: int) -> TreeProcess:
+    stat = procfs.stat(pid)
+    if stat is None:
+        raise ProcessLookupError(pid)
+    status = procfs.status(pid)
+    require_process(pid, status)
+    threads = procfs.threads(pid)
+    return TreeProcess(
+        pid=pid,
+        start_time=stat.start_time,
+        parent=stat.parent,
+        group=stat.group,
+        session=stat.session,
+        terminal=stat.terminal,
+        dead=stat.dead,
+        executable="" if stat.dead else _executable(pid),
+        command=() if stat.dead else procfs.command_line(pid),
+        uids=status.uids,
+        gids=status.gids,
+        groups=status.groups,
+        capabilities=status.capabilities,
+        tracer=status.tracer,
+        threads=threads,
+        affinity={} if stat.dead else _affinity(threads),
+        cgroup=_cgroup(pid),
+    )
+
+
+def _executable(pid: int) -> str:
+    try:
+        return str((procfs.PROC / str(pid) / "exe").readlink())
+    except FileNotFoundError:
+        return ""  # a thread of the kernel has none
+
+
+def _affinity(threads: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+    found = {}
+    for thread in threads:
+        try:
+            found[thread] = tuple(sorted(os.sched_getaffinity(thread)))
+        except ProcessLookupError:
+            continue  # the thread has ended meanwhile
+    return found
+
+
+def _cgroup(pid: int) -> str:
+    """The path in the unified hierarchy; empty where there is only the old one."""
+    for line in filter(None, procfs.lines(procfs.PROC / str(pid) / "cgroup")):
+        number, _, path = line.split(":", 2)
+        if number == "0":
+            return path
+    return ""

@@ -1,0 +1,1 @@
+"""After a crash: ``startup`` replays the journal, ``rescue`` brings parked programs back."""

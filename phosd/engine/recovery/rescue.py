@@ -1,0 +1,350 @@
+"""Bringing processes back that somebody left locked, checkpointed or parked.
+
+That is what a phosd finds that starts after one that was killed, and what ``phos recover`` does.
+It needs neither a bus nor a database: the driver and the hooks say what a process is in, and the
+movers have the memory of those that are parked. Every step looks first, so it may be repeated.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phosd.engine.criu.owned_processes import is_criu
+from phosd.engine.hook_client.link import HookLink, HookState, reach
+from phosd.engine.job.journal import Entry, entries
+from phosd.engine.mover.client.rescue_client import Visit, visits
+from phosd.engine.node.placement import whole
+from phosd.engine.node.suspended import Register
+from phosd.engine.program import driver_checkpoint, process
+from phosd.engine.system import procfs
+from phosd.engine.system.instance_lock import alone, in_use
+from phosd.engine.system.procfs import Process
+from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, PhosError
+
+Memory = Mapping[int, Mapping[int, int]]
+"""Of one process: by GPU and block, a descriptor of what the GPU's mover keeps."""
+Claim = Callable[[set[int]], contextlib.AbstractContextManager[None]]
+"""Keeps jobs from some processes, by pid, as long as the context lasts."""
+_CRIU_SECONDS = 180.0
+"""CRIU's script gives up within seconds of phosd's end, but CRIU may not have come to it yet."""
+_LOOK_SECONDS = 0.05
+_WAKE_SECONDS = 10.0
+
+
+@dataclass
+class Account:
+    """What was done: ``deeds`` by pid, and why a process could not be brought back."""
+
+    deeds: dict[int, list[str]] = field(default_factory=dict)
+    failures: dict[int, PhosError] = field(default_factory=dict)
+
+    def text(self, pids: Iterable[int]) -> str:
+        """For the history: one sentence for each of these processes that something was done to."""
+        said = []
+        for pid in pids:
+            if pid in self.failures:
+                said.append(f"process {pid} could not be brought back: {self.failures[pid]}")
+            elif deeds := self.deeds.get(pid):
+                said.append(f"process {pid} was {' and '.join(deeds)}, and runs again")
+        return "; ".join(said)
+
+
+def left_parked(runtime_dir: Path) -> set[Process]:
+    """The processes for which a mover keeps memory or room."""
+    found: set[Process] = set()
+    for visit in visits(runtime_dir):
+        with visit, _descriptors(visit) as memory:
+            found |= memory.keys()
+    return found
+
+
+def kept_for(processes: Collection[Process], runtime_dir: Path) -> bool:
+    """Whether a mover keeps memory for one of these. Raises when one does not tell."""
+    silent: list[PhosError] = []
+    found = False
+    for visit in visits(runtime_dir, silent):
+        with visit, _descriptors(visit) as memory:
+            found = found or any(memory.get(each) for each in processes)
+    if silent and not found:
+        raise silent[0]
+    return found
+
+
+def free(processes: Collection[Process], runtime_dir: Path) -> Account:
+    """Bring processes, as (pid, start time), back to running. Those that have ended are left out.
+
+    All that belong together must be given together. A failure with one does not keep the others.
+    """
+    account = Account()
+    alive = [each for each in processes if procfs.identity(each[0]) == each]
+    silent: list[PhosError] = []
+    with contextlib.ExitStack() as stack:
+        movers = [stack.enter_context(visit) for visit in visits(runtime_dir, silent)]
+        _wait_for_criu(alive, account)
+        for pid in {pid for pid, _ in alive} - account.failures.keys():
+            with _noted(account, pid):
+                process.require_going(pid)
+        ready = [each for each in alive if each[0] not in account.failures]
+        _back_from_driver(ready, movers, entries(runtime_dir / "journal"), account)
+        memory: dict[Process, dict[int, dict[int, int]]] = {}
+        for mover in movers:
+            for each, blocks in stack.enter_context(_descriptors(mover)).items():
+                memory.setdefault(each, {})[mover.gpu] = blocks
+        for each in ready:
+            if each[0] not in account.failures:
+                with _noted(account, each[0]):
+                    _back_from_parking(each[0], runtime_dir, memory.get(each, {}), silent, account)
+        back = [each for each in processes if each[0] not in account.failures]
+        for mover in movers:
+            mover.unguard(back)
+    return account
+
+
+def let_rest(processes: Collection[Process], runtime_dir: Path) -> None:
+    """These are suspended: the movers need keep nothing for them."""
+    with contextlib.ExitStack() as stack:
+        for visit in visits(runtime_dir) if processes else ():
+            stack.enter_context(visit).unguard(processes)
+            visit.give_room(processes)
+
+
+def bring_back(
+    pid: int, runtime_dir: Path, claim: Claim = lambda _: contextlib.nullcontext()
+) -> Account:
+    """Free a process, and with it all that movers keep memory for: they may belong together.
+
+    Works beside a phosd and without one, and in one, which can ``claim`` these processes as its
+    jobs do. Raises :class:`NoSuchProcess`; :class:`Busy` while a job
+    of a running phosd works on the process; :class:`NotAuthorized` for all but root.
+    """
+    if os.geteuid() != 0:
+        raise NotAuthorized("only root may bring processes back", hint="use sudo")
+    wanted = procfs.identity(pid)
+    if wanted is None:
+        raise NoSuchProcess(f"there is no process {pid}", hint="`phos recover` lists who is stuck")
+    with contextlib.ExitStack() as stack:
+        running = in_use(runtime_dir)
+        if not running and runtime_dir.is_dir():
+            stack.enter_context(alone(runtime_dir))  # none shall begin in the middle of it
+        _require_awake(pid, runtime_dir)
+        # First who is parked: a job is written down before it parks anything.
+        parked = left_parked(runtime_dir)
+        worked_on = _worked_on(runtime_dir) if running else {}
+        if (job := worked_on.get(pid)) is not None:
+            raise Busy(
+                f"job {job} of a running phosd works on process {pid}",
+                hint=f"wait for its end, or cancel it (`phos jobs --cancel {job}`)",
+            )
+        others = {each for each in parked if each[0] not in worked_on}
+        stack.enter_context(claim({each[0] for each in {wanted} | others}))
+        return free({wanted} | others, runtime_dir)
+
+
+def _require_awake(pid: int, runtime_dir: Path) -> None:
+    """Raise :class:`Busy` when the process is suspended, and nobody had begun to resume it."""
+    if driver_checkpoint.state(pid) is driver_checkpoint.State.CHECKPOINTED:
+        Register(runtime_dir).require_awake([pid])
+
+
+def _worked_on(runtime_dir: Path) -> dict[int, int]:
+    """By pid, which job works on it. Its phosd runs."""
+    jobs = entries(runtime_dir / "journal")
+    return {pid: entry.job for entry in jobs for pid in entry.pids}
+
+
+@dataclass(frozen=True)
+class Stranded:
+    """A process that does not run on by itself. ``why`` completes "process 7 is ..."."""
+
+    pid: int
+    start_time: int
+    why: str
+
+
+def stranded(runtime_dir: Path) -> list[Stranded]:
+    """The GPU processes that stand still, by anybody's doing but that of a job that runs.
+
+    Only whom the runtime folder belongs to can tell a process that is suspended, or at work on,
+    from one that was left behind: others hear nothing of those that the driver has checkpointed.
+    """
+    found = []
+    ours = os.access(runtime_dir, os.W_OK) or not runtime_dir.exists()
+    busy = _worked_on(runtime_dir) if ours and in_use(runtime_dir) else {}
+    suspended = {p for each in Register(runtime_dir).living() for p in each.pids} if ours else set()
+    for pid in sorted(procfs.pids()):
+        if pid == os.getpid() or pid in busy or not process.uses_cuda(pid):
+            continue
+        if (stat := procfs.stat(pid)) is not None and stat.stopped:
+            continue  # by somebody who knows it
+        asleep = pid in suspended or not ours
+        if asleep and driver_checkpoint.state(pid) is driver_checkpoint.State.CHECKPOINTED:
+            continue
+        known = procfs.identity(pid)
+        why = _why_stranded(pid, runtime_dir) if known is not None else ""
+        if known is not None and why:
+            found.append(Stranded(*known, why))
+    return found
+
+
+def _why_stranded(pid: int, runtime_dir: Path) -> str:
+    state = driver_checkpoint.state(pid)
+    if state is driver_checkpoint.State.FAILED:
+        return "lost: the driver could not bring it back"
+    if state not in (None, driver_checkpoint.State.RUNNING):
+        return f"{state.name.lower()} by the driver's checkpoint"
+    if state is None or process.hook_place(pid) != runtime_dir:
+        return ""
+    try:
+        with HookLink(pid, runtime_dir, _WAKE_SECONDS) as link:
+            return "parked" if link.hello().state is HookState.PARKED else ""
+    except PhosError:
+        # It may be detached, which a parked one is; only who wakes it knows.
+        return "perhaps parked: its hook does not answer"
+
+
+def _wait_for_criu(processes: Collection[Process], account: Account) -> None:
+    """CRIU ends by itself when its phosd is gone, and lets go of what it has frozen."""
+    waiting = {pid for pid, _ in processes}
+    end = time.monotonic() + _CRIU_SECONDS
+    while waiting:
+        dumped = _dumped()
+        waiting = {pid for pid in waiting if dumped & _line_of(pid) or _traced(pid)}
+        if waiting and time.monotonic() > end:
+            break
+        if waiting:
+            time.sleep(_LOOK_SECONDS)
+    for pid in waiting:
+        account.failures[pid] = Busy(
+            f"process {pid} is held by CRIU or a debugger",
+            hint="end that one (`grep Tracer /proc/PID/status`), then `phos recover PID`",
+        )
+
+
+def _dumped() -> set[int]:
+    """The roots of the trees that a CRIU is at work on."""
+    found = set()
+    for pid in procfs.pids():
+        with contextlib.suppress(OSError):
+            words = procfs.command_line(pid)
+            if "dump" in words and "--tree" in words[:-1] and is_criu(pid):
+                root = words[words.index("--tree") + 1]
+                found |= {int(root)} if root.isascii() and root.isdecimal() else set()
+    return found
+
+
+def _line_of(pid: int) -> set[int]:
+    """The process and those above it."""
+    found: set[int] = set()
+    while pid and pid not in found:
+        found.add(pid)
+        stat = procfs.stat(pid)
+        pid = stat.parent if stat else 0
+    return found
+
+
+def _traced(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return procfs.status(pid).tracer != 0
+    return False
+
+
+def _back_from_driver(
+    processes: Collection[Process],
+    movers: Collection[Visit],
+    jobs: Collection[Entry],
+    account: Account,
+) -> None:
+    states = {pid: driver_checkpoint.state(pid) for pid, _ in processes}
+    stopped = [
+        pid for pid, state in states.items() if state not in (None, driver_checkpoint.State.RUNNING)
+    ]
+    if not stopped:
+        return
+    for mover in movers:
+        mover.give_room(processes)
+    _finish_moves(stopped, jobs, account)
+    for pid, error in driver_checkpoint.back_to_running(stopped).items():
+        if error is None:
+            account.deeds.setdefault(pid, []).append("brought back from the driver's checkpoint")
+        else:
+            account.failures[pid] = error
+
+
+def _finish_moves(stopped: Collection[int], jobs: Collection[Entry], account: Account) -> None:
+    """Who belongs together moves together: where the driver has brought some of a job's processes
+    to other GPUs, the rest of them follow.
+    """
+    for moves, pids in ((j.concern.moves, j.pids) for j in jobs if j.concern and j.concern.moves):
+        states = {pid: driver_checkpoint.state(pid) for pid in pids}
+        behind = [pid for pid in stopped if states.get(pid) is driver_checkpoint.State.CHECKPOINTED]
+        if {driver_checkpoint.State.LOCKED, driver_checkpoint.State.RUNNING} & {*states.values()}:
+            for pid in behind:
+                with _noted(account, pid):
+                    driver_checkpoint.move([pid], whole(moves, len(process.gpu_uuids())))
+
+
+def _back_from_parking(
+    pid: int,
+    runtime_dir: Path,
+    memory: Memory,
+    silent: Sequence[PhosError],
+    account: Account,
+) -> None:
+    if driver_checkpoint.state(pid) is None or not process.has_hook(pid):
+        if memory and process.uses_cuda(pid):
+            raise Internal(
+                f"the driver tells nothing of process {pid}, for which memory is kept",
+                hint=f"see its log (dmesg), then `phos recover {pid}`",
+            )
+        return
+    deeds = account.deeds.setdefault(pid, [])
+    with reach(pid, runtime_dir, _WAKE_SECONDS) as link:
+        hello = link.hello()
+        if hello.state is HookState.PARKED:
+            blocks = process.placed(hello, link.list_blocks())
+            found = {block.id: _kept(memory, gpu, block.id) for block, gpu in blocks}
+            missing = [block for block, descriptor in found.items() if descriptor is None]
+            if missing and silent:  # that one may have it
+                raise silent[0]
+            if missing:
+                raise Internal(
+                    f"nobody holds the memory of {len(missing)} of its {len(found)} blocks",
+                    hint=f"it is lost: end process {pid} and restore its last image",
+                )
+            link.unpark((block, fd) for block, fd in found.items() if fd is not None)
+            link.open_gate()
+            deeds.append("given back its parked memory")
+        link.forget()
+
+
+def _kept(memory: Memory, gpu: int, block: int) -> int | None:
+    """A descriptor of a block of a process that is on ``gpu`` now. In the middle of a migration
+    there are two, and the one where the process is counts.
+    """
+    for place in (gpu, *memory):
+        if (descriptor := memory.get(place, {}).get(block)) is not None:
+            return descriptor
+    return None
+
+
+@contextlib.contextmanager
+def _descriptors(mover: Visit) -> Iterator[dict[Process, dict[int, int]]]:
+    """What a mover guards; the descriptors are closed afterwards."""
+    memory = mover.parked()
+    try:
+        yield memory
+    finally:
+        for blocks in memory.values():
+            for descriptor in blocks.values():
+                os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _noted(account: Account, pid: int) -> Iterator[None]:
+    try:
+        yield
+    except PhosError as error:
+        account.failures[pid] = error

@@ -1,0 +1,166 @@
+"""What an engine does first: settle the jobs that an earlier one did not end, and clear up."""
+
+import contextlib
+import logging
+import stat
+import time
+from collections.abc import Collection, Mapping
+from functools import partial
+from pathlib import Path
+
+from phosd.engine.criu import owned_processes
+from phosd.engine.criu import restore as criu_restore
+from phosd.engine.hook_client.link import HookState, reach
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.manifest import Process as Restored
+from phosd.engine.job.affected import Unfinished
+from phosd.engine.node.node import Node
+from phosd.engine.node.suspended import Suspended
+from phosd.engine.program import driver_checkpoint
+from phosd.engine.recovery.rescue import Account, free, left_parked, let_rest
+from phosd.engine.system import procfs
+from phosd.errors import Busy, PhosError
+
+_log = logging.getLogger(__name__)
+_END_SECONDS = 10.0
+_WAKE_SECONDS = 5.0
+_AGAIN = "start the job again"
+
+
+def settle(node: Node, unfinished: Collection[Unfinished]) -> dict[int, str]:
+    """Bring the processes of unfinished jobs back to running, remove what the jobs left; by job,
+    what was done.
+
+    Nobody else may use the node's folders. What cannot be done is in the texts.
+    """
+    touched = {
+        (each.pid, each.start_time)
+        for job in unfinished
+        if job.concern is not None
+        for each in job.concern.processes
+        if each.start_time is not None
+    }
+    asleep, woken = _suspended(node)
+    rest = {process for each in asleep for process in each.processes}
+    let_rest(rest, node.config.runtime_dir)
+    waking = {process for each in woken for process in each.processes}
+    wanted = (touched | left_parked(node.config.runtime_dir) | waking) - rest
+    account = free(wanted, node.config.runtime_dir)
+    for each in woken:
+        _settle_resume(node, each, account)
+    said = {job.job: _text(node, job, account) for job in unfinished}
+    for what, clear in (
+        ("sockets of hooks", partial(sweep_hooks, node.config.runtime_dir / "hook")),
+        ("files in memory", node.staging.sweep),
+        ("images", node.store.sweep),
+        ("suspended programs", node.suspend_store.sweep),
+    ):
+        try:
+            clear()
+        except (PhosError, OSError) as error:  # it is only in the way; the processes run
+            _log.error("%s that earlier jobs left could not be removed: %s", what, error)
+    return said
+
+
+def _suspended(node: Node) -> tuple[list[Suspended], list[Suspended]]:
+    """The programs that are suspended, and those that somebody had begun to resume."""
+    asleep: list[Suspended] = []
+    woken: list[Suspended] = []
+    for each in node.suspended.living():
+        # Of those that cannot be asked the file is believed.
+        states = {driver_checkpoint.state(pid) for pid in each.pids if not _stopped(pid)}
+        (asleep if states <= {driver_checkpoint.State.CHECKPOINTED, None} else woken).append(each)
+    return asleep, woken
+
+
+def _stopped(pid: int) -> bool:
+    found = procfs.stat(pid)
+    return found is not None and found.stopped
+
+
+def _settle_resume(node: Node, suspended: Suspended, account: Account) -> None:
+    """Either it runs, or it is suspended, and what it had is there."""
+    failed = suspended.pids & account.failures.keys()
+    if not failed:
+        node.suspended.remove(suspended)
+    for pid in failed:
+        account.failures[pid] = Busy(
+            f"process {pid} is still suspended ({account.failures[pid].what})",
+            hint=f"`phos resume {suspended.pid}`",
+        )
+
+
+def _text(node: Node, job: Unfinished, account: Account) -> str:
+    if job.concern is None:
+        return f"nothing had been touched; {_AGAIN}"
+    if not job.concern.image:
+        pids = [each.pid for each in job.concern.processes]
+        return f"{account.text(pids) or 'its processes run'}; {_AGAIN}"
+    try:
+        return _settle_restore(node, node.store.get(job.concern.image), job.concern.since)
+    except PhosError as error:
+        return f"what it may have restored is to be looked at: {error}"
+
+
+def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
+    """A restored program that had not begun to run is ended; the image is still there."""
+    try:
+        _wait_for_criu()
+        users = [criu_restore.restoring_user(tree).uid for tree in manifest.trees]
+        wanted = {p.pid: p for p in manifest.processes}
+
+        def ours(pid: int) -> bool:
+            return owned_processes.is_made(wanted[pid], users[wanted[pid].tree], since)
+
+        made = {pid: wanted[pid] for pid in wanted if ours(pid)}
+        if not made:
+            return f"nothing had been restored; {_AGAIN}"
+        if len(made) == len(manifest.processes) and _all_run(node, made):
+            return f"the restored program (pid {manifest.trees[0].root}) runs"
+        owned_processes.end(made, ours)
+        pids = ", ".join(map(str, sorted(made)))
+        return f"what was restored of it (pid {pids}) was ended; {_AGAIN}"
+    finally:
+        for tree in manifest.trees:
+            criu_restore.close_to_others(node.store.images / manifest.id / tree.folder)
+
+
+def _wait_for_criu() -> None:
+    """A CRIU that restores is killed with its phosd. It is not gone at once."""
+    end = time.monotonic() + _END_SECONDS
+    while any(_restores(pid) for pid in procfs.pids()) and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def _restores(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return "--restore-detached" in procfs.command_line(pid) and owned_processes.is_criu(pid)
+    return False
+
+
+def _all_run(node: Node, made: Mapping[int, Restored]) -> bool:
+    for pid, recorded in made.items():
+        if recorded.gpu and driver_checkpoint.state(pid) is not driver_checkpoint.State.RUNNING:
+            return False
+        if recorded.hooked:
+            try:
+                with reach(pid, node.config.runtime_dir, _WAKE_SECONDS) as link:
+                    if link.hello().state is HookState.PARKED:
+                        return False
+            except PhosError:
+                return False
+    return True
+
+
+def sweep_hooks(folder: Path) -> None:
+    """Remove sockets of processes that are gone, and calls to wake that nobody waits to see heard.
+
+    A stale call would wake a hook in the middle of a dump. The folder is anybody's.
+    """
+    for path in [*folder.glob("*.sock"), *folder.glob("*.wake")]:
+        pid = path.stem
+        with contextlib.suppress(OSError):  # a squatter's folder, which is in nobody's way
+            found = path.lstat()
+            dead = pid.isascii() and pid.isdecimal() and procfs.stat(int(pid)) is None
+            if dead or (path.suffix == ".wake" and stat.S_ISREG(found.st_mode)):
+                path.unlink()

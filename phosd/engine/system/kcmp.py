@@ -1,0 +1,33 @@
+"""Whether two descriptors, perhaps of two processes, are one open file."""
+
+import ctypes
+import errno
+import functools
+import os
+
+from phosd.errors import Internal
+
+_KCMP, _KCMP_FILE = 312, 0  # x86-64
+
+
+def same_file(first: int, second: int, pid: int | None = None) -> bool:
+    """Whether two descriptors are one open file (``kcmp``): ``first`` of this process, ``second``
+    of this one, too, or of ``pid``, which may have closed it meanwhile.
+    """
+    me = os.getpid()
+    other = me if pid is None else pid
+    answer: int = _libc().syscall(_KCMP, me, other, _KCMP_FILE, first, second)
+    if answer < 0:
+        code = ctypes.get_errno()
+        if pid is not None and code in (errno.EBADF, errno.ESRCH):
+            return False
+        raise Internal(
+            f"comparing two descriptors failed ({os.strerror(code)})",
+            hint="the kernel needs CONFIG_KCMP" if code == errno.ENOSYS else "run phosd as root",
+        )
+    return answer == 0
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

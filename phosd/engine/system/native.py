@@ -1,0 +1,50 @@
+"""Where our own parts are: the native libraries, and this package for processes that we start."""
+
+import os
+from pathlib import Path
+
+from phosd.errors import Internal
+
+
+def _find(name: str) -> Path:
+    override = os.environ.get("PHOS_NATIVE_DIR")
+    folders = [Path(override)] if override else []
+    folders += [Path(__file__).parents[2] / "native", Path("/usr/lib/phos")]
+    for folder in folders:
+        if (folder / name).exists():
+            return folder / name
+    raise Internal(
+        f"the native library {name} is not built (looked in {', '.join(map(str, folders))})",
+        hint="run `make build`",
+    )
+
+
+def hook_library() -> Path:
+    """The library that ``phos run`` preloads into a program."""
+    return _find("libphos_hook.so")
+
+
+def softgpu_folder() -> Path:
+    """The folder to put on ``LD_LIBRARY_PATH`` so that ``libcuda.so.1`` is the software GPU."""
+    return _find("softgpu/libcuda.so.1").parent
+
+
+def digest_library() -> Path:
+    """The chunk digest for the CPU."""
+    return _find("libphos_digest.so")
+
+
+def board_library() -> Path:
+    """What works on the memory that hooks and movers share."""
+    return _find("libphos_board.so")
+
+
+def pages_library() -> Path:
+    """What ``criu dump`` loads to copy pages with many threads."""
+    return _find("libphos_pages.so")
+
+
+def python_environment() -> dict[str, str]:
+    """An environment in which another Python finds this very package and what it depends on."""
+    folders = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}

@@ -1,0 +1,252 @@
+"""What ``/proc`` says about a process, as typed values. Nothing here decides anything."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+_PF_EXITING = 4
+
+Process = tuple[int, int]
+"""A process: its pid and start time."""
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Of ``/proc/pid/stat``. ``start_time`` is field 22, in clock ticks since boot."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    group: int
+    session: int
+    terminal: int
+    exiting: bool
+    start_time: int
+
+    @property
+    def dead(self) -> bool:
+        """A zombie, or about to be one."""
+        return self.state in "ZX"
+
+    @property
+    def stopped(self) -> bool:
+        """By a signal or a debugger: nothing in it answers anybody until it goes on."""
+        return self.state in "Tt"
+
+
+@dataclass(frozen=True)
+class Status:
+    """Of ``/proc/pid/status``: real, effective, saved and file system ids, and restrictions.
+
+    ``process`` is the process that it belongs to: ``/proc`` answers for threads as well.
+    """
+
+    process: int
+    uids: tuple[int, ...]
+    gids: tuple[int, ...]
+    groups: tuple[int, ...]
+    capabilities: int
+    tracer: int
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """An open descriptor. ``target`` is what its link reads; ``file`` is the file itself."""
+
+    pid: int
+    number: int
+    target: str
+    flags: int
+    position: int
+    file: os.stat_result
+
+    @property
+    def writable(self) -> bool:
+        return self.flags & os.O_ACCMODE != os.O_RDONLY
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A line of ``/proc/pid/maps``. ``device`` is as in ``st_dev``."""
+
+    pid: int
+    start: int
+    end: int
+    permissions: str
+    device: int
+    inode: int
+    path: str
+
+    @property
+    def shared(self) -> bool:
+        return self.permissions[3] == "s"
+
+    @property
+    def writable(self) -> bool:
+        return self.permissions[1] == "w"
+
+    @property
+    def link(self) -> Path:
+        """Leads to the mapped file itself, whatever has become of its path."""
+        return PROC / str(self.pid) / "map_files" / f"{self.start:x}-{self.end:x}"
+
+
+def stat(pid: int) -> Stat | None:
+    """The process or thread ``pid``, or None when there is none."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    name, rest = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
+    parent, group, session, terminal = map(int, rest[1:5])
+    exiting = bool(int(rest[6]) & _PF_EXITING)
+    return Stat(pid, name, rest[0], parent, group, session, terminal, exiting, int(rest[19]))
+
+
+def lines(path: Path) -> list[str]:
+    """Of a file that the kernel wrote. In names that users chose it escapes what ends a line for
+    it, and nothing else that ``read_text`` and ``splitlines`` take for an end.
+    """
+    return path.read_bytes().decode(errors="replace").split("\n")
+
+
+def identity(pid: int) -> tuple[int, int] | None:
+    """Tells a process from later ones with its pid: (pid, start time); None when it has ended."""
+    found = stat(pid)
+    return None if found is None or found.dead else (pid, found.start_time)
+
+
+def status(pid: int) -> Status:
+    """Raises :class:`ProcessLookupError` or :class:`FileNotFoundError` when it is gone."""
+    fields = _fields(PROC / str(pid) / "status")
+
+    def numbers(field: str) -> tuple[int, ...]:
+        return tuple(map(int, fields[field].split()))
+
+    return Status(
+        process=int(fields["Tgid"]),
+        uids=numbers("Uid"),
+        gids=numbers("Gid"),
+        groups=numbers("Groups"),
+        capabilities=int(fields["CapPrm"], 16) if "CapPrm" in fields else 0,
+        tracer=int(fields["TracerPid"]),
+    )
+
+
+def ending(pid: int) -> bool:
+    """Whether ``pid`` is on its way out: a zombie, killed, or giving back its memory."""
+    found = stat(pid)
+    if found is None or found.dead or found.exiting:
+        return True
+    try:
+        fields = _fields(PROC / str(pid) / "status")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    pending = (int(fields.get(name, "0"), 16) for name in ("SigPnd", "ShdPnd"))
+    return any(mask & 1 << (signal.SIGKILL - 1) for mask in pending)
+
+
+def pids() -> Iterator[int]:
+    """Every process of this pid namespace, nested ones included."""
+    return (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
+
+
+def threads(pid: int) -> tuple[int, ...]:
+    return tuple(sorted(int(entry.name) for entry in (PROC / str(pid) / "task").iterdir()))
+
+
+def children(pid: int) -> tuple[int, ...]:
+    """The children of every thread of ``pid``."""
+    found: list[int] = []
+    for thread in threads(pid):
+        path = PROC / str(pid) / "task" / str(thread) / "children"
+        try:
+            found += map(int, path.read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread that has ended meanwhile has no children left
+    return tuple(found)
+
+
+def namespace(pid: int, kind: str) -> str:
+    """The identity of a namespace of ``pid``, e.g. ``mnt:[4026531840]``."""
+    return str((PROC / str(pid) / "ns" / kind).readlink())
+
+
+def command_line(pid: int) -> tuple[str, ...]:
+    raw = (PROC / str(pid) / "cmdline").read_bytes()
+    return tuple(os.fsdecode(word) for word in raw.removesuffix(b"\0").split(b"\0")) if raw else ()
+
+
+def describe(pid: int) -> str:
+    """``pid 12 (python train.py)``, for messages."""
+    try:
+        command = " ".join(command_line(pid))
+    except (FileNotFoundError, ProcessLookupError):
+        command = ""
+    if not command:
+        found = stat(pid)
+        command = found.name if found else "gone"
+    return f"pid {pid} ({command[:80]})"
+
+
+def descriptors(pid: int) -> list[Descriptor]:
+    """The open descriptors of ``pid``; one that is closed meanwhile is left out."""
+    folder = PROC / str(pid) / "fd"
+    found = []
+    for number in sorted(int(entry.name) for entry in folder.iterdir()):
+        link = folder / str(number)
+        try:
+            target, file = str(link.readlink()), link.stat()
+            fields = _fields(PROC / str(pid) / "fdinfo" / str(number))
+        except FileNotFoundError:
+            continue
+        flags, position = int(fields["flags"], 8), int(fields["pos"])
+        found.append(Descriptor(pid, number, target, flags, position, file))
+    return found
+
+
+def mappings(pid: int) -> list[Mapping]:
+    """The mapped files of ``pid``, devices and named memory included; not its anonymous memory."""
+    text = (PROC / str(pid) / "maps").read_bytes().decode(errors="surrogateescape")
+    found = []
+    for line in text.split("\n"):
+        words = line.split(None, 5)
+        if len(words) < 6 or words[5].startswith("["):
+            continue
+        start, end = words[0].split("-")
+        major, minor = words[3].split(":")
+        found.append(
+            Mapping(
+                pid=pid,
+                start=int(start, 16),
+                end=int(end, 16),
+                permissions=words[1],
+                device=os.makedev(int(major, 16), int(minor, 16)),
+                inode=int(words[4]),
+                path=words[5].replace("\\012", "\n"),
+            )
+        )
+    return found
+
+
+def memory_devices() -> frozenset[int]:
+    """The ``st_dev`` of every tmpfs that is mounted here."""
+    devices = set()
+    for line in filter(None, lines(PROC / "self/mountinfo")):
+        before, _, after = line.partition(" - ")
+        if after.split()[0] == "tmpfs":
+            major, minor = before.split()[2].split(":")
+            devices.add(os.makedev(int(major), int(minor)))
+    return frozenset(devices)
+
+
+def _fields(path: Path) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in lines(path) if ":" in line)
+
+
+def boot_id() -> str:
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip()

@@ -1,0 +1,98 @@
+"""The machine's sockets by inode: what they are, and which two unix sockets are connected."""
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from phosd.engine.system import procfs
+
+_SOCK_DIAG_BY_FAMILY = 20
+_NLMSG_ERROR = 2
+_NLMSG_DONE = 3
+_NLM_F_REQUEST_DUMP = 0x301
+_UDIAG_SHOW_NAME = 1
+_UDIAG_SHOW_PEER = 4
+_UNIX_DIAG_NAME = 0
+_UNIX_DIAG_PEER = 2
+_TCP_LISTEN = 10
+_STREAM, _DATAGRAM = socket.SOCK_STREAM, socket.SOCK_DGRAM
+
+
+@dataclass(frozen=True)
+class UnixSocket:
+    """``name`` is its bound path; ``peer`` the other end's inode, None when not connected."""
+
+    inode: int
+    kind: int
+    listening: bool
+    name: str
+    peer: int | None
+
+    @property
+    def stream(self) -> bool:
+        return self.kind == _STREAM
+
+    @property
+    def datagram(self) -> bool:
+        return self.kind == _DATAGRAM
+
+
+def unix_sockets() -> dict[int, UnixSocket]:
+    """Every unix socket of this network namespace (``linux/unix_diag.h``)."""
+    request = struct.pack(
+        "BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, 5, 0xFFFFFFFF, 0xFFFFFFFF
+    )
+    header = struct.pack(
+        "IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 1, 0
+    )
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as link:
+        link.send(header + request)
+        return {found.inode: found for found in _answers(link)}
+
+
+def _answers(link: socket.socket) -> Iterator[UnixSocket]:
+    while True:
+        data = link.recv(1 << 16)
+        while data:
+            length, kind = struct.unpack_from("IH", data)
+            if kind == _NLMSG_DONE:
+                return
+            if kind == _NLMSG_ERROR:
+                number = -struct.unpack_from("i", data, 16)[0]
+                raise OSError(number, f"cannot list the unix sockets: {os.strerror(number)}")
+            yield _unix_socket(data[16:length])
+            data = data[(length + 3) & ~3 :]
+
+
+def _unix_socket(message: bytes) -> UnixSocket:
+    _, kind, state, _, inode = struct.unpack_from("BBBBI", message)
+    name, peer = "", None
+    rest = message[16:]
+    while len(rest) >= 4:
+        length, attribute = struct.unpack_from("HH", rest)
+        value = rest[4:length]
+        if attribute == _UNIX_DIAG_NAME:
+            name = os.fsdecode(value.rstrip(b"\0").replace(b"\0", b"@"))
+        elif attribute == _UNIX_DIAG_PEER:
+            peer = struct.unpack("I", value)[0]
+        rest = rest[max((length + 3) & ~3, 4) :]
+    return UnixSocket(inode, kind, state == _TCP_LISTEN, name, peer)
+
+
+def protocol(descriptor: procfs.Descriptor) -> str:
+    """The kernel's name of a socket's protocol, e.g. ``TCP``, ``UNIX``, ``AF_VSOCK``."""
+    link = procfs.PROC / str(descriptor.pid) / "fd" / str(descriptor.number)
+    return os.getxattr(link, "system.sockprotoname").rstrip(b"\0").decode()
+
+
+def connected_tcp(pid: int) -> set[int]:
+    """Inodes of the TCP sockets with a peer, in the network namespace of ``pid``."""
+    connected: set[int] = set()
+    for table in ("tcp", "tcp6"):
+        path = procfs.PROC / str(pid) / "net" / table
+        if path.exists():  # tcp6 is missing where IPv6 is switched off
+            rows = [line.split() for line in path.read_text().splitlines()[1:]]
+            connected |= {int(row[9]) for row in rows if int(row[3], 16) != _TCP_LISTEN}
+    return connected

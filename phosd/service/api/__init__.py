@@ -1,0 +1,1 @@
+"""The objects on the bus: what they do, tell and announce."""

@@ -1,0 +1,260 @@
+"""Keeps the objects for processes, images and GPUs on the bus like the node is."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Set
+from pathlib import Path
+
+from phosd.bus import ROOT
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.node.gpus import GpuInfo
+from phosd.engine.program.process import GpuProcess
+from phosd.errors import PhosError
+from phosd.service.api.object_interfaces import gpu_interface, image_interface, process_interface
+from phosd.service.api.object_methods import Details
+from phosd.service.api.views import ImageView, ProcessView, gpu_path, image_path, process_path
+from phosd.service.config import Config
+from phosd.service.dbus.object_tree import ObjectTree
+from phosd.service.history.events import Event, Severity
+from phosd.service.history.history import History
+from phosd.service.jobs.engine import Engine
+from phosd.service.process_identity import ancestors, holds
+from phosd.service.samples import PERIOD, Samples
+from phosd.service.tasks.periodic import Periodic
+
+_POLL_SECONDS = 0.25
+_log = logging.getLogger(__name__)
+
+
+class _Look:
+    """A look at the node that serves all who asked for one before it began."""
+
+    def __init__(self, one_at_a_time: asyncio.Lock, look: Callable[[], Awaitable[None]]) -> None:
+        self._one_at_a_time = one_at_a_time
+        self._look = look
+        self._asked: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __call__(self) -> None:
+        if self._asked is None:
+            self._asked = asyncio.get_running_loop().create_task(self._run())
+            self._tasks.add(self._asked)
+            self._asked.add_done_callback(self._over)
+        await asyncio.shield(self._asked)
+
+    async def _run(self) -> None:
+        async with self._one_at_a_time:
+            self._asked = None
+            await self._look()
+
+    def _over(self, look: asyncio.Task[None]) -> None:
+        self._tasks.discard(look)
+        if not look.cancelled():
+            look.exception()  # for who has asked, if they still wait
+
+    async def close(self) -> None:
+        """Wait until no look goes on."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class Inventory:
+    """What is on this node, as far as it was seen last. To be used on the event loop."""
+
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        tree: ObjectTree,
+        history: History,
+        periodic: Periodic,
+        details: Details,
+        samples: Samples,
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._tree = tree
+        self._history = history
+        self._periodic = periodic
+        self._process_interface = process_interface(details)
+        self._image_interface = image_interface(details)
+        self._gpu_interface = gpu_interface(details)
+        looking = asyncio.Lock()
+        self.refresh_processes = _Look(looking, self._look_for_processes)
+        self.refresh_images = _Look(looking, self._look_for_images)
+        # A slow look at processes does not delay those at the GPUs.
+        self.refresh_gpus = _Look(asyncio.Lock(), self._look_for_gpus)
+        self._troubles: dict[str, str] = {}
+        self._samples = samples
+        self._seen_gpus = -math.inf
+        self.processes: dict[str, GpuProcess] = {}
+        self.images: dict[str, ImageView] = {}
+        self.gpus: dict[str, GpuInfo] = {}
+
+    async def watch(self) -> None:
+        """Look for processes and images again every few seconds, and at once when a hook comes or
+        goes.
+        """
+        hooks = self._config.runtime_dir / "hook"
+        images = self._config.state_dir / "images"
+        seen_images = _stamp(images)
+        await self._try("GPUs", self.refresh_gpus)  # which the processes name
+        while True:
+            seen_hooks = _stamp(hooks)
+            await self._try("processes", self.refresh_processes)
+            if seen_images != (now := _stamp(images)):
+                seen_images = now
+                await self._try("images", self.refresh_images)
+            for _ in range(int(self._config.rescan_seconds / _POLL_SECONDS)):
+                await asyncio.sleep(_POLL_SECONDS)
+                if _stamp(hooks) != seen_hooks:
+                    break
+
+    async def sample(self) -> None:
+        """Look at the GPUs again and again."""
+        while True:
+            await self._try("GPUs", self.refresh_gpus)
+            await asyncio.sleep(PERIOD)
+
+    async def _try(self, what: str, look: Callable[[], Awaitable[None]]) -> None:
+        """A look that fails is logged, once for each reason, and tried again later."""
+        text = ""
+        try:
+            await look()
+        except PhosError as error:
+            text = str(error)
+            if self._troubles.get(what) != text:
+                _log.warning("cannot look for %s: %s", what, text)
+                self._history.event(Event("looking", what, text, Severity.WARNING))
+        except Exception as error:  # whatever it was, the next look may do better
+            text = repr(error)
+            if self._troubles.get(what) != text:
+                _log.exception("looking for %s failed", what)
+                self._history.event(Event("looking", what, text, Severity.ERROR))
+        self._troubles[what] = text
+
+    async def _look_for_processes(self) -> None:
+        """Publish who came and withdraw who went. A process under a job is left alone."""
+        found = await asyncio.to_thread(self._engine.processes)
+        current = {process_path(p): p for p in found}
+        for path in self.processes.keys() - current.keys():
+            self._tree.withdraw(path)
+            self._tree.signal(ROOT, "ProcessRemoved", path)
+        for path, process in current.items():
+            view = self._view(process)
+            if path in self.processes:
+                self._tree.replace(path, view)
+                continue
+            self._tree.publish(path, self._process_interface, view, process.uid)
+            self._tree.signal(ROOT, "ProcessNew", path)
+        gone = self.processes.keys() - current.keys()
+        self.processes = current
+        if gone:
+            self._periodic.forget_gone()
+        self._periodic.consider(found)
+
+    async def _look_for_images(self) -> None:
+        """Publish the images that are there."""
+        manifests = await asyncio.to_thread(self._engine.images)
+        verified = await asyncio.to_thread(self._history.verified)
+        current = {}
+        held: set[int] = set()
+        for manifest in manifests:
+            path = image_path(manifest.id)
+            found = verified.get(manifest.id, (0.0, False))
+            image = current[path] = self._image(path, manifest, held, found)
+            held |= image.pack_bytes.keys()
+        for path in self.images.keys() - current.keys():
+            self._tree.withdraw(path)
+            self._tree.signal(ROOT, "ImageRemoved", path)
+        for path, image in current.items():
+            if path in self.images:
+                self._tree.replace(path, image)
+                continue
+            self._tree.publish(path, self._image_interface, image, image.manifest.owner)
+            self._tree.signal(ROOT, "ImageNew", path)
+        self.images = current
+        for process in self.processes.values():
+            self.renew(process.pid)
+
+    def _image(
+        self, path: str, manifest: Manifest, held: Set[int], found: tuple[float, bool]
+    ) -> ImageView:
+        """The view that is known, which has added up its sizes, as long as nothing has changed.
+
+        ``held`` are the packs of all older images, ``found`` what the last verification did.
+        """
+        known = self.images.get(path) or ImageView(manifest)
+        view = ImageView(manifest, *found, shared=frozenset(known.pack_bytes.keys() & held))
+        same = (known.verified, known.verified_ok, known.shared)
+        return known if same == (*found, view.shared) else view
+
+    async def _look_for_gpus(self) -> None:
+        """Publish the GPUs with their figures, which are as old as a sample at most."""
+        if time.monotonic() - self._seen_gpus < 0.99 * PERIOD:
+            return
+        found = await asyncio.to_thread(self._engine.gpus)
+        current = {gpu_path(gpu.uuid): gpu for gpu in found}
+        for path in self.gpus.keys() - current.keys():
+            self._tree.withdraw(path)
+        for path, gpu in current.items():
+            if path in self.gpus:
+                self._tree.replace(path, gpu)
+            else:
+                self._tree.publish(path, self._gpu_interface, gpu, None)
+        self._seen_gpus = time.monotonic()
+        self._samples.take(found, time.time())
+        listed_anew = self.gpus.keys() != current.keys()
+        self.gpus = current
+        if listed_anew:
+            self._tree.changed(ROOT)
+
+    async def close(self) -> None:
+        """Look no more."""
+        for look in (self.refresh_processes, self.refresh_images, self.refresh_gpus):
+            await look.close()
+
+    def process(self, pid: int) -> str | None:
+        """The path of the GPU process with this pid."""
+        return next((path for path, p in self.processes.items() if p.pid == pid), None)
+
+    def gpus_of(self, pid: int) -> frozenset[int]:
+        """The ordinals of the GPUs that a process and those below it use, as far as was seen."""
+        tree = {p.pid: p for p in self.processes.values() if pid in ancestors(p.pid)}
+        by_memory = {gpu for process in tree.values() for gpu in process.gpus}
+        by_driver = {gpu.ordinal for gpu in self.gpus.values() if tree.keys() & set(gpu.pids)}
+        return frozenset(by_memory | by_driver)
+
+    def suspended(self, pid: int) -> bool:
+        """Whether a process, or one below it, was off its GPUs when it was seen last."""
+        there = self.processes.values()
+        return any(p.state == "suspended" and pid in ancestors(p.pid) for p in there)
+
+    def renew(self, pid: int) -> None:
+        """Something is different about the process now."""
+        path = self.process(pid)
+        if path is not None:
+            self._tree.replace(path, self._view(self.processes[path]))
+
+    def _view(self, process: GpuProcess) -> ProcessView:
+        by_ordinal = {gpu.ordinal: gpu.uuid for gpu in self.gpus.values()}
+        gpus = tuple(by_ordinal[n] for n in process.gpus if n in by_ordinal)
+        mine = (
+            manifest.id
+            for manifest in (view.manifest for view in self.images.values())
+            if holds(manifest, process.pid, process.start_time)
+        )
+        schedule = self._periodic.of(process.pid, process.start_time)
+        every, keep = (schedule.every, schedule.keep) if schedule else (0.0, 0)
+        return ProcessView(process, max(mine, default=""), gpus, every, keep if every else 0)
+
+
+def _stamp(folder: Path) -> int:
+    """Changes whenever something is put into the folder or taken out of it."""
+    try:
+        return folder.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

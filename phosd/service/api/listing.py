@@ -1,0 +1,139 @@
+"""What ``org.phos.Manager1`` lists: to everybody their own, to administrators everything."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from phosd.bus import Variant, variants
+from phosd.errors import NoSuchProcess
+from phosd.service.api.inventory import Inventory
+from phosd.service.api.views import created, job_path
+from phosd.service.dbus.caller import Caller
+from phosd.service.dbus.polkit import Rights
+from phosd.service.dbus.query_pool import Readers
+from phosd.service.history import queries
+from phosd.service.history.database import Row
+from phosd.service.history.history import History
+from phosd.service.jobs.options import EventOptions, HistoryOptions, parse_options
+from phosd.service.jobs.table import JobTable
+from phosd.service.process_identity import identify
+
+_Thing = TypeVar("_Thing")
+
+
+class Lists:
+    """Each method gets the caller, the manager, then its arguments. For the event loop."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        jobs: JobTable,
+        history: History,
+        rights: Rights,
+        readers: Readers,
+    ) -> None:
+        self._inventory = inventory
+        self._jobs = jobs
+        self._history = history
+        self._rights = rights
+        self._readers = readers
+
+    async def get_process(self, caller: Caller, _: object, pid: int) -> list[Any]:
+        if self._inventory.process(pid) is None:
+            identify(pid)
+            await self._inventory.refresh_processes()
+        path = self._inventory.process(pid)
+        if path is None:
+            raise NoSuchProcess(
+                f"process {pid} uses no GPU", hint="`phos ps` lists the GPU processes"
+            )
+        owner = self._inventory.processes[path].uid
+        await self._rights.require_sight(caller, owner, f"process {pid}")
+        return [path]
+
+    async def list_processes(self, caller: Caller, _: object) -> list[Any]:
+        await self._inventory.refresh_processes()
+        found = sorted(self._inventory.processes.items(), key=lambda item: item[1].pid)
+        return [
+            [
+                [
+                    p.pid,
+                    p.uid,
+                    " ".join(p.command),
+                    p.device_bytes,
+                    p.hook_state,
+                    p.state,
+                    path,
+                ]
+                for path, p in await self._seen(caller, found, lambda item: item[1].uid)
+            ]
+        ]
+
+    async def list_images(self, caller: Caller, _: object) -> list[Any]:
+        await self._inventory.refresh_images()
+        found = sorted(self._inventory.images.items())
+        return [
+            [
+                [
+                    view.manifest.id,
+                    created(view.manifest),
+                    view.manifest.owner,
+                    view.total_bytes,
+                    view.stored_bytes,
+                    view.manifest.mode,
+                    path,
+                ]
+                for path, view in await self._seen(caller, found, lambda i: i[1].manifest.owner)
+            ]
+        ]
+
+    async def list_jobs(self, caller: Caller, _: object) -> list[Any]:
+        return [
+            [
+                [job.number, job.task.operation, job.task.target, str(job.state), job_path(job)]
+                for job in await self._seen(caller, self._jobs, lambda job: job.task.owner)
+            ]
+        ]
+
+    async def list_gpus(self, _caller: Caller, _: object) -> list[Any]:
+        await self._inventory.refresh_gpus()
+        return [
+            [
+                [gpu.ordinal, gpu.uuid, gpu.name, gpu.memory_total, gpu.memory_used or 0, path]
+                for path, gpu in sorted(self._inventory.gpus.items(), key=lambda x: x[1].ordinal)
+            ]
+        ]
+
+    async def list_history(self, caller: Caller, _: object, options: dict[str, Any]) -> list[Any]:
+        request = parse_options(options, HistoryOptions)
+        owner = None if await self._rights.inspects(caller) else caller.uid
+
+        def read() -> list[dict[str, Variant]]:
+            found = queries.jobs(self._history, request, owner)
+            phases = queries.phases(self._history, found)
+            return [
+                _told(row) | {"phases": Variant("a(stdtb)", phases.get(row["id"], []))}
+                for row in found
+            ]
+
+        return [await self._readers.run(caller.uid, read)]
+
+    async def list_events(self, caller: Caller, _: object, options: dict[str, Any]) -> list[Any]:
+        request = parse_options(options, EventOptions)
+        owner = None if await self._rights.inspects(caller) else caller.uid
+        found = await self._readers.run(caller.uid, queries.events, self._history, request, owner)
+        return [[_told(row) for row in found]]
+
+    async def _seen(
+        self, caller: Caller, things: Iterable[_Thing], owner: Callable[[_Thing], int]
+    ) -> list[_Thing]:
+        """What the caller may see of these: what is their own, or everything."""
+        found = list(things)
+        own = [thing for thing in found if caller.may_touch(owner(thing))]
+        if len(own) < len(found) and await self._rights.inspects(caller):
+            return found
+        return own
+
+
+def _told(row: Row) -> dict[str, Variant]:
+    """A row as it travels: what is null is left out."""
+    return variants({name: value for name, value in row.items() if value is not None})

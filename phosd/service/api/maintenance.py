@@ -1,0 +1,124 @@
+"""What is kept in order beside the jobs: the history, and the images that are there."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from phosd.errors import PhosError
+from phosd.service.api.inventory import Inventory
+from phosd.service.clock import age_clock
+from phosd.service.config import Config
+from phosd.service.history.events import Event, Severity
+from phosd.service.history.history import History
+from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.table import JobTable
+from phosd.service.tasks.periodic import Periodic
+from phosd.service.tasks.retention import Retention
+
+_DAY = 86_400.0
+_log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """Calls ``changed`` when :attr:`troubles` may be others. ``config`` says what is kept. For the
+    event loop.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        history: History,
+        jobs: JobTable,
+        inventory: Inventory,
+        periodic: Periodic,
+        changed: Callable[[], None],
+    ) -> None:
+        self.config = config
+        self._engine = engine
+        self._history = history
+        self._jobs = jobs
+        self._inventory = inventory
+        self._periodic = periodic
+        self._changed = changed
+        self._retention = Retention(engine, history)
+        self._deleting = asyncio.Lock()
+        self._renewals = 0
+        self._damaged: Mapping[str, PhosError] = {}
+
+    @property
+    def troubles(self) -> list[str]:
+        """What is wrong with the node and does not stop jobs."""
+        history = [self._history.trouble] if self._history.trouble else []
+        return [*history, *map(str, self._damaged.values())]
+
+    async def go_on(self) -> None:
+        """Once a day, forget and delete what is old."""
+        while True:
+            self.forget_old()
+            await self.delete_old()
+            await self.compact()
+            await asyncio.sleep(_DAY)
+
+    def forget_old(self) -> None:
+        """Have the history forget what the configuration does not keep."""
+        self._history.prune(age_clock() - self.config.retention_days * _DAY)
+
+    async def history_changed(self) -> None:
+        """It is in trouble, or no longer, or had to be begun anew."""
+        self._changed()
+        if trouble := self._history.trouble:  # to be told when it is over
+            self._history.event(Event("history", "history.db", trouble, Severity.ERROR))
+        if self._renewals != self._history.renewals:
+            self._renewals = self._history.renewals
+            text = "history.db was damaged and begun anew"
+            self._history.event(Event("history", "history.db", text, Severity.ERROR))
+            self._periodic.write_again()
+            await self.reconcile()
+
+    async def reconcile(self) -> None:
+        """Have the history know the images that there are."""
+        self._history.reconcile(await asyncio.to_thread(self._engine.images))
+        await self.look_for_damage()
+
+    async def look_for_damage(self) -> None:
+        """Tell of images that are in no list, since nobody can read them."""
+        found = await asyncio.to_thread(self._engine.damaged)
+        for image in found.keys() - self._damaged.keys():
+            text = str(found[image])
+            _log.warning("%s", text)
+            self._history.event(Event("image-unreadable", image, text, Severity.ERROR))
+        changed = found.keys() != self._damaged.keys()
+        self._damaged = found
+        if changed:
+            self._changed()
+
+    async def delete_old(self) -> None:
+        """Have images deleted that the configuration does not keep."""
+        async with self._deleting:
+            jobs = [job for job in self._jobs if not job.state.ended]
+            claims = (claim.partition(" ") for job in jobs for claim in job.task.claims)
+            in_use = {name for kind, _, name in claims if kind == "image"}
+            rules = self.config.limits
+            try:
+                if await asyncio.to_thread(self._retention.enforce, rules, in_use):
+                    await self._inventory.refresh_images()
+            except (PhosError, OSError) as error:
+                _log.warning("old images could not be deleted: %s", error)
+
+    async def compact(self) -> None:
+        """Give back what deleted images have left in packs that others share, while nobody waits
+        for the store.
+        """
+        async with self._deleting:
+            try:
+                freed = await asyncio.to_thread(
+                    self._engine.compact, lambda: self._jobs.running == 0
+                )
+            except (PhosError, OSError) as error:
+                _log.warning("packs could not be written anew: %s", error)
+                return
+        if freed:
+            _log.info("packs were written anew, which gave back %d bytes", freed)
+            self._history.event(Event("compacted", "packs", f"{freed} bytes given back"))
+            await self._inventory.refresh_images()

@@ -1,0 +1,247 @@
+"""Jobs that take processes off their GPUs, to others or to memory and disk, and bring them back."""
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.gpus import GpuInfo
+from phosd.engine.node.placement import find
+from phosd.engine.operations.evacuate import Fate, Room, Step, Tenant, plan
+from phosd.engine.program.process import GpuProcess
+from phosd.errors import InvalidOption, PhosError
+from phosd.service.api.inventory import Inventory
+from phosd.service.api.views import job_path
+from phosd.service.dbus.caller import Caller
+from phosd.service.dbus.polkit import Action, Rights
+from phosd.service.dbus.query_pool import Readers
+from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.options import (
+    MigrateRequest,
+    MoveRequest,
+    Options,
+    ResumeRequest,
+    SuspendRequest,
+    parse_options,
+)
+from phosd.service.jobs.table import Job, JobTable, Outcome, Task
+from phosd.service.process_identity import Identity, identify, program, require_same
+from phosd.service.tasks.checkpoints import claim_of, named, require_free_tree
+
+OPERATIONS = ("migrate", "suspend", "resume", "swap")
+_DESTINATION = re.compile("[0-9A-Za-z:, -]{1,2048}")
+SUSPENDED = "suspended"
+"""The state of a process that was taken off its GPUs."""
+
+
+class Moves:
+    """Each method gets the caller, the manager, then its arguments. ``write_down`` puts a job into
+    the journal. For the event loop.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        jobs: JobTable,
+        inventory: Inventory,
+        rights: Rights,
+        readers: Readers,
+        write_down: Callable[[Job, Identity], None],
+    ) -> None:
+        self._engine = engine
+        self._jobs = jobs
+        self._inventory = inventory
+        self._rights = rights
+        self._readers = readers
+        self._write_down = write_down
+
+    async def migrate(
+        self, caller: Caller, _: object, pid: int, destination: str, options: dict[str, Any]
+    ) -> list[Any]:
+        request = parse_options(options, MigrateRequest)
+        _require_destination(destination)
+        target, acting = await self._theirs(caller, pid)
+
+        def work(progress: Progress) -> Outcome:
+            require_same(target)
+            moved = self._engine.migrate(pid, destination, request, acting, progress)
+            return Outcome(_mapping(moved))
+
+        return self._begin("migrate", caller, (target,), request, work, request.mode, destination)
+
+    async def suspend(
+        self, caller: Caller, _: object, pid: int, options: dict[str, Any]
+    ) -> list[Any]:
+        request = parse_options(options, SuspendRequest)
+        target, acting = await self._theirs(caller, pid)
+
+        def work(progress: Progress) -> Outcome:
+            require_same(target)
+            where = self._engine.suspend(pid, request, acting, progress)
+            return Outcome(where, where)
+
+        return self._begin("suspend", caller, (target,), request, work, mode=request.where)
+
+    async def resume(
+        self, caller: Caller, _: object, pid: int, options: dict[str, Any]
+    ) -> list[Any]:
+        request = parse_options(options, ResumeRequest)
+        if request.gpu:
+            _require_destination(request.gpu)
+        target, acting = await self._theirs(caller, pid)
+
+        def work(progress: Progress) -> Outcome:
+            require_same(target)
+            return Outcome(_mapping(self._engine.resume(pid, request, acting, progress)))
+
+        return self._begin("resume", caller, (target,), request, work, destination=request.gpu)
+
+    async def swap(
+        self, caller: Caller, _: object, leaving: int, coming: int, options: dict[str, Any]
+    ) -> list[Any]:
+        request = parse_options(options, SuspendRequest)
+        if leaving == coming:
+            raise InvalidOption(
+                f"process {leaving} cannot take its own place",
+                hint="name the process that leaves the GPU, and then the suspended one",
+            )
+        out, acting = await self._theirs(caller, leaving)
+        come, acting_too = await self._theirs(caller, coming)
+
+        def work(progress: Progress) -> Outcome:
+            require_same(out)
+            require_same(come)
+            # Root's rights for one of them are none for the other.
+            rights = acting if acting == acting_too else caller.uid
+            self._engine.swap(leaving, coming, request, rights, progress)
+            return Outcome(str(coming))
+
+        return self._begin("swap", caller, (out, come), request, work, mode=request.where)
+
+    async def plan_evacuation(
+        self, caller: Caller, _: object, gpu: str, options: dict[str, Any]
+    ) -> list[Any]:
+        parse_options(options, Options)
+        await self._inventory.refresh_gpus()
+        await self._inventory.refresh_processes()
+        gpus = list(self._inventory.gpus.values())
+        ordinal = find(gpu, gpus)
+        found = next(each for each in gpus if each.ordinal == ordinal)
+        everybody = await self._rights.inspects(caller)
+        steps = await self._readers.run(caller.uid, self._plan, found, caller, everybody)
+        return [[_told(found.ordinal, step) for step in steps]]
+
+    # How a job begins.
+
+    async def _theirs(self, caller: Caller, pid: int) -> tuple[Identity, int]:
+        """The process, if the caller may move it, and the user id whose rights count."""
+        target = identify(pid)
+        acting = await self._rights.require(
+            caller, Action.MIGRATE, target.uid, f"process {pid}", pid=str(pid)
+        )
+        return target, acting
+
+    def _begin(
+        self,
+        operation: str,
+        caller: Caller,
+        targets: tuple[Identity, ...],
+        request: MoveRequest | ResumeRequest,
+        work: Callable[[Progress], Outcome],
+        mode: str = "",
+        destination: str = "",
+    ) -> list[Any]:
+        def before(job: Job) -> None:
+            for target in targets:
+                require_free_tree(self._jobs, target.pid)
+            self._write_down(job, targets[0])
+
+        ours = (self._inventory.gpus_of(target.pid) for target in targets)
+        task = Task(
+            operation=operation,
+            target=" ".join(str(target.pid) for target in targets),
+            owner=caller.uid,
+            claims=frozenset(claim_of(target.pid) for target in targets),
+            work=work,
+            mode=mode,
+            destination=destination,
+            token=request.token,
+            queue=request.queue,
+            executable=program(targets[0]).executable,
+            process=named(targets[0]),
+            gpus=frozenset().union(*ours, self._named_in(destination)),
+        )
+        return [job_path(self._jobs.submit(task, before))]
+
+    def _named_in(self, destination: str) -> frozenset[int]:
+        """The ordinals of the GPUs that a destination names, as far as they are known."""
+        named = set()
+        for part in destination.split(","):
+            with suppress(InvalidOption):  # the engine says so
+                named.add(find(part.rpartition(":")[2], list(self._inventory.gpus.values())))
+        return frozenset(named)
+
+    # Evacuation
+
+    def _plan(self, gpu: GpuInfo, caller: Caller, everybody: bool) -> list[Step]:
+        """What becomes of the processes there that the caller may see."""
+        processes = tuple(self._inventory.processes.values())
+        here = [process for process in processes if _is_on(process, gpu)]
+        tenants = [
+            Tenant(process, self._bytes_on(process, gpu.ordinal))
+            for process in here
+            if everybody or caller.may_touch(process.uid)
+        ]
+        rooms = [
+            Room(each.ordinal, each.name, each.memory_total - self._used(each, processes))
+            for each in tuple(self._inventory.gpus.values())
+            if each.ordinal == gpu.ordinal or not self._engine.divided(each.ordinal)
+        ]
+        return plan(gpu.ordinal, tenants, rooms, self._engine.context_bytes())
+
+    def _used(self, gpu: GpuInfo, processes: tuple[GpuProcess, ...]) -> int:
+        """Bytes of a GPU's memory that are taken; without NVML those that hooks tell of."""
+        if gpu.memory_used is not None:
+            return gpu.memory_used
+        return sum(self._bytes_on(p, gpu.ordinal) for p in processes if _is_on(p, gpu))
+
+    def _bytes_on(self, process: GpuProcess, gpu: int) -> int:
+        """What a process has on one GPU. One of several GPUs that does not tell counts in full."""
+        if gpu not in process.gpus:
+            return 0  # a context and nothing else
+        if len(process.gpus) > 1:
+            try:
+                blocks = self._engine.blocks((process.pid, process.start_time))
+            except PhosError:
+                return process.device_bytes
+            return sum(block.size for block, where in blocks if where == gpu)
+        return process.device_bytes
+
+
+def _require_destination(text: str) -> None:
+    """Raise unless it may be one: everybody on the bus hears of it, and it is shown as it is."""
+    if not _DESTINATION.fullmatch(text):
+        raise InvalidOption(
+            f"{text[:64]!r} is no destination",
+            hint="name a GPU: its number, the beginning of its UUID, or OLD:NEW for each",
+        )
+
+
+def _is_on(process: GpuProcess, gpu: GpuInfo) -> bool:
+    """Whether it uses the GPU, as far as its hook or NVML tell."""
+    if process.state == SUSPENDED:
+        return False
+    return gpu.ordinal in process.gpus or process.pid in gpu.pids
+
+
+def _mapping(moved: Mapping[int, int]) -> str:
+    """``0:1,1:0``: the GPUs that a process had, and those that it has now."""
+    return ",".join(f"{old}:{new}" for old, new in sorted(moved.items()))
+
+
+def _told(gpu: int, step: Step) -> list[Any]:
+    process = step.tenant.process
+    to = f"{gpu}:{step.to}" if step.fate is Fate.MIGRATE else ""
+    command = " ".join(process.command)
+    return [process.pid, str(step.fate), step.tenant.bytes, to, step.why, command]

@@ -1,0 +1,104 @@
+"""How the objects on the bus are called, and what is known of each.
+
+Times are microseconds since the epoch (0: unknown), sizes bytes, durations seconds.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from phosd.bus import ROOT, path_of
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.usage import file_bytes
+from phosd.engine.program.process import GpuProcess
+from phosd.service.jobs.job import Job
+
+UNKNOWN = -1.0
+"""D-Bus has no null: a utilisation, temperature or power that the GPU does not tell."""
+
+
+def job_path(job: Job) -> str:
+    return f"{ROOT}/job/_{job.number}"
+
+
+def process_path(process: GpuProcess) -> str:
+    return f"{ROOT}/process/_{process.pid}_{process.start_time}"
+
+
+def image_path(image: str) -> str:
+    return path_of("image", image)
+
+
+def gpu_path(uuid: str) -> str:
+    return path_of("gpu", uuid)
+
+
+def microseconds(seconds: float | None) -> int:
+    return int((seconds or 0.0) * 1e6)
+
+
+@dataclass(frozen=True)
+class ProcessView:
+    """A GPU process, the id of the latest image of it, and its periodic checkpoints: ``every`` so
+    many seconds (0: none), and the last ``keep`` kept.
+    """
+
+    process: GpuProcess
+    last_image: str
+    gpus: tuple[str, ...]
+    every: float
+    keep: int
+
+
+@dataclass(frozen=True)
+class ImageView:
+    """An image and what the history knows of it: when it was verified last, and if it was whole.
+
+    ``shared`` are those of its packs that an older image needs, too.
+    """
+
+    manifest: Manifest
+    verified: float = 0.0
+    verified_ok: bool = False
+    shared: frozenset[int] = frozenset()
+
+    @functools.cached_property
+    def pack_bytes(self) -> Mapping[int, int]:
+        """What the image has in each pack: chunks that are equal are stored once."""
+        blocks = self.manifest.blocks
+        chunks = {(c.pack, c.offset): c.length for block in blocks for c in block.chunks}
+        packs: Counter[int] = Counter()
+        for (pack, _), length in chunks.items():
+            packs[pack] += length
+        return packs
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the image takes on disk, alone."""
+        return sum(self.pack_bytes.values()) + file_bytes(self.manifest)
+
+    @property
+    def shared_bytes(self) -> int:
+        """How much of that an older image holds anyway."""
+        return sum(self.pack_bytes[pack] for pack in self.shared)
+
+    @functools.cached_property
+    def total_bytes(self) -> int:
+        """What a restore brings back: device memory and CRIU's files."""
+        return self.manifest.device_bytes + file_bytes(self.manifest)
+
+
+def created(manifest: Manifest) -> int:
+    return microseconds(datetime.fromisoformat(manifest.created).timestamp())
+
+
+def root_command(manifest: Manifest) -> tuple[str, ...]:
+    """The command line of the first tree's root."""
+    root = manifest.trees[0].root
+    return next((p.command for p in manifest.processes if p.pid == root), ())
+
+
+def or_unknown(value: float | None) -> float:
+    return UNKNOWN if value is None else value

@@ -1,0 +1,1 @@
+"""Interfaces as data, the object tree, and whose call is next."""

@@ -1,0 +1,185 @@
+"""Whose call is next: users take turns, and within a user their clients do.
+
+A client that calls faster than it is answered waits for itself. What goes beyond its share is
+refused at once, so that nobody's flood costs others time or phosd memory.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from phosd.bus import MAX_ARGUMENTS, Call, CallError, Connection
+from phosd.service.dbus.caller import Caller
+
+CLIENT_CALLS = 64
+"""Calls of one client that may wait or run."""
+USER_CALLS = 256
+"""Calls of all clients of one user that may wait or run."""
+CLIENT_AT_WORK = 8
+"""Calls of one client that may run at the same time."""
+USER_AT_WORK = 32
+"""Calls of one user that may run at the same time."""
+
+_LIMITS = "org.freedesktop.DBus.Error.LimitsExceeded"
+
+
+Answer = Callable[[Call, Caller], Awaitable[tuple[str, list[object]]]]
+
+
+@dataclass
+class _User:
+    """The clients of one user id, the one whose turn is next at the left."""
+
+    uid: int
+    clients: deque["_Client"] = field(default_factory=deque)
+    calls: int = 0
+    at_work: int = 0
+
+
+@dataclass(eq=False)
+class _Client:
+    """One connection. ``user`` is unknown until the bus has told."""
+
+    name: str
+    user: _User | None = None
+    waiting: deque[Call] = field(default_factory=deque)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    calls: int = 0
+    at_work: int = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether one more of its calls may run."""
+        return bool(self.waiting) and self.at_work < CLIENT_AT_WORK
+
+
+class Turns:
+    """Implements :class:`phosd.bus.Server`: each call that is admitted is answered in its turn."""
+
+    def __init__(self, connection: Connection, answer: Answer) -> None:
+        self._connection = connection
+        self._answer = answer
+        self._clients: dict[str, _Client] = {}
+        self._users: dict[int, _User] = {}
+        self._order: deque[_User] = deque()
+        self._awake = False
+
+    @property
+    def clients(self) -> int:
+        """How many have called and are still there."""
+        return len(self._clients)
+
+    def take(self, call: Call) -> None:
+        """Have the call wait for its turn, or refuse it."""
+        client = self._clients.get(call.sender)
+        if client is None:
+            client = self._clients[call.sender] = _Client(call.sender)
+            self._spawn(client, self._meet(client))
+        if call.too_large:
+            self._refuse(call, f"{call.member} takes at most {MAX_ARGUMENTS} bytes", "send less")
+        elif client.calls >= CLIENT_CALLS:
+            self._refuse(call, f"{CLIENT_CALLS} calls of {call.sender} wait for answers")
+        elif client.user is not None and client.user.calls >= USER_CALLS:
+            self._refuse(call, f"{USER_CALLS} calls of uid {client.user.uid} wait for answers")
+        else:
+            client.waiting.append(call)
+            self._count(client, 1)
+            self._wake()
+
+    def _refuse(self, call: Call, why: str, hint: str = "call again when some have come") -> None:
+        self._connection.refuse(call, _LIMITS, f"{why}; {hint}")
+
+    def gone(self, name: str) -> None:
+        """Drop what a client has asked for: nobody waits for the answers. Its jobs go on."""
+        client = self._clients.pop(name, None)
+        if client is None:
+            return
+        self._count(client, -len(client.waiting))
+        client.waiting.clear()
+        if (user := client.user) is not None:
+            user.clients.remove(client)
+            if not user.clients:
+                del self._users[user.uid]
+                self._order.remove(user)
+        for task in client.tasks:
+            task.cancel()
+
+    def lost(self) -> None:
+        """Drop all clients."""
+        for name in list(self._clients):
+            self.gone(name)
+
+    async def _meet(self, client: _Client) -> None:
+        """Learn who a new client is."""
+        try:
+            uid = await self._connection.uid_of(client.name)
+        except CallError:  # it has left already
+            self.gone(client.name)
+            return
+        user = self._users.get(uid)
+        if user is None:
+            user = self._users[uid] = _User(uid)
+            self._order.append(user)
+        client.user = user
+        user.clients.append(client)
+        user.calls += client.calls
+        while user.calls > USER_CALLS and client.waiting:
+            self._count(client, -1)
+            self._refuse(client.waiting.pop(), f"{USER_CALLS} calls of uid {uid} wait for answers")
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._awake:
+            self._awake = True
+            asyncio.get_running_loop().call_soon(self._begin_next)
+
+    def _begin_next(self) -> None:
+        """Begin one call, so that the event loop gets to everything else between two."""
+        self._awake = False
+        client = self._next()
+        if client is None or client.user is None:
+            return
+        call, user = client.waiting.popleft(), client.user
+        caller = Caller(user.uid, client.name, call.interactive)
+        user.at_work += 1
+        client.at_work += 1
+        task = self._spawn(
+            client, self._connection.reply(call, lambda call: self._answer(call, caller))
+        )
+
+        def done(_: "asyncio.Task[None]") -> None:
+            user.at_work -= 1
+            client.at_work -= 1
+            self._count(client, -1)
+            self._wake()
+
+        task.add_done_callback(done)
+        self._wake()
+
+    def _next(self) -> _Client | None:
+        """The client whose turn it is, of the user whose turn it is."""
+        for _ in range(len(self._order)):
+            user = self._order[0]
+            self._order.rotate(-1)
+            if user.at_work >= USER_AT_WORK:
+                continue
+            for _ in range(len(user.clients)):
+                client = user.clients[0]
+                user.clients.rotate(-1)
+                if client.ready:
+                    return client
+        return None
+
+    def _spawn(self, client: _Client, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        client.tasks.add(task)
+        task.add_done_callback(client.tasks.discard)
+        return task
+
+    @staticmethod
+    def _count(client: _Client, calls: int) -> None:
+        client.calls += calls
+        if client.user is not None:
+            client.user.calls += calls

@@ -1,0 +1,226 @@
+"""The object tree on the bus, and who may read what.
+
+An object that has an owner is read by the owner and by administrators only. Signals are heard by
+everybody on the bus: a *private* property (a command line) never travels in one.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+from xml.etree import ElementTree
+
+from phosd.bus import ROOT, Call, CallError, Connection, Variant
+from phosd.errors import NotAuthorized
+from phosd.service.dbus.call_queue import Turns
+from phosd.service.dbus.caller import Caller
+from phosd.service.dbus.spec import (
+    INTROSPECTABLE,
+    MANAGER,
+    OBJECT_MANAGER,
+    PEER,
+    PROPERTIES,
+    STANDARD,
+    Interface,
+    Method,
+    describe,
+)
+
+_ERROR = "org.freedesktop.DBus.Error"
+_SLICE = 50
+"""Objects that are described before the event loop does something else."""
+
+Inspects = Callable[[Caller], Awaitable[bool]]
+"""Whether a caller may see what belongs to others."""
+
+
+@dataclass
+class Published:
+    """One object on the bus: ``target`` is what its interface talks about.
+
+    Only its owner and administrators read it. When it has none everybody does, but for what is
+    private. ``told`` is what a signal told last.
+    """
+
+    interface: Interface
+    target: Any
+    owner: int | None
+    told: dict[str, Any] = field(default_factory=dict)
+
+    def read(self) -> dict[str, Any]:
+        """The properties as they are now."""
+        return {p.name: p.read(self.target) for p in self.interface.properties}
+
+    def values(self, *, private: bool = True) -> dict[str, Variant]:
+        """The properties as they travel; the private ones only if asked for."""
+        return {
+            p.name: Variant(p.signature, p.read(self.target))
+            for p in self.interface.properties
+            if private or not p.private
+        }
+
+    def open_to(self, caller: Caller) -> bool:
+        """Whether the caller may read it, whoever else may."""
+        return self.owner is None or caller.may_touch(self.owner)
+
+
+class ObjectTree:
+    """The objects below ``/org/phos``, and the answers to every call that reaches them."""
+
+    def __init__(self, connection: Connection, inspects: Inspects) -> None:
+        self._connection = connection
+        self._inspects = inspects
+        self._objects: dict[str, Published] = {}
+        connection.serve(Turns(connection, self._answer))
+
+    def publish(self, path: str, interface: Interface, target: Any, owner: int | None) -> None:
+        """Put an object on the bus. Only uid ``owner`` and administrators may read it."""
+        published = self._objects[path] = Published(interface, target, owner)
+        published.told = published.read()
+        if path != ROOT:
+            values = {interface.name: published.values(private=False)}
+            self._connection.emit(ROOT, MANAGER, "InterfacesAdded", "oa{sa{sv}}", path, values)
+
+    def withdraw(self, path: str) -> None:
+        """Take an object off the bus."""
+        gone = self._objects.pop(path, None)
+        if gone is not None:
+            names = [gone.interface.name]
+            self._connection.emit(ROOT, MANAGER, "InterfacesRemoved", "oas", path, names)
+
+    def replace(self, path: str, target: Any) -> None:
+        """The object is described by ``target`` from now on; tells what differs."""
+        published = self._objects[path]
+        if published.target is not target:
+            published.target = target
+            self.changed(path)
+
+    def changed(self, path: str) -> None:
+        """Tell everybody which properties differ from what was told last."""
+        published = self._objects.get(path)
+        if published is None:
+            return
+        before, now = published.told, published.read()
+        published.told = now
+        differing = [p for p in published.interface.properties if now[p.name] != before[p.name]]
+        if differing:
+            public = {p.name: Variant(p.signature, now[p.name]) for p in differing if not p.private}
+            hidden = [p.name for p in differing if p.private]
+            name = published.interface.name
+            self._connection.emit(
+                path, PROPERTIES, "PropertiesChanged", "sa{sv}as", name, public, hidden
+            )
+
+    def signal(self, path: str, member: str, *args: Any) -> None:
+        """Emit one of the signals that the object's interface declares."""
+        interface = self._objects[path].interface
+        takes = next(signal.takes for signal in interface.signals if signal.name == member)
+        signature = "".join(part for _, part in takes)
+        self._connection.emit(path, interface.name, member, signature, *args)
+
+    async def _answer(self, call: Call, caller: Caller) -> tuple[str, list[Any]]:
+        if call.interface == INTROSPECTABLE:
+            method = _method(call, *STANDARD)
+            values: list[Any] = [await self._introspect(call.path, caller)]
+        elif call.interface == PEER:
+            method = _method(call, *STANDARD)
+            values = [] if method.name == "Ping" else [await self._connection.machine_id()]
+        elif call.interface == MANAGER and call.path == ROOT:
+            method = _method(call, OBJECT_MANAGER)
+            values = [await self._managed(caller)]
+        else:
+            published = self._objects.get(call.path)
+            if published is None:
+                raise CallError(
+                    f"{_ERROR}.UnknownObject",
+                    f"there is no object {call.path}; it may be gone, GetManagedObjects lists all",
+                )
+            if call.interface == PROPERTIES:
+                method = _method(call, *STANDARD)
+                values = await self._properties(call, published, caller)
+            else:
+                method = _method(call, published.interface)
+                values = await method.run(caller, published.target, *call.args)
+        return method.reply_signature, values
+
+    async def _properties(self, call: Call, published: Published, caller: Caller) -> list[Any]:
+        interface = published.interface
+        if call.args[0] not in ("", interface.name):
+            raise CallError(
+                f"{_ERROR}.UnknownInterface",
+                f"{call.path} has no interface {call.args[0]}; it has {interface.name}",
+            )
+        await self._require_open(call.path, published, caller)
+        if call.member == "GetAll":
+            hides = published.owner is None and any(p.private for p in interface.properties)
+            return [published.values(private=not hides or await self._inspects(caller))]
+        name = call.args[1]
+        found = next((p for p in interface.properties if p.name == name), None)
+        if found is None:
+            raise CallError(
+                f"{_ERROR}.UnknownProperty", f"{interface.name} has no {name}; GetAll lists all"
+            )
+        if call.member == "Set":
+            raise CallError(
+                f"{_ERROR}.PropertyReadOnly", f"{name} cannot be set; all properties are read-only"
+            )
+        if found.private and published.owner is None and not await self._inspects(caller):
+            raise NotAuthorized(f"{name} is for administrators", hint="ask as root")
+        return [Variant(found.signature, found.read(published.target))]
+
+    async def _require_open(self, path: str, published: Published, caller: Caller) -> None:
+        if not published.open_to(caller) and not await self._inspects(caller):
+            raise NotAuthorized(
+                f"{path} belongs to uid {published.owner}", hint="ask as its owner or as root"
+            )
+
+    async def _seen(self, caller: Caller) -> dict[str, Published]:
+        """The objects that the caller may read."""
+        seen = {path: p for path, p in self._objects.items() if p.open_to(caller)}
+        if len(seen) < len(self._objects) and await self._inspects(caller):
+            return dict(self._objects)
+        return seen
+
+    async def _managed(self, caller: Caller) -> dict[str, dict[str, dict[str, Variant]]]:
+        managed = {}
+        for path, published in (await self._seen(caller)).items():
+            if path != ROOT:
+                managed[path] = {published.interface.name: published.values()}
+            if len(managed) % _SLICE == 0:
+                await asyncio.sleep(0)
+        return managed
+
+    async def _introspect(self, path: str, caller: Caller) -> str:
+        node = ElementTree.Element("node")
+        seen = await self._seen(caller)
+        published = self._objects.get(path)
+        if published is not None:
+            extra = (OBJECT_MANAGER,) if path == ROOT else ()
+            for interface in (*STANDARD, *extra, published.interface):
+                node.append(describe(interface))
+        prefix = path.rstrip("/") + "/"
+        below = {p[len(prefix) :].split("/")[0] for p in seen if p.startswith(prefix)}
+        for child in sorted(below):
+            ElementTree.SubElement(node, "node", name=child)
+        return ElementTree.tostring(node, encoding="unicode")
+
+
+def _method(call: Call, *interfaces: Interface) -> Method:
+    """The method that is called. Raises :class:`CallError` when there is none, or it takes other
+    arguments.
+    """
+    for interface in interfaces:
+        for method in interface.methods:
+            if method.name == call.member and call.interface in (None, interface.name):
+                if call.signature == method.signature:
+                    return method
+                raise CallError(
+                    f"{_ERROR}.InvalidArgs",
+                    f"{method.name} takes '{method.signature}' "
+                    f"({', '.join(name for name, _ in method.takes)}), not '{call.signature}'",
+                )
+    raise CallError(
+        f"{_ERROR}.UnknownMethod",
+        f"{call.path} has no method {call.interface}.{call.member}; introspect it to see what "
+        "it has",
+    )

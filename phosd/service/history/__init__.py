@@ -1,0 +1,1 @@
+"""What phosd did: the database, its schema and its queries."""

@@ -1,0 +1,84 @@
+"""What the history tells to those who ask over the bus."""
+
+import json
+from typing import Any
+
+from phosd.service.history.database import Row
+from phosd.service.history.events import Severity
+from phosd.service.history.history import History
+from phosd.service.jobs.options import EventOptions, HistoryOptions
+
+_JOBS = """
+select * from jobs where (:owner is null or owner = :owner)
+and (:pid is null or operation = 'restore' and result = :pid
+     or operation not in ('restore', 'verify', 'delete') and
+        ' ' || target || ' ' like '% ' || :pid || ' %')
+and (:operation is null or operation = :operation)
+and (:state is null or state = :state)
+and cast(started * 1e6 as integer) between :since and :until
+order by id desc limit :limit
+"""
+_PHASES = """
+select * from job_phases where job in (select value from json_each(?)) order by job, position
+"""
+_EVENTS = """
+select id, cast(time * 1e6 as integer) as time, coalesce(severity, 'info') as severity, kind,
+       subject, text, owner from events
+where (:owner is null or owner = :owner)
+and coalesce(severity, 'info') in (select value from json_each(:severities))
+and cast(time * 1e6 as integer) >= :since
+order by id desc limit :limit
+"""
+Phase = list[Any]
+"""Name, begin (microseconds since the epoch), seconds, bytes, and if the program stood still."""
+
+ANY_JOB = HistoryOptions()
+ANY_EVENT = EventOptions()
+
+
+def jobs(history: History, wanted: HistoryOptions = ANY_JOB, owner: int | None = None) -> list[Row]:
+    """The latest jobs, newest first; of one owner, or of all. How they are just now is told, unless
+    the history cannot be written.
+    """
+    history.flush()
+    return history.query(
+        _JOBS,
+        {
+            "owner": owner,
+            "pid": None if wanted.pid is None else str(wanted.pid),
+            "operation": wanted.operation,
+            "state": wanted.state,
+            "since": wanted.since,
+            "until": wanted.until,
+            "limit": wanted.limit,
+        },
+    )
+
+
+def phases(history: History, found: list[Row]) -> dict[int, list[Phase]]:
+    """The phases of these jobs, by the job's number."""
+    by_job: dict[int, list[Phase]] = {}
+    for row in history.query(_PHASES, [json.dumps([job["id"] for job in found])]):
+        seconds = 0.0 if row["end"] is None else row["end"] - row["start"]
+        by_job.setdefault(row["job"], []).append(
+            [row["name"], int(row["start"] * 1e6), seconds, row["bytes"], bool(row["stopped"])]
+        )
+    return by_job
+
+
+def events(
+    history: History, wanted: EventOptions = ANY_EVENT, owner: int | None = None
+) -> list[Row]:
+    """The latest events, newest first: those that concern one user, or all. What happened just now
+    is among them, unless the history cannot be written.
+    """
+    history.flush()
+    return history.query(
+        _EVENTS,
+        {
+            "owner": owner,
+            "severities": json.dumps(Severity(wanted.severity).and_worse),
+            "since": wanted.since,
+            "limit": wanted.limit,
+        },
+    )

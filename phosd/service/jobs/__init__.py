@@ -1,0 +1,1 @@
+"""Jobs, their limits and options, and the engine that they call."""

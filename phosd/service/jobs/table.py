@@ -1,0 +1,346 @@
+"""Jobs: one piece of long work each, run in a thread, watched and cancelled from the event loop."""
+
+import asyncio
+import contextvars
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from phosd.engine.job.progress import Progress
+from phosd.errors import Busy, Cancelled, Internal, InvalidOption, PhosError, Unsupported
+from phosd.service.jobs import job_log
+from phosd.service.jobs.job import Drained, Job, JobState, Outcome, Task
+from phosd.service.jobs.limits import MOST_JOBS, JobLimits, in_turn
+
+__all__ = ["Drained", "Job", "JobState", "JobTable", "Listener", "Outcome", "Task"]
+
+KEPT = 64
+"""Finished jobs that stay readable."""
+NOTIFY_SECONDS = 0.5
+"""Least time between two notifications about the progress of one job."""
+WAITING = 16
+"""Most jobs that one user may have waiting for others to end."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Whom the table tells, always on the event loop.
+
+    ``moved`` is for a job that begins after it had to wait, or has to wait again.
+    """
+
+    started: Callable[[Job], None]
+    moved: Callable[[Job], None]
+    progressed: Callable[[Job], None]
+    ended: Callable[[Job], None]
+    forgotten: Callable[[Job], None]
+
+
+class _NoSlot(Busy):
+    """As many jobs run as may; the next one waits, whether it was asked to or not."""
+
+
+class JobTable:
+    """Every job that runs or ended lately. To be used on the event loop."""
+
+    def __init__(
+        self, listener: Listener, first_number: int = 1, limits: JobLimits | None = None
+    ) -> None:
+        self._listener = listener
+        self._limits = limits or JobLimits()
+        self._next = first_number
+        self._jobs: dict[int, Job] = {}
+        self._claims: dict[str, Job] = {}
+        self._tokens: dict[tuple[int, str], Job] = {}
+        self._runs: dict[int, asyncio.Task[None]] = {}
+        self._waiting: dict[int, Callable[[Job], None]] = {}
+        self._reserved: frozenset[int] = frozenset()
+        self._ended = 0
+        self._closing = False
+        self._threads = ThreadPoolExecutor(max_workers=2 * MOST_JOBS, thread_name_prefix="job")
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs.values())
+
+    def submit(self, task: Task, prepare: Callable[[Job], None]) -> Job:
+        """Start the work; ``prepare`` runs just before and may refuse.
+
+        The same token of the same user gives the job that it gave before. While as many jobs run
+        as may, the job waits. Raises :class:`Busy` when another job holds one of the claims and the
+        task does not queue.
+        """
+        if task.token:
+            known = self._tokens.get((task.owner, task.token))
+            if known is not None:
+                if (known.task.operation, known.task.target) != (task.operation, task.target):
+                    raise InvalidOption(
+                        f"the token {task.token!r} belongs to job {known.number} "
+                        f"({known.task.operation} {known.task.target})",
+                        hint="use another token for other work",
+                    )
+                return known
+        if self._closing:
+            raise Busy("phosd is ending", hint="ask again when it runs")
+        job = Job(self._next, task, time.time())
+        job.progress.observer = _Notifier(
+            asyncio.get_running_loop(), lambda: self._listener.progressed(job)
+        )
+        try:
+            self._admit(job, prepare, self._reserved)
+        except Busy as busy:
+            if not (task.queue or isinstance(busy, _NoSlot)):
+                raise
+            self._require_place(task.owner)
+            self._wait(job, prepare)
+        self._next += 1
+        self._jobs[job.number] = job
+        if task.token:
+            self._tokens[task.owner, task.token] = job
+        if job.state is JobState.QUEUED:
+            self._reserve()
+        self._listener.started(job)
+        if job.state is JobState.RUNNING:
+            self._begin(job, prepare)
+        return job
+
+    def set_limits(self, limits: JobLimits) -> None:
+        """How many jobs may run from now on. Those that run are left alone."""
+        self._limits = limits
+        self._begin_waiting()
+
+    @property
+    def running(self) -> int:
+        """How many jobs run."""
+        return len(self._runs)
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait."""
+        return len(self._waiting)
+
+    def require_free(self, claims: Iterable[str]) -> None:
+        """Raise :class:`Busy` when a running job holds one of these."""
+        for claim in claims:
+            holder = self._claims.get(claim)
+            if holder is not None:
+                raise Busy(
+                    f"job {holder.number} ({holder.task.operation} {holder.task.target}) "
+                    f"holds {claim}",
+                    hint="wait until it has ended, or cancel it",
+                )
+
+    def claimed(self, prefix: str) -> list[str]:
+        """What running jobs hold, of one kind, e.g. ``process``."""
+        return [claim for claim in self._claims if claim.startswith(prefix + " ")]
+
+    async def wait(self, job: Job) -> None:
+        """Wait until the job has ended."""
+        await job.over.wait()
+
+    def cancel(self, job: Job) -> None:
+        """Ask the job to stop at its next safe point. Raises :class:`Unsupported` when it ended."""
+        if job.state.ended:
+            raise Unsupported(
+                f"job {job.number} has ended already ({job.state})",
+                hint="there is nothing to cancel",
+            )
+        job.cancelling = True
+        job.progress.cancel()
+        if self._waiting.pop(job.number, None) is not None:
+            self._end(job, Cancelled("the job was cancelled before it began"))
+            self._begin_waiting()  # it may have kept a GPU for itself
+
+    async def close(self) -> None:
+        """Cancel what runs and wait until every program runs again."""
+        self._closing = True
+        for job in list(self._jobs.values()):
+            if not job.state.ended:
+                self.cancel(job)
+        await asyncio.gather(*self._runs.values())
+        self._threads.shutdown()
+
+    def _admit(self, job: Job, prepare: Callable[[Job], None], reserved: frozenset[int]) -> None:
+        """Take the claims. Raises what speaks against it; others wait for the ``reserved`` GPUs."""
+        self.require_free(job.task.claims)
+        if not job.task.short:
+            self._require_slot(job.task.gpus, reserved)
+        prepare(job)
+        job.begin()
+        self._claims |= dict.fromkeys(job.task.claims, job)
+
+    def _require_slot(self, gpus: frozenset[int], reserved: frozenset[int]) -> None:
+        running = [job.task.gpus for job in self._running()]
+        if gpus & reserved or not self._limits.have_room(gpus, running):
+            raise _NoSlot(
+                f"{len(running)} jobs run already", hint="wait until one has ended (`phos jobs`)"
+            )
+
+    def _running(self) -> list[Job]:
+        """The jobs that take up slots."""
+        jobs = self._jobs.values()
+        return [job for job in jobs if job.state is JobState.RUNNING and not job.task.short]
+
+    def _require_place(self, owner: int) -> None:
+        waiting = sum(self._jobs[number].task.owner == owner for number in self._waiting)
+        if waiting >= WAITING:
+            raise Busy(
+                f"{waiting} jobs of uid {owner} wait already",
+                hint="wait until one has begun, or cancel one (`phos jobs --cancel`)",
+            )
+
+    def _wait(self, job: Job, prepare: Callable[[Job], None]) -> None:
+        job.state = JobState.QUEUED
+        self._waiting[job.number] = prepare
+
+    def _begin(self, job: Job, prepare: Callable[[Job], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._runs[job.number] = loop.create_task(self._run(job, prepare, self._ended))
+
+    def _turns(self) -> list[Job]:
+        """The jobs that wait, in the order in which they begin."""
+        waiting = ((number, self._jobs[number].task.owner) for number in self._waiting)
+        order = in_turn(waiting, (job.task.owner for job in self._running()))
+        return [self._jobs[number] for number in order]
+
+    def _reserve(self) -> None:
+        """Number the jobs that wait, and keep for them the GPUs that they wait for: one that needs
+        several would never begin if others took each as it becomes free.
+        """
+        reserved: set[int] = set()
+        for position, job in enumerate(self._turns(), 1):
+            if job.position != position:
+                job.position = position
+                assert job.progress.observer is not None
+                job.progress.observer(job.progress)
+            try:
+                self.require_free(job.task.claims)
+                self._require_slot(job.task.gpus, frozenset(reserved))
+            except _NoSlot:
+                reserved |= job.task.gpus
+            except Busy:
+                continue
+        self._reserved = frozenset(reserved)
+
+    def _begin_waiting(self, besides: Job | None = None) -> None:
+        """Begin the jobs that nothing stands in the way of any more, each user's oldest first: of
+        those for one process, each claims what the next one waits for.
+        """
+        reserved: frozenset[int] = frozenset()
+        for job in self._turns():
+            if job is besides:
+                continue
+            number, prepare = job.number, self._waiting[job.number]
+            try:
+                self._admit(job, prepare, reserved)
+            except _NoSlot:
+                reserved |= job.task.gpus
+                continue
+            except Busy:
+                continue
+            except PhosError as error:  # its process has ended, the journal cannot be written
+                del self._waiting[number]
+                self._end(job, error)
+                continue
+            del self._waiting[number]
+            self._listener.moved(job)
+            self._begin(job, prepare)
+        self._reserve()
+
+    async def _run(self, job: Job, prepare: Callable[[Job], None], ended_before: int) -> None:
+        loop = asyncio.get_running_loop()
+        error: PhosError | None = None
+        job_log.concerning(job)
+        work = partial(contextvars.copy_context().run, job.task.work, job.progress)
+        try:
+            job.outcome = await loop.run_in_executor(self._threads, work)
+        except PhosError as caught:
+            error = caught
+        except Exception as caught:
+            _log.exception("job %d (%s) failed", job.number, job.task.operation)
+            error = Internal(
+                f"{job.task.operation} of {job.task.target} met an error that phosd did not "
+                f"expect ({type(caught).__name__})",
+                hint="phosd's log has the details; please report them",
+            )
+        for claim in job.task.claims:
+            del self._claims[claim]
+        del self._runs[job.number]
+        others_ended = self._ended != ended_before
+        if self._may_wait_again(job, error) and (self._runs or others_ended):
+            job.progress.phases.clear()
+            job.progress.notes.clear()
+            self._wait(job, prepare)
+            self._listener.moved(job)
+        else:
+            self._end(job, error)
+            others_ended = True
+        self._begin_waiting(besides=None if others_ended else job)
+
+    def _may_wait_again(self, job: Job, error: PhosError | None) -> bool:
+        """Only the engine sees which processes share device memory with the one that a job is for,
+        and are held by another. If it says so before anything is stopped, the job may wait more.
+        """
+        return (
+            job.task.queue
+            and isinstance(error, Busy)
+            and not any(phase.stopped for phase in job.progress.phases)
+            and not job.cancelling
+        )
+
+    def _end(self, job: Job, error: PhosError | None) -> None:
+        """The job has ended, well or with an error."""
+        job.error = error
+        if error is None:
+            job.end(JobState.DONE)
+        else:
+            cancelled = isinstance(error, Cancelled)
+            job.end(JobState.CANCELLED if cancelled else JobState.FAILED)
+        self._ended += 1
+        job.progress.finish()
+        job_log.ended(job)
+        assert job.progress.observer is not None
+        job.progress.observer(job.progress)
+        try:
+            self._listener.ended(job)
+            self._forget_old()
+        except OSError:  # the journal's folder; the job itself has ended
+            _log.exception("the end of job %d could not be recorded", job.number)
+        finally:
+            job.over.set()
+
+    def _forget_old(self) -> None:
+        ended = [job for job in self._jobs.values() if job.state.ended]
+        for job in ended[: max(0, len(ended) - KEPT)]:
+            del self._jobs[job.number]
+            if job.task.token:
+                del self._tokens[job.task.owner, job.task.token]
+            self._listener.forgotten(job)
+
+
+class _Notifier:
+    """Passes on changes that a thread reports to the event loop, but not too often."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, notify: Callable[[], None]) -> None:
+        self._loop = loop
+        self._notify = notify
+        self._pending = False
+        self._last = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        if not self._pending:
+            self._pending = True
+            self._loop.call_soon_threadsafe(self._schedule)
+
+    def _schedule(self) -> None:
+        wait = self._last + NOTIFY_SECONDS - self._loop.time()
+        self._loop.call_later(max(0.0, wait), self._fire)
+
+    def _fire(self) -> None:
+        self._pending = False
+        self._last = self._loop.time()
+        self._notify()

@@ -1,0 +1,88 @@
+"""Who a process is, at the moment when a caller names its pid."""
+
+from dataclasses import dataclass
+
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.program.tree import require_process
+from phosd.engine.system import procfs
+from phosd.errors import NoSuchProcess
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A process of this boot. ``start_time`` is in clock ticks since the boot."""
+
+    pid: int
+    start_time: int
+    uid: int
+
+
+def identify(pid: int) -> Identity:
+    """The process that has this pid now. ``uid`` is 0 when its user ids differ (a set-uid program).
+
+    Raises :class:`NoSuchProcess` when there is none, or only a zombie or a thread.
+    """
+    found = procfs.stat(pid)
+    try:
+        status = procfs.status(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        found = None
+    if found is None:
+        raise NoSuchProcess(f"there is no process {pid}", hint="`phos ps` lists the GPU processes")
+    if found.dead:
+        raise NoSuchProcess(
+            f"process {pid} has ended and waits for its parent, {found.parent}, to notice",
+            hint="there is nothing left of it to save",
+        )
+    require_process(pid, status)
+    uids = set(status.uids)
+    return Identity(pid, found.start_time, uids.pop() if len(uids) == 1 else 0)
+
+
+def require_same(process: Identity) -> None:
+    """Raise :class:`NoSuchProcess` when the process has ended, whoever has its pid now."""
+    if identify(process.pid) != process:
+        raise has_ended(process.pid)
+
+
+def has_ended(pid: int) -> NoSuchProcess:
+    """The error for a process that is no more, whoever has its pid now."""
+    return NoSuchProcess(f"process {pid} has ended", hint="`phos ps` lists the GPU processes")
+
+
+def process_key(boot_id: str, pid: int, start_time: int) -> str:
+    """Names a process for ever."""
+    return f"{boot_id}/{pid}/{start_time}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a user's processes of one executable have in common: their kernels."""
+
+    uid: int
+    executable: str
+
+
+def program(process: Identity) -> Program:
+    """What a process runs; the name is empty when it is gone or may not be asked."""
+    try:
+        name = str((procfs.PROC / str(process.pid) / "exe").readlink())
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        name = ""
+    return Program(process.uid, name)
+
+
+def holds(manifest: Manifest, pid: int, start_time: int) -> bool:
+    """Whether an image is of this process, as it runs now or a while ago, and of this boot."""
+    found = any((p.pid, p.start_time) == (pid, start_time) for p in manifest.processes)
+    return found and manifest.host.boot_id == procfs.boot_id()
+
+
+def ancestors(pid: int) -> set[int]:
+    """The pids above a process, its own included."""
+    found: set[int] = set()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        process = procfs.stat(pid)
+        pid = process.parent if process else 0
+    return found

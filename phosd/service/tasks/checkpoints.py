@@ -1,0 +1,209 @@
+"""Jobs that save a process: what they claim, what they know of the program, what they leave."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.store import packs_of
+from phosd.engine.job.experience import Experience
+from phosd.engine.job.progress import Progress
+from phosd.engine.system.procfs import boot_id
+from phosd.errors import ImageCorrupt, InvalidOption, NoSuchImage, PhosError
+from phosd.service.history.history import History
+from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.options import CheckpointRequest
+from phosd.service.jobs.schedule import Schedule, surplus
+from phosd.service.jobs.table import Job, JobTable, Outcome, Task
+from phosd.service.process_identity import (
+    Identity,
+    Program,
+    ancestors,
+    holds,
+    process_key,
+    program,
+    require_same,
+)
+
+_SHORTEST = 1.0
+"""Seconds from one checkpoint of a schedule to the next, at least."""
+
+
+class Checkpoints:
+    """Starts checkpoints; ``write_down`` puts a job into the journal, ``gpus_of`` tells which GPUs
+    the tree of a process uses. For the event loop.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        history: History,
+        jobs: JobTable,
+        write_down: Callable[[Job, Identity], None],
+        gpus_of: Callable[[int], frozenset[int]] = lambda pid: frozenset(),
+    ) -> None:
+        self._engine = engine
+        self._history = history
+        self._jobs = jobs
+        self._write_down = write_down
+        self._gpus_of = gpus_of
+
+    def start(
+        self,
+        target: Identity,
+        request: CheckpointRequest,
+        owner: int,
+        schedule: Schedule | None = None,
+        notes: Sequence[str] = (),
+        acting: int | None = None,
+    ) -> Job:
+        """Save a process for user id ``owner``, perhaps as part of a schedule; ``notes`` are for
+        who reads the job. ``acting`` is the user id whose rights count, if not the owner's. Raises
+        :class:`Busy` unless the request queues.
+        """
+
+        known = program(target)
+        rights = owner if acting is None else acting
+
+        def work(progress: Progress) -> Outcome:
+            require_same(target)
+            for note in notes:
+                progress.note(note)
+            try:
+                manifest = self._save(target, request, rights, known, progress)
+            finally:
+                self._history.suspects.found(known, progress.suspects)
+            self._history.image(manifest, made_for=schedule)
+            if schedule is not None:
+                self._remove_surplus(schedule, progress)
+            return Outcome(manifest.id, manifest.mode, manifest.why)
+
+        task = Task(
+            operation="checkpoint",
+            target=str(target.pid),
+            owner=owner,
+            claims=frozenset((claim_of(target.pid),)),
+            work=work,
+            mode=request.mode,
+            token=request.token,
+            queue=request.queue,
+            scheduled=schedule is not None,
+            executable=known.executable,
+            process=named(target),
+            gpus=self._gpus_of(target.pid),
+        )
+
+        def before(job: Job) -> None:
+            require_free_tree(self._jobs, target.pid)
+            self._write_down(job, target)
+
+        return self._jobs.submit(task, before)
+
+    def _save(
+        self,
+        target: Identity,
+        request: CheckpointRequest,
+        owner: int,
+        known: Program,
+        progress: Progress,
+    ) -> Manifest:
+        """Have the engine do it; a parent that phosd chose and that is of no use is left out."""
+        experience = Experience(
+            self._history.suspects.of(known), self._history.earlier(named(target))
+        )
+        if request.parent == "auto":
+            request = msgspec.structs.replace(request, parent=self._latest_of(target))
+            if request.parent:
+                try:
+                    return self._engine.checkpoint(target.pid, request, owner, experience, progress)
+                except (ImageCorrupt, NoSuchImage) as error:
+                    progress.note(f"made without a parent: {error}")
+            request = msgspec.structs.replace(request, parent="")
+        return self._engine.checkpoint(target.pid, request, owner, experience, progress)
+
+    def _latest_of(self, target: Identity) -> str:
+        """The image that is the next one's parent; empty when there is none.
+
+        It may not need a pack that an image needs which was found damaged: the next one would
+        inherit the damage.
+        """
+        verified = self._history.verified()
+        images = self._engine.images()
+        doubtful = {
+            pack
+            for image in images
+            if not verified.get(image.id, (0.0, True))[1]
+            for pack in packs_of(image)
+        }
+        return max(
+            (
+                image.id
+                for image in images
+                if image.blocks
+                and holds(image, target.pid, target.start_time)
+                and not packs_of(image) & doubtful
+            ),
+            default="",
+        )
+
+    def _remove_surplus(self, schedule: Schedule, progress: Progress) -> None:
+        """Delete the images that the schedule keeps no longer. No job may use the process now, so
+        none is being made from one of them.
+        """
+        self._history.flush()
+        images = self._history.images_made_for(schedule)
+        for image in list(images):
+            try:
+                self._engine.image(image)
+            except NoSuchImage:
+                self._history.image_deleted(image, "it was found to be gone", schedule.target.uid)
+                del images[image]
+            except ImageCorrupt:
+                images[image] = False
+        for image in surplus(images, schedule.keep):
+            try:
+                self._engine.delete_image(image)
+                why = f"{schedule.keep} newer good ones of its schedule are kept"
+                self._history.image_deleted(image, why, schedule.target.uid)
+            except PhosError as error:
+                progress.note(f"image {image} is due to go and stays for now: {error}")
+
+
+def require_possible(request: CheckpointRequest) -> None:
+    """Raise :class:`InvalidOption` for options that do not go together."""
+    if not request.every:
+        if request.keep is not None:
+            raise InvalidOption(
+                "keep is for checkpoints that repeat", hint="give `every` with it, in seconds"
+            )
+        return
+    if request.every < _SHORTEST:
+        raise InvalidOption(
+            f"a checkpoint every {request.every} s is not possible",
+            hint=f"give at least {_SHORTEST:.0f} s, or 0 to end the schedule",
+        )
+    if request.parent:
+        raise InvalidOption(
+            "a schedule chooses the parent of each image itself",
+            hint="leave `parent` out, or `every`",
+        )
+
+
+def named(target: Identity) -> str:
+    """Names the process for ever."""
+    return process_key(boot_id(), target.pid, target.start_time)
+
+
+def require_free_tree(jobs: JobTable, pid: int) -> None:
+    """Raise :class:`Busy` when a job holds a process above or below this one: it is part of the
+    same tree.
+    """
+    above = ancestors(pid)
+    for held in {int(claim.split()[1]) for claim in jobs.claimed("process")}:
+        if held in above or pid in ancestors(held):
+            jobs.require_free((claim_of(held),))
+
+
+def claim_of(pid: int) -> str:
+    """What a job that works on a process claims."""
+    return f"process {pid}"

@@ -1,0 +1,160 @@
+"""The engine of this node, as the daemon uses it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from phosd.engine.hook_client.gate import DEADLINE
+from phosd.engine.hook_client.link import Block, Kernel
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.repack import compact
+from phosd.engine.image.verify import verify
+from phosd.engine.job.affected import Unfinished
+from phosd.engine.job.experience import Experience
+from phosd.engine.job.progress import Progress
+from phosd.engine.node import inspection
+from phosd.engine.node.gpus import GpuInfo, divided, list_gpus
+from phosd.engine.node.node import Node, NodeConfig
+from phosd.engine.operations.admission import DiskLimits, context_bytes
+from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.operations.migrate import MigrateOptions, migrate
+from phosd.engine.operations.permissions import require_may_restore
+from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.resume import ResumeOptions, resume
+from phosd.engine.operations.suspend import SuspendOptions, suspend
+from phosd.engine.operations.swap import SwapOptions, swap
+from phosd.engine.program.process import GpuProcess
+from phosd.engine.recovery.rescue import bring_back
+from phosd.engine.recovery.startup import settle
+from phosd.engine.system.procfs import Process
+from phosd.errors import PhosError
+from phosd.service.config import Config
+from phosd.service.jobs.options import (
+    CheckpointRequest,
+    MigrateRequest,
+    RestoreRequest,
+    ResumeRequest,
+    SuspendRequest,
+)
+
+
+class NodeEngine:
+    """Implements :class:`~phosd.service.jobs.engine.Engine` on the real thing."""
+
+    def __init__(self, config: Config) -> None:
+        self._node = Node(
+            NodeConfig(
+                state_dir=config.state_dir,
+                runtime_dir=config.runtime_dir,
+                staging_limit=config.staging_limit,
+                ring_bytes=config.ring_bytes,
+                criu=config.criu,
+                shadow_limit=config.shadow_limit,
+            )
+        )
+        self._limits = config.disk_limits
+
+    def settle(self, unfinished: Sequence[Unfinished]) -> dict[int, str]:
+        return settle(self._node, unfinished)
+
+    def checkpoint(
+        self,
+        pid: int,
+        request: CheckpointRequest,
+        caller: int,
+        experience: Experience,
+        progress: Progress,
+    ) -> Manifest:
+        options = CheckpointOptions(
+            mode=request.mode,
+            tcp=request.tcp,
+            deadline=request.deadline or DEADLINE,
+            caller=caller,
+            fallback=request.fallback != "none",
+            parent=request.parent or None,
+            experience=experience,
+            limits=self._limits,
+            release_cached=request.release_cached,
+        )
+        return checkpoint(self._node, pid, options, progress)
+
+    def compact(self, go_on: Callable[[], bool]) -> int:
+        return compact(self._node.store, go_on)
+
+    def limit(self, limits: DiskLimits) -> None:
+        self._limits = limits
+
+    def restore(self, image: str, request: RestoreRequest, caller: int, progress: Progress) -> int:
+        require_may_restore(self.image(image), caller)
+        output = Path(request.output) if request.output else None
+        options = RestoreOptions(files=request.files, output=output)
+        return restore(self._node, image, options, progress).pid
+
+    def migrate(
+        self, pid: int, to: str, request: MigrateRequest, caller: int, progress: Progress
+    ) -> dict[int, int]:
+        options = MigrateOptions(to, request.mode, request.deadline or DEADLINE, caller)
+        return migrate(self._node, pid, options, progress)
+
+    def suspend(self, pid: int, request: SuspendRequest, caller: int, progress: Progress) -> str:
+        options = SuspendOptions(request.where, request.deadline or DEADLINE, caller)
+        suspended = suspend(self._node, pid, options, progress)
+        progress.details["stored_bytes"] = float(suspended.stored_bytes)
+        return suspended.where
+
+    def resume(
+        self, pid: int, request: ResumeRequest, caller: int, progress: Progress
+    ) -> dict[int, int]:
+        return resume(self._node, pid, ResumeOptions(request.gpu, caller), progress)
+
+    def swap(
+        self, leaving: int, coming: int, request: SuspendRequest, caller: int, progress: Progress
+    ) -> None:
+        options = SwapOptions(request.where, request.deadline or DEADLINE, caller)
+        swap(self._node, leaving, coming, options, progress)
+
+    def divided(self, gpu: int) -> str:
+        return divided(gpu)
+
+    def context_bytes(self) -> int:
+        return context_bytes()
+
+    def verify(self, image: str, progress: Progress) -> None:
+        verify(self._node.store, image, progress)
+
+    def images(self) -> list[Manifest]:
+        return self._node.store.list()
+
+    def damaged(self) -> Mapping[str, PhosError]:
+        return self._node.store.damaged()
+
+    def image(self, image: str) -> Manifest:
+        return self._node.store.get(image)
+
+    def delete_image(self, image: str) -> None:
+        self._node.store.delete(image)
+
+    def processes(self) -> list[GpuProcess]:
+        self._node.suspend_store.forget_the_dead()  # what suspended ones had may be a lot of memory
+        return self._node.processes()
+
+    def recover(self, pid: int) -> str:
+        account = bring_back(pid, self._node.config.runtime_dir, self._node.claim)
+        if pid in account.failures:
+            raise account.failures[pid]
+        done = account.text(sorted({pid, *account.deeds, *account.failures}))
+        return done or f"process {pid} runs; there was nothing to do"
+
+    def blocks(self, process: Process) -> list[tuple[Block, int]]:
+        return inspection.blocks(self._node, process)
+
+    def kernels(self, process: Process) -> list[Kernel]:
+        return inspection.kernels(self._node, process)
+
+    def hook_log(self, process: Process) -> str:
+        return inspection.log(self._node, process)
+
+    def gpus(self) -> list[GpuInfo]:
+        return list_gpus()
+
+    def close(self) -> None:
+        self._node.close()

@@ -1,0 +1,222 @@
+"""Checkpoints that repeat: a clock for each schedule. It outlives phosd, but not its process."""
+
+import asyncio
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from phosd.engine.program.process import GpuProcess
+from phosd.engine.system.procfs import boot_id
+from phosd.errors import InvalidOption, NoSuchProcess, NotAuthorized, PhosError, Unsupported
+from phosd.service.history.events import Event, Severity
+from phosd.service.history.history import History
+from phosd.service.jobs.options import CheckpointRequest
+from phosd.service.jobs.schedule import PeriodicRule, Schedule
+from phosd.service.jobs.table import Job, JobState, JobTable
+from phosd.service.process_identity import Identity, ancestors, identify
+from phosd.service.tasks.checkpoints import Checkpoints
+
+_FOR_GOOD = (InvalidOption, NoSuchProcess, NotAuthorized, Unsupported)
+"""Errors that trying again does not mend."""
+_MOST_DELAY = 16
+"""How many times the interval is waited after failures: twice as long after each, up to this."""
+_log = logging.getLogger(__name__)
+
+_Key = tuple[int, int]
+
+
+class Periodic:
+    """The schedules of this boot. ``changed`` is called with a process whose schedule is another
+    one now; ``suspended`` tells whether a process is off its GPUs: what is due then is left out. To
+    be used on the event loop.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        jobs: JobTable,
+        history: History,
+        rules: Sequence[PeriodicRule],
+        changed: Callable[[Identity], None],
+        suspended: Callable[[Identity], bool] = lambda target: False,
+    ) -> None:
+        self.rules = rules
+        self._checkpoints = checkpoints
+        self._jobs = jobs
+        self._history = history
+        self._changed = changed
+        self._suspended = suspended
+        self._boot = boot_id()
+        self._schedules: dict[_Key, Schedule] = {}
+        self._clocks: dict[_Key, asyncio.Task[None]] = {}
+
+    def start(self) -> None:
+        """Go on with the schedules of an earlier phosd whose processes are still there."""
+        for row in self._history.schedules():
+            try:
+                schedule = Schedule.of_row(row)
+            except msgspec.DecodeError as error:
+                _log.error("the schedule of process %s cannot be read: %s", row["pid"], error)
+                continue
+            if schedule.boot_id == self._boot and _lives(schedule.target):
+                self._schedules[_key(schedule.target)] = schedule
+        self._history.forget_schedules(self._schedules.values())
+        for schedule in self._schedules.values():
+            if not schedule.ended:
+                self._run(schedule, None)
+
+    async def close(self) -> None:
+        """Stop the clocks; the schedules stay."""
+        for clock in self._clocks.values():
+            clock.cancel()
+        await asyncio.gather(*self._clocks.values(), return_exceptions=True)
+
+    def of(self, pid: int, start_time: int) -> Schedule | None:
+        """The schedule of a process, if it has one; it may have ended."""
+        return self._schedules.get((pid, start_time))
+
+    def begin(
+        self, target: Identity, request: CheckpointRequest, owner: int, acting: int | None = None
+    ) -> Job:
+        """Checkpoint a process now, and then every ``request.every`` seconds, for user id
+        ``owner``; ``acting`` is the user id whose rights count, if not the owner's.
+
+        Raises what speaks against the first checkpoint, and then nothing has changed.
+        """
+        rights = owner if acting is None else acting
+        schedule = Schedule(self._boot, target, rights, request)
+        first = msgspec.structs.replace(schedule.each, token=request.token, queue=request.queue)
+        job = self._checkpoints.start(target, first, owner, schedule, acting=rights)
+        self._set(schedule)
+        self._run(schedule, job)
+        return job
+
+    def end(self, target: Identity, owner: int) -> None:
+        """No more periodic checkpoints of a process. One that runs goes on."""
+        self._end(Schedule(self._boot, target, owner, CheckpointRequest()), f"by uid {owner}")
+
+    def consider(self, processes: Iterable[GpuProcess]) -> None:
+        """Begin what the configuration's rules want for processes that have no schedule yet.
+
+        A process below one that has, or had, a schedule is a part of that one.
+        """
+        for process in sorted(processes, key=lambda p: p.start_time):
+            rule = next((rule for rule in self.rules if rule.fits(process)), None)
+            if rule is None or (process.pid, process.start_time) in self._schedules:
+                continue
+            above = ancestors(process.pid)
+            if any(s.target.pid in above for s in self._schedules.values()):
+                continue
+            try:
+                target = identify(process.pid)
+            except NoSuchProcess:
+                continue
+            request = CheckpointRequest(every=rule.every, keep=rule.keep)
+            schedule = Schedule(self._boot, target, target.uid, request)
+            self._set(schedule)
+            self._run(schedule, None)
+            self._tell(schedule, f"every {rule.every:g} s, by a rule of the configuration")
+
+    def write_again(self) -> None:
+        """The history was begun anew: a schedule that is not in it would end with this phosd."""
+        for schedule in self._schedules.values():
+            self._history.schedule(schedule)
+
+    def forget_gone(self) -> None:
+        """Drop the schedules of processes that have ended."""
+        gone = [key for key, s in self._schedules.items() if not _lives(s.target)]
+        for key in gone:
+            del self._schedules[key]
+            self._stop(key)
+        if gone:
+            self._history.forget_schedules(self._schedules.values())
+
+    def _set(self, schedule: Schedule) -> None:
+        self._schedules[_key(schedule.target)] = schedule
+        self._history.schedule(schedule)
+        self._changed(schedule.target)
+
+    def _end(self, schedule: Schedule, why: str, severity: Severity = Severity.INFO) -> None:
+        self._stop(_key(schedule.target))
+        self._set(dataclasses.replace(schedule, ended=why))
+        self._tell(schedule, f"ended: {why}", severity)
+
+    def _run(self, schedule: Schedule, job: Job | None) -> None:
+        def done(clock: asyncio.Task[None]) -> None:
+            if not clock.cancelled() and clock.exception() is not None:
+                _log.error("no clock for process %d", key[0], exc_info=clock.exception())
+                self._tell(
+                    schedule, "its clock failed; phosd's log has the details", Severity.ERROR
+                )
+
+        key = _key(schedule.target)
+        self._stop(key)
+        clock = asyncio.get_running_loop().create_task(self._keep_time(schedule, job))
+        clock.add_done_callback(done)
+        self._clocks[key] = clock
+
+    def _stop(self, key: _Key) -> None:
+        clock = self._clocks.pop(key, None)
+        if clock is not None:
+            clock.cancel()
+
+    async def _keep_time(self, schedule: Schedule, job: Job | None) -> None:
+        """Checkpoint again and again. ``job`` is the one that runs already."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        if job is None:
+            made = await asyncio.to_thread(self._history.last_made_for, schedule)
+            due -= min(schedule.every, max(0.0, time.time() - made)) if made else 0.0
+        failures = left_out = 0
+        while True:
+            if job is not None:
+                await self._jobs.wait(job)
+                if isinstance(job.error, _FOR_GOOD):
+                    self._end(schedule, str(job.error), Severity.WARNING)
+                    return
+                failures = failures + 1 if job.state is JobState.FAILED else 0
+            due += schedule.every * min(2**failures, _MOST_DELAY)
+            late = max(0, math.ceil((loop.time() - due) / schedule.every))
+            if late and job is not None:
+                self._tell(schedule, f"{late} left out, because job {job.number} still ran")
+            left_out += late
+            due += late * schedule.every
+            await asyncio.sleep(due - loop.time())
+            if not _lives(schedule.target):
+                self.forget_gone()
+                return
+            if self._suspended(schedule.target):
+                job = None
+                left_out += 1
+                continue
+            notes = (f"{left_out} periodic checkpoints before it left out",) if left_out else ()
+            try:
+                job = self._checkpoints.start(
+                    schedule.target, schedule.each, schedule.owner, schedule, notes
+                )
+            except PhosError as error:
+                job = None
+                left_out += 1
+                self._tell(schedule, f"one left out: {error}", Severity.WARNING)
+            else:
+                left_out = 0
+
+    def _tell(self, schedule: Schedule, text: str, severity: Severity = Severity.INFO) -> None:
+        pid = schedule.target.pid
+        _log.info("periodic checkpoints of process %d: %s", pid, text)
+        self._history.event(Event("schedule", str(pid), text, severity, schedule.target.uid))
+
+
+def _key(target: Identity) -> _Key:
+    return target.pid, target.start_time
+
+
+def _lives(target: Identity) -> bool:
+    try:
+        return identify(target.pid).start_time == target.start_time
+    except NoSuchProcess:
+        return False

@@ -1,0 +1,119 @@
+"""Which images go by themselves, why, and which never do."""
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.usage import Usage
+from phosd.engine.system import procfs
+from phosd.errors import PhosError
+from phosd.service.clock import age_clock
+from phosd.service.history.history import History
+from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.limits import UserLimits, limits_of
+
+_DAY = 86_400.0
+_log = logging.getLogger(__name__)
+
+
+def due(
+    images: Sequence[Manifest],
+    limits: UserLimits,
+    kept: Collection[str],
+    damaged: Collection[str],
+    now: float,
+) -> dict[str, str]:
+    """The images of one user that are to go, oldest first, and why.
+
+    ``images`` are all of this user, oldest first. Those in ``kept`` stay whatever the limits say;
+    those that were found ``damaged`` are not counted among the newest that are kept. ``now`` is in
+    seconds since the epoch.
+    """
+    gone: dict[str, str] = {}
+    newer = 0
+    for image in reversed(images):
+        if limits.keep is not None and newer >= limits.keep:
+            gone[image.id] = f"{limits.keep} newer ones are kept (keep)"
+        newer += image.id not in damaged
+        days = (now - _created(image)) / _DAY
+        if limits.keep_days is not None and days > limits.keep_days:
+            gone[image.id] = f"it is {days:.1f} days old, {limits.keep_days:g} are kept (keep_days)"
+    reasons = {image.id: gone[image.id] for image in images if image.id in gone.keys() - set(kept)}
+    if limits.keep_bytes is None:
+        return reasons
+    usage = Usage(image for image in images if image.id not in reasons)
+    for image in images:
+        if usage.total <= limits.keep_bytes:
+            break
+        if image.id in reasons or image.id in kept:
+            continue
+        reasons[image.id] = (
+            f"images take {usage.total} bytes, {limits.keep_bytes} are kept (keep_bytes)"
+        )
+        usage.remove(image.id)
+    return reasons
+
+
+def last_good(images: Iterable[Manifest], damaged: Collection[str]) -> set[str]:
+    """Of each process that runs, the newest image that was not found damaged.
+
+    ``images`` are oldest first.
+    """
+    boot = procfs.boot_id()
+    newest: dict[tuple[int, int], str] = {}
+    for image in images:
+        if image.host.boot_id == boot and image.id not in damaged:
+            newest |= {(p.pid, p.start_time): image.id for p in image.processes}
+    return {image for key, image in newest.items() if _lives(*key)}
+
+
+class Retention:
+    """Deletes what the limits do not keep. Every call blocks; not for the event loop."""
+
+    def __init__(self, engine: Engine, history: History) -> None:
+        self._engine = engine
+        self._history = history
+
+    def enforce(self, rules: Sequence[UserLimits], in_use: Collection[str]) -> int:
+        """Delete the images that are due; how many went. A job works on those ``in_use``, or is
+        about to.
+        """
+        if not any(rule.delete for rule in rules):
+            return 0
+        images = sorted(self._engine.images(), key=lambda image: image.id)
+        verified = self._history.verified()
+        damaged = {image for image, (_, whole) in verified.items() if not whole}
+        deleted = 0
+        by_owner: dict[int, list[Manifest]] = {}
+        for image in images:
+            by_owner.setdefault(image.owner, []).append(image)
+        for owner, theirs in by_owner.items():
+            limits = limits_of(rules, owner)
+            if not limits.delete:
+                continue
+            kept = set(in_use) | (last_good(theirs, damaged) if limits.keep_last else set())
+            deleted += self._delete(owner, due(theirs, limits, kept, damaged, age_clock()))
+        return deleted
+
+    def _delete(self, owner: int, reasons: Mapping[str, str]) -> int:
+        deleted = 0
+        for image, reason in reasons.items():
+            try:
+                self._engine.delete_image(image)
+            except PhosError as error:  # a job reads it: it goes the next time
+                _log.info("image %s is due to go and stays for now: %s", image, error)
+                continue
+            _log.info("image %s was deleted: %s", image, reason)
+            self._history.image_deleted(image, reason, owner)
+            deleted += 1
+        return deleted
+
+
+def _created(image: Manifest) -> float:
+    return datetime.fromisoformat(image.created).timestamp()
+
+
+def _lives(pid: int, start_time: int) -> bool:
+    found = procfs.stat(pid)
+    return found is not None and not found.dead and found.start_time == start_time

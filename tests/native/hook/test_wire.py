@@ -1,0 +1,111 @@
+"""The messages of the hook, in Python and in the header that the hook is built with."""
+
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+from phosd.engine.hook_client import wire
+from phosd.engine.hook_client.link import HookState
+from phosd.engine.hook_client.wire import BlockFlag, Release, Status, Type
+
+WIRE = Path(__file__).parents[3] / "phosd/hook/protocol/wire.h"
+
+
+def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
+    """A C++ program prints every size and offset; Python's structs must have the same."""
+    structs = {
+        "Header": (
+            wire.HEADER,
+            ("magic", "version", "type", "sequence", "status", "length", "descriptors"),
+        ),
+        "Hello": (
+            wire.HELLO,
+            (
+                *("pid", "driver_version", "devices", "state", "parkable", "ever_parked"),
+                *("uses_unsupported", "reserved", "reason"),
+            ),
+        ),
+        "DeviceId": (wire.DEVICE_ID, ("uuid",)),
+        "Block": (wire.BLOCK, ("id", "va", "size", "device", "flags")),
+        "BlockList": (wire.BLOCK_LIST, ("count", "more", "freed", "last_id")),
+        "CloseGate": (wire.CLOSE_GATE, ("deadline_ms", "peers_busy")),
+        "GateState": (
+            wire.GATE_STATE,
+            ("settled", "busy", "waiting", "capturing", "admitted", "last_id", "freed"),
+        ),
+        "Arm": (wire.ARM, ("slabs", "reserved")),
+        "KernelList": (wire.KERNEL_LIST, ("count", "more")),
+        "Kernel": (wire.KERNEL, ("module", "launches", "flags", "length")),
+        "EmptyCache": (wire.EMPTY_CACHE, ("ask", "reserved")),
+        "ReleaseState": (wire.RELEASE_STATE, ("release", "reserved", "reason")),
+        "Cursor": (wire.U64, ("after",)),
+        "Count": (wire.U64, ("count",)),
+    }
+    declared = dict(re.findall(r"^struct (\w+) \{(.*?)^\};", WIRE.read_text(), re.M | re.S))
+    assert declared.keys() == structs.keys()
+    program = "#include <cstdio>\n" + f'#include "{WIRE}"\nusing namespace phos::wire;\n'
+    program += "int main() {\n"
+    expected = []
+    for name, (layout, fields) in structs.items():
+        names = re.findall(r"^\s*\w+ (\w+)(?:\[\d+\])?;", declared[name], re.M)
+        assert tuple(names) == fields, name
+        program += f'std::printf("%zu\\n", sizeof({name}));\n'
+        expected.append(layout.size)
+        for field, offset in zip(fields, offsets(layout), strict=True):
+            program += f'std::printf("%zu\\n", offsetof({name}, {field}));\n'
+            expected.append(offset)
+    source = tmp_path / "layouts.cpp"
+    source.write_text(program + "}\n")
+    compiler = shutil.which("g++") or shutil.which("c++")
+    assert compiler, "the native build needs a C++ compiler, and so does this test"
+    subprocess.run([compiler, "-std=c++17", source, "-o", tmp_path / "layouts"], check=True)
+    printed = subprocess.run([tmp_path / "layouts"], capture_output=True, check=True).stdout
+    assert [int(line) for line in printed.split()] == expected
+
+
+def offsets(layout: struct.Struct) -> list[int]:
+    """Where each field begins: what comes before it, with the same (no) padding."""
+    codes = re.findall(r"\d*[a-zA-Z]", layout.format.removeprefix("<"))
+    single = [c for code in codes for c in ([code] if "s" in code else expand(code))]
+    return [struct.calcsize("<" + "".join(single[:n])) for n in range(len(single))]
+
+
+def expand(code: str) -> list[str]:
+    return [code[-1]] * int(code[:-1] or 1)
+
+
+def test_numbers_are_those_of_the_header() -> None:
+    text = WIRE.read_text()
+    constants = dict(re.findall(r"constexpr \w+ k(\w+) = ([^;]+);", text))
+    assert {name: value(number) for name, number in constants.items()} == {
+        "Magic": wire.MAGIC,
+        "Version": wire.VERSION,
+        "Reply": wire.REPLY,
+        "MaxPayload": wire.MAX_PAYLOAD,
+        "MaxDescriptors": wire.MAX_DESCRIPTORS,
+        "MaxName": wire.MAX_NAME,
+    }
+    assert members(text, "enum class Type") == {t.name.lower(): t.value for t in Type}
+    assert members(text, "enum class Status") == {s.name.lower(): s.value for s in Status}
+    assert members(text, "enum class State") == {s.name.lower(): s.value for s in HookState}
+    assert members(text, "enum class Release") == {r.name.lower(): r.value for r in Release}
+    flags = {name.removeprefix("k"): n for name, n in members(text, "enum BlockFlags").items()}
+    assert flags == {(f.name or "").title().replace("_", ""): f.value for f in BlockFlag}
+
+
+def value(text: str) -> int:
+    """A constant, as C++ writes it."""
+    first, _, shift = text.partition("<<")
+    return int(first.strip().rstrip("u"), 0) << int(shift or 0)
+
+
+def members(text: str, start: str) -> dict[str, int]:
+    """The members of an enum: name -> number."""
+    found = re.search(rf"^{start} : \w+ \{{(.*?)^\}};", text, re.M | re.S)
+    assert found
+    numbers: dict[str, int] = {}
+    for name, number in re.findall(r"^\s*(\w+)(?: = (\d+))?,", found[1], re.M):
+        numbers[name] = int(number) if number else max(numbers.values()) + 1
+    return numbers

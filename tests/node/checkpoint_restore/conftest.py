@@ -1,0 +1,67 @@
+"""A node in folders of its own, and target programs that are gone when the test ends."""
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phosd.engine.node.node import Node, NodeConfig
+from tests.support import harness
+
+Starter = Callable[..., harness.Target]
+
+
+def memory_shelf(runtime: Path) -> Path:
+    """Where a node with this runtime folder keeps what suspended programs had."""
+    name = hashlib.sha256(bytes(runtime.resolve())).hexdigest()[:16]
+    return Path(f"/dev/shm/phos-suspended-{name}")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder with a short name: the paths of unix sockets end after 108 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="phos-"))
+    yield folder
+    shutil.rmtree(folder)
+    if (shelf := memory_shelf(folder / "run")).exists():  # of programs killed in their sleep
+        shutil.rmtree(shelf)
+
+
+@pytest.fixture
+def node(place: Path) -> Iterator[Node]:
+    """A node whose images and sockets live in ``place``."""
+    with Node(NodeConfig(state_dir=place / "state", runtime_dir=place / "run")) as made:
+        yield made
+
+
+@pytest.fixture
+def start(place: Path) -> Iterator[Starter]:
+    """Start a target of this node; everything that was started is killed at the end."""
+    targets: list[harness.Target] = []
+
+    def starter(program: str, **options: Any) -> harness.Target:
+        targets.append(harness.start(program, place, runtime=place / "run", **options))
+        return targets[-1]
+
+    yield starter
+    for target in targets:
+        target.kill()
+
+
+@pytest.fixture(scope="session")
+def undisturbed() -> Callable[..., dict[int, str]]:
+    """The values that a program computes when nobody touches it, without the hook: of so many
+    steps, at least.
+    """
+    known: dict[str, dict[int, str]] = {}
+
+    def values(program: str, steps: int = 60) -> dict[int, str]:
+        if len(known.get(program, ())) < steps:
+            known[program] = harness.run_to_end(program, max(60, 2 * steps), hooked=False)
+        return known[program]
+
+    return values

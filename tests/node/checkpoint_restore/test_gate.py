@@ -1,0 +1,83 @@
+"""The gate closes on running code, at random instants, and the program never notices."""
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from phosd.engine.hook_client.gate import closed_gates
+from phosd.engine.hook_client.link import HookLink
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.node import Node
+from phosd.engine.program.group import gather
+from phosd.errors import Busy
+from tests.node.checkpoint_restore.conftest import Starter
+from tests.support.harness import run_to_end
+from tests.support.rotation import EVERYTHING, SEED
+
+DEADLINE = 5.0
+CLOSINGS = {
+    # Ordinary programs; `threads` has kernels that wait for other launches.
+    "threads": 40,
+    "features": 40,
+    "churn": 40,
+    "shared_pair": 40,
+    # What runs depends on what is held.
+    "waiting_pair": 80,
+    "waiting_devices": 80,
+    "stream_values": 80,
+    "callback_lock": 80,
+    "capture": 80,
+}
+
+
+def test_there_are_enough_closings() -> None:
+    assert sum(CLOSINGS.values()) >= 500
+
+
+def closings_of(program: str) -> int:
+    """How often a program's gate is closed: a fifth of the times, unless everything is played."""
+    return CLOSINGS[program] if EVERYTHING else CLOSINGS[program] // 5
+
+
+@pytest.mark.parametrize("program", CLOSINGS)
+def test_closing_at_random_instants(
+    program: str,
+    node: Node,
+    start: Starter,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Each time it closes, or gives up by its deadline; the programs run without a pause."""
+    target = start(program, extra={"PHOS_TEST_PACE": "0"})
+    target.wait_for_steps(2)
+    chance = random.Random(f"{program} {SEED}")
+    closings = closings_of(program)
+    settled, longest = 0, 0.0
+    with gather(target.pid, node.config.runtime_dir, lambda tree: None) as unit:
+        assert len(unit.links) == (2 if program.endswith("_pair") else 1)
+        for _ in range(closings):
+            time.sleep(chance.random() * 0.04)
+            began = time.monotonic()
+            try:
+                with closed_gates(unit.links, Progress(), deadline=DEADLINE):
+                    longest = max(longest, time.monotonic() - began)
+                    assert held(target.position, unit.links), "the program went on"
+                    settled += 1
+            except Busy:
+                target.more_steps(1)
+            assert time.monotonic() - began < DEADLINE + 5
+    target.more_steps(3)
+    print(f"{program}: settled {settled} of {closings}, within {1000 * longest:.0f} ms")
+    record_property("settled", f"{settled} of {closings}")
+    assert settled >= closings * 9 // 10
+    target.kill()
+    values = target.values()
+    assert values == run_to_end(program, max(values) + 1, hooked=False)
+
+
+def held(position: Callable[[], int], links: list[HookLink]) -> bool:
+    """Whether at most the line of a step that was computed before still appears."""
+    before = position()
+    time.sleep(0.02)
+    return position() - before <= 64

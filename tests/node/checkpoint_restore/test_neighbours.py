@@ -1,0 +1,107 @@
+"""Programs that leave one GPU and come to it at the same time: each gets its room back."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.node import Node
+from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.operations.migrate import MigrateOptions, migrate
+from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.resume import ResumeOptions, resume
+from phosd.engine.operations.suspend import SuspendOptions, suspend
+from phosd.engine.program import driver_checkpoint
+from tests.node.checkpoint_restore.conftest import Starter
+from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right, save
+from tests.node.checkpoint_restore.test_trouble import at_phase
+from tests.node.moves.test_midway import taken
+from tests.support.harness import Target
+
+
+def together(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Both programs have done a step of the driver's before either job goes on, if they may."""
+    both = threading.Barrier(2)
+    real: Callable[[int], None] = getattr(driver_checkpoint, step)
+
+    def stepped(pid: int) -> None:
+        real(pid)
+        with suppress(threading.BrokenBarrierError):  # the other waits for its turn
+            both.wait(1)
+
+    monkeypatch.setattr(driver_checkpoint, step, stepped)
+
+
+def test_two_checkpoints_at_once(
+    node: Node, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed("single")  # needs a GPU with room
+    targets = start("single"), start("single")
+    for target in targets:
+        target.wait_for_steps(3)
+    for target in targets:  # whatever the movers need they have then
+        checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress())
+    together(monkeypatch, "checkpoint")
+    away, back = threading.Barrier(2), threading.Event()
+    order: list[int] = []
+
+    def save(target: Target) -> None:
+        """The first whose room is kept comes back last."""
+
+        def dumped(progress: Progress) -> None:
+            order.append(target.pid)
+            away.wait(30)
+            if order[0] == target.pid:
+                back.wait(30)
+
+        progress = at_phase("cpu", dumped)
+        try:
+            checkpoint(node, target.pid, CheckpointOptions(mode="stop"), progress)
+        finally:
+            back.set()
+
+    with taken(0), ThreadPoolExecutor(2) as pool:
+        list(pool.map(save, targets))
+    for target in targets:
+        computes_right(target, undisturbed)
+
+
+@pytest.mark.parametrize("how", ["migrate", "resume", "restore"])
+def test_nobody_comes_while_another_leaves(
+    how: str, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """What it takes then would count as what the other still has."""
+    target = start("single")
+    target.wait_for_steps(3)
+    gpu, image = 1, ""
+    if how == "resume":
+        suspend(node, target.pid, SuspendOptions(), Progress())
+    if how == "restore":
+        gpu, image = 0, save(node, target, "stop").id
+        target.kill()
+    about_to = threading.Event()
+    progress = at_phase("control", lambda _: about_to.set())
+
+    def come() -> None:
+        if how == "migrate":
+            migrate(node, target.pid, MigrateOptions("1"), progress)
+        elif how == "resume":
+            resume(node, target.pid, ResumeOptions("1"), progress)
+        else:
+            restore(node, image, RestoreOptions(), progress)
+
+    assert node.turns.take({gpu})
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            job = pool.submit(come)
+            assert about_to.wait(30)
+            time.sleep(1)
+            assert not job.done()
+        finally:
+            node.turns.end({gpu})
+        job.result()
+    computes_right(target, undisturbed)

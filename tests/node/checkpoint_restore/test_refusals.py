@@ -1,0 +1,123 @@
+"""What cannot be checkpointed is refused with a clear error, and nothing is lost."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.node import Node
+from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
+from phosd.errors import Busy, NoSuchProcess, Unsupported
+from tests.node.checkpoint_restore.conftest import Starter
+from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
+from tests.node.checkpoint_restore.test_trouble import at_phase
+from tests.support.harness import wait_until
+
+
+def attempt(node: Node, pid: int, mode: str = "auto") -> None:
+    checkpoint(node, pid, CheckpointOptions(mode=mode), Progress())
+
+
+def test_a_pid_that_does_not_exist(node: Node) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with pytest.raises(NoSuchProcess, match=f"process {gone.pid} does not exist"):
+        attempt(node, gone.pid)
+
+
+def test_a_process_without_a_gpu(node: Node) -> None:
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        with pytest.raises(NoSuchProcess, match="GPU process"):
+            attempt(node, sleeper.pid)
+        assert sleeper.poll() is None
+        sleeper.kill()
+
+
+def test_a_zombie(node: Node) -> None:
+    with subprocess.Popen(["true"]) as dead:
+        wait_until(lambda: is_zombie(dead.pid), "a zombie")
+        with pytest.raises(NoSuchProcess, match="has ended"):
+            attempt(node, dead.pid)
+
+
+def is_zombie(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.parametrize("mode", ["auto", "stop", "driver"])
+def test_managed_memory(mode: str, node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+    target = start("managed")
+    target.wait_for_steps(3)
+    with pytest.raises(Unsupported, match="managed memory"):
+        attempt(node, target.pid, mode)
+    assert node.store.list() == []
+    computes_right(target, undisturbed)
+
+
+def test_managed_memory_without_the_hook(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start("managed", hooked=False)
+    target.wait_for_steps(3)
+    with pytest.raises(Unsupported):
+        attempt(node, target.pid)
+    assert node.store.list() == []
+    computes_right(target, undisturbed)
+
+
+def test_stop_needs_the_hook(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+    target = start("single", hooked=False)
+    target.wait_for_steps(3)
+    with pytest.raises(Unsupported, match="without the hook"):
+        attempt(node, target.pid, "stop")
+    computes_right(target, undisturbed)
+
+
+def test_driver_mode_is_refused_for_memory_shared_between_processes(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """Imported memory would be lost by the driver: never a broken program."""
+    target = start("shared_pair")
+    target.wait_for_steps(3)
+    with pytest.raises(Unsupported):
+        attempt(node, target.pid, "driver")
+    assert node.store.list() == []
+    computes_right(target, undisturbed)
+
+
+def test_one_job_at_a_time(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+    target = start("workers")
+    target.wait_for_steps(3)
+    refused: list[bool] = []
+
+    def second(_: Progress) -> None:
+        with pytest.raises(Busy, match="another job"):
+            attempt(node, target.pid)
+        refused.append(True)
+
+    checkpoint(node, target.pid, CheckpointOptions(mode="stop"), at_phase("cpu", second))
+    assert refused
+    assert len(node.store.list()) == 1
+    computes_right(target, undisturbed)
+
+
+def test_no_gpu_and_no_software_gpu(place: Path) -> None:
+    """A machine that has neither says so, and what to do."""
+    program = (
+        "from phosd.engine.system import cuda\n"
+        "from phosd.errors import PhosError\n"
+        "try:\n"
+        "    cuda.driver()\n"
+        "except PhosError as error:\n"
+        "    print(error.code, error)\n"
+    )
+    env = os.environ | {"PHOS_GPU": "real", "LD_LIBRARY_PATH": str(place)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("Unsupported"), done
+    assert "install the NVIDIA driver" in done.stdout

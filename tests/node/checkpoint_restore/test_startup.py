@@ -1,0 +1,254 @@
+"""What is written down before a job touches anything, and cleared up when nobody ended it."""
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phosd.engine.job.affected import Concern, Touched, Unfinished, now
+from phosd.engine.job.progress import Progress
+from phosd.engine.node import staging as staging_module
+from phosd.engine.node.node import Node
+from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.program import driver_checkpoint
+from phosd.engine.recovery import rescue
+from phosd.engine.recovery.rescue import free, left_parked
+from phosd.engine.recovery.startup import settle
+from phosd.engine.system import procfs
+from phosd.engine.system.instance_lock import alone, in_use
+from phosd.engine.system.procfs import identity
+from phosd.errors import Busy, Internal
+from tests.node.checkpoint_restore.conftest import Starter
+from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right, save
+from tests.support.harness import alive, children, wait_until
+from tests.support.pids import occupy, release
+from tests.system.cli.test_recover import leave_parked
+
+
+@pytest.mark.parametrize("mode", ["concurrent", "recopy", "stop", "driver"])
+def test_what_is_touched_is_known_before_anything_stops(
+    mode: str, node: Node, start: Starter
+) -> None:
+    """Every process of the unit: those that the driver may lock, and their children."""
+    target = start("single" if mode == "driver" else "shared_pair")
+    target.wait_for_steps(3)
+    progress = Progress()
+    told: list[tuple[Concern, list[str]]] = []
+    progress.recorder = lambda concern: told.append((concern, [p.name for p in progress.phases]))
+    checkpoint(node, target.pid, CheckpointOptions(mode=mode), progress)
+    ((concern, phases),) = told
+    assert phases == ["prepare"] and not concern.image
+    unit = {target.pid, *children(target.pid)}
+    assert {(each.pid, each.start_time) for each in concern.processes} == {*map(identity, unit)}
+    assert {each.pid for each in concern.processes if each.gpu and each.hooked} == unit
+    assert concern.gpus == (0, 1), "it sees both"
+
+
+def test_a_journal_that_cannot_be_written_ends_the_job_before_the_stop(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start("single")
+    target.wait_for_steps(3)
+    image = save(node, target, "stop").id
+
+    def full(_: Concern) -> None:
+        raise Internal("the journal is full")
+
+    progress = Progress(recorder=full)
+    with pytest.raises(Internal, match="journal is full"):
+        checkpoint(node, target.pid, CheckpointOptions(mode="stop"), progress)
+    assert progress.stop_seconds == 0
+    computes_right(target, undisturbed)
+    target.kill()
+    with pytest.raises(Internal, match="journal is full"):
+        restore(node, image, RestoreOptions(), Progress(recorder=full))
+    assert not alive(target.pid)
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(staging_module, "MEMORY", tmp_path)
+    yield tmp_path
+
+
+def test_staging_of_the_dead_is_removed_and_that_of_the_living_stays(
+    node: Node, memory: Path
+) -> None:
+    (memory / "phosd-left").mkdir()
+    (memory / "phosd-left" / "pages").write_bytes(b"x")
+    (memory / "phosd-strangers").mkdir()
+    os.chown(memory / "phosd-strangers", 1000, 1000)
+    (memory / "elsewhere").mkdir()
+    (memory / "phosd-link").symlink_to(memory / "elsewhere")
+    (memory / "phosd-file").touch()
+    with node.staging.folder(4096) as used:
+        assert used is not None
+        settle(node, [])
+        kept = {"phosd-strangers", "elsewhere", "phosd-link", "phosd-file", used.name}
+        assert {path.name for path in memory.iterdir()} == kept
+
+
+def test_a_folder_that_is_just_removed_is_nobody_elses(
+    node: Node, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = shutil.rmtree
+
+    def remove_beside_another_engine(folder: Path) -> None:
+        monkeypatch.setattr(shutil, "rmtree", remove)
+        node.staging.sweep()
+        remove(folder)
+
+    with node.staging.folder(4096) as used:
+        assert used is not None
+        monkeypatch.setattr(shutil, "rmtree", remove_beside_another_engine)
+    assert list(memory.iterdir()) == []
+
+
+def test_sockets_of_the_dead_and_stale_calls_are_removed(node: Node) -> None:
+    """A call to wake that stays would wake a hook in the middle of a dump."""
+    folder = node.config.runtime_dir / "hook"
+    gone = 2**22 + 1
+    for pid in (gone, os.getpid()):
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(folder / f"{pid}.sock"))
+        (folder / f"{pid}.wake").touch()
+    (folder / f"{gone + 1}.sock").mkdir()
+    (folder / "words.sock").touch()
+    settle(node, [])
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        [f"{os.getpid()}.sock", f"{gone + 1}.sock", "words.sock"]
+    )
+
+
+def test_a_restored_process_that_waits_is_ended_and_another_is_not(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """Only what the job can have made: its pid, its program, begun since."""
+    target = start("single")
+    target.wait_for_steps(3)
+    image = save(node, target, "stop").id
+    touched = (Touched(target.pid, None, gpu=True, hooked=True),)
+    concern = Concern(touched, (0,), image, now())
+    said = settle(node, [Unfinished(1, concern)])
+    assert said == {1: "nothing had been restored; start the job again"}, "it is older than the job"
+    computes_right(target, undisturbed)
+    target.kill()
+    other = occupy(target.pid)  # somebody else's, in the same second
+    try:
+        assert settle(node, [Unfinished(1, concern)]) == {
+            1: "nothing had been restored; start the job again"
+        }
+        assert alive(other)
+    finally:
+        release(other)
+    since = now()
+    script = f"""
+import os, pathlib
+from phosd.engine import faults
+from phosd.engine.node.node import Node, NodeConfig
+from phosd.engine.job.progress import Progress
+from phosd.engine.operations.restore import RestoreOptions, restore
+place = pathlib.Path({str(node.config.runtime_dir.parent)!r})
+node = Node(NodeConfig(place / "state", place / "other"))
+restore(node, {image!r}, RestoreOptions(), Progress())
+"""
+    environment = os.environ | {"PHOS_FAULT": "restore-map:kill"}
+    assert subprocess.run([sys.executable, "-c", script], env=environment).returncode == -9
+    assert alive(target.pid)
+    said = settle(node, [Unfinished(1, Concern(touched, (0,), image, since))])
+    assert said == {1: f"what was restored of it (pid {target.pid}) was ended; start the job again"}
+    wait_until(lambda: not alive(target.pid), "its end")
+    files = [p for p in (node.store.images / image).rglob("*") if p.is_file()]
+    assert {p.stat().st_mode & 0o777 for p in files} == {0o600}
+    restore(node, image, RestoreOptions(), Progress())
+    computes_right(target, undisturbed)
+
+
+def test_criu_is_waited_for(
+    node: Node, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """phosd is killed at several instants of a dump: CRIU lets go of the tree before we begin."""
+    target = start("workers")
+    target.wait_for_steps(3)
+    known = identity(target.pid)
+    assert known is not None
+    after_criu = rescue._back_from_driver
+
+    def begin(*arguments: Any) -> None:
+        assert not rescue._dumped() & {target.pid}
+        assert procfs.status(target.pid).tracer == 0
+        after_criu(*arguments)
+
+    monkeypatch.setattr(rescue, "_back_from_driver", begin)
+    place = node.config.runtime_dir.parent
+    script = f"""
+import pathlib, sys
+from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.node.node import Node, NodeConfig
+from phosd.engine.job.progress import Progress
+def tell(progress):
+    print(progress.phases[-1].name, flush=True)
+place = pathlib.Path({str(place)!r})
+node = Node(NodeConfig(place / "state", place / "run"))
+checkpoint(node, {target.pid}, CheckpointOptions(mode="stop"), Progress(observer=tell))
+"""
+    for delay in (0.0, 0.02, 0.05, 0.1):
+        command = [sys.executable, "-c", script]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
+            assert engine.stdout is not None
+            for line in engine.stdout:
+                if line.strip() == "cpu":
+                    time.sleep(delay)
+                    engine.send_signal(signal.SIGKILL)
+                    break
+        touched = Touched(*known, gpu=True, hooked=True)
+        (text,) = settle(node, [Unfinished(1, Concern((touched,), (0,)))]).values()
+        assert "could not be brought back" not in text, text
+        computes_right(target, undisturbed)
+    save(node, target, "stop")
+
+
+def test_one_engine_a_folder(tmp_path: Path) -> None:
+    with alone(tmp_path):
+        assert in_use(tmp_path)
+        with pytest.raises(Busy, match=f"another phosd runs with {tmp_path}"), alone(tmp_path):
+            pytest.fail("two of them")
+    assert not in_use(tmp_path) and not in_use(tmp_path / "none")
+
+
+def test_a_folder_held_by_somebody_who_may_look_into_it(tmp_path: Path) -> None:
+    """The runtime folder is open to all."""
+    descriptor = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with alone(tmp_path):
+            assert (tmp_path / "phosd.lock").stat().st_mode & 0o777 == 0o600
+    finally:
+        os.close(descriptor)
+
+
+def test_memory_is_kept_for_a_process_of_which_the_driver_tells_nothing(
+    place: Path, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = start("single")
+    target.wait_for_steps(3)
+    leave_parked(place, target.pid)
+    known = identity(target.pid)
+    assert known is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(driver_checkpoint, "state", lambda pid: None)
+        text = free({known}, place / "run").text([target.pid])
+    assert "the driver tells nothing of process" in text
+    assert left_parked(place / "run") == {known}
+    assert "given back its parked memory" in free({known}, place / "run").text([target.pid])
+    computes_right(target, undisturbed)

@@ -1,0 +1,157 @@
+"""GPU programs and what is around them: where they print, sockets, databases, shared memory."""
+
+import os
+import sqlite3
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.node import Node
+from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.errors import PhosError, Unsupported
+from tests.node.checkpoint_restore.conftest import Starter
+from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, check, save
+from tests.support.harness import alive, parse, wait_until
+
+
+class Reader:
+    """Collects what a program prints into a pipe or a terminal."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._data = bytearray()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                piece = os.read(self._descriptor, 4096)
+            except OSError:  # a terminal's other end is gone
+                return
+            if not piece:
+                return
+            self._data += piece
+
+    def values(self) -> dict[int, str]:
+        return parse(bytes(self._data).replace(b"\r\n", b"\n"))
+
+    def wait_for(self, count: int) -> dict[int, str]:
+        return wait_until(lambda: v if len(v := self.values()) >= count else None, "output")
+
+    def close(self) -> None:
+        """To be called when the writers are gone."""
+        self._thread.join(10)
+        os.close(self._descriptor)
+
+
+@pytest.mark.parametrize("ends", [os.pipe, os.openpty])
+def test_output_that_is_gone_at_the_restore(
+    ends: Callable[[], tuple[int, int]],
+    node: Node,
+    start: Starter,
+    place: Path,
+    undisturbed: Undisturbed,
+) -> None:
+    """A pipe's reader or a terminal has gone; the restored program prints where it is told."""
+    ours, theirs = ends()
+    target = start("single", stdout=theirs)
+    os.close(theirs)
+    reader = Reader(ours)
+    reader.wait_for(5)
+    image = save(node, target, "stop").id
+    count = len(reader.values())
+    reader.wait_for(count + AFTER)
+    target.kill()
+    reader.close()
+    original, output = reader.values(), place / "restored.txt"
+    result = restore(node, image, RestoreOptions(output=output), Progress())
+    assert result.pid == target.pid
+
+    def printed() -> dict[int, str] | None:
+        assert alive(target.pid), target.errors.read_text()
+        text = output.read_bytes() if output.exists() else b""
+        values = parse(text.replace(b"\r\n", b"\n"))
+        return values if len(values) >= AFTER else None
+
+    check(wait_until(printed, "restored output"), original, undisturbed("single"))
+
+
+def test_connected_sockets_are_refused_unless_they_may_be_closed(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start("sockets")
+    target.wait_for_steps(5)
+    with pytest.raises(Unsupported, match="connected TCP socket"):
+        checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress())
+    target.more_steps(2)
+    options = CheckpointOptions(mode="stop", tcp="close")
+    image = checkpoint(node, target.pid, options, Progress()).id
+    target.more_steps(AFTER)
+    target.kill()
+    original, mark = target.values(), target.position()
+    assert b"connection closed" not in target.log.read_bytes()
+    restore(node, image, RestoreOptions(), Progress())
+    # Listening TCP and UDP go on as they were; the connected pair was closed.
+    check(target.wait_for_steps(AFTER, since=mark), original, undisturbed("sockets"))
+    assert b"connection closed" in target.log.read_bytes()[mark:]
+
+
+def test_a_database_that_changed_is_never_cut(node: Node, start: Starter, place: Path) -> None:
+    path = place / "steps.db"
+    target = start("database", arguments=("0", str(path)))
+    target.wait_for_steps(5)
+    image = save(node, target, "stop").id
+    target.more_steps(AFTER)
+    target.kill()
+    before = path.read_bytes()
+    for files in ("keep", "cut"):
+        with pytest.raises(PhosError, match=r"steps\.db"):
+            restore(node, image, RestoreOptions(files=files), Progress())
+    assert path.read_bytes() == before
+    assert not alive(target.pid)
+    (verdict,) = sqlite3.connect(path).execute("pragma integrity_check").fetchone()
+    assert verdict == "ok"
+
+
+def test_named_shared_memory_goes_back(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """The counter in /dev/shm is as it was at the checkpoint, though the file was removed since."""
+    path = Path(f"/dev/shm/phos-test-{uuid.uuid4().hex}")
+    try:
+        target = start("named_memory", arguments=("0", str(path)))
+        target.wait_for_steps(5)
+        image = save(node, target, "stop").id
+        target.more_steps(AFTER)
+        target.kill()
+        path.unlink()
+        original, mark = target.values(), target.position()
+        restore(node, image, RestoreOptions(), Progress())
+        restored = target.wait_for_steps(AFTER, since=mark)
+        common = restored.keys() & original.keys()
+        assert len(common) >= AFTER
+        assert {s: restored[s] for s in common} == {s: original[s] for s in common}
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_an_append_log_just_works(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+    """However long it has grown, and whoever wrote to it."""
+    target = start("single")
+    target.wait_for_steps(5)
+    image = save(node, target, "stop").id
+    target.more_steps(AFTER)
+    target.kill()
+    original = target.values()
+    with target.log.open("ab") as log:
+        log.write(b"somebody else was here\n" * 1000)
+    mark = target.position()
+    restore(node, image, RestoreOptions(), Progress())
+    check(target.wait_for_steps(AFTER, since=mark), original, undisturbed("single"))
+    assert target.log.read_bytes().count(b"somebody else") == 1000

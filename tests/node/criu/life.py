@@ -1,0 +1,182 @@
+"""One program's life in these tests: started, dumped, killed, restored, and what it said."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+from phosd.engine.criu import dump as criu_dump
+from phosd.engine.criu import restore as criu_restore
+from phosd.engine.criu.dump import DumpOptions, TreeDump
+from phosd.engine.criu.program import Criu
+from phosd.engine.criu.restore import Restored, RestoreOptions
+from phosd.engine.image.manifest import Process, Tree
+from phosd.engine.job.progress import Progress
+from phosd.engine.program import tree
+
+SYSTEM_PYTHON = "/usr/bin/python3"
+"""A Python that every user may execute (the one that runs the tests may lie below /root)."""
+
+USER = 54321
+"""A user without an entry in the password file."""
+
+COUNTER = """
+import time
+value = 0
+while True:
+    value += 1
+    print(value, flush=True)
+    time.sleep(0.005)
+"""
+
+T = TypeVar("T")
+
+
+def wait_for(look: Callable[[], T], patience: float = 60.0) -> T:
+    """What ``look`` returns as soon as it is true."""
+    end = time.monotonic() + patience
+    while not (found := look()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+    return found
+
+
+def records(found: tree.ProcessTree) -> list[Process]:
+    """The manifest's entries for the processes of a tree."""
+    return [process.record(0) for process in found]
+
+
+@dataclass
+class Life:
+    """A program of user ``uid``, whose output goes to ``home/log`` unless told otherwise.
+
+    ``home`` belongs to the user; ``private`` to root alone.
+    """
+
+    criu: Criu
+    home: Path
+    private: Path
+    uid: int = 0
+    started: subprocess.Popen[bytes] | None = None
+    dumped: TreeDump | None = None
+    record: Tree | None = None
+    restored: list[Restored] = field(default_factory=list)
+
+    @property
+    def log(self) -> Path:
+        return self.home / "log"
+
+    @property
+    def images(self) -> Path:
+        return self.private / "images"
+
+    @property
+    def pid(self) -> int:
+        assert self.started is not None
+        return self.started.pid
+
+    def start(self, source: str, *words: str, **popen: Any) -> int:
+        """Start a Python program; returns its pid."""
+        script = self.home / "program.py"
+        script.write_text(source)
+        popen.setdefault("stdin", subprocess.DEVNULL)
+        popen.setdefault("stderr", subprocess.DEVNULL)
+        popen.setdefault("start_new_session", True)
+        with contextlib.ExitStack() as opened:
+            if "stdout" not in popen:
+                descriptor = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+                opened.callback(os.close, descriptor)
+                os.fchown(descriptor, self.uid, self.uid)
+                popen["stdout"] = descriptor
+            self.started = subprocess.Popen(
+                [SYSTEM_PYTHON, "-S", str(script), *words],
+                cwd=self.home,
+                user=self.uid,
+                group=self.uid,
+                extra_groups=[],
+                **popen,
+            )
+        return self.started.pid
+
+    def values(self, path: Path | None = None) -> list[int]:
+        """The numbers in the log, complete lines only."""
+        text = (path or self.log).read_text()
+        # A dump may fall between a number and the end of its line.
+        lines = (line for line in text.splitlines(keepends=True) if line.endswith("\n"))
+        return [int(line) for line in lines if line.strip()]
+
+    def counts_on(self, path: Path | None = None, by: int = 5) -> list[int]:
+        """Wait until ``by`` more numbers are in the log; returns all."""
+        target = path or self.log
+        before = len(self.values(target)) if target.exists() else 0
+        wait_for(lambda: target.exists() and len(self.values(target)) >= before + by)
+        return self.values(target)
+
+    def dump(self, progress: Progress | None = None, **options: Any) -> TreeDump:
+        """Dump it; it goes on."""
+        self.images.mkdir()
+        found = tree.scan(self.pid)
+        self.dumped = criu_dump.dump_tree(
+            self.criu, found, self.images, DumpOptions(**options), progress
+        )
+        self.record = self.dumped.record("images")
+        return self.dumped
+
+    def kill(self) -> None:
+        """SIGKILL to the whole tree."""
+        assert self.dumped is not None
+        for pid in self.dumped.tree.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert self.started is not None
+        self.started.wait()
+
+    def admit(self, **options: Any) -> None:
+        """Only look whether it could be restored."""
+        assert self.dumped is not None
+        assert self.record is not None
+        processes = records(self.dumped.tree)
+        criu_restore.admission(
+            self.criu, self.record, processes, self.images, RestoreOptions(**options)
+        )
+
+    def restore(self, **options: Any) -> Restored:
+        """Admit it and bring it back."""
+        self.admit(**options)
+        assert self.dumped is not None
+        assert self.record is not None
+        processes = records(self.dumped.tree)
+        restored = criu_restore.restore_tree(
+            self.criu, self.record, processes, self.images, RestoreOptions(**options)
+        )
+        self.restored.append(restored)
+        return restored
+
+    def again(self, **options: Any) -> Restored:
+        """The usual: dumped, killed, restored."""
+        self.dump(**options)
+        self.kill()
+        return self.restore()
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        if self.started is not None and self.started.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.started.pid, signal.SIGKILL)
+            self.started.kill()
+            self.started.wait()
+        for restored in self.restored:
+            for pid in restored.pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def in_order(values: Sequence[int]) -> bool:
+    """Whether a counter's log misses nothing and repeats nothing but what a restore went back."""
+    return all(b == a + 1 or b <= a for a, b in pairwise(values))

@@ -1,0 +1,195 @@
+"""A restore acts as the owner of the program: it opens nothing that the owner may not open."""
+
+import dataclasses
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from phosd.engine.criu.file_worker import Policy
+from phosd.engine.program import tree
+from phosd.engine.system import procfs
+from phosd.errors import Internal, PhosError, Unsupported
+from tests.node.criu.life import COUNTER, USER, Life, in_order
+
+CAP_SYS_RESOURCE = 24
+
+WRITER = """
+import time
+out = open("written", "w")
+value = 0
+while True:
+    value += 1
+    print(value, file=out, flush=True)
+    time.sleep(0.005)
+"""
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A file that root alone may read, in a folder that everybody may enter."""
+    path = Path("/tmp") / f"phos-secret-{os.getpid()}"
+    path.write_text("the secret\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_secret_left(secret: Path) -> object:
+    yield
+    assert secret.read_text() == "the secret\n", "nobody wrote to it"
+    secret.unlink()
+
+
+def swap(path: Path, secret: Path) -> None:
+    """What an attacker does between the kill and the restore."""
+    path.unlink()
+    path.symlink_to(secret)
+
+
+def test_a_swapped_append_file_is_not_opened(lives: Callable[[int], Life], secret: Path) -> None:
+    life = lives(USER)
+    life.start(COUNTER)
+    life.counts_on()
+    life.dump()
+    life.kill()
+    swap(life.log, secret)
+    with pytest.raises(Unsupported, match="log"):
+        life.restore()
+    assert procfs.stat(life.pid) is None or procfs.ending(life.pid)
+
+
+def test_criu_itself_may_not_follow_the_owner_to_a_secret(
+    lives: Callable[[int], Life], secret: Path
+) -> None:
+    """Even past the admission, in the time between check and use."""
+    life = lives(USER)
+    life.start(COUNTER)
+    life.counts_on()
+    dump = life.dump()
+    life.kill()
+    swap(life.log, secret)
+    assert life.record is not None
+    unchecked = msgspec.structs.replace(dump.details, open_files=())
+    life.record = msgspec.structs.replace(life.record, details=unchecked)
+    with pytest.raises(Internal, match="Permission denied"):
+        life.restore()
+
+
+def test_the_same_swap_works_for_root_alone(life: Life, secret: Path) -> None:
+    """The counter-check: without the owner's ids the attack of the test above succeeds."""
+    life.start(COUNTER)
+    life.counts_on()
+    dump = life.dump()
+    life.kill()
+    copy = life.home / "copy"
+    copy.write_text("1\n" * 10)
+    life.log.unlink()
+    life.log.symlink_to(copy)
+    assert life.record is not None
+    unchecked = msgspec.structs.replace(dump.details, open_files=())
+    life.record = msgspec.structs.replace(life.record, details=unchecked)
+    life.restore()
+    life.counts_on(copy)
+
+
+def test_a_swapped_file_is_not_cut(lives: Callable[[int], Life], secret: Path) -> None:
+    life = lives(USER)
+    life.start(WRITER)
+    written = life.home / "written"
+    life.counts_on(written)
+    life.dump()
+    life.counts_on(written)
+    life.kill()
+    swap(written, secret)
+    with pytest.raises(Unsupported, match="written"):
+        life.restore(files=Policy.CUT)
+
+
+def test_output_is_not_written_where_the_owner_may_not(
+    lives: Callable[[int], Life], secret: Path
+) -> None:
+    life = lives(USER)
+    reader, writer = os.pipe()
+    life.start(COUNTER, stdout=writer)
+    os.close(writer)
+    assert os.read(reader, 10)
+    life.dump()
+    os.close(reader)
+    life.kill()
+    with pytest.raises(PhosError, match="Permission denied"):
+        life.restore(output=secret)
+
+
+def test_an_image_is_roots_alone_again_after_dump_and_restore(
+    lives: Callable[[int], Life],
+) -> None:
+    life = lives(USER)
+    life.start(COUNTER)
+    life.counts_on()
+    life.dump()
+    assert private(life.images)
+    life.kill()
+    life.restore()
+    assert private(life.images)
+
+
+def private(folder: Path) -> bool:
+    """Whether everything belongs to root, for root's eyes alone."""
+    paths = [folder, *folder.rglob("*")]
+    return len(paths) > 1 and all(
+        p.stat().st_uid == 0 and stat.S_IMODE(p.stat().st_mode) & 0o077 == 0 for p in paths
+    )
+
+
+def test_a_folder_that_others_can_reach_is_refused(lives: Callable[[int], Life]) -> None:
+    life = lives(USER)
+    life.start(COUNTER)
+    life.counts_on()
+    life.private = life.home
+    with pytest.raises(Internal, match="can be reached by every user"):
+        life.dump()
+
+
+def test_a_tree_of_several_rights_is_for_administrators(life: Life) -> None:
+    life.start(
+        "import os, signal\nif os.fork() == 0:\n    os.setgroups([54321])\n    signal.pause()\n"
+        + COUNTER
+    )
+    life.counts_on()
+    dump = life.dump()
+    assert "has other groups than its root" in dump.details.privileged
+    life.kill()
+    life.restore()
+    assert in_order(life.counts_on())
+    assert procfs.status(dump.tree.pids[1]).groups == (54321,)
+
+
+def test_a_tree_of_several_users_is_for_administrators(life: Life) -> None:
+    life.start(
+        "import os, signal\nif os.fork() == 0:\n    os.setuid(54321)\n    signal.pause()\n"
+        + COUNTER
+    )
+    life.counts_on()
+    assert "runs under other ids than its root" in tree.scan(life.pid).privileged
+    may_look = procfs.status(os.getpid()).capabilities >> CAP_SYS_RESOURCE & 1
+    if not may_look:
+        with pytest.raises(Internal, match="root needs CAP_SYS_RESOURCE"):
+            life.dump()
+        assert in_order(life.counts_on())
+        return
+    life.again()
+    assert in_order(life.counts_on())
+
+
+def test_capabilities_of_a_user_are_for_administrators(lives: Callable[[int], Life]) -> None:
+    life = lives(USER)
+    life.start(COUNTER)
+    life.counts_on()
+    assert tree.scan(life.pid).privileged == ""
+    (process,) = tree.scan(life.pid).processes
+    capable = tree.ProcessTree((dataclasses.replace(process, capabilities=1 << 12),))
+    assert "has capabilities" in capable.privileged

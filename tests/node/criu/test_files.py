@@ -1,0 +1,204 @@
+"""Files that changed between checkpoint and restore."""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from phosd.engine.criu.file_worker import Policy
+from phosd.engine.criu.program import Criu
+from phosd.errors import Internal, Unsupported
+from tests.node.criu.life import COUNTER, USER, Life, in_order
+from tests.node.criu.test_file_worker import WRITER
+
+READER = """
+data = open("data")
+data.readline()
+"""
+
+DATABASE = """
+import sqlite3
+connection = sqlite3.connect("data.sqlite", isolation_level=None)
+connection.execute("create table t (x)")
+file = open("data.sqlite", "r+b")
+"""
+
+
+@pytest.mark.parametrize("uid", [0, USER])
+def test_an_append_log_just_works(lives: Callable[[int], Life], uid: int) -> None:
+    life = lives(uid)
+    life.start(COUNTER)
+    life.counts_on()
+    life.dump()
+    life.counts_on(by=20)
+    life.kill()
+    before = life.log.read_bytes()
+    life.restore()
+    life.counts_on()
+    assert life.log.read_bytes().startswith(before)
+
+
+def grown(life: Life) -> Path:
+    """A written file that has grown since the checkpoint, and its program killed."""
+    life.start(WRITER)
+    written = life.home / "written"
+    life.counts_on(written)
+    life.dump()
+    life.counts_on(written)
+    life.kill()
+    return written
+
+
+def test_a_grown_file_is_refused_by_default(life: Life) -> None:
+    written = grown(life)
+    before = written.read_bytes()
+    with pytest.raises(Unsupported, match=r"written has grown by \d+ bytes \(files=cut"):
+        life.restore()
+    assert written.read_bytes() == before
+
+
+@pytest.mark.parametrize("uid", [0, USER])
+def test_a_grown_file_is_cut_on_request(lives: Callable[[int], Life], uid: int) -> None:
+    life = lives(uid)
+    written = grown(life)
+    before = written.read_bytes()
+    life.restore(files=Policy.CUT).settle()
+    values = life.counts_on(written)
+    assert values == list(range(1, len(values) + 1)), "as if nothing had happened"
+    (tail,) = life.home.glob("written.phos-tail-*")
+    assert before.endswith(tail.read_bytes())
+    assert tail.stat().st_uid == uid
+    assert tail.stat().st_size > 0
+
+
+def broken_criu(life: Life) -> Criu:
+    """A CRIU that fails when it restores."""
+    path = life.home / "criu"
+    path.write_text("#!/bin/sh\n[ $1 = --version ] && echo Version: 9 && exit\nexit 3\n")
+    path.chmod(0o755)
+    return Criu(path)
+
+
+@pytest.mark.parametrize("uid", [0, USER])
+def test_a_cut_is_undone_when_criu_fails(lives: Callable[[int], Life], uid: int) -> None:
+    life = lives(uid)
+    written = grown(life)
+    before = written.read_bytes()
+    life.criu = broken_criu(life)
+    with pytest.raises(Internal, match="criu restore failed"):
+        life.restore(files=Policy.CUT)
+    assert written.read_bytes() == before
+    assert not list(life.home.glob("*.phos-*"))
+
+
+def test_abandoning_ends_the_program_and_brings_the_files_back(life: Life) -> None:
+    written = grown(life)
+    before = written.read_bytes()
+    life.restore(files=Policy.CUT).abandon()
+    assert written.read_bytes() == before
+    life.restore(files=Policy.CUT).settle()
+    assert in_order(life.counts_on(written))
+
+
+def test_an_overwritten_file_is_never_cut(life: Life) -> None:
+    written = grown(life)
+    with written.open("r+b") as file:
+        file.write(b"9")
+    before = written.read_bytes()
+    with pytest.raises(Unsupported, match="written was overwritten"):
+        life.restore(files=Policy.CUT)
+    assert written.read_bytes() == before
+
+
+def test_a_shrunk_file_is_refused(life: Life) -> None:
+    written = grown(life)
+    os.truncate(written, 2)
+    with pytest.raises(Unsupported, match="written has shrunk"):
+        life.restore(files=Policy.CUT)
+
+
+def test_a_missing_file_is_refused(life: Life) -> None:
+    grown(life).unlink()
+    with pytest.raises(Unsupported, match="written is gone"):
+        life.restore(files=Policy.CUT)
+
+
+def test_a_fifo_in_the_place_of_a_file_is_refused(life: Life) -> None:
+    written = grown(life)
+    written.unlink()
+    os.mkfifo(written)
+    with pytest.raises(Unsupported, match="written"):
+        life.restore(files=Policy.CUT)
+
+
+def test_a_changed_input_is_refused(life: Life) -> None:
+    data = life.home / "data"
+    data.write_text("one\ntwo\n")
+    life.start(READER + COUNTER)
+    life.counts_on()
+    life.dump()
+    life.kill()
+    data.write_text("one\nTWO\n")
+    with pytest.raises(Unsupported, match="data has changed, and the program reads it"):
+        life.restore(files=Policy.CUT)
+
+
+def test_a_database_is_never_cut(life: Life) -> None:
+    life.start(DATABASE + COUNTER)
+    life.counts_on()
+    life.dump()
+    life.kill()
+    database = life.home / "data.sqlite"
+    with sqlite3.connect(database) as connection:
+        connection.executemany("insert into t values (?)", [("x" * 1000,)] * 100)
+    connection.close()
+    before = database.read_bytes()
+    with pytest.raises(Unsupported, match=r"data\.sqlite has changed"):
+        life.restore(files=Policy.CUT)
+    assert database.read_bytes() == before
+
+
+def test_an_untouched_database_is_no_obstacle(life: Life) -> None:
+    life.start(DATABASE + COUNTER)
+    life.counts_on()
+    life.again()
+    assert in_order(life.counts_on())
+
+
+def test_a_file_that_another_process_writes_is_not_cut(life: Life) -> None:
+    written = grown(life)
+    with written.open("a"), pytest.raises(Exception, match=r"uses .*written"):
+        life.restore(files=Policy.CUT)
+
+
+def test_a_record_without_details_is_refused(life: Life) -> None:
+    life.start(COUNTER)
+    life.counts_on()
+    life.dump()
+    life.kill()
+    assert life.record is not None
+    life.record = msgspec.structs.replace(life.record, details=None)
+    with pytest.raises(Exception, match="says nothing about the tree"):
+        life.restore()
+
+
+def test_a_replaced_library_is_refused_before_anything_happens(life: Life) -> None:
+    library = life.home / "library"
+    library.write_bytes(bytes(8192))
+    life.start(
+        "import mmap\nfile = open('library', 'rb')\n"
+        "code = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)\n"
+        "file.close()\n" + COUNTER
+    )
+    life.counts_on()
+    life.dump()
+    life.kill()
+    library.write_bytes(bytes(4096))
+    with pytest.raises(Unsupported, match="library, which the program maps, was replaced"):
+        life.admit()
+    library.unlink()
+    with pytest.raises(Unsupported, match="library, which the program maps: No such file"):
+        life.admit()

@@ -1,0 +1,75 @@
+"""Memory that goes into a store while the program stands still, and into the image afterwards."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.criu.dump import Dump, DumpOptions
+from phosd.engine.criu.page_store import PageStore
+from phosd.engine.program import tree
+from phosd.errors import Internal
+from tests.node.criu.life import USER, Life, in_order
+
+PROGRAM = """
+import hashlib, os, random, time
+child = os.fork() == 0
+memory = random.Random(os.getpid()).randbytes(24 << 20)
+right = hashlib.sha256(memory).digest()
+value = 0
+while True:
+    if hashlib.sha256(memory).digest() != right:
+        os._exit(1)
+    value += 1
+    if not child:
+        print(value, flush=True)
+    elif os.getppid() == 1:
+        os._exit(0)
+    time.sleep(0.01)
+"""
+"""Two processes that end when their memory is not what it was."""
+
+
+def dump(life: Life, store: PageStore) -> None:
+    life.images.mkdir()
+    with Dump(life.criu, tree.scan(life.pid), life.images, DumpOptions(), store) as prepared:
+        life.counts_on()  # it runs while CRIU waits
+        life.dumped = prepared.finish()
+
+
+@pytest.mark.parametrize("uid", [0, USER])
+@pytest.mark.parametrize("room", [128 << 20, 20 << 20])
+def test_a_restored_program_has_its_memory(life: Life, uid: int, room: int) -> None:
+    """Also when the store is too small for all of it."""
+    life.uid = uid
+    os.chown(life.home, uid, uid)
+    life.start(PROGRAM)
+    life.counts_on()
+    with PageStore(life.private, room) as store:
+        dump(life, store)
+        assert life.dumped is not None
+        saved = sum(path.stat().st_blocks * 512 for path in life.images.glob("pages-*.img"))
+        store.complete(life.images, life.images)
+    whole = sum(path.stat().st_blocks * 512 for path in life.images.glob("pages-*.img"))
+    assert whole - saved > min(room, 48 << 20) * 3 // 4, "the store took little of the memory"
+    life.record = life.dumped.record("images")
+    life.counts_on()
+    life.kill()
+    life.restore()
+    assert in_order(life.counts_on())
+    assert len(tree.scan(life.pid).pids) == 2, "a process found its memory changed"
+
+
+def test_a_ledger_that_points_elsewhere_is_refused(life: Life) -> None:
+    """CRIU runs as the program's owner, who may reach it."""
+    life.start(PROGRAM)
+    life.counts_on()
+    with PageStore(life.private, 128 << 20) as store:
+        dump(life, store)
+        os.pwrite(store.descriptor, (1 << 60).to_bytes(8, "little"), 48 + 3 * 8)
+        with pytest.raises(Internal, match="damaged"):
+            store.complete(life.images, life.images)
+
+
+def test_no_room_is_no_error(life: Life) -> None:
+    assert PageStore.if_there_is_room(Path("/dev/shm"), 1 << 50) is None

@@ -1,0 +1,339 @@
+"""A mover outlives its engine: what it keeps, for whom, until when, and who may ask for it."""
+
+import os
+import resource
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.digest import DigestKey, digest_buffer
+from phosd.engine.image.manifest import CHUNK
+from phosd.engine.image.packs import RECORD
+from phosd.engine.mover.client import rescue_client as visit_module
+from phosd.engine.mover.client.mover import Mover
+from phosd.engine.mover.client.rescue_client import Visit, visits
+from phosd.engine.mover.protocol import wire
+from phosd.engine.mover.protocol.endpoint import connect, folder_of, path_of
+from phosd.engine.system.native import python_environment
+from phosd.engine.system.procfs import Process, identity
+from phosd.errors import Internal, NotAuthorized, PhosError
+from tests.node.mover import owner
+from tests.node.mover.owner import Owner
+from tests.support.harness import wait_until
+
+RING = 8 * RECORD
+KEY = DigestKey(b"a secret of the test, long enough")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A runtime directory with a short name."""
+    with tempfile.TemporaryDirectory(prefix="phos-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def program() -> Iterator[Owner]:
+    with owner.running() as process:
+        yield process
+
+
+@pytest.fixture
+def sleeper() -> Iterator[Process]:
+    """A process that memory can be kept for."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield who(process.pid)
+        process.kill()
+
+
+def who(pid: int) -> Process:
+    found = identity(pid)
+    assert found is not None
+    return found
+
+
+def engine(place: Path) -> Mover:
+    return Mover.start(0, RING, KEY, place)
+
+
+def die(mover: Mover) -> None:
+    """End the engine's connections as its death does; the mover may live on."""
+    for line in mover._lines:
+        line.close()
+
+
+def ended(pid: int) -> None:
+    wait_until(lambda: identity(pid) is None or _reaped(pid), f"mover {pid} to end")
+
+
+def _reaped(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return False
+
+
+def kept(place: Path) -> dict[Process, list[int]]:
+    """The ids of the blocks that are kept, by process."""
+    (visit,) = visits(place)
+    with visit:
+        found = visit.parked()
+    for blocks in found.values():
+        for descriptor in blocks.values():
+            os.close(descriptor)
+    return {process: sorted(blocks) for process, blocks in found.items()}
+
+
+def test_what_is_guarded_comes_back_through_a_visitor(
+    place: Path, program: Owner, sleeper: Process
+) -> None:
+    """Beyond what one message takes, and what is not guarded is dropped."""
+    count = 600
+    sizes = [CHUNK] * count
+    descriptors = program.create(sizes)
+    mover = engine(place)
+    mover.adopt([(key, CHUNK, fd) for key, fd in enumerate(descriptors)])
+    for fd in descriptors:
+        os.close(fd)
+    program.write(7, b"seven")
+    mover.guard([(sleeper, 100 + key, key) for key in range(count - 1)])
+    die(mover)
+    (visit,) = visits(place)
+    with visit:
+        memory = visit.parked()[sleeper]
+        assert sorted(memory) == list(range(100, 100 + count - 1))
+        program.attach([memory[107]], [CHUNK])
+        assert program.read(count).startswith(b"seven")
+        for fd in memory.values():
+            os.close(fd)
+        visit.unguard([sleeper])
+        assert visit.parked() == {}
+    again = engine(place)
+    assert again.pid == mover.pid
+    with pytest.raises(Internal, match="holds no block"):
+        again.digest([0])
+    again.close()
+    ended(mover.pid)
+
+
+def test_the_next_engine_uses_the_same_numbers(
+    place: Path, program: Owner, sleeper: Process
+) -> None:
+    """Keys are the engine's own; what an earlier one left is known by its process."""
+    first, second = program.create([CHUNK, CHUNK])
+    mover = engine(place)
+    mover.adopt([(1, CHUNK, first)])
+    mover.guard([(sleeper, 5, 1)])
+    die(mover)
+    with engine(place) as again:
+        again.adopt([(1, CHUNK, second)])
+        program.write(1, b"second")
+        wanted = digest_buffer(KEY, b"second".ljust(CHUNK, b"\0"))
+        assert again.digest([1]) == {1: wanted}
+        assert kept(place) == {sleeper: [5]}
+        again.unguard([sleeper])
+        assert kept(place) == {}
+    for fd in (first, second):
+        os.close(fd)
+    ended(mover.pid)
+
+
+def test_what_is_guarded_is_not_dropped(place: Path, program: Owner, sleeper: Process) -> None:
+    """The engine may have failed to give it back. It goes when it is guarded no more."""
+    first, second = program.create([CHUNK, CHUNK])
+    with engine(place) as mover:
+        mover.adopt([(1, CHUNK, first), (2, CHUNK, second)])
+        for fd in (first, second):
+            os.close(fd)
+        program.write(0, b"first")
+        mover.guard([(sleeper, 5, 1)])
+        mover.drop([1, 2])
+        for key in (1, 2):  # as far as the engine can tell
+            with pytest.raises(Internal, match="holds no block"):
+                mover.digest([key])
+        (visit,) = visits(place)
+        with visit:
+            memory = visit.parked()
+            assert list(memory) == [sleeper] and list(memory[sleeper]) == [5]
+            descriptor = memory[sleeper][5]
+            program.attach([descriptor], [CHUNK])
+            assert program.read(2).startswith(b"first")
+            program.kill()
+            os.close(descriptor)
+            free, _ = mover.free_memory()
+            visit.unguard([sleeper])
+            assert visit.parked() == {}
+        assert mover.free_memory()[0] == free + CHUNK
+    ended(mover.pid)
+
+
+def test_a_reply_that_cannot_be_received(place: Path, program: Owner, sleeper: Process) -> None:
+    """No descriptor is left for it: the mover is given up, and found again with all it keeps."""
+    (block,) = program.create([CHUNK])
+    mover = engine(place)
+    mover.adopt([(1, CHUNK, block)])
+    mover.guard([(sleeper, 5, 1)])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (block + 5, limits[1]))
+    try:
+        with pytest.raises(Internal, match="did not arrive"):
+            mover.create([(key, CHUNK) for key in range(10, 40)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    os.close(block)
+    assert not mover.alive
+    with pytest.raises(Internal):
+        mover.free_memory()
+    mover.close()
+    with engine(place) as again:
+        assert again.pid == mover.pid
+        assert kept(place) == {sleeper: [5]}
+        again.unguard([sleeper])
+    ended(mover.pid)
+
+
+def test_room_is_kept_for_a_stopped_process(place: Path, sleeper: Process) -> None:
+    with engine(place) as before:
+        free, _ = before.free_memory()
+        before.reserve(4 * CHUNK, [sleeper])
+        before.reserve(2 * CHUNK)  # for this engine only
+        die(before)
+        (visit,) = visits(place)
+        with visit:
+            wait_until(lambda: visit.parked() == {sleeper: {}}, "the session to be over")
+        with engine(place) as after:
+            assert after.free_memory()[0] == free - 4 * CHUNK
+            (visit,) = visits(place)
+            with visit:
+                visit.give_room([sleeper])
+            assert after.free_memory()[0] == free
+    ended(before.pid)
+
+
+def test_two_jobs_have_room_of_their_own(place: Path, sleeper: Process) -> None:
+    """One that ends gives back its own only."""
+    other = who(os.getpid())
+    with engine(place) as mover:
+        free, _ = mover.free_memory()
+        mover.reserve(4 * CHUNK, [sleeper])
+        mover.reserve(2 * CHUNK, [other])
+        mover.unreserve([other])
+        assert mover.free_memory()[0] == free - 4 * CHUNK
+        mover.unreserve([sleeper])
+        assert mover.free_memory()[0] == free
+
+
+def test_nothing_is_kept_for_the_dead(place: Path, program: Owner) -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        mover = engine(place)
+        (block,) = program.create([CHUNK])
+        mover.adopt([(1, CHUNK, block)])
+        os.close(block)
+        mover.guard([(who(process.pid), 1, 1)])
+        mover.reserve(CHUNK, [who(process.pid)])
+        mover.close()  # a good-bye: it stays for what it keeps
+        assert list(kept(place)) == [who(process.pid)]
+        process.kill()
+    ended(mover.pid)
+    assert not path_of(place, 0).exists()
+
+
+def test_a_mover_that_nobody_needs_ends(place: Path) -> None:
+    """Also when no engine ever came, and when its engine died."""
+    words = ["-m", "phosd.engine.mover", "--gpu=0", f"--ring={RING}", f"--runtime-dir={place}"]
+    command = [sys.executable, *words]
+    with subprocess.Popen([*command, "--linger=0.5"], env=python_environment()) as process:
+        assert process.wait(60) == 0
+    with subprocess.Popen([*command, "--linger=5"], env=python_environment()) as process:
+        wait_until(path_of(place, 0).exists, "it to listen")
+        mover = engine(place)
+        assert mover.pid == process.pid
+        die(mover)
+        assert process.wait(60) == 0
+
+
+def test_one_mover_a_gpu(place: Path) -> None:
+    """A second one leaves at once, and does no harm."""
+    words = ["-m", "phosd.engine.mover", "--gpu=0", f"--ring={RING}", f"--runtime-dir={place}"]
+    with engine(place) as mover:
+        second = subprocess.run([sys.executable, *words], env=python_environment(), timeout=60)
+        assert second.returncode == 0
+        assert mover.free_memory()[1] > 0
+    ended(mover.pid)
+
+
+def test_a_killed_one_is_replaced(place: Path) -> None:
+    """Its socket is still there."""
+    with engine(place) as mover:
+        os.kill(mover.pid, signal.SIGKILL)
+        wait_until(lambda: not mover.alive, "its end")
+    assert path_of(place, 0).exists()
+    assert visits(place) == []
+    with engine(place) as another:
+        assert another.free_memory()[1] > 0
+
+
+@pytest.mark.parametrize("refused", [wire.Drop([1]), wire.Reserve(CHUNK, []), wire.Leave()])
+def test_a_visitor_may_not_do_an_engines_work(place: Path, refused: wire.Message) -> None:
+    with engine(place) as mover:
+        connection = connect(path_of(place, 0))
+        assert connection is not None
+        with closing(Visit(path_of(place, 0), connection)) as visit:
+            connection.send(9, refused)
+            received = connection.receive(10)
+            assert received is not None
+            assert received[0] == 9 and isinstance(received[1], wire.Failed)
+            assert visit.parked() == {}
+        assert mover.free_memory()[1] > 0
+
+
+def test_other_users_do_not_reach_it(place: Path) -> None:
+    place.chmod(0o755)
+    with engine(place):
+        folder, file = path_of(place, 0).parent.stat(), path_of(place, 0).stat()
+        assert [stat.S_IMODE(one.st_mode) for one in (folder, file)] == [0o700, 0o600]
+        script = f"import socket; socket.socket(socket.AF_UNIX).connect({str(path_of(place, 0))!r})"
+        stranger = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        done = subprocess.run(
+            [*stranger, "/usr/bin/python3", "-c", script], capture_output=True, text=True
+        )
+        assert done.returncode == 1 and "PermissionError" in done.stderr
+
+
+def test_an_open_door_is_not_used(place: Path) -> None:
+    """A folder that others may enter is not one of ours."""
+    (place / "mover").mkdir()
+    (place / "mover").chmod(0o755)
+    with pytest.raises(NotAuthorized):
+        engine(place)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xff" * 12, b"\0" * 64])
+def test_garbage_and_silence_do_not_disturb_the_engine(place: Path, garbage: bytes) -> None:
+    with engine(place) as mover, socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(path_of(place, 0)))
+        stranger.sendall(garbage)
+        began = time.monotonic()
+        assert mover.free_memory()[1] > 0
+        assert time.monotonic() - began < 20
+
+
+def test_one_that_does_not_answer_is_told_of(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it keeps is not known, which is not the same as nothing."""
+    monkeypatch.setattr(visit_module, "_PATIENCE", 0.2)
+    folder_of(place)
+    silent: list[PhosError] = []
+    with socket.socket(socket.AF_UNIX) as hung:
+        hung.bind(str(path_of(place, 0)))
+        hung.listen()
+        assert visits(place, silent) == []
+    assert len(silent) == 1 and "says nothing" in str(silent[0])

@@ -1,0 +1,141 @@
+"""Suspending and resuming: a program leaves its GPU and comes back, on the same or another."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.node import Node, NodeConfig
+from phosd.engine.operations.resume import ResumeOptions, resume
+from phosd.engine.operations.suspend import SuspendOptions, suspend
+from phosd.engine.operations.swap import SwapOptions, swap
+from phosd.engine.program import driver_checkpoint
+from phosd.engine.recovery.startup import settle
+from phosd.engine.system import cuda
+from phosd.errors import OutOfSpace
+from tests.node.checkpoint_restore.conftest import Starter
+from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, bring_back, computes_right, save
+from tests.node.checkpoint_restore.test_trouble import at_phase
+from tests.node.moves.test_midway import taken
+
+
+def free(gpu: int) -> int:
+    """Free memory of a software GPU, in bytes."""
+    cuda.call("cuCtxSetCurrent", cuda.call("cuDevicePrimaryCtxRetain", gpu))
+    return int(cuda.call("cuMemGetInfo")[0])
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("program", ["single", "features"])
+def test_off_and_on_again(
+    program: str, where: str, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    before = free(0), free(1)
+    target = start(program)
+    target.wait_for_steps(5)
+    suspended = suspend(node, target.pid, SuspendOptions(where=where), Progress())
+    assert (free(0), free(1)) == before
+    assert suspended.where == where
+    (listed,) = [p for p in node.processes() if p.pid == target.pid]
+    assert (listed.state, listed.gpus, listed.device_bytes) == ("suspended", (), 0)
+    steps = len(target.values())
+    assert resume(node, target.pid, ResumeOptions(), Progress()) == {0: 0}
+    target.wait_for_steps(steps + 5)
+    suspend(node, target.pid, SuspendOptions(where=where), Progress())
+    assert resume(node, target.pid, ResumeOptions("1"), Progress()) == {0: 1}
+    computes_right(target, undisturbed)
+    (listed,) = [p for p in node.processes() if p.pid == target.pid]
+    assert (listed.state, listed.gpus) == ("running", (1,))
+    assert not node.suspend_store.shelf(where).list()
+    assert not node.suspended.all()
+
+
+def test_two_programs_take_turns(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+    first, second = start("single"), start("features")
+    for target in (first, second):
+        target.wait_for_steps(3)
+    suspend(node, second.pid, SuspendOptions(), Progress())
+    for leaving, coming in ((first, second), (second, first), (first, second)):
+        leaving.more_steps(2)
+        swap(node, leaving.pid, coming.pid, SwapOptions(), Progress())
+        states = {p.pid: p.state for p in node.processes()}
+        assert (states[leaving.pid], states[coming.pid]) == ("suspended", "running")
+        coming.more_steps(2)
+    resume(node, first.pid, ResumeOptions("1"), Progress())
+    for target in (first, second):
+        computes_right(target, undisturbed)
+
+
+def test_nothing_is_copied_on_the_gpu_when_it_leaves_again(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """What a resume and a restore have loaded is kept: a program whose largest block has no room
+    for a second of its size can be suspended, and saved, again and again.
+    """
+    target = start("single", extra={"PHOS_FAULT": "hook-rehome"})
+    for _ in range(2):
+        target.more_steps(2)
+        suspend(node, target.pid, SuspendOptions(), Progress())
+        resume(node, target.pid, ResumeOptions(), Progress())
+    image = save(node, target, "stop").id
+    target.more_steps(20)
+    target.kill()
+    bring_back(node, target, image)
+    save(node, target, "stop")
+    computes_right(target, undisturbed)
+
+
+@pytest.mark.parametrize("hooked", [True, False], ids=["hooked", "bare"])
+def test_it_fails_when_a_neighbour_has_all_memory(
+    hooked: bool, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """What the driver needs to bring the program back is kept until it is suspended."""
+    target = start("single", hooked=hooked)
+    target.wait_for_steps(3)
+    with ExitStack() as neighbours:
+
+        def fill_up(_: Progress) -> None:
+            for gpu in (0, 1):
+                neighbours.enter_context(taken(gpu))
+            raise OutOfSpace("the disk is full", hint="delete images")
+
+        with pytest.raises(OutOfSpace) as raised:
+            suspend(node, target.pid, SuspendOptions("disk"), at_phase("publish", fill_up))
+        assert not getattr(raised.value, "__notes__", ())
+        assert driver_checkpoint.state(target.pid) is driver_checkpoint.State.RUNNING
+        target.more_steps(AFTER)
+    computes_right(target, undisturbed)
+    assert not node.suspended.all()
+
+
+@pytest.mark.parametrize("hooked", [True, False], ids=["hooked", "bare"])
+def test_the_engine_is_killed_when_a_neighbour_has_all_memory(
+    hooked: bool, place: Path, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start("single", hooked=hooked)
+    target.wait_for_steps(3)
+    program = """
+import sys, pathlib
+from phosd.engine.node.node import Node, NodeConfig
+from phosd.engine.job.progress import Progress
+from phosd.engine.operations.suspend import *
+place = pathlib.Path(sys.argv[1])
+node = Node(NodeConfig(place / "state", place / "run"))
+suspend(node, int(sys.argv[2]), SuspendOptions("disk"), Progress())
+"""
+    words = [sys.executable, "-c", program, str(place), str(target.pid)]
+    log = place / "engine.log"
+    with log.open("ab") as said:  # not a pipe, which its movers would keep open
+        fault = os.environ | {"PHOS_FAULT": "suspend-publish:kill"}
+        done = subprocess.run(words, env=fault, stderr=said, timeout=60)
+    assert done.returncode == -signal.SIGKILL, log.read_text()
+    with taken(0), taken(1), Node(NodeConfig(place / "state", place / "run")) as node:
+        settle(node, [])
+        assert driver_checkpoint.state(target.pid) is driver_checkpoint.State.RUNNING
+        target.more_steps(AFTER)
+    computes_right(target, undisturbed)

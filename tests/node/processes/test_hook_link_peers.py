@@ -1,0 +1,207 @@
+"""Connecting to a hook: one that is slow, gone, asleep, or somebody else."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.hook_client import wire
+from phosd.engine.hook_client.link import HookLink, socket_path
+from phosd.engine.hook_client.wire import Type
+from phosd.errors import NoSuchProcess, NotAuthorized, Timeout
+from tests.support.fake_hook import Answer, fake_hook, hello, open_files
+
+# -- slow, gone, or somebody else ---------------------------------------------------------------
+
+
+def test_the_deadline_is_of_the_whole_request(runtime: Path) -> None:
+    """One byte now and then does not keep us for ever."""
+    body = hello()
+    path = socket_path(runtime, os.getpid())
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        with HookLink(os.getpid(), runtime, deadline=0.5) as link:
+            peer, _ = listener.accept()
+
+            def drip() -> None:
+                request = peer.recv(100)
+                sequence = wire.HEADER.unpack(request)[3]
+                head = (wire.MAGIC, 1, Type.HELLO | wire.REPLY, sequence, 0, len(body), 0)
+                for byte in wire.HEADER.pack(*head) + body:
+                    try:
+                        peer.send(bytes([byte]))
+                    except OSError:
+                        return
+                    time.sleep(0.05)
+
+            thread = threading.Thread(target=drip)
+            thread.start()
+            began = time.monotonic()
+            with pytest.raises(Timeout, match=r"HELLO in 0\.5 s"):
+                link.hello()
+            assert time.monotonic() - began < 12, "as long as something came"
+            assert not link.connected
+            thread.join()
+            peer.close()
+
+
+def test_a_lost_connection_ends_the_link(runtime: Path) -> None:
+    answer = Answer(hello(), close=True)
+    with fake_hook(runtime, lambda _: answer), HookLink(os.getpid(), runtime) as link:
+        link.hello()
+        with pytest.raises(NoSuchProcess, match="went away during PARK"):
+            link.park()
+        assert not link.connected
+        with pytest.raises(NoSuchProcess, match=r"connection to the hook .* was lost"):
+            link.park()
+
+
+def test_nobody_listens(runtime: Path) -> None:
+    path = socket_path(runtime, os.getpid())
+    path.parent.mkdir()
+    before = open_files()
+    with pytest.raises(NoSuchProcess, match="no hook"):
+        HookLink(os.getpid(), runtime).connect()
+    with socket.socket(socket.AF_UNIX) as stale:  # what an earlier process of this pid left
+        stale.bind(str(path))
+    with pytest.raises(NoSuchProcess, match="does not answer"):
+        HookLink(os.getpid(), runtime).connect()
+    with pytest.raises(NoSuchProcess):
+        HookLink(2**22 + 1, runtime).connect()
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("what", ["file", "link", "folder"])
+def test_something_else_has_the_sockets_name(runtime: Path, what: str) -> None:
+    path = socket_path(runtime, os.getpid())
+    path.parent.mkdir()
+    elsewhere = runtime / "elsewhere"
+    elsewhere.mkdir()
+    with fake_hook(elsewhere, lambda _: Answer(hello())):
+        if what == "file":
+            path.touch()
+        elif what == "link":
+            path.symlink_to(socket_path(elsewhere, os.getpid()))
+        else:
+            path.mkdir()
+        with pytest.raises(NotAuthorized, match="not a socket of the owner"):
+            HookLink(os.getpid(), runtime).connect()
+
+
+def test_the_socket_of_another_user(runtime: Path) -> None:
+    with fake_hook(runtime, lambda _: Answer(hello())):
+        os.chown(socket_path(runtime, os.getpid()), 12345, 12345)
+        with pytest.raises(NotAuthorized, match="owner"):
+            HookLink(os.getpid(), runtime).connect()
+
+
+def test_another_process_listens(runtime: Path) -> None:
+    """A program of the same user answers in the name of a process that is not itself."""
+    path = socket_path(runtime, os.getpid())
+    path.parent.mkdir()
+    code = (
+        "import socket, sys\n"
+        "listener = socket.socket(socket.AF_UNIX); listener.bind(sys.argv[1]); listener.listen()\n"
+        "print('ready', flush=True); sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout and other.stdout.readline() == "ready\n"
+        before = open_files()
+        with pytest.raises(NotAuthorized, match=f"served by process {other.pid}"):
+            HookLink(os.getpid(), runtime).connect()
+        assert open_files() == before
+
+
+def test_a_full_queue_is_no_missing_hook(runtime: Path) -> None:
+    """Taking it for one would have the driver save what it then cannot bring back."""
+    path = socket_path(runtime, os.getpid())
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(0)
+        waiting = [HookLink(os.getpid(), runtime).connect()]
+        with pytest.raises(Timeout, match="takes no connection"):
+            for _ in range(8):
+                waiting.append(HookLink(os.getpid(), runtime, 0.2).connect())
+        for link in waiting:
+            link.close()
+
+
+# -- detach and wake ----------------------------------------------------------------------------
+
+
+def sleeping_hook(runtime: Path, until_gone: Path) -> threading.Thread:
+    """What a detached hook does: look for the wake file, then listen; ends at a hello."""
+    path = socket_path(runtime, os.getpid())
+    wake = path.with_suffix(".wake")
+
+    def run() -> None:
+        end = time.monotonic() + 10
+        while not (wake.is_file() and not wake.is_symlink()) or until_gone.exists():
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen()
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("squatted", ["nothing", "file", "link", "full folder"])
+@pytest.mark.parametrize("suffix", [".wake", ".sock"])
+def test_a_hook_is_woken_whatever_stands_in_the_way(
+    runtime: Path, suffix: str, squatted: str
+) -> None:
+    """The folder is anybody's; a process that is parked must come back all the same."""
+    path = socket_path(runtime, os.getpid()).with_suffix(suffix)
+    path.parent.mkdir()
+    victim = runtime / "victim"
+    victim.write_text("precious")
+    if squatted == "file":
+        path.write_text("")
+        os.chown(path, 12345, 12345)
+    elif squatted == "link":
+        path.symlink_to(victim)
+    elif squatted == "full folder":
+        path.mkdir()
+        (path / "file").touch()
+    wanted = path if suffix == ".sock" else runtime / "no such"
+    hook = sleeping_hook(runtime, until_gone=wanted)
+    link = HookLink(os.getpid(), runtime)
+    link.reattach(5)
+    assert link.connected
+    link.close()
+    hook.join(10)
+    assert not hook.is_alive()
+    assert not socket_path(runtime, os.getpid()).with_suffix(".wake").exists()
+    assert victim.read_text() == "precious"
+
+
+def test_a_hook_that_does_not_come_back(runtime: Path) -> None:
+    (runtime / "hook").mkdir()
+    with pytest.raises(Timeout, match="did not come back in 0 s"):
+        HookLink(os.getpid(), runtime).reattach(0.05)
+    assert not any((runtime / "hook").iterdir())
+
+
+def test_a_process_that_ends_instead_of_coming_back(runtime: Path) -> None:
+    (runtime / "hook").mkdir()
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        link = HookLink(sleeper.pid, runtime)
+        threading.Timer(0.1, sleeper.kill).start()
+        with pytest.raises(NoSuchProcess, match="ended before its hook came back"):
+            link.reattach(20)  # it stays a zombie, since nobody waits for it yet

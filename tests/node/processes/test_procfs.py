@@ -1,0 +1,52 @@
+"""What /proc says, whatever names users have chosen."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.program import tree
+from phosd.engine.system import procfs
+
+ENDS = [b"\r", b"\f", b"\x0b", b"\x1c", b"\x1e", b"\xc2\x85", b"\xe2\x80\xa8"]
+"""Ends of a line for Python, not for the kernel (which escapes its own)."""
+
+
+@pytest.mark.parametrize("part", [*ENDS, b"\xff"])
+def test_a_mount_point_with_any_name(
+    part: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/mountinfo").write_bytes(
+        b"66 45 8:1 / /mnt/a%bb rw,relatime - ext4 /dev/sda rw\n" % part
+        + b"67 45 0:40 / /mnt/a%bb rw,relatime - tmpfs x rw\n" % part
+    )
+    monkeypatch.setattr(procfs, "PROC", tmp_path)
+    assert procfs.memory_devices() == {os.makedev(0, 40)}
+
+
+@pytest.mark.parametrize("name", [b"\rShdPnd:\t100", b"\x1eTgid", b"\xff\x1e:"])
+def test_a_process_with_any_name(name: bytes) -> None:
+    """One that seemed to be killed already would be in nobody's way."""
+    code = f"open('/proc/self/comm', 'wb').write({name!r}); print(flush=True); input()"
+    with subprocess.Popen(
+        ["/usr/bin/python3", "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as named:
+        assert named.stdout is not None
+        named.stdout.readline()
+        try:
+            assert not procfs.ending(named.pid)
+            assert procfs.status(named.pid).process == named.pid
+        finally:
+            named.kill()
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_cgroup_with_any_name(
+    end: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cgroup").write_bytes(b"1:cpu:/a%bb\n0::/user/a%bb\n" % (end, end))
+    monkeypatch.setattr(procfs, "PROC", tmp_path)
+    assert tree._cgroup(7) == f"/user/a{end.decode()}b"

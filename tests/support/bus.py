@@ -1,0 +1,85 @@
+"""A bus of the test's own, laid out like the system bus: nobody may do what no policy allows."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+POLICY = Path(__file__).parents[2] / "systemd" / "org.phos.conf"
+
+_CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+ "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig>
+  <type>system</type>
+  <listen>unix:path={socket}</listen>
+  <auth>EXTERNAL</auth>
+  <policy context="default">
+    <allow user="*"/>
+    <deny own="*"/>
+    <deny send_type="method_call"/>
+    <allow send_type="signal"/>
+    <allow send_requested_reply="true" send_type="method_return"/>
+    <allow send_requested_reply="true" send_type="error"/>
+    <allow receive_type="method_call"/>
+    <allow receive_type="method_return"/>
+    <allow receive_type="error"/>
+    <allow receive_type="signal"/>
+    <allow send_destination="org.freedesktop.DBus"/>
+  </policy>
+  <include>{policy}</include>
+  <policy context="default">
+    <allow own="org.freedesktop.PolicyKit1"/>
+    <allow send_destination="org.freedesktop.PolicyKit1"/>
+  </policy>
+</busconfig>
+"""
+
+
+def start_bus(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """A bus that any user may connect to, and its address, which is the same for a second one."""
+    config = folder / "bus.conf"
+    config.write_text(_CONFIG.format(socket=folder / "bus", policy=POLICY))
+    reading, writing = os.pipe()
+    daemon = subprocess.Popen(
+        [
+            "dbus-daemon",
+            f"--config-file={config}",
+            "--nofork",
+            "--nopidfile",
+            f"--print-address={writing}",
+        ],
+        pass_fds=(writing,),
+    )
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        address = pipe.readline().strip()
+    assert address, "dbus-daemon did not start"
+    return daemon, address.partition(",guid=")[0]
+
+
+@contextmanager
+def private_bus(folder: Path) -> Iterator[str]:
+    """Run a bus as long as the context lasts; gives its address."""
+    daemon, address = start_bus(folder)
+    try:
+        yield address
+    finally:
+        daemon.terminate()
+        daemon.wait()
+
+
+def busctl(address: str, *arguments: str, uid: int | None = None) -> str:
+    """Run the real busctl, as another user if asked; its output. Raises on its failure."""
+    prefix = (
+        ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid is not None else []
+    )
+    done = subprocess.run(
+        [*prefix, "busctl", f"--address={address}", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip())
+    return done.stdout

@@ -1,0 +1,276 @@
+"""An engine that a test leads by the hand, to see what the service around it does."""
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from phosd.engine.hook_client.link import Block as LiveBlock
+from phosd.engine.hook_client.link import Kernel
+from phosd.engine.image.manifest import (
+    CHUNK,
+    Block,
+    ChunkRef,
+    Gpu,
+    Host,
+    Manifest,
+    Process,
+    Tree,
+)
+from phosd.engine.job.affected import Unfinished
+from phosd.engine.job.experience import Experience
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.gpus import GpuInfo
+from phosd.engine.node.placement import find
+from phosd.engine.operations.admission import UNLIMITED, DiskLimits
+from phosd.engine.program.process import GpuProcess
+from phosd.engine.system.procfs import Process as Running
+from phosd.engine.system.procfs import boot_id
+from phosd.errors import NoSuchImage, PhosError
+from phosd.service.jobs.options import (
+    CheckpointRequest,
+    MigrateRequest,
+    RestoreRequest,
+    ResumeRequest,
+    SuspendRequest,
+)
+from phosd.service.process_identity import identify
+
+GPU = GpuInfo(0, "GPU-1234-ab", "A test's GPU", 1 << 30, 1 << 20, 0.5, 40.0, 100.0)
+
+
+def block(*packs: int) -> Block:
+    """Memory with a chunk in each of these packs."""
+    chunks = tuple(ChunkRef("a", pack, 0, CHUNK) for pack in packs)
+    return Block(process=0, id=1, va=0, size=len(packs) * CHUNK, gpu=0, chunks=chunks)
+
+
+def manifest(
+    image: str,
+    *,
+    owner: int = 0,
+    pid: int = 1,
+    mode: str = "stop",
+    why: str = "",
+    blocks: tuple[Block, ...] = (),
+    start_time: int = 1,
+    boot: str = "boot",
+) -> Manifest:
+    """A small image of one process."""
+    process = Process(
+        pid=pid,
+        tree=0,
+        start_time=start_time,
+        executable="/bin/train",
+        command=("train", "--secret"),
+        uid=owner,
+        gid=owner,
+        groups=(),
+        threads=(pid,),
+        gpu=True,
+        hooked=True,
+        parked=True,
+    )
+    return Manifest(
+        id=image,
+        created="2026-01-02T03:04:05+00:00",
+        mode=mode,
+        owner=owner,
+        host=Host(boot, "6.18", "4.2", 13000, ()),
+        gpus=(Gpu(0, GPU.uuid, "chip", 1 << 30),),
+        trees=(Tree(root=pid, folder="criu", files=()),),
+        processes=(process,),
+        blocks=blocks,
+        stop_seconds=0.5,
+        why=why,
+    )
+
+
+def this_process(**changes: object) -> GpuProcess:
+    """The test itself, as if it used a GPU."""
+    values = {
+        "pid": os.getpid(),
+        "start_time": 1,
+        "uid": 0,
+        "command": ("python", "train.py"),
+        "gpus": (0,),
+        "device_bytes": 4096,
+        "hook_state": "hooked",
+        "reason": "",
+        "state": "running",
+    }
+    return GpuProcess(**(values | changes))  # type: ignore[arg-type]
+
+
+@dataclass
+class FakeEngine:
+    """Checkpoints take until ``go`` is set; ``act`` is called in the middle of each."""
+
+    go: threading.Event = field(default_factory=threading.Event)
+    stored: dict[str, Manifest] = field(default_factory=dict)
+    running: list[GpuProcess] = field(default_factory=list)
+    act: Callable[[Progress], None] = lambda progress: None
+    requests: list[object] = field(default_factory=list)
+    experience: list[Experience] = field(default_factory=list)
+    made: int = 0
+    why: str = ""
+    limits: DiskLimits = UNLIMITED
+    unreadable: dict[str, PhosError] = field(default_factory=dict)
+    live_blocks: list[tuple[LiveBlock, int]] = field(default_factory=list)
+    launched: list[Kernel] = field(default_factory=list)
+    asked: list[Running] = field(default_factory=list)
+    silent: PhosError | None = None
+    devices: list[GpuInfo] = field(default_factory=lambda: [GPU])
+    looks_at_gpus: int = 0
+    recovered: list[int] = field(default_factory=list)
+    trouble: PhosError | None = None
+    in_pieces: set[int] = field(default_factory=set)
+    moves: list[tuple[object, ...]] = field(default_factory=list)
+
+    def settle(self, unfinished: Sequence[Unfinished]) -> dict[int, str]:
+        return {job.job: "its processes run" for job in unfinished}
+
+    def checkpoint(
+        self,
+        pid: int,
+        request: CheckpointRequest,
+        caller: int,
+        experience: Experience,
+        progress: Progress,
+    ) -> Manifest:
+        self.requests.append(request)
+        self.experience.append(experience)
+        progress.phase("prepare")
+        progress.phase("quiesce", stopped=True, bytes_total=1000)
+        self.act(progress)
+        while not self.go.wait(0.01):
+            progress.check()
+        progress.phase("publish")
+        image = manifest(
+            f"image-{self.made}",
+            pid=pid,
+            why=self.why,
+            blocks=(block(self.made),),
+            start_time=identify(pid).start_time,
+            boot=boot_id(),
+        )
+        self.made += 1
+        self.stored[image.id] = image
+        return image
+
+    def restore(self, image: str, request: RestoreRequest, caller: int, progress: Progress) -> int:
+        self.requests.append(request)
+        progress.phase("load")
+        self.act(progress)
+        return 4711
+
+    def _move(self, progress: Progress) -> None:
+        progress.phase("precopy", bytes_total=1000)
+        progress.phase("quiesce", stopped=True)
+        self.act(progress)
+        while not self.go.wait(0.01):
+            progress.check()
+        if self.trouble is not None:
+            raise self.trouble
+
+    def _becomes(self, pid: int, **changes: object) -> None:
+        self.running = [
+            dataclasses.replace(p, **changes) if p.pid == pid else p  # type: ignore[arg-type]
+            for p in self.running
+        ]
+
+    def migrate(
+        self, pid: int, to: str, request: MigrateRequest, caller: int, progress: Progress
+    ) -> dict[int, int]:
+        self.moves.append(("migrate", pid, to, request, caller))
+        self._move(progress)
+        name = to.rpartition(":")[2]
+        new = int(name) if name.isdecimal() else find(name, self.devices)
+        self._becomes(pid, gpus=(new,))
+        return {0: new}
+
+    def suspend(self, pid: int, request: SuspendRequest, caller: int, progress: Progress) -> str:
+        self.moves.append(("suspend", pid, request, caller))
+        self._move(progress)
+        self._becomes(pid, state="suspended")
+        return "memory" if request.where == "auto" else request.where
+
+    def resume(
+        self, pid: int, request: ResumeRequest, caller: int, progress: Progress
+    ) -> dict[int, int]:
+        self.moves.append(("resume", pid, request, caller))
+        self._move(progress)
+        self._becomes(pid, state="running")
+        return {0: int(request.gpu or 0)}
+
+    def swap(
+        self, leaving: int, coming: int, request: SuspendRequest, caller: int, progress: Progress
+    ) -> None:
+        self.moves.append(("swap", leaving, coming, request, caller))
+        self._move(progress)
+        self._becomes(leaving, state="suspended")
+        self._becomes(coming, state="running")
+
+    def divided(self, gpu: int) -> str:
+        return "is in MIG mode" if gpu in self.in_pieces else ""
+
+    def context_bytes(self) -> int:
+        return 0
+
+    def recover(self, pid: int) -> str:
+        self.recovered.append(pid)
+        if self.trouble is not None:
+            raise self.trouble
+        return f"process {pid} was given back its parked memory, and runs again"
+
+    def verify(self, image: str, progress: Progress) -> None:
+        progress.phase("verify")
+        self.act(progress)
+
+    def images(self) -> list[Manifest]:
+        return list(self.stored.values())
+
+    def damaged(self) -> dict[str, PhosError]:
+        return self.unreadable
+
+    def image(self, image: str) -> Manifest:
+        if image not in self.stored:
+            raise NoSuchImage(f"there is no image {image}", hint="`phos images` lists them")
+        return self.stored[image]
+
+    def delete_image(self, image: str) -> None:
+        del self.stored[image]
+
+    def processes(self) -> list[GpuProcess]:
+        return self.running
+
+    def _ask(self, process: Running) -> None:
+        self.asked.append(process)
+        if self.silent is not None:
+            raise self.silent
+
+    def blocks(self, process: Running) -> list[tuple[LiveBlock, int]]:
+        self._ask(process)
+        return self.live_blocks
+
+    def kernels(self, process: Running) -> list[Kernel]:
+        self._ask(process)
+        return self.launched
+
+    def hook_log(self, process: Running) -> str:
+        self._ask(process)
+        return "state 0\n1.5 a note\n"
+
+    def gpus(self) -> list[GpuInfo]:
+        self.looks_at_gpus += 1
+        return self.devices
+
+    def compact(self, go_on: Callable[[], bool]) -> int:
+        return 0
+
+    def limit(self, limits: DiskLimits) -> None:
+        self.limits = limits
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,165 @@
+"""A hook whose every answer a test decides, listening as the hook of the test's own process."""
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phosd.engine.hook_client import wire
+from phosd.engine.hook_client.link import socket_path
+from phosd.engine.hook_client.wire import HEADER, MAGIC, REPLY, VERSION
+
+
+@dataclass
+class Request:
+    """What the client sent."""
+
+    type: int
+    sequence: int
+    payload: bytes
+    descriptors: list[int]
+
+
+@dataclass
+class Answer:
+    """What the hook sends: whole by default, and only ``cut`` bytes of it if that is set."""
+
+    payload: bytes = b""
+    descriptors: list[int] = field(default_factory=list)
+    status: int = 0
+    count: int | None = None
+    cut: int | None = None
+    changed: Callable[[bytes], bytes] = lambda message: message
+    close: bool = False
+    """End the connection afterwards."""
+
+    def message(self, request: Request) -> bytes:
+        """The bytes on the wire."""
+        count = len(self.descriptors) if self.count is None else self.count
+        head = (MAGIC, VERSION, request.type | REPLY, request.sequence, self.status)
+        whole = HEADER.pack(*head, len(self.payload), count) + self.payload
+        return self.changed(whole)[: self.cut]
+
+
+Script = Callable[[Request], Answer]
+
+
+@contextlib.contextmanager
+def fake_hook(runtime: Path, script: Script) -> Iterator[list[Request]]:
+    """Inside, ``script`` answers for the hook of this process; yields the requests that came."""
+    path = socket_path(runtime, os.getpid())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    seen: list[Request] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen(8)
+        over = threading.Event()
+        thread = threading.Thread(target=_serve, args=(listener, script, seen, over))
+        thread.start()
+        try:
+            yield seen
+        finally:
+            over.set()
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            path.unlink(missing_ok=True)
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def _serve(
+    listener: socket.socket, script: Script, seen: list[Request], over: threading.Event
+) -> None:
+    while not over.is_set():
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # shut down
+            return
+        with connection, contextlib.suppress(OSError):  # the client went away
+            connection.settimeout(10)
+            while _answer(connection, script, seen):
+                pass
+
+
+def _answer(connection: socket.socket, script: Script, seen: list[Request]) -> bool:
+    head, descriptors, _, _ = socket.recv_fds(connection, HEADER.size, wire.MAX_DESCRIPTORS)
+    if len(head) != HEADER.size:
+        return False
+    _, _, type_, sequence, _, length, _ = HEADER.unpack(head)
+    payload = b""
+    while len(payload) < length:
+        payload += connection.recv(length - len(payload))
+    request = Request(type_, sequence, payload, descriptors)
+    seen.append(request)
+    answer = script(request)
+    message = answer.message(request)
+    if message:
+        sent = socket.send_fds(connection, [message], answer.descriptors)
+        connection.sendall(message[sent:])
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return not answer.close and answer.cut is None
+
+
+DEVICE = bytes(range(16))
+"""The UUID of the device that a hello tells of."""
+
+
+def hello(
+    pid: int = 1,
+    state: int = 0,
+    parkable: int = 1,
+    reason: bytes = b"",
+    devices: Sequence[bytes] = (DEVICE,),
+) -> bytes:
+    """The payload of a hello."""
+    head = wire.HELLO.pack(pid, 13000, len(devices), state, parkable, 0, 0, 0, reason)
+    return head + b"".join(devices)
+
+
+def blocks(*rows: tuple[int, int], more: int = 0) -> bytes:
+    """A block list of (id, flags), 2 MiB each, on device 0."""
+    head = wire.BLOCK_LIST.pack(len(rows), more, 0, rows[-1][0] if rows else 0)
+    body = b"".join(wire.BLOCK.pack(i, i << 21, 2 << 20, 0, flags) for i, flags in rows)
+    return head + body
+
+
+def gate(*, settled: int = 0, busy: int = 0, waiting: int = 0, capturing: int = 0) -> bytes:
+    """The state of a closing gate."""
+    return wire.GATE_STATE.pack(settled, busy, waiting, capturing, 0, 0, 0)
+
+
+def kernels(*rows: tuple[str, int], more: int = 0) -> bytes:
+    """A kernel list of (name, launches): suspects, of a module 7."""
+    body = b"".join(
+        wire.KERNEL.pack(7, launches, 1, len(name)) + name.encode() for name, launches in rows
+    )
+    return wire.KERNEL_LIST.pack(len(rows), more) + body
+
+
+def release(state: int, reason: bytes = b"") -> bytes:
+    """How far emptying PyTorch's cache is."""
+    return wire.RELEASE_STATE.pack(state, 0, reason)
+
+
+def count(number: int) -> bytes:
+    """A count."""
+    return struct.pack("<Q", number)
+
+
+def files(number: int) -> list[int]:
+    """Descriptors of so many new files, as memory blocks are."""
+    return [os.memfd_create("block") for _ in range(number)]
+
+
+def open_files() -> int:
+    """How many descriptors of such files this process has."""
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the listing's own, or another thread's
+            found += "memfd:block" in str(entry.readlink())
+    return found

@@ -1,0 +1,212 @@
+"""Target programs under test: start one, read what it computes, kill it, find it again.
+
+A target runs in a session of its own, reads nothing, and appends to a log, as ``phos run`` does it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from phosd.engine.system import procfs
+from phosd.engine.system.native import hook_library, softgpu_folder
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+FOLDERS = (PROGRAMS,)
+PATIENCE = 60.0
+"""Seconds that anything may take on a busy machine before a test gives up."""
+SLOWEST_STEP = 0.05
+"""Seconds that a step of a program may take on such a machine, without a rest."""
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T | None], what: str, patience: float = PATIENCE) -> T:
+    """The first true value of ``condition``; fails the test, naming ``what``, when none comes."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited {patience:.0f} s in vain for {what}")
+
+
+def environment(
+    *, hooked: bool, runtime: Path | None = None, extra: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of a program on the software GPU, with or without the hook."""
+    env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "PHOS_RUNTIME_DIR")}
+    env["LD_LIBRARY_PATH"] = str(softgpu_folder())
+    if hooked:
+        env["LD_PRELOAD"] = str(hook_library())
+    if runtime is not None:
+        env["PHOS_RUNTIME_DIR"] = str(runtime)
+    return env | dict(extra or {})
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs: it exists and is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def halt(pid: int) -> None:
+    """SIGSTOP; returns when it has come to each thread of the process."""
+
+    def halted() -> bool:
+        found = map(procfs.stat, procfs.threads(pid))
+        return all(thread is None or thread.stopped for thread in found)
+
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(halted, f"process {pid} to stop")
+
+
+def children(pid: int) -> list[int]:
+    """The processes below ``pid``, all generations."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            for child in task.read_text().split():
+                found += [int(child), *children(int(child))]
+    return found
+
+
+@contextmanager
+def running(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """``subprocess.Popen`` with text. A test that fails kills the process, not to wait for it."""
+    with subprocess.Popen(command, text=True, **options) as process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
+
+
+@dataclass
+class Target:
+    """A running target program; ``log`` holds its lines, ``errors`` what it said on stderr."""
+
+    program: str
+    log: Path
+    errors: Path
+    process: subprocess.Popen[bytes]
+    pids: list[int] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def position(self) -> int:
+        """Where the log ends now, in bytes."""
+        return self.log.stat().st_size
+
+    def values(self, since: int = 0) -> dict[int, str]:
+        """The digest of each step in the log from byte ``since`` on."""
+        return parse(self.log.read_bytes()[since:])
+
+    def wait_for_steps(self, count: int, since: int = 0) -> dict[int, str]:
+        """The values from byte ``since`` on, as soon as there are at least ``count``."""
+
+        def enough() -> dict[int, str] | None:
+            values = self.values(since)
+            if len(values) < count and not alive(self.pid):
+                raise AssertionError(f"{self.program} ended early: {self.errors.read_text()}")
+            return values if len(values) >= count else None
+
+        return wait_until(enough, f"{count} steps of {self.program}")
+
+    def more_steps(self, count: int) -> dict[int, str]:
+        """``count`` further values from now on."""
+        return self.wait_for_steps(count, since=self.position())
+
+    def kill(self) -> None:
+        """SIGKILL to the whole tree; returns when every pid of it is free."""
+        if alive(self.pid):
+            self.pids = [self.pid, *children(self.pid)]
+        for pid in self.pids:
+            if Path(f"/proc/{pid}").exists():
+                os.kill(pid, signal.SIGKILL)
+        if self.process.returncode is None:
+            self.process.wait()
+        wait_until(
+            lambda: not any(Path(f"/proc/{pid}").exists() for pid in self.pids),
+            f"the pids {self.pids} to be free",
+        )
+
+
+def parse(text: bytes) -> dict[int, str]:
+    """``{step: digest}`` of the complete lines; other lines are the program's own business."""
+    values = {}
+    for line in text.decode().split("\n")[:-1]:
+        step, _, digest = line.partition(" ")
+        if step.isdigit():
+            values[int(step)] = digest
+    return values
+
+
+def start(
+    program: str,
+    folder: Path,
+    *,
+    hooked: bool = True,
+    runtime: Path | None = None,
+    arguments: Sequence[str] = ("0",),
+    extra: Mapping[str, str] | None = None,
+    stdout: int | IO[bytes] | None = None,
+) -> Target:
+    """Start a program of :data:`FOLDERS`; its log and errors go into ``folder``.
+
+    ``stdout`` replaces the log, for programs that print elsewhere.
+    """
+    log, errors = folder / f"{program}.log", folder / f"{program}.err"
+    with log.open("ab") as out, errors.open("ab") as err:
+        process = subprocess.Popen(
+            [sys.executable, str(script(program)), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out if stdout is None else stdout,
+            stderr=err,
+            cwd=folder,
+            env=environment(hooked=hooked, runtime=runtime, extra=extra),
+            start_new_session=True,
+        )
+    return Target(program, log, errors, process)
+
+
+def script(program: str) -> Path:
+    """The file of a program."""
+    return next(path for f in FOLDERS if (path := f / f"{program}.py").exists())
+
+
+def run_to_end(
+    program: str,
+    steps: int,
+    *arguments: str,
+    hooked: bool,
+    extra: Mapping[str, str] | None = None,
+) -> dict[int, str]:
+    """The values of an undisturbed run of ``steps`` steps, with no daemon anywhere.
+
+    ``arguments`` follow the number of steps.
+    """
+    done = subprocess.run(
+        [sys.executable, str(script(program)), str(steps), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=environment(hooked=hooked, extra={"PHOS_TEST_PACE": "0", **(extra or {})}),
+        timeout=PATIENCE * 2 + steps * SLOWEST_STEP,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    values = parse(done.stdout)
+    assert sorted(values) == list(range(steps))
+    return values

@@ -1,0 +1,38 @@
+"""``python tests/support/reaper.py COMMAND...`` runs a command and waits for all processes that
+it leaves without a parent, as a machine's init does. Exits as the command does, or with 128 more
+than the signal that ended it.
+
+A restored program has no parent left. When it is killed, its pid stays taken until init has waited
+for it, for which the inits of some containers take seconds, and so does each test that kills one.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from types import FrameType
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> int:
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot become the init of what is started here")
+    child = os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ)
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        os.kill(child, number)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGINT, lambda *_: None)  # a terminal sends it to the command, too
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The application, driven by a test."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from textual.pilot import Pilot
+
+from phosd.tui.app import PhosApp
+from phosd.tui.node import Node
+from tests.support.harness import PATIENCE
+from tests.support.tui.snapshots import text
+
+_T = TypeVar("_T")
+SMALL, LARGE = (80, 24), (160, 48)
+
+
+def run(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Run the body of a test on an event loop."""
+    return asyncio.run(work())
+
+
+async def through(pilot: Pilot[None]) -> None:
+    """Wait until all keys have done what they do, or have ended the application."""
+    assert isinstance(pilot.app, PhosApp)
+    await pilot.pause()
+    async with asyncio.timeout(PATIENCE):
+        await pilot.app.keys.all_through()
+    await pilot.pause()
+
+
+class Hands(Pilot[None]):
+    """Presses a key when the one before has done all that it does, as somebody does who looks."""
+
+    async def press(self, *keys: str) -> None:
+        for key in keys:
+            await super().press(key)
+            await through(self)
+
+
+@asynccontextmanager
+async def opened(
+    node: Node, size: tuple[int, int] = SMALL, **options: bool
+) -> AsyncIterator[Pilot[None]]:
+    """phos-tui on a terminal of this size."""
+    app = PhosApp(node, **options)
+    app.animation_level = "none"
+    async with app.run_test(size=size, notifications=True) as pilot:
+        await pilot.pause()
+        yield Hands(app)
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], object], what: str) -> None:
+    """Wait for a condition; fails the test, naming ``what``, when it does not come true."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE
+    while not condition():
+        if loop.time() > deadline:
+            raise AssertionError(f"waited {PATIENCE:.0f} s in vain for {what}:\n{text(pilot)}")
+        await pilot.pause(0.02)
+
+
+async def until_shown(pilot: Pilot[None], *words: str) -> None:
+    """Wait until all these are on the screen."""
+    await until(pilot, lambda: all(word in text(pilot) for word in words), f"{words} to be shown")
+
+
+async def until_told(pilot: Pilot[None], *words: str) -> None:
+    """Wait for a toast with all these words."""
+
+    def told() -> bool:
+        toasts = [f"{toast.title} {toast.message}" for toast in pilot.app._notifications]
+        return any(all(word in toast for word in words) for toast in toasts)
+
+    await until(pilot, told, f"a toast with {words}")

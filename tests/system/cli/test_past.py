@@ -1,0 +1,118 @@
+"""``phos history``, ``phos events`` and ``phos recover`` as others than root."""
+
+import os
+import pwd
+import subprocess
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import pytest
+
+from phosd.cli.events import events
+from phosd.client.times import duration, moment
+from tests.support.fake_engine import manifest
+from tests.support.service import Service
+from tests.system.cli.test_client import AS_NOBODY, PHOS, lines, phos
+
+ME = str(os.getpid())
+NOBODY = pwd.getpwnam("nobody").pw_uid
+
+
+def at(text: str) -> float:
+    """The seconds since the epoch that a time on the command line stands for."""
+    found = moment(click.Context(events), events.params[0], text)
+    assert found is not None
+    return found / 1e6
+
+
+@pytest.mark.parametrize(
+    ("text", "when"),
+    [
+        ("2026-11-21", datetime(2026, 11, 21, tzinfo=UTC)),
+        ("2026-11-21T15:30", datetime(2026, 11, 21, 15, 30, tzinfo=UTC)),
+        ("2026-11-21T15:30:07Z", datetime(2026, 11, 21, 15, 30, 7, tzinfo=UTC)),
+        ("2026-11-21T15:30+02:00", datetime(2026, 11, 21, 13, 30, tzinfo=UTC)),
+        ("0001-01-01", datetime(1970, 1, 1, tzinfo=UTC)),
+    ],
+)
+def test_dates(text: str, when: datetime) -> None:
+    assert at(text) == when.timestamp()
+
+
+@pytest.mark.parametrize(("text", "ago"), [("90s", 90), ("1.5h", 5400), ("7d", 604_800)])
+def test_how_long_ago(text: str, ago: float) -> None:
+    before = time.time()
+    assert before - ago - 1 < at(text) <= time.time() - ago + 1
+    assert duration(text) == ago
+
+
+@pytest.mark.parametrize("text", ["", "2", "soon", "-2h", "2026-13-01", "٢h", "9" * 400 + "d"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="write for example 30m"):
+        at(text)
+
+
+def test_the_history_of_a_process_with_its_timeline(service: Service) -> None:
+    service.engine.go.set()
+    service.engine.stored["i"] = manifest("i")
+    phos(service, "checkpoint", ME)
+    phos(service, "verify", "i")
+
+    def found(*words: str) -> list[dict[str, Any]]:
+        return lines(phos(service, "history", "--json", *words).stdout)
+
+    assert [row["operation"] for row in found()] == ["verify", "checkpoint"]
+    (row,) = found("--pid", ME, "--since", "1h", "--state", "done")
+    first = row["phases"][0]
+    assert (first["name"], first["stopped"], first["bytes"]) == ("prepare", False, 0)
+    assert abs(first["begin"] / 1e6 - row["started"]) < 1e-4
+    assert found("--operation", "verify")[0]["target"] == "i"
+    assert found("--until", "1h") == []
+    assert found("--limit", "1")[0]["operation"] == "verify"
+    assert "image-0" in phos(service, "history", "--pid", ME).stdout
+    refused = phos(service, "history", "--since", "then")
+    assert refused.returncode == 2
+    assert "'then' is no time" in refused.stderr
+
+
+def test_events_are_listed(service: Service) -> None:
+    service.engine.go.set()
+    phos(service, "checkpoint", ME)
+    (end, begin) = lines(phos(service, "events", "--json").stdout)
+    assert (end["kind"], end["severity"], end["subject"]) == ("job", "info", "job 1")
+    assert begin["text"].startswith("phosd ")  # type: ignore[attr-defined]
+    table = phos(service, "events", "--since", "1h").stdout
+    assert table.split()[:3] == ["TIME", "SEVERITY", "KIND"]
+    assert f"checkpoint of {ME}: done: image-0" in table
+    assert phos(service, "events", "--severity", "warning").stdout == ""
+
+
+def test_who_is_not_root_has_the_daemon_recover_what_is_theirs(service: Service) -> None:
+    def recover(pid: str, bus: str, *more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*AS_NOBODY, *PHOS, "recover", pid, *more],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | {"PHOS_BUS": bus},
+        )
+
+    with subprocess.Popen(["sleep", "1000"], user=NOBODY, group=NOBODY, extra_groups=[]) as theirs:
+        try:
+            done = recover(str(theirs.pid), service.address)
+            assert (done.returncode, service.engine.recovered) == (0, [theirs.pid]), done.stderr
+            assert "was given back its parked memory" in done.stdout
+            refused = recover(ME, service.address)
+            assert (refused.returncode, len(service.engine.recovered)) == (3, 1)
+            assert f"process {ME} belongs to uid 0" in refused.stderr
+            some = recover(ME, service.address, str(theirs.pid))
+            assert (some.returncode, len(service.engine.recovered)) == (3, 2)
+            assert "was given back its parked memory" in some.stdout
+            assert some.stderr.endswith(f"phos: 1 of 2 failed: {ME}\n")
+            alone = recover(str(theirs.pid), "unix:path=/nowhere")
+            assert alone.returncode == 3
+            assert "only root may bring processes back" in alone.stderr
+        finally:
+            theirs.kill()

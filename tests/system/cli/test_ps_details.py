@@ -1,0 +1,133 @@
+"""``phos ps PID`` and ``phos images IMAGE``: all about one of them."""
+
+import os
+from typing import Any
+
+from phosd.engine.hook_client.link import Block, BlockFlag, Kernel
+from phosd.engine.job.experience import KernelMark
+from phosd.engine.system import procfs
+from phosd.errors import Busy
+from phosd.service.process_identity import Identity, program
+from tests.support.fake_engine import block, manifest, this_process
+from tests.support.service import Service
+from tests.system.cli.test_client import lines, phos
+
+ME = str(os.getpid())
+
+
+def show(service: Service) -> None:
+    """This very process uses a GPU."""
+    found = procfs.identity(os.getpid())
+    assert found is not None
+    service.engine.running = [this_process(start_time=found[1])]
+    service.engine.live_blocks = [
+        (Block(1, 0x7F00_0000_0000, 2 << 20, 0, BlockFlag.EXPORTED), 0),
+        (Block(2, 0x1000, 4096, -1, BlockFlag.HOST_LOCATED), -1),
+    ]
+    service.engine.launched = [
+        Kernel("chase", 7, 3, suspect=True),
+        Kernel("[bold]axpy", 8, 900, suspect=False),
+    ]
+
+
+def test_one_process_with_its_memory_and_kernels(service: Service) -> None:
+    show(service)
+    (row,) = lines(phos(service, "ps", ME, "--json").stdout)
+    assert (row["pid"], row["hook"]) == (os.getpid(), "hooked")
+    assert row["blocks"] == [
+        {"id": 1, "address": 0x7F00_0000_0000, "size": 2 << 20, "gpu": 0, "flags": ["exported"]},
+        {"id": 2, "address": 0x1000, "size": 4096, "gpu": -1, "flags": ["host"]},
+    ]
+    assert row["kernels"] == [
+        {"name": "chase", "module": f"{7:016x}", "launches": 3, "suspect": True},
+        {"name": "[bold]axpy", "module": f"{8:016x}", "launches": 900, "suspect": False},
+    ]
+    text = phos(service, "ps", ME).stdout
+    assert f"process       {ME} of uid 0: python train.py" in text
+    assert "0x7f0000000000" in text
+    assert "[bold]axpy" in text, "a program must not choose how it looks"
+
+
+def suspects(service: Service) -> list[str]:
+    """The names that ``phos ps`` has of them, in order."""
+    (row,) = lines(phos(service, "ps", ME, "--json").stdout)
+    kernels: Any = row["kernels"]
+    return sorted(kernel["name"] for kernel in kernels if kernel["suspect"])
+
+
+def test_suspects_are_trusted_again(service: Service) -> None:
+    show(service)
+    mine = program(Identity(os.getpid(), 0, 0))
+    marks = [KernelMark("[bold]axpy", 8), KernelMark("other", 1)]
+    service.history.suspects.found(mine, marks)
+    service.history.flush()
+    assert suspects(service) == ["[bold]axpy", "chase", "other"]
+    unknown = phos(service, "trust", ME, "none")
+    assert unknown.returncode != 0
+    assert "phos: 'none' is no suspect of" in unknown.stderr
+    assert phos(service, "trust", ME, "[bold]axpy").stdout == "trusted again: 1\n"
+    (row,) = lines(phos(service, "trust", ME, "--json").stdout)
+    assert row == {"pid": os.getpid(), "kernel": None, "trusted": 1}
+    assert suspects(service) == ["chase"], "what its hook was told stays until the next checkpoint"
+
+
+def test_a_process_that_is_not_asked_now(service: Service) -> None:
+    show(service)
+    service.engine.silent = Busy("a job works on it", hint="ask again")
+    (row,) = lines(phos(service, "ps", ME, "--json").stdout)
+    assert (row["pid"], row["blocks"], row["kernels"]) == (os.getpid(), [], [])
+    text = phos(service, "ps", ME).stdout
+    assert "blocks        a job works on it; ask again" in text
+    done = phos(service, "ps", ME, "--log")
+    assert (done.returncode, done.stderr) == (1, "phos: a job works on it; ask again\n")
+
+
+def test_the_log_of_a_hook(service: Service) -> None:
+    show(service)
+    assert phos(service, "ps", ME, "--log").stdout == "state 0\n1.5 a note\n"
+    (row,) = lines(phos(service, "ps", ME, "--log", "--json").stdout)
+    assert row == {"pid": os.getpid(), "log": "state 0\n1.5 a note\n"}
+    assert phos(service, "ps", "--log").returncode == 2
+    gone = phos(service, "ps", str(2**22))
+    assert gone.returncode == 4
+    assert "there is no process" in gone.stderr
+
+
+def test_one_image_with_its_content(service: Service) -> None:
+    service.engine.stored["old"] = manifest("old", blocks=(block(1),))
+    service.engine.stored["a-b"] = manifest("a-b", pid=77, why="it fits", blocks=(block(1, 2),))
+    service.call("ListImages")
+    (row,) = lines(phos(service, "images", "a-b", "--json").stdout)
+    mib = 1 << 20
+    assert (row["id"], row["mode"], row["stored_bytes"]) == ("a-b", "stop", 4 * mib)
+    assert row["blocks"] == [
+        {
+            "pid": 77,
+            "id": 1,
+            "address": 0,
+            "size": 4 * mib,
+            "gpu": 0,
+            "chunks": 2,
+            "stored_bytes": 4 * mib,
+            "shared_bytes": 2 * mib,
+        }
+    ]
+    text = phos(service, "images", "a-b").stdout
+    assert "program       77 of uid 0: train --secret" in text
+    assert "mode          stop: it fits" in text
+    assert "4.0 MiB, 2.0 MiB of it shared" in text
+    assert text.splitlines()[-1].split() == [
+        "77",
+        "1",
+        "0x0",
+        "4.0",
+        "MiB",
+        "0",
+        "4.0",
+        "MiB",
+        "2.0",
+        "MiB",
+    ]
+    gone = phos(service, "images", "c")
+    assert gone.returncode == 4
+    assert "there is no image c; `phos images` lists them" in gone.stderr

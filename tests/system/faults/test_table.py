@@ -1,0 +1,25 @@
+"""The tests of this folder, all commits together, play every fault at every point."""
+
+from collections import Counter
+
+from phosd.engine.faults import Kind, Point
+from tests.system.faults.case import (
+    CHECKPOINT,
+    DELETE,
+    ENDING,
+    FAILING,
+    HOOK,
+    MIGRATE,
+    RESTORE,
+    RESUME,
+    SUSPEND,
+)
+
+
+def test_every_point_is_met_by_one_kind_of_job() -> None:
+    met = Counter([*CHECKPOINT, *RESTORE, *DELETE, *MIGRATE, *SUSPEND, *RESUME, *HOOK])
+    assert met == Counter(Point)
+
+
+def test_every_kind_lets_a_step_fail_or_ends_a_process() -> None:
+    assert Counter([*FAILING, *ENDING]) == Counter(Kind)

@@ -1,0 +1,256 @@
+"""The configuration: what it can say, and how its mistakes are told."""
+
+import pwd
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.operations.admission import KeptFree
+from phosd.service import main
+from phosd.service.config import Config, ConfigError, load, size
+from phosd.service.jobs.limits import NO_LIMITS, UserLimits, limits_of
+from phosd.service.jobs.schedule import PeriodicRule
+from tests.support.fake_engine import this_process
+from tests.support.service import phosd
+
+GOOD = """
+state_dir = "/srv/phos"
+ring_bytes = "256 MiB"
+staging_limit = 1073741824
+retention_days = 7
+rescan_seconds = 1.5
+shadow_limit = 0
+max_jobs = 3
+jobs_per_gpu = 1
+min_free = "2.5%"
+metrics = "[::1]:9476"
+
+[[periodic]]
+command = "python *train.py*"
+every = 600
+
+[[periodic]]
+user = "nobody"
+every = 60.5
+keep = 2
+
+[[limits]]
+user = 1000
+quota = "1 TiB"
+keep = 3
+keep_last = false
+
+[[limits]]
+quota = 0
+keep_days = 7
+keep_bytes = "1G"
+"""
+
+
+def test_a_configuration_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text(GOOD)
+    assert load(path) == Config(
+        state_dir=Path("/srv/phos"),
+        ring_bytes=256 << 20,
+        staging_limit=1 << 30,
+        retention_days=7,
+        rescan_seconds=1.5,
+        shadow_limit=0,
+        max_jobs=3,
+        jobs_per_gpu=1,
+        min_free=KeptFree(share=0.025),
+        metrics="[::1]:9476",
+        limits=(
+            UserLimits(user=1000, quota=1 << 40, keep=3, keep_last=False),
+            UserLimits(quota=0, keep_days=7.0, keep_bytes=10**9),
+        ),
+        periodic=(
+            PeriodicRule(every=600.0, command="python *train.py*"),
+            PeriodicRule(every=60.5, keep=2, user=pwd.getpwnam("nobody").pw_uid),
+        ),
+    )
+
+
+def test_only_the_default_file_may_be_missing(tmp_path: Path) -> None:
+    path = tmp_path / "missing.toml"
+    assert load(path, optional=True) == Config()
+    done = phosd("--check-config", "--config", str(path))
+    assert done.returncode == 1
+    assert done.stderr == f"{path}: there is no such file; make it, or name another\n"
+    assert phosd("--check-config").returncode == 0
+
+
+def test_the_usual_state_folder_is_closed_and_another_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, chosen = tmp_path / "usual", tmp_path / "chosen"
+    for folder in (usual, chosen):
+        folder.mkdir()
+        folder.chmod(0o755)
+    monkeypatch.setattr(Config, "state_dir", usual)
+    for folder, mode in ((usual, 0o700), (chosen, 0o755), (tmp_path / "new", 0o700)):
+        main.prepare_folders(Config(state_dir=folder, runtime_dir=tmp_path / "run"))
+        assert folder.stat().st_mode & 0o777 == mode, folder
+    closed, open_ = (record.message for record in caplog.records)
+    assert closed == f"{usual} was open to others and is closed now"
+    assert f"`chmod 0700 {chosen}`" in open_
+
+
+def test_every_mistake_is_told_with_file_line_and_key(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text(
+        'state_dir = "here"\n\nring_bytes = "much"\nretention_days = true\nspeed = 9\n'
+        "rescan_seconds = 0.1\n[listen]\nport = 1\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    problems = caught.value.problems
+    assert [p.split(": ")[:2] for p in problems] == [
+        [f"{path}:1", "state_dir"],
+        [f"{path}:3", "ring_bytes"],
+        [f"{path}:4", "retention_days"],
+        [f"{path}:5", "speed"],
+        [f"{path}:6", "rescan_seconds"],
+        [f"{path}:7", "listen"],
+    ]
+    assert "not an absolute path" in problems[0]
+    assert "there are state_dir, " in problems[3]
+    path.write_text("a = \n")
+    with pytest.raises(ConfigError, match="line 1"):
+        load(path)
+
+
+def test_mistakes_in_rules_are_told_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text(
+        '[[periodic]]\nevery = 600\n\n[[periodic]]\nuser = "no such user"\nkeep = 0\n'
+        '[[periodic]]\ncommand = ""\nevery = 0.5\nspeed = 1\n[[periodic]]\nuser = true\nevery = 9\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert [problem.removeprefix(f"{path}:") for problem in caught.value.problems] == [
+        "1: periodic: say for whom, with `user` or `command`",
+        "5: periodic.user: there is no user 'no such user'",
+        "6: periodic.keep: 0 is less than the least that works, 1 image",
+        "4: periodic: `every` is missing (seconds)",
+        "8: periodic.command: '' is no pattern; write for example 'python *train.py*'",
+        "9: periodic.every: 0.5 is less than the least that works, 1 s",
+        "10: periodic.speed: is not a setting of a rule; there are every, keep, user, command",
+        "12: periodic.user: there is no user True",
+    ]
+    for text in ("periodic = 5\n", "periodic = [1]\n", "[periodic]\nevery = 9\n"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"1: periodic: write \[\[periodic\]\] tables"):
+            load(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("max_jobs = 0", "0 is less than the least that works, 1 job"),
+        ("max_jobs = 65", "65 is more than the most that works, 64 jobs"),
+        ("jobs_per_gpu = 1.5", "1.5 is not a number"),
+        ('min_free = "101%"', "'101%' is not a share of the disk; write for example '5%'"),
+        ('min_free = "x%"', "'x%' is not a share of the disk; write for example '5%'"),
+        ('min_free = "some"', "'some' is not a size; write bytes or for example '16GiB'"),
+        ("metrics = 9476", "9476 is not an address and port; write for example '127.0.0.1:9476'"),
+        (
+            'metrics = "localhost:9476"',
+            "'localhost:9476' is not an address and port; write for example '127.0.0.1:9476'",
+        ),
+        (
+            'metrics = "127.0.0.1:65536"',
+            "'127.0.0.1:65536' is not an address and port; write for example '127.0.0.1:9476'",
+        ),
+        (
+            'metrics = "0.0.0.0:9476"',
+            "0.0.0.0:9476 can be reached by other machines; listen on 127.0.0.1, "
+            "or set metrics_public = true",
+        ),
+        ("metrics_public = 1", "1 is neither true nor false"),
+    ],
+)
+def test_mistakes_in_limits_of_the_node(tmp_path: Path, line: str, problem: str) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text(f"\n{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert caught.value.problems == [f"{path}:2: {line.split(' ')[0]}: {problem}"]
+
+
+def test_metrics_for_other_machines_have_to_be_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text('metrics = "0.0.0.0:9476"\nmetrics_public = true\n')
+    assert load(path).metrics == "0.0.0.0:9476"
+
+
+def test_mistakes_in_limits_of_users_are_told_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text(
+        '[[limits]]\nuser = "root"\nkeep_last = false\n[[limits]]\nkeep = 0\nquota = "x"\n'
+        "[[limits]]\nkeep_days = 0\nkeep_bytes = 1\nkeep_last = 1\nspeed = 1\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert [problem.removeprefix(f"{path}:") for problem in caught.value.problems] == [
+        "1: limits: say what the limits are: `quota`, `keep`, `keep_days` or `keep_bytes`",
+        "5: limits.keep: 0 is less than the least that works, 1 image",
+        "6: limits.quota: 'x' is not a size; write bytes or for example '16GiB'",
+        "8: limits.keep_days: 0.0 is less than the least that works, 0.01 days",
+        "9: limits.keep_bytes: 1 is less than the least that works, 1 MiB",
+        "10: limits.keep_last: 1 is neither true nor false",
+        "11: limits.speed: is not a setting of a rule; there are user, quota, keep, keep_days, "
+        "keep_bytes, keep_last",
+    ]
+
+
+def test_whose_limits_hold() -> None:
+    mine, everybodys = UserLimits(user=7, keep=1), UserLimits(quota=5)
+    assert limits_of((mine, everybodys), 7) == mine
+    assert limits_of((mine, everybodys), 8) == everybodys
+    assert limits_of((everybodys, mine), 7) == everybodys
+    assert limits_of((mine,), 8) == NO_LIMITS
+    assert (mine.delete, everybodys.delete) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("rule", "fits"),
+    [
+        (PeriodicRule(every=9), True),
+        (PeriodicRule(every=9, command="*train.py*"), True),
+        (PeriodicRule(every=9, command="train.py"), False),
+        (PeriodicRule(every=9, command="python ?rain.py"), True),
+        (PeriodicRule(every=9, user=0), True),
+        (PeriodicRule(every=9, user=1), False),
+        (PeriodicRule(every=9, user=0, command="perl *"), False),
+    ],
+)
+def test_what_a_rule_is_about(rule: PeriodicRule, fits: bool) -> None:
+    assert rule.fits(this_process()) is fits
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1", 1), ("2K", 2000), ("2 KiB", 2048), ("1.5G", 1_500_000_000), ("16GiB", 16 << 30)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1 PiB", "1.5.5", "GiB"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        size(text)
+
+
+def test_check_config_explains_and_exits(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text("ring = 1\n")
+    done = phosd("--check-config", "--config", str(path))
+    assert done.returncode == 1
+    assert f"{path}:1: ring: is not a setting" in done.stderr
+    path.write_text(GOOD)
+    done = phosd("--check-config", "--config", str(path), "--state-dir", str(tmp_path))
+    assert done.returncode == 0
+    assert f"state_dir = {tmp_path}" in done.stdout

@@ -1,0 +1,271 @@
+"""One client that calls as fast as it can delays nobody else, and costs a bounded amount."""
+
+import asyncio
+import contextlib
+import json
+import os
+import pwd
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phosd.bus import MAX_ARGUMENTS, Call, CallError, Connection
+from phosd.service.dbus.call_queue import CLIENT_CALLS, USER_AT_WORK, USER_CALLS, Turns
+from phosd.service.dbus.caller import Caller
+from tests.support.fake_engine import manifest
+from tests.support.harness import wait_until
+from tests.support.service import MANAGER, ROOT, Service
+
+FLOODER, OTHER = pwd.getpwnam("nobody").pw_uid, pwd.getpwnam("daemon").pw_uid
+SECONDS = 4.0
+TRIES = 3
+"""The whole machine may stand still for a moment; what phosd delays is late each time."""
+LIMITS = "org.freedesktop.DBus.Error.LimitsExceeded"
+
+
+def flood(
+    service: Service, uid: int, member: str, rate: float, seconds: float = SECONDS
+) -> "subprocess.Popen[str]":
+    script = Path(__file__).with_name("flood.py")
+    return subprocess.Popen(
+        [sys.executable, script, service.address, str(uid), member, str(rate), str(seconds)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(script.parents[2])},
+    )
+
+
+def result(flooder: "subprocess.Popen[str]") -> dict[str, Any]:
+    out, _ = flooder.communicate(timeout=120)
+    assert flooder.returncode == 0
+    return dict(json.loads(out))
+
+
+def share(took: list[float], part: float) -> float:
+    """The value below which this part of the sorted values lies."""
+    return took[min(len(took) - 1, int(len(took) * part))]
+
+
+class Heart:
+    """Beats on the daemon's event loop, as what feeds a watchdog does; ``worst`` is the longest
+    that it had to wait beyond its time.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._stopped = False
+        self.worst = 0.0
+        self.beats = 0
+        loop.call_soon_threadsafe(self._beat, loop.time())
+
+    def _beat(self, due: float) -> None:
+        self.worst = max(self.worst, self._loop.time() - due)
+        self.beats += 1
+        if not self._stopped:
+            due = self._loop.time() + 0.01
+            self._loop.call_at(due, self._beat, due)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+
+@pytest.mark.timing(why="how late others are served during a flood")
+@pytest.mark.parametrize("member", ["ListJobs", "ListProcesses", "ListImages"])
+def test_a_thousand_calls_a_second_delay_nobody(service: Service, member: str) -> None:
+    service.engine.stored |= {f"i{n}": manifest(f"i{n}", owner=FLOODER) for n in range(50)}
+    service.call("ListImages")
+    assert any(nobody_waits(service, member) for _ in range(TRIES))
+
+
+def nobody_waits(service: Service, member: str) -> bool:
+    """Whether the event loop and another user's calls go on as ever during a flood."""
+    heart = Heart(service.loop)
+    flooder = flood(service, FLOODER, member, 1000)
+    other = flood(service, OTHER, "ListJobs", 20)
+    theirs, ours = result(flooder), result(other)
+    heart.stop()
+    assert ours["answered"] == ours["calls"]
+    p50, p99 = share(ours["took"], 0.5), share(ours["took"], 0.99)
+    print(
+        f"{member}: {theirs['calls'] / SECONDS:.0f} calls a second, {theirs['answered']} answered; "
+        f"the event loop {1000 * heart.worst:.0f} ms late at most; "
+        f"another user's ListJobs {1000 * p50:.0f} ms, p99 {1000 * p99:.0f} ms"
+    )
+    # The watchdog's half is many seconds; a client's patience 25.
+    return heart.worst < 1.0 and p99 < 1.0 and heart.beats > 20 * SECONDS
+
+
+def test_looks_at_the_node_are_shared(service: Service) -> None:
+    looks = 0
+    slow = threading.Event()
+
+    def processes() -> list[Any]:
+        nonlocal looks
+        looks += 1
+        slow.wait(0.2)
+        return []
+
+    service.engine.processes = processes  # type: ignore[method-assign]
+    calls = result(flood(service, FLOODER, "ListProcesses", 300, 1.0))
+    assert calls["answered"] >= CLIENT_CALLS
+    assert looks <= 30
+
+
+def test_what_goes_beyond_is_refused_and_forgotten(service: Service) -> None:
+    """While the engine blocks, a client gets its share of places and not more."""
+    release = threading.Event()
+    service.engine.images = lambda: release.wait(60) and []  # type: ignore
+
+    async def run() -> list[str]:
+        client = await Connection.open(service.address)
+        calls = [
+            asyncio.create_task(client.call(ROOT, MANAGER, "ListImages"))
+            for _ in range(2 * CLIENT_CALLS)
+        ]
+        while sum(call.done() for call in calls) < CLIENT_CALLS:
+            await asyncio.sleep(0.01)
+        another = await Connection.open(service.address)
+        await another.call(ROOT, "org.freedesktop.DBus.Peer", "Ping")
+        release.set()
+        names = []
+        for call in calls:
+            with contextlib.suppress(CallError):
+                await call
+            error = call.exception()
+            names.append(error.name if isinstance(error, CallError) else "")
+        client.close()
+        another.close()
+        return names
+
+    names = asyncio.run(run())
+    assert names.count("") == CLIENT_CALLS
+    assert names.count(LIMITS) == CLIENT_CALLS
+
+
+@pytest.mark.timing(why="how late the event loop is while a long message is read")
+def test_arguments_that_are_too_long_are_not_even_read(service: Service) -> None:
+    async def run() -> None:
+        client = await Connection.open(service.address)
+        with pytest.raises(CallError) as caught:
+            await client.call(ROOT, MANAGER, "VerifyImage", "sa{sv}", "i" * MAX_ARGUMENTS, {})
+        assert caught.value.name == LIMITS
+        assert "send less" in caught.value.text
+        worst = []
+        for _ in range(TRIES):
+            heart = Heart(service.loop)
+            with pytest.raises(CallError, match="send less"):
+                await client.call(ROOT, MANAGER, "VerifyImage", "as", ["x"] * 300_000)
+            heart.stop()
+            worst.append(heart.worst)
+        client.close()
+        assert min(worst) < 1.0
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_in_the_middle_leaves_nothing(service: Service) -> None:
+    release = threading.Event()
+    service.engine.images = lambda: release.wait(60) and []  # type: ignore
+
+    async def run() -> None:
+        client = await Connection.open(service.address)
+        for _ in range(CLIENT_CALLS):
+            asyncio.ensure_future(client.call(ROOT, MANAGER, "ListImages")).add_done_callback(
+                lambda done: done.exception()
+            )
+        await client.call(ROOT, "org.freedesktop.DBus.Peer", "Ping", patience=0.5)
+        client.close()
+
+    with contextlib.suppress(CallError):
+        asyncio.run(run())
+    wait_until(lambda: clients(service) == 0, "the client to be forgotten")
+    release.set()
+    service.call("ListJobs")
+
+
+def clients(service: Service) -> int:
+    served = service.connections[0]._server
+    assert isinstance(served, Turns)
+    return served.clients
+
+
+class Recorder:
+    """Stands in for the connection that calls come from."""
+
+    def __init__(self) -> None:
+        self.refused: list[Call] = []
+        self.order: list[str] = []
+        self.hold = asyncio.Event()
+
+    async def uid_of(self, sender: str) -> int:
+        return int(sender.partition(".")[0].lstrip(":"))
+
+    def refuse(self, call: Call, name: str, text: str) -> None:
+        assert name == LIMITS
+        self.refused.append(call)
+
+    async def reply(self, call: Call, answer: Any) -> None:
+        await answer(call)
+
+
+def turns(recorder: Recorder) -> Turns:
+    async def answer(call: Call, caller: Caller) -> tuple[str, list[object]]:
+        recorder.order.append(call.sender)
+        await recorder.hold.wait()
+        return "", []
+
+    return Turns(recorder, answer)  # type: ignore[arg-type]
+
+
+def call(sender: str) -> Call:
+    return Call(sender, ROOT, MANAGER, "ListJobs", "")
+
+
+async def settled() -> None:
+    """Return when all is done that needs no time to pass, however busy the machine is."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
+def test_users_take_turns_and_so_do_their_clients() -> None:
+    async def run() -> None:
+        recorder = Recorder()
+        recorder.hold.set()
+        table = turns(recorder)
+        # One client of user 1 comes long before everybody else.
+        for sender in (*[":1.a"] * 30, ":1.b", ":1.b", ":2.a", ":2.a"):
+            table.take(call(sender))
+        while len(recorder.order) < 34:
+            await asyncio.sleep(0)
+        first = recorder.order[:8]
+        assert [first.count(sender) for sender in (":1.a", ":1.b", ":2.a")] == [4, 2, 2]
+
+    asyncio.run(run())
+
+
+def test_a_user_has_a_share_however_many_clients() -> None:
+    async def run() -> None:
+        recorder = Recorder()
+        table = turns(recorder)
+        for number in range(10):
+            for _ in range(CLIENT_CALLS):
+                table.take(call(f":1.{number}"))
+            await settled()
+        assert len(recorder.order) == USER_AT_WORK
+        assert len(recorder.refused) == 10 * CLIENT_CALLS - USER_CALLS
+        table.take(call(":2.a"))
+        await settled()
+        assert recorder.order[-1] == ":2.a"
+        table.lost()
+        await settled()
+        recorder.hold.set()
+        table.take(call(":1.0"))
+        await settled()
+        assert recorder.order[-1] == ":1.0"
+        assert len(recorder.order) == USER_AT_WORK + 2
+
+    asyncio.run(run())

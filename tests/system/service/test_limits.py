@@ -1,0 +1,195 @@
+"""How many jobs run at once, who is next, and what the others see of it."""
+
+import asyncio
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from phosd.engine.job.progress import Progress
+from phosd.errors import Busy
+from phosd.service.jobs.limits import JobLimits, in_turn
+from phosd.service.jobs.table import WAITING, Job, JobState, JobTable, Outcome, Task
+from phosd.service.process_identity import identify
+from tests.support.fake_engine import manifest, this_process
+from tests.support.service import Service
+from tests.system.service.test_jobs import wait_for
+from tests.unit.service.test_job_table import Witness, accept
+
+
+@pytest.mark.parametrize(
+    ("gpus", "running", "room"),
+    [
+        ((), [(0,), (0,)], True),
+        ((), [(0,), (0,), (1,)], False),
+        ((0,), [(0,), (1,)], True),
+        ((0,), [(0,), (0, 1)], False),
+        ((1,), [(0,), (0, 1)], True),
+        ((0, 1), [(1,), (1,)], False),
+    ],
+)
+def test_room_for_one_more(
+    gpus: Sequence[int], running: Sequence[Sequence[int]], room: bool
+) -> None:
+    assert JobLimits(jobs=3, per_gpu=2).have_room(gpus, running) is room
+
+
+def test_the_user_with_the_fewest_jobs_is_next_with_the_oldest() -> None:
+    waiting = [(1, 7), (2, 7), (3, 7), (4, 8), (5, 9), (6, 8)]
+    assert in_turn(waiting, []) == [1, 4, 5, 2, 6, 3]
+    assert in_turn(waiting, [8, 8, 9]) == [1, 2, 5, 3, 4, 6]
+    assert in_turn(reversed(waiting), []) == [1, 4, 5, 2, 6, 3]
+    assert in_turn([], [7]) == []
+
+
+class Work:
+    """Jobs that last until they are told to end."""
+
+    def __init__(self) -> None:
+        self._go: dict[str, threading.Event] = {}
+
+    def task(self, name: str, *gpus: int, owner: int = 0, short: bool = False) -> Task:
+        go = self._go[name] = threading.Event()
+
+        def work(progress: Progress) -> Outcome:
+            while not go.wait(0.005):
+                progress.check()
+            return Outcome(name)
+
+        claims = frozenset((f"process {name}",))
+        return Task("checkpoint", name, owner, claims, work, gpus=frozenset(gpus), short=short)
+
+    async def end(self, table: JobTable, job: Job) -> None:
+        self._go[job.task.target].set()
+        await table.wait(job)
+
+
+def states(jobs: Sequence[Job]) -> list[int]:
+    """The position of each job; 0 for one that runs."""
+    assert all((job.state is JobState.QUEUED) == (job.position > 0) for job in jobs)
+    return [job.position for job in jobs]
+
+
+def test_jobs_beyond_the_limit_wait_and_know_their_places() -> None:
+    async def run() -> None:
+        work, witness = Work(), Witness()
+        table = JobTable(witness.listener(), limits=JobLimits(jobs=2))
+        owners = {"a": 7, "b": 7, "c": 7, "d": 7, "e": 8}
+        jobs = [table.submit(work.task(n, owner=u), accept) for n, u in owners.items()]
+        assert states(jobs) == [0, 0, 2, 3, 1]
+        assert table.waiting == 3
+        deletion = table.submit(work.task("f", owner=7, short=True), accept)
+        assert deletion.state is JobState.RUNNING
+        await work.end(table, jobs[0])
+        assert states(jobs[1:]) == [0, 1, 2, 0]
+        table.cancel(jobs[2])
+        assert states(jobs[3:]) == [1, 0]
+        table.set_limits(JobLimits(jobs=3))
+        assert states(jobs[3:]) == [0, 0]
+        for job in (jobs[1], jobs[3], jobs[4], deletion):
+            await work.end(table, job)
+        assert table.waiting == 0
+        begun = [number for what, number in witness.heard if what == "moved"]
+        assert begun == [jobs[4].number, jobs[3].number]
+        # Each notification came, although nothing but its place had changed for the job.
+        await asyncio.sleep(0.6)
+        assert ("progressed", jobs[3].number) in witness.heard
+        await table.close()
+
+    asyncio.run(run())
+
+
+def test_a_job_for_several_gpus_is_not_overtaken_on_any_of_them() -> None:
+    async def run() -> None:
+        work = Work()
+        table = JobTable(Witness().listener(), limits=JobLimits(jobs=9, per_gpu=1))
+        one = table.submit(work.task("one", 0), accept)
+        both = table.submit(work.task("both", 0, 1), accept)
+        later = table.submit(work.task("later", 1), accept)
+        other = table.submit(work.task("other", 2), accept)
+        assert states([one, both, later, other]) == [0, 1, 2, 0]
+        await work.end(table, one)
+        assert states([both, later]) == [0, 1]
+        await work.end(table, both)
+        assert states([later]) == [0]
+        await work.end(table, later)
+        await work.end(table, other)
+        await table.close()
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_job_keeps_no_gpu_for_itself() -> None:
+    async def run() -> None:
+        work = Work()
+        table = JobTable(Witness().listener(), limits=JobLimits(jobs=9, per_gpu=1))
+        one = table.submit(work.task("one", 0), accept)
+        both = table.submit(work.task("both", 0, 1), accept)
+        later = table.submit(work.task("later", 1), accept)
+        table.cancel(both)
+        assert later.state is JobState.RUNNING
+        for job in (one, later):
+            await work.end(table, job)
+        await table.close()
+
+    asyncio.run(run())
+
+
+def test_one_user_cannot_fill_the_queue() -> None:
+    async def run() -> None:
+        work = Work()
+        table = JobTable(Witness().listener(), limits=JobLimits(jobs=1))
+        for number in range(1 + WAITING):
+            table.submit(work.task(f"{number}", owner=7), accept)
+        with pytest.raises(Busy, match="16 jobs of uid 7 wait already"):
+            table.submit(work.task("more", owner=7), accept)
+        assert table.submit(work.task("mine", owner=8), accept).position == 1
+        await table.close()
+
+    asyncio.run(run())
+
+
+def test_the_place_in_the_queue_is_on_the_bus_and_the_limit_can_be_raised(
+    service: Service,
+) -> None:
+    assert service.reconfigure(dataclasses.replace(service.config, max_jobs=1)) == []
+    first = service.start("Checkpoint", "ua{sv}", os.getpid(), 0)
+    assert service.get(first, "Job1", "Position") == "0"
+    service.engine.stored["i"] = manifest("i")
+    second = service.start("VerifyImage", "sa{sv}", "i", 0)
+    assert service.get(second, "Job1", "State") == '"queued"'
+    assert service.get(second, "Job1", "Position") == "1"
+    service.reconfigure(dataclasses.replace(service.config, max_jobs=2))
+    wait_for(service, second, "done")
+    assert service.get(second, "Job1", "Position") == "0"
+
+
+def test_the_gpus_of_a_job_are_those_of_the_processes_below_it(service: Service) -> None:
+    one_each = dataclasses.replace(service.config, jobs_per_gpu=1)
+    assert service.reconfigure(one_each) == []
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child,
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sibling,
+    ):
+        started = {pid: identify(pid).start_time for pid in (child.pid, sibling.pid)}
+        service.engine.running = [
+            this_process(pid=child.pid, start_time=started[child.pid], gpus=(0,)),
+            this_process(pid=sibling.pid, start_time=started[sibling.pid], gpus=(0, 1)),
+        ]
+        service.call("ListProcesses")
+        first = service.start("Checkpoint", "ua{sv}", child.pid, 0)
+        second = service.start("Checkpoint", "ua{sv}", sibling.pid, 0)
+        assert service.get(first, "Job1", "State") == '"running"'
+        assert service.get(second, "Job1", "State") == '"queued"'
+        service.engine.stored["i"] = manifest("i")  # of GPU 0
+        third = service.start("Restore", "sa{sv}", "i", 0)
+        assert service.get(third, "Job1", "Position") == "2"
+        service.engine.go.set()
+        for job in (first, second, third):
+            wait_for(service, job, "done")
+        child.communicate(b"\n")
+        sibling.communicate(b"\n")

@@ -1,0 +1,152 @@
+"""What Prometheus reads, asked as it asks, while real jobs run."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from phosd.service.api.metrics import Metrics
+from phosd.service.jobs.job import Job
+from phosd.service.jobs.table import JobTable, Listener
+from tests.support.harness import PROGRAMS, parse, wait_until
+from tests.support.service import phosd as phosd_once
+from tests.system.service.test_end_to_end import phos, phosd
+
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def scrape(port: int) -> dict[Sample, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
+        text = reply.read().decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@contextmanager
+def program(bus: str, folder: Path) -> Iterator[int]:
+    single = [sys.executable, str(PROGRAMS / "single.py"), "0"]
+    (started,) = phos(bus, folder, "run", "--gpu", "soft", "--detach", "--", *single)
+    pid, output = int(str(started["pid"])), Path(str(started["stdout"]))
+    try:
+        wait_until(lambda: len(parse(output.read_bytes())) > 3, "the program to compute")
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_metrics_tell_of_real_jobs(bus: str, tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / "phosd.toml").write_text(f'metrics = "127.0.0.1:{port}"\nrescan_seconds = 0.5\n')
+    with phosd(bus, tmp_path), program(bus, tmp_path) as pid:
+        before = scrape(port)
+        assert before["phosd_images", ()] == 0
+        saved = phos(bus, tmp_path, "checkpoint", "--mode", "stop", str(pid))[-1]
+        phos(bus, tmp_path, "verify", str(saved["result"]))
+        done = (("operation", "checkpoint"), ("state", "done"))
+        wait_until(lambda: scrape(port).get(("phosd_jobs_total", done)) == 1, "the job's count")
+        now = scrape(port)
+        assert now["phosd_jobs_total", (("operation", "verify"), ("state", "done"))] == 1
+        mode = (("mode", "stop"),)
+        assert now["phosd_stop_seconds_count", mode] == 1
+        assert now["phosd_stop_seconds_sum", mode] == pytest.approx(saved["stop_seconds"]) != 0
+        assert now["phosd_drained_bytes_total", ()] == saved["drained_bytes"] != 0
+        assert now["phosd_drain_seconds_total", ()] > 0
+        assert now["phosd_wrong_guesses_total", ()] == 0
+        assert now["phosd_images", ()] == 1
+        stored = sum(f.stat().st_size for f in (tmp_path / "state" / "packs").iterdir())
+        stored += sum(f.stat().st_size for f in (tmp_path / "state" / "images").rglob("*.img"))
+        assert now["phosd_image_bytes", (("user", "0"),)] == pytest.approx(stored, rel=0.05)
+        assert now["phosd_processes", ()] >= 1 + now["phosd_processes_parked", ()]
+        assert (now["phosd_jobs_running", ()], now["phosd_jobs_waiting", ()]) == (0, 0)
+        wait_until(lambda: scrape(port)["phosd_loop_lag_seconds_count", ()] > 2, "the loop's lag")
+        assert now["phosd_processes_suspended", ()] == 0
+        phos(bus, tmp_path, "suspend", str(pid))
+        wait_until(lambda: scrape(port)["phosd_processes_suspended", ()] == 1, "who is suspended")
+        phos(bus, tmp_path, "resume", str(pid))
+        refused = subprocess.run(
+            [sys.executable, "-m", "phosd.cli.main", "--bus", bus, "checkpoint", str(os.getpid())],
+            capture_output=True,
+            timeout=60,
+        )
+        assert refused.returncode
+        failed = (("operation", "checkpoint"), ("state", "failed"))
+        wait_until(lambda: scrape(port).get(("phosd_jobs_total", failed)) == 1, "the failure")
+        names = {name for _, labels in scrape(port) for name, _ in labels}
+        assert names == {"operation", "state", "mode", "user", "le"}, "labels are few by nature"
+
+
+def test_a_port_that_is_taken_is_told(bus: str, tmp_path: Path) -> None:
+    with closing(socket.socket()) as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        address = f"127.0.0.1:{holder.getsockname()[1]}"
+        done = start_and_fail(bus, tmp_path, f'metrics = "{address}"\n')
+    assert f"metrics cannot be served at {address} (Address already in use)" in done
+
+
+def test_without_its_package_the_setting_is_refused(bus: str, tmp_path: Path) -> None:
+    hidden = tmp_path / "hidden"
+    (hidden / "prometheus_client").mkdir(parents=True)
+    (hidden / "prometheus_client" / "__init__.py").write_text(
+        "raise ModuleNotFoundError('hidden', name='prometheus_client')\n"
+    )
+    path = os.pathsep.join(filter(None, (str(hidden), os.environ.get("PYTHONPATH"))))
+    done = start_and_fail(bus, tmp_path, f'metrics = "127.0.0.1:{free_port()}"\n', PYTHONPATH=path)
+    assert "`metrics` is set, and a Python package for it is missing (prometheus_client)" in done
+    assert "phosd[metrics]" in done
+
+
+def start_and_fail(bus: str, folder: Path, config: str, **environment: str) -> str:
+    """What phosd says when it does not start."""
+    (folder / "phosd.toml").write_text(config)
+    done = phosd_once(
+        "--session",
+        f"--config={folder / 'phosd.toml'}",
+        f"--state-dir={folder / 'state'}",
+        f"--runtime-dir={folder / 'run'}",
+        DBUS_SESSION_BUS_ADDRESS=bus,
+        **environment,
+    )
+    assert done.returncode == 1
+    return done.stderr
+
+
+def test_the_documentation_names_every_metric() -> None:
+    async def served() -> str:
+        ignore: Callable[[Job], None] = lambda job: None  # noqa: E731
+        table = JobTable(Listener(ignore, ignore, ignore, ignore, ignore))
+        inventory: Any = SimpleNamespace(processes={}, images={})
+        port = free_port()
+        metrics = Metrics(f"127.0.0.1:{port}", table, inventory)
+        try:
+            url = f"http://127.0.0.1:{port}/metrics"
+            with await asyncio.to_thread(urllib.request.urlopen, url, timeout=60) as reply:
+                return str(reply.read().decode())
+        finally:
+            await metrics.close()
+
+    told = re.findall(r"(?m)^# TYPE (\w+) (\w+)$", asyncio.run(served()))
+    page = (Path(__file__).parents[3] / "docs/dbus.md").read_text()
+    documented = re.findall(r"(?m)^\| `(phosd_\w+)` \| (\w+) \|", page)
+    assert sorted(documented) == sorted(one for one in told if not one[0].endswith("_created"))

@@ -1,0 +1,152 @@
+"""Which images go by themselves, and which stay whatever the configuration says."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from phosd.engine.image.manifest import CHUNK, Manifest
+from phosd.engine.system.procfs import boot_id
+from phosd.errors import Busy
+from phosd.service.history.history import History
+from phosd.service.jobs.limits import UserLimits
+from phosd.service.process_identity import identify
+from phosd.service.tasks.retention import Retention, due, last_good
+from tests.support.fake_engine import FakeEngine, block, manifest
+from tests.support.harness import wait_until
+from tests.support.service import Service
+from tests.system.service.test_jobs import wait_for
+
+DAY = 86_400.0
+NOW = 1000 * DAY
+
+
+def image(name: str, *packs: int, days_old: float = 0.0, owner: int = 7) -> Manifest:
+    created = datetime.fromtimestamp(NOW - days_old * DAY, UTC).isoformat()
+    return msgspec.structs.replace(
+        manifest(name, owner=owner, blocks=(block(*packs),) if packs else ()), created=created
+    )
+
+
+FOUR = [image(name, days_old=days) for name, days in (("a", 9), ("b", 6), ("c", 3), ("d", 1))]
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept", "damaged", "gone"),
+    [
+        (UserLimits(), (), (), ""),
+        (UserLimits(quota=1), (), (), ""),
+        (UserLimits(keep=4), (), (), ""),
+        (UserLimits(keep=2), (), (), "ab"),
+        (UserLimits(keep=2), ("a",), (), "b"),
+        (UserLimits(keep=2), (), ("c", "b"), ""),
+        (UserLimits(keep=1), (), ("d",), "ab"),
+        (UserLimits(keep_days=5), (), (), "ab"),
+        (UserLimits(keep_days=0.5), ("d",), (), "abc"),
+        (UserLimits(keep=3, keep_days=5), (), (), "ab"),
+        (UserLimits(keep=1, keep_days=5), (), (), "abc"),
+    ],
+)
+def test_what_is_due(
+    limits: UserLimits, kept: Collection[str], damaged: Collection[str], gone: str
+) -> None:
+    reasons = due(FOUR, limits, kept, damaged, NOW)
+    assert "".join(reasons) == gone
+    assert all(reasons.values())
+
+
+@pytest.mark.parametrize(
+    ("chunks", "kept", "gone"),
+    [
+        (4, (), ""),
+        (3, (), "ab"),  # without the first alone nothing is free: the second shares its pack
+        (2, (), "ab"),
+        (1, (), "abc"),
+        (1, ("c",), "abd"),
+        (1, ("a", "c"), "bd"),
+    ],
+)
+def test_the_oldest_go_until_the_rest_fits(chunks: int, kept: Sequence[str], gone: str) -> None:
+    images = [image("a", 1, 2), image("b", 1, 2), image("c", 3), image("d", 4)]
+    reasons = due(images, UserLimits(keep_bytes=chunks * CHUNK), kept, (), NOW)
+    assert "".join(reasons) == gone
+
+
+def test_the_reason_says_which_limit_it_was() -> None:
+    limits = UserLimits(keep=2, keep_days=7, keep_bytes=CHUNK)
+    images = [*FOUR[:2], image("c", 1), image("d", 2)]
+    assert due(images, limits, (), (), NOW) == {
+        "a": "it is 9.0 days old, 7 are kept (keep_days)",
+        "b": "2 newer ones are kept (keep)",
+        "c": f"images take {2 * CHUNK} bytes, {CHUNK} are kept (keep_bytes)",
+    }
+
+
+def of_process(name: str, pid: int, start_time: int, boot: str | None = None) -> Manifest:
+    return manifest(name, pid=pid, start_time=start_time, boot=boot or boot_id())
+
+
+def test_the_last_good_image_of_a_process_that_runs() -> None:
+    me, start = os.getpid(), identify(os.getpid()).start_time
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        images = [
+            of_process("a", me, start),
+            of_process("b", me, start),
+            of_process("c", me, start),  # found damaged
+            of_process("d", me, start - 1),  # had the pid before
+            of_process("e", me, start, "another boot"),
+            of_process("f", other.pid, identify(other.pid).start_time),
+        ]
+        assert last_good(images, {"c"}) == {"b", "f"}
+        other.communicate(b"\n")
+    assert last_good(images, {"c"}) == {"b"}
+
+
+class Reading(FakeEngine):
+    """One of the images is being read."""
+
+    def delete_image(self, image: str) -> None:
+        if image == "a":
+            raise Busy("image a is being read by a job", hint="wait")
+        super().delete_image(image)
+
+
+def test_every_deletion_is_an_event_with_its_reason(tmp_path: Path) -> None:
+    engine = Reading(stored={m.id: m for m in [*FOUR, image("e", owner=8), image("f", owner=9)]})
+    history = History(tmp_path / "history.db")
+    retention = Retention(engine, history)
+    rules = (UserLimits(user=8), UserLimits(user=7, keep=1), UserLimits(keep_days=1))
+    assert retention.enforce(rules, in_use={"b"}) == 1 + 1
+    assert sorted(engine.stored) == ["a", "b", "d", "e"]
+    history.flush()
+    events = history.query("select kind, subject, text from events order by id")
+    assert [(e["kind"], e["subject"]) for e in events] == [
+        ("image-deleted", "c"),
+        ("image-deleted", "f"),
+    ]
+    assert events[0]["text"] == "1 newer ones are kept (keep)"
+    history.close()
+
+
+def test_images_go_after_a_checkpoint_but_not_the_last_of_a_process_that_runs(
+    service: Service,
+) -> None:
+    service.engine.go.set()
+    for number in range(3):
+        wait_for(service, service.start("Checkpoint", "ua{sv}", os.getpid(), 0), "done")
+        assert f"image-{number}" in service.engine.stored
+    old = UserLimits(keep_days=1)  # the images of the fake engine are of long ago
+    service.reconfigure(dataclasses.replace(service.config, limits=(old,)))
+    wait_until(lambda: list(service.engine.stored) == ["image-2"], "the others to go")
+    wait_for(service, service.start("Checkpoint", "ua{sv}", os.getpid(), 0), "done")
+    wait_until(lambda: list(service.engine.stored) == ["image-3"], "the one before to go")
+    wait_until(lambda: "image-2" not in service.call("ListImages"), "it to leave the bus")
+    told = dataclasses.replace(old, keep_last=False)
+    service.reconfigure(dataclasses.replace(service.config, limits=(told,)))
+    wait_until(lambda: not service.engine.stored, "the last one to go")

@@ -1,0 +1,109 @@
+"""What becomes of the processes of a GPU that is to be cleared."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phosd.engine.operations.evacuate import Fate, Room, Step, Tenant, plan
+from phosd.engine.program.process import GpuProcess
+
+GIB = 1 << 30
+CONTEXT = GIB // 2
+
+
+def tenant(pid: int, size: int = GIB, gpus: tuple[int, ...] = (0,), **changes: Any) -> Tenant:
+    values = {"hook_state": "hooked", "reason": "", "state": "running"} | changes
+    return Tenant(GpuProcess(pid, 1, 0, ("train",), gpus, size, **values), size)
+
+
+def rooms(*free: int) -> list[Room]:
+    return [Room(n, "GH100", size) for n, size in enumerate(free)]
+
+
+def told(steps: list[Step]) -> list[tuple[int, Fate, int | None]]:
+    return [(step.tenant.process.pid, step.fate, step.to) for step in steps]
+
+
+def test_the_largest_is_first_and_goes_where_there_is_most_room() -> None:
+    steps = plan(0, [tenant(1), tenant(2, 3 * GIB)], rooms(0, 4 * GIB, 3 * GIB), CONTEXT)
+    assert told(steps) == [(2, Fate.MIGRATE, 1), (1, Fate.MIGRATE, 2)]
+
+
+def test_what_earlier_steps_take_counts_and_the_rest_is_suspended() -> None:
+    steps = plan(0, [tenant(n) for n in (1, 2, 3)], rooms(0, 3 * GIB), CONTEXT)
+    assert told(steps) == [(1, Fate.MIGRATE, 1), (2, Fate.MIGRATE, 1), (3, Fate.SUSPEND, None)]
+    assert "no other GPU of this chip has room" in steps[-1].why
+
+
+@pytest.mark.parametrize(("short", "fate"), [(0, Fate.MIGRATE), (1, Fate.SUSPEND)])
+def test_the_context_needs_room_too(short: int, fate: Fate) -> None:
+    (step,) = plan(0, [tenant(1)], rooms(0, GIB + CONTEXT - short), CONTEXT)
+    assert step.fate is fate
+
+
+def test_another_chip_is_no_place() -> None:
+    (step,) = plan(0, [tenant(1)], [Room(0, "GH100", 0), Room(1, "AD102", 9 * GIB)], CONTEXT)
+    assert (step.fate, step.why) == (Fate.SUSPEND, "no other GPU is alike")
+
+
+def test_two_gpus_of_a_process_do_not_become_one() -> None:
+    (step,) = plan(0, [tenant(1, gpus=(0, 1))], rooms(0, 9 * GIB, 2 * GIB), CONTEXT)
+    assert (step.fate, step.to) == (Fate.MIGRATE, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"hook_state": "driver", "reason": "it was started without"}, "it was started without"),
+        ({"hook_state": "driver"}, "it was not started with `phos run`"),
+        ({"hook_state": "unsupported", "reason": "managed memory"}, "managed memory"),
+        ({"state": "parked"}, "it is parked"),
+        ({"state": "locked", "reason": "by whom?"}, "it is locked: by whom?"),
+        ({"reason": "a job works on it"}, "a job works on it"),
+    ],
+)
+def test_what_cannot_be_moved_stays_and_says_why(changes: dict[str, Any], why: str) -> None:
+    (step,) = plan(0, [tenant(1, **changes)], rooms(0, 9 * GIB), CONTEXT)
+    assert (step.fate, step.why) == (Fate.STAY, why)
+
+
+SIZES = st.integers(0, 8 * GIB)
+TENANTS = st.lists(
+    st.tuples(SIZES, st.sampled_from([(0,), (0, 1), (0, 2, 3)]), st.sampled_from(["", "no"])),
+    max_size=12,
+)
+ROOMS = st.lists(st.tuples(st.sampled_from(["GH100", "AD102"]), SIZES), min_size=1, max_size=5)
+
+
+@given(TENANTS, ROOMS, st.integers(0, GIB))
+def test_no_gpu_is_overfilled_and_every_process_has_one_step(
+    given_tenants: list[tuple[int, tuple[int, ...], str]],
+    given_rooms: list[tuple[str, int]],
+    context: int,
+) -> None:
+    there = [
+        tenant(pid, size, gpus, reason=reason)
+        for pid, (size, gpus, reason) in enumerate(given_tenants, 1)
+    ]
+    found = [Room(n, chip, free) for n, (chip, free) in enumerate(given_rooms)]
+    steps = plan(0, there, found, context)
+    assert sorted(step.tenant.process.pid for step in steps) == [t.process.pid for t in there]
+    assert plan(0, reversed(there), found, context) == steps
+    taken: Counter[int] = Counter()
+    for step in steps:
+        gpus, movable = step.tenant.process.gpus, not step.tenant.process.reason
+        assert (step.fate is not Fate.STAY) is movable
+        assert (step.to is not None) is (step.fate is Fate.MIGRATE)
+        others = {n for n, room in enumerate(found) if n and room.chip == found[0].chip}
+        fits = {
+            n for n in others - set(gpus) if found[n].free - taken[n] >= step.tenant.bytes + context
+        }
+        if step.to is not None:
+            assert step.to in fits
+            taken[step.to] += step.tenant.bytes + context
+        elif movable:
+            assert not fits
+    assert all(taken[n] <= found[n].free for n in taken)

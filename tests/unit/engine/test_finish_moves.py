@@ -1,0 +1,50 @@
+"""What recovery does with processes some of which the driver had moved when phosd was killed."""
+
+import pytest
+
+from phosd.engine.job.affected import Concern, Touched
+from phosd.engine.job.journal import Entry
+from phosd.engine.program import driver_checkpoint, process
+from phosd.engine.program.driver_checkpoint import State
+from phosd.engine.recovery import rescue
+from phosd.engine.recovery.rescue import Account
+
+FIRST, SECOND = 11, 12
+
+
+def entry(moves: dict[int, int]) -> Entry:
+    touched = tuple(Touched(pid, 1, gpu=True, hooked=True) for pid in (FIRST, SECOND))
+    concern = Concern(touched, (0, 1), moves=moves)
+    return Entry(1, "migrate", str(FIRST), 0, 0.0, "this boot", FIRST, 1, concern)
+
+
+@pytest.mark.parametrize(
+    ("states", "moves", "follow"),
+    [
+        ((State.LOCKED, State.CHECKPOINTED), {0: 1}, [SECOND]),
+        ((State.CHECKPOINTED, State.RUNNING), {0: 1}, [FIRST]),
+        ((State.CHECKPOINTED, State.CHECKPOINTED), {0: 1}, []),
+        ((State.LOCKED, State.LOCKED), {0: 1}, []),
+        ((State.LOCKED, State.CHECKPOINTED), {}, []),
+        ((None, State.CHECKPOINTED), {0: 1}, []),
+    ],
+    ids=["one moved", "one runs", "none moved", "all moved", "not begun", "one ended"],
+)
+def test_who_belongs_together_moves_together(
+    states: tuple[State | None, State | None],
+    moves: dict[int, int],
+    follow: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = dict(zip((FIRST, SECOND), states, strict=True))
+    moved: list[tuple[int, list[int]]] = []
+    monkeypatch.setattr(driver_checkpoint, "state", known.get)
+    monkeypatch.setattr(
+        driver_checkpoint, "move", lambda pids, to: moved.extend((p, to) for p in pids)
+    )
+    monkeypatch.setattr(process, "gpu_uuids", lambda: ["GPU-0", "GPU-1"])
+    account = Account()
+    stopped = [pid for pid, state in known.items() if state in (State.LOCKED, State.CHECKPOINTED)]
+    rescue._finish_moves(stopped, [entry(moves)], account)
+    assert moved == [(pid, [1, 0]) for pid in follow]
+    assert not account.failures

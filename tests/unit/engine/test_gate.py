@@ -1,0 +1,165 @@
+"""Closing the gates of several processes together, with links whose answers a test decides."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from phosd.engine.hook_client.gate import closed_gates
+from phosd.engine.hook_client.link import GateState, HookLink
+from phosd.engine.job.progress import Progress
+from phosd.errors import Busy, Cancelled, Internal, NoSuchProcess, PhosError, Timeout
+from tests.support.fake_hook import Answer, Request, fake_hook, gate
+
+
+class Link:
+    """A gate that settles when its answers say so; keeps what it was told."""
+
+    def __init__(self, pid: int, answers: Iterator[GateState | PhosError]) -> None:
+        self.pid = pid
+        self.connected = True
+        self.open = True
+        self.told: list[bool] = []
+        self.cannot_open: PhosError | None = None
+        self._answers = answers
+
+    def close_gate(self, deadline: float, *, peers_busy: bool) -> GateState:
+        self.open = False
+        self.told.append(peers_busy)
+        answer = next(self._answers)
+        if isinstance(answer, PhosError):
+            self.connected = isinstance(answer, Busy)
+            self.open = True  # the hook opens at a lost connection and at its own deadline
+            raise answer
+        return answer
+
+    def open_gate(self) -> None:
+        if self.cannot_open:
+            raise self.cannot_open
+        self.open = True
+
+
+def state(*, settled: bool = False, busy: bool = False, capturing: int = 0) -> GateState:
+    return GateState(settled, busy, 2, capturing, 0, 0, 0)
+
+
+def forever(answer: GateState) -> Iterator[GateState | PhosError]:
+    while True:
+        yield answer
+
+
+def after(*answers: GateState | PhosError) -> Iterator[GateState | PhosError]:
+    yield from answers
+    yield from forever(state(settled=True))
+
+
+def closed(
+    *links: Link, progress: Progress | None = None, deadline: float = 5
+) -> Callable[[], None]:
+    """Close them and say that they are."""
+
+    def run() -> None:
+        hooks = [cast(HookLink, link) for link in links]
+        with closed_gates(hooks, progress or Progress(), deadline):
+            assert not any(link.open for link in links)
+
+    return run
+
+
+def test_they_settle_one_after_the_other() -> None:
+    links = [Link(1, after()), Link(2, after(state(busy=True), state()))]
+    closed(*links)()
+    assert all(link.open for link in links)
+    assert len(links[0].told) == len(links[1].told) == 3
+
+
+def test_who_is_busy_is_told_to_the_others_only() -> None:
+    """Unsettled is not busy: two that wait for each other would never settle."""
+    busy, idle, third = (
+        Link(1, after(state(busy=True), state(busy=True))),
+        Link(2, after(state(), state())),
+        Link(3, after()),
+    )
+    closed(busy, idle, third)()
+    assert busy.told == [False, False, False]
+    assert idle.told == third.told == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (state(busy=True), "process 1 keeps its GPU busy, 2 threads held"),
+        (state(capturing=1, busy=True), "process 1 is capturing a stream"),
+        (state(), "calls into the driver did not return"),
+    ],
+)
+def test_the_deadline_passes(answer: GateState, why: str) -> None:
+    links = [Link(1, forever(answer)), Link(2, after())]
+    began = time.monotonic()
+    with pytest.raises(Busy, match=why):
+        closed(*links, deadline=0.1)()
+    assert 0.1 <= time.monotonic() - began < 10
+    assert all(link.open for link in links)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        NoSuchProcess("it ended", hint="see"),
+        Timeout("no answer", hint="see"),
+        Internal("nonsense", hint="see"),
+        Busy("its own deadline", hint="see"),
+    ],
+)
+def test_one_fails_while_it_closes(which: int, trouble: PhosError) -> None:
+    """The others open again, and the error is what went wrong, not what followed."""
+    links = [Link(1, forever(state(busy=True))), Link(2, forever(state()))]
+    links[which] = Link(which + 1, after(state(), trouble))
+    with pytest.raises(type(trouble), match=trouble.what) as raised:
+        closed(*links)()
+    assert all(link.open for link in links)
+    assert not getattr(raised.value, "__notes__", ())
+
+
+def test_a_cancelled_job_opens_them() -> None:
+    links = [Link(1, forever(state(busy=True))), Link(2, after())]
+    progress = Progress()
+    progress.cancel()
+    with pytest.raises(Cancelled):
+        closed(*links, progress=progress)()
+    assert all(link.open for link in links)
+
+
+def test_what_fails_inside_stays_the_error() -> None:
+    """Also when a gate does not open: that is told besides, and the other one opens."""
+    links = [Link(1, after()), Link(2, after())]
+    links[1].cannot_open = Busy("still parked", hint="report this")
+    hooks = [cast(HookLink, link) for link in links]
+    with pytest.raises(ZeroDivisionError) as raised, closed_gates(hooks, Progress()):
+        raise ZeroDivisionError
+    assert [link.open for link in links] == [True, False]
+    assert raised.value.__notes__ == ["besides, still parked; report this"]
+
+
+def test_a_process_that_dies_inside_is_no_error() -> None:
+    links = [Link(1, after()), Link(2, after())]
+    links[0].cannot_open = NoSuchProcess("it ended", hint="see")
+    closed(links[1], links[0])()
+    assert links[1].open
+
+
+def test_with_a_real_link(runtime: Path) -> None:
+    """The requests, in order, as a hook sees them."""
+    answers = iter([gate(busy=1), gate(settled=1)])
+
+    def script(request: Request) -> Answer:
+        return Answer(next(answers) if request.payload else b"")
+
+    with fake_hook(runtime, script) as seen, HookLink(os.getpid(), runtime) as link:
+        with closed_gates([link], Progress()):
+            assert [r.type for r in seen] == [4, 4]
+        assert [r.type for r in seen] == [4, 4, 8]

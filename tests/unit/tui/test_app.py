@@ -1,0 +1,41 @@
+"""The application over a node that the test leads."""
+
+import asyncio
+
+from phosd.tui.app import PhosApp
+from tests.support.tui.fakes import fake_node, gpu, process
+from tests.support.tui.opened import LARGE, opened, run, until, until_told
+
+
+def test_the_key_c_checkpoints_the_process_under_the_cursor() -> None:
+    node, link = fake_node(gpu(), process(1), process(2))
+
+    async def body() -> None:
+        app = PhosApp(node)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.press("down", "c")
+            await pilot.pause()
+            assert link.asked == [("Checkpoint", 2)]
+
+    asyncio.run(body())
+
+
+def test_of_many_toasts_most_are_counted() -> None:
+    """Hundreds are marked, one key, and each is refused."""
+    node, _ = fake_node(gpu(), process(1))
+
+    async def body() -> None:
+        async with opened(node, LARGE) as pilot:
+            app = pilot.app
+            assert isinstance(app, PhosApp)
+            for number in range(100):
+                app.tell(f"Checkpoint of {number}", "a job works on it; wait", "error")
+            await until(pilot, lambda: len(app._notifications) >= 8, "the first ones")
+            titles = [toast.title for toast in app._notifications][:8]
+            assert titles == [f"Checkpoint of {number}" for number in range(8)]
+            await until_told(pilot, "92 more of these", "Log (6)")
+            assert len(app._notifications) <= 9
+            app.tell("later", "is told again")
+            await until_told(pilot, "later", "is told again")
+
+    run(body)
