@@ -20,13 +20,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main() -> int:
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot become the init of what is started here")
-    child = os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ)
+    # A signal that comes before we know the command's pid waits until we do.
+    ours = {signal.SIGTERM, signal.SIGINT}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
+    child = os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ, setsigmask=before)
 
     def pass_on(number: int, _: FrameType | None) -> None:
         os.kill(child, number)
 
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGINT, lambda *_: None)  # a terminal sends it to the command, too
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     while True:
         pid, status = os.wait()
         if pid == child:

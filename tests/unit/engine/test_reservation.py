@@ -6,6 +6,7 @@ import threading
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import msgspec
@@ -193,10 +194,10 @@ def test_too_little_device_memory() -> None:
         def mover(self, gpu: int) -> Mover:
             return Mover()
 
-    movers = cast(Node, Movers())
-    require_device_memory(movers, {0: 1000, 1: 999})
+    node = cast(Node, SimpleNamespace(movers=Movers()))
+    require_device_memory(node, {0: 1000, 1: 999})
     with pytest.raises(OutOfMemory, match="GPU 1"):
-        require_device_memory(movers, {0: 1000, 1: 1001})
+        require_device_memory(node, {0: 1000, 1: 1001})
 
 
 # -- the machine that an image needs -----------------------------------------------------------
