@@ -19,6 +19,8 @@ from phosd.engine.system.privileges import Capability
 ENDING_PATIENCE = 10.0
 """Seconds for killed processes to give back their memory, and for a parent to collect them."""
 
+_RESTORE = {"restore", "--no-default-config", "--restore-detached"}
+"""What phosd says to a CRIU that restores. No other one is to be ended by us."""
 _NOT_A_PROCESS = (errno.ESRCH, errno.EINVAL, errno.ENOENT)
 """What ``pidfd_open(2)`` says to an id that nobody or a mere thread has, by kernel."""
 
@@ -35,6 +37,32 @@ def is_criu(pid: int) -> bool:
         ours = procfs.namespace(pid, "user") == procfs.namespace(os.getpid(), "user")
         return trusted and ours and _is_named_criu(_executable(pid))
     return False
+
+
+def restores(pid: int) -> bool:
+    """Whether it is of a CRIU that restores a program for a phosd, and no part of it yet."""
+    with contextlib.suppress(OSError):  # it has ended
+        return _RESTORE.issubset(procfs.command_line(pid)) and is_criu(pid)
+    return False
+
+
+def is_left_over(pid: int, since: int) -> bool:
+    """Whether a CRIU that was killed has left it behind: whoever leads its session has ended.
+
+    It is no part of any program, and may stand still for ever: CRIU stops children of its own to
+    find out what the kernel can do. ``since`` is when the restore began, in clock ticks since boot.
+    """
+    found = procfs.stat(pid)
+    if found is None or found.dead or found.start_time < since or not restores(pid):
+        return False
+    leader = procfs.stat(found.session)
+    return found.session > 0 and (leader is None or leader.dead)
+
+
+def end_left_over(since: int) -> None:
+    """SIGKILL to all that :func:`is_left_over`, and wait until they have ended."""
+    left = [pid for pid in procfs.pids() if is_left_over(pid, since)]
+    end(left, lambda pid: is_left_over(pid, since))
 
 
 def is_made(process: Process, user: int, since: int) -> bool:

@@ -15,7 +15,7 @@ from phosd.engine.criu import file_worker
 from phosd.engine.criu.dump import digests, require_private, working_folder
 from phosd.engine.criu.file_worker import Change, Orders, Policy
 from phosd.engine.criu.inherited_stdio import Outlets
-from phosd.engine.criu.owned_processes import ENDING_PATIENCE, end, is_made
+from phosd.engine.criu.owned_processes import ENDING_PATIENCE, end, end_left_over, is_made
 from phosd.engine.criu.program import Criu, Owner
 from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.image.manifest import Process, Tree
@@ -117,6 +117,7 @@ def restore_tree(
 
     def end_made() -> None:
         end(wanted, lambda pid: is_made(wanted[pid], user, since))
+        end_left_over(since)
 
     try:
         _run(criu, tree, details, folder, options, progress, end_made)

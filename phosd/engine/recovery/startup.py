@@ -3,8 +3,10 @@
 import contextlib
 import logging
 import stat
+import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -105,13 +107,18 @@ def _text(node: Node, job: Unfinished, account: Account) -> str:
 def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
     """A restored program that had not begun to run is ended; the image is still there."""
     try:
-        _wait_for_criu()
         users = [criu_restore.restoring_user(tree).uid for tree in manifest.trees]
         wanted = {p.pid: p for p in manifest.processes}
 
         def ours(pid: int) -> bool:
             return owned_processes.is_made(wanted[pid], users[wanted[pid].tree], since)
 
+        # What CRIU has made does not end with it: that is for what follows.
+        _wait_for_criu(
+            lambda pid: (pid in wanted and ours(pid)) or owned_processes.is_left_over(pid, since),
+            since,
+        )
+        owned_processes.end_left_over(since)
         made = {pid: wanted[pid] for pid in wanted if ours(pid)}
         if not made:
             return f"nothing had been restored; {_AGAIN}"
@@ -125,22 +132,23 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
             criu_restore.close_to_others(node.store.images / manifest.id / tree.folder)
 
 
-def _wait_for_criu() -> None:
+def _wait_for_criu(stays: Callable[[int], bool], since: int) -> None:
     """A CRIU that restores is killed with its phosd. It is not gone at once."""
+
+    def going(pid: int) -> bool:
+        found = procfs.stat(pid)
+        return found is not None and found.start_time >= since and not stays(pid)
+
     end = time.monotonic() + _END_SECONDS
-    while any(_restores(pid) for pid in procfs.pids()) and time.monotonic() < end:
+    while any(owned_processes.restores(pid) and going(pid) for pid in procfs.pids()):
+        if time.monotonic() > end:
+            return
         time.sleep(0.05)
-
-
-def _restores(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return "--restore-detached" in procfs.command_line(pid) and owned_processes.is_criu(pid)
-    return False
 
 
 def _all_run(node: Node, made: Mapping[int, Restored]) -> bool:
     for pid, recorded in made.items():
-        if recorded.gpu and driver_checkpoint.state(pid) is not driver_checkpoint.State.RUNNING:
+        if recorded.gpu and not _runs(pid):
             return False
         if recorded.hooked:
             try:
@@ -150,6 +158,25 @@ def _all_run(node: Node, made: Mapping[int, Restored]) -> bool:
             except PhosError:
                 return False
     return True
+
+
+def _runs(pid: int) -> bool:
+    """Whether the driver says so, within a while. The process itself answers, which it cannot when
+    CRIU was killed before it let go of it; the question then ends with the process.
+    """
+    answer: Future[bool] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(driver_checkpoint.state(pid) is driver_checkpoint.State.RUNNING)
+        except PhosError as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name=f"state-{pid}", daemon=True).start()
+    try:
+        return answer.result(_WAKE_SECONDS)
+    except TimeoutError:
+        return False
 
 
 def sweep_hooks(folder: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.restore import RestoreOptions, restore
 from phosd.engine.program import driver_checkpoint
-from phosd.engine.recovery import rescue
+from phosd.engine.recovery import rescue, startup
 from phosd.engine.recovery.rescue import free, left_parked
 from phosd.engine.recovery.startup import settle
 from phosd.engine.system import procfs
@@ -30,7 +31,7 @@ from phosd.engine.system.procfs import identity
 from phosd.errors import Busy, Internal
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right, save
-from tests.support.harness import alive, children, wait_until
+from tests.support.harness import Target, alive, children, wait_until
 from tests.support.pids import occupy, release
 from tests.system.cli.test_recover import leave_parked
 
@@ -151,6 +152,18 @@ def test_a_restored_process_that_waits_is_ended_and_another_is_not(
         assert alive(other)
     finally:
         release(other)
+    since = restore_and_be_killed(node, target, image)
+    said = settle(node, [Unfinished(1, Concern(touched, (0,), image, since))])
+    assert said == {1: f"what was restored of it (pid {target.pid}) was ended; start the job again"}
+    wait_until(lambda: not alive(target.pid), "its end")
+    files = [p for p in (node.store.images / image).rglob("*") if p.is_file()]
+    assert {p.stat().st_mode & 0o777 for p in files} == {0o600}
+    restore(node, image, RestoreOptions(), Progress())
+    computes_right(target, undisturbed)
+
+
+def restore_and_be_killed(node: Node, target: Target, image: str) -> int:
+    """A restore whose phosd is killed before the program goes on; when it began."""
     since = now()
     script = f"""
 import os, pathlib
@@ -165,13 +178,91 @@ restore(node, {image!r}, RestoreOptions(), Progress())
     environment = os.environ | {"PHOS_FAULT": "restore-map:kill"}
     assert subprocess.run([sys.executable, "-c", script], env=environment).returncode == -9
     assert alive(target.pid)
-    said = settle(node, [Unfinished(1, Concern(touched, (0,), image, since))])
+    return since
+
+
+def test_a_restored_process_that_criu_never_let_go_of_is_ended(
+    node: Node, start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver waits for its answer for ever."""
+    target = start("single")
+    target.wait_for_steps(3)
+    image = save(node, target, "driver").id
+    target.kill()
+    since = restore_and_be_killed(node, target, image)
+
+    def asked(pid: int) -> driver_checkpoint.State:
+        wait_until(lambda: not alive(pid), "its end")
+        return driver_checkpoint.State.RUNNING
+
+    monkeypatch.setattr(startup, "_WAKE_SECONDS", 0.5)
+    monkeypatch.setattr(driver_checkpoint, "state", asked)
+    concern = Concern((Touched(target.pid, None, gpu=True, hooked=False),), (0,), image, since)
+    said = settle(node, [Unfinished(1, concern)])
     assert said == {1: f"what was restored of it (pid {target.pid}) was ended; start the job again"}
-    wait_until(lambda: not alive(target.pid), "its end")
-    files = [p for p in (node.store.images / image).rglob("*") if p.is_file()]
-    assert {p.stat().st_mode & 0o777 for p in files} == {0o600}
-    restore(node, image, RestoreOptions(), Progress())
-    computes_right(target, undisturbed)
+    assert not alive(target.pid)
+
+
+_AS_CRIU = ["-c", "kill -STOP $$", "restore", "--no-default-config", "--restore-detached"]
+"""Words of a shell that stands still, and looks like a CRIU that phosd has restore something."""
+
+
+def test_what_a_killed_criu_leaves_standing_is_ended_and_not_waited_for(
+    node: Node, start: Starter, tmp_path: Path
+) -> None:
+    """CRIU stops children of its own while it looks what the kernel can do. Killed just then, with
+    its phosd, it leaves one that nobody lets go on.
+    """
+    target = start("single")
+    target.wait_for_steps(3)
+    image = save(node, target, "stop").id
+    target.kill()
+    concern = Concern((Touched(target.pid, None, gpu=True, hooked=True),), (0,), image, now())
+    fake = tmp_path / "criu"
+    shutil.copy("/bin/sh", fake)
+    lead = "import subprocess, sys\nprint(subprocess.Popen(sys.argv[1:]).pid, flush=True)\ninput()"
+    words = {
+        "ours": [str(fake), *_AS_CRIU],
+        "of another tool": [str(fake), *_AS_CRIU[:2], "restore", "--restore-detached"],
+        "no CRIU": ["/bin/sh", *_AS_CRIU],
+        "led": [str(fake), *_AS_CRIU],
+    }
+    leaders, left = {}, {}
+    for name, command in words.items():
+        leaders[name] = subprocess.Popen(
+            [sys.executable, "-c", lead, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        said = leaders[name].stdout
+        assert said is not None
+        left[name] = int(said.readline())
+        wait_until(lambda pid=left[name]: procfs.stat(pid).stopped, "it to stop")  # type: ignore
+    try:
+        for name in words.keys() - {"led"}:
+            leaders[name].kill()
+            leaders[name].wait()
+        done: list[dict[int, str]] = []
+        began = time.monotonic()
+        waiting = threading.Thread(
+            target=lambda: done.append(settle(node, [Unfinished(1, concern)]))
+        )
+        waiting.start()
+        time.sleep(1)
+        assert not done, "the one that is led may be at work"
+        leaders["led"].kill()
+        leaders["led"].wait()
+        waiting.join()
+        assert done == [{1: "nothing had been restored; start the job again"}]
+        assert time.monotonic() - began < 5
+        assert {name for name, pid in left.items() if alive(pid)} == {"of another tool", "no CRIU"}
+    finally:
+        for name, pid in left.items():
+            leaders[name].kill()
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+            leaders[name].communicate()
 
 
 def test_criu_is_waited_for(

@@ -14,11 +14,11 @@ import pytest
 
 from phosd.engine.criu import restore as restore_module
 from phosd.engine.criu.dump import Dump, DumpOptions
-from phosd.engine.criu.owned_processes import end, is_criu, is_made
+from phosd.engine.criu.owned_processes import end, is_criu, is_made, restores
 from phosd.engine.criu.program import Criu
 from phosd.engine.job.affected import now
 from phosd.engine.program.tree import scan
-from phosd.engine.recovery import rescue, startup
+from phosd.engine.recovery import rescue
 from phosd.errors import Internal
 from tests.node.criu.life import COUNTER, SYSTEM_PYTHON, USER, Life, records, wait_for
 from tests.support.harness import alive
@@ -135,7 +135,10 @@ def looks(action: Sequence[str]) -> list[str]:
 
 def test_anybody_may_look_like_criu(named_criu: str) -> None:
     """With all capabilities, in a user namespace of their own; or by a program that is root's."""
-    dump, restore = ["dump", "--tree", "1"], ["restore", "--restore-detached"]
+    dump, restore = (
+        ["dump", "--tree", "1"],
+        ["restore", "--no-default-config", "--restore-detached"],
+    )
     for words in (dump, restore):
         with (
             running("unshare", "-Ur", *looks(words), user=USER, group=USER, extra_groups=[]) as pid,
@@ -144,8 +147,8 @@ def test_anybody_may_look_like_criu(named_criu: str) -> None:
             wait_for(lambda: Path(f"/proc/{pid}/status").read_text().count("ffffffff"))
             assert not is_criu(pid)
             assert not is_criu(root)
-            assert not startup._restores(pid)
-            assert not startup._restores(root)
+            assert not restores(pid)
+            assert not restores(root)
             assert 1 not in rescue._dumped()
     # ... which may be called as CRIU is.
     with running(

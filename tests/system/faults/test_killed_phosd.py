@@ -7,7 +7,7 @@ import pytest
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, check, computes_right
 from tests.support.bus import private_bus
-from tests.support.harness import alive
+from tests.support.harness import alive, wait_until
 from tests.system.faults.daemon_under_fault import DIED, Plant, eventually_alone, leftovers, partial
 
 PARKED = ("parking-park", "parking-detach", "checkpoint-control", "driver-checkpoint")
@@ -93,6 +93,29 @@ def test_what_was_being_restored_does_not_stay_behind(
     mark = target.position()
     assert plant.end_of(plant.begin("Restore", "sa{sv}", image, 0)) == "done", plant.last()
     check(target.wait_for_steps(AFTER, since=mark), original, undisturbed(program))
+    plant.stop()
+
+
+def test_what_criu_had_made_half_does_not_stay_behind(
+    plant: Plant, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """Such processes have their ids and their memory, and answer nobody, the driver neither."""
+    target = start("workers")
+    target.wait_for_steps(3)
+    plant.start()
+    assert plant.end_of(plant.checkpoint(target.pid, "stop")) == "done"
+    (image,) = plant.images()
+    target.kill()
+    plant.begin("Restore", "sa{sv}", image, 0)
+    wait_until(lambda: alive(target.pid), "CRIU to make the first process")
+    plant.kill()
+    plant.start()
+    message = plant.last()["message"]
+    assert "was ended" in message or "nothing had been restored" in message, message
+    assert not any(alive(pid) for pid in target.pids)
+    assert not leftovers(plant.place)
+    assert plant.end_of(plant.begin("Restore", "sa{sv}", image, 0)) == "done", plant.last()
+    computes_right(target, undisturbed)
     plant.stop()
 
 
