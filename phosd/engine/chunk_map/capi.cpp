@@ -1,4 +1,5 @@
-// What phosd/engine/chunk_map/chunk_map.py calls. A board is a View; failures are null or -1 with errno set.
+// What phosd/engine/chunk_map/chunk_map.py calls. A board is a View; failures are null or -1 with
+// errno set.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>

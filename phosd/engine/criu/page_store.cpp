@@ -6,9 +6,9 @@
 // to find first: 1.3 GB took 0.45 s of the time that a program stands still. Here the pipe's pages
 // are moved, still by reference, to a pipe of our own, and threads copy them to a store that was
 // mapped and touched before. A ledger says which bytes of which file are where;
-// phosd/engine/criu/page_store.py lays out both, waits until all is copied before it lets the process go
-// on, and puts the files together when it runs. Whatever cannot be done so is left to the real
-// splice.
+// phosd/engine/criu/page_store.py lays out both, waits until all is copied before it lets the
+// process go on, and puts the files together when it runs. Whatever cannot be done so is left to
+// the real splice.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
