@@ -14,12 +14,15 @@ SOURCES = $(shell find phosd tests bench -name "*.cpp" -o -name "*.h" -o -name "
 THREADED := phosd/hook/all phosd/engine/mover/all
 TYPED = $(foreach folder,phosd tests bench examples packaging,$(if $(wildcard $(folder)/*.py),$(folder)))
 CMAKE := .venv/bin/cmake
+AGAIN := $(MAKE) --no-print-directory
+CTEST := .venv/bin/ctest --output-on-failure --no-tests=error --parallel $(JOBS)
 CONFIGURE := -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DPython3_EXECUTABLE=$(CURDIR)/$(PY)
 export PATH := $(PATH):/usr/sbin:/sbin
 export PYTHON
 
-.PHONY: help setup build deb lint native-test check test test-all begin-test python-test soak \
-	flake-hunt durations test-boot demo test-gpu clean
+.PHONY: help setup build deb lint native-test native-test-plain native-test-sanitized \
+	native-test-threads check test test-all begin-test python-test soak flake-hunt durations \
+	test-boot demo test-gpu clean
 
 help:
 	@echo "make demo      train a network, checkpoint it, kill -9, restore it, compare"
@@ -81,18 +84,28 @@ lint: .venv/.ready
 	@$(STEP) "clang-format" $(LOGS)/clang-format.log \
 	    .venv/bin/clang-format --dry-run --Werror $(SOURCES)
 
-native-test: build build/sanitized/build.ninja build/threads/build.ninja
-	@$(STEP) "native tests" $(LOGS)/ctest.log \
-	    .venv/bin/ctest --test-dir build/native --output-on-failure --no-tests=error
+# What has passed with the same sources, headers, CMake files and compiler is not built or run again.
+native-test: build
+	@packaging/stamped.sh build/native.passed "native tests" $(AGAIN) native-test-plain
+	@packaging/stamped.sh build/sanitized.passed "native tests with sanitizers" \
+	    $(AGAIN) native-test-sanitized
+	@packaging/stamped.sh build/threads.passed "native tests with the thread sanitizer" \
+	    $(AGAIN) native-test-threads
+
+native-test-plain:
+	@$(STEP) "native tests" $(LOGS)/ctest.log $(CTEST) --test-dir build/native
+
+native-test-sanitized: build/sanitized/build.ninja
 	@$(STEP) "sanitized build" $(LOGS)/build-sanitized.log \
 	    $(CMAKE) --build build/sanitized --parallel $(JOBS)
 	@$(STEP) "native tests with sanitizers" $(LOGS)/ctest-sanitized.log \
-	    .venv/bin/ctest --test-dir build/sanitized --output-on-failure --no-tests=error
+	    $(CTEST) --test-dir build/sanitized
+
+native-test-threads: build/threads/build.ninja
 	@$(STEP) "build with the thread sanitizer" $(LOGS)/build-threads.log \
 	    $(CMAKE) --build build/threads --parallel $(JOBS) --target $(THREADED)
 	@$(STEP) "native tests with the thread sanitizer" $(LOGS)/ctest-threads.log \
-	    .venv/bin/ctest --test-dir build/threads --output-on-failure --no-tests=error \
-	    --tests-regex "^(hook|mover)_"
+	    $(CTEST) --test-dir build/threads --tests-regex "^(hook|mover)_"
 
 check: begin-test build lint
 	@$(STEP) "unit tests" - $(PYTEST) tests/unit --isolated $(SHARDS)

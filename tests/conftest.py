@@ -32,6 +32,13 @@ devices = Path(tempfile.mkdtemp(prefix="phos-test-gpu-"))
 devices.chmod(0o755)  # some programs are other users'
 os.environ["PHOS_SOFTGPU_DIR"] = str(devices / "gpu")
 
+# Programs compile their kernels once, whoever runs them, and nobody compiles phosd at each start.
+kernels = devices / "kernels"
+kernels.mkdir()
+kernels.chmod(0o1777)
+os.environ["PHOS_TEST_CACHE"] = str(kernels)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A job in the background is started with these ignored, and what it starts would inherit that.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:

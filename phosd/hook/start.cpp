@@ -72,6 +72,7 @@ void start() {
                 "the kernel or a seccomp filter refuses membarrier(2), without which "
                 "calls under way cannot be told from calls to come");
         faults::load();
+        read_test_patience();
         torch_cache::find_interpreter();
         if (pthread_atfork(nullptr, nullptr, become_inert) != 0) return false;
         is_active.store(true, std::memory_order_release);

@@ -29,6 +29,8 @@ void mark(bool unsupported, const std::string& reason) {
     fitness_now.parkable = false;
 }
 
+uint64_t test_patience = 0;  // nanoseconds, 0 for none
+
 }  // namespace
 
 bool enabled() {
@@ -49,6 +51,22 @@ void mark_unsupported(const std::string& reason) {
 Fitness fitness() {
     const std::lock_guard lock(fitness_mutex);
     return fitness_now;
+}
+
+void read_test_patience() {
+    const char* const value = secure_getenv("PHOS_TEST_PATIENCE");
+    if (!value || !*value) return;
+    char* end = nullptr;
+    const unsigned long milliseconds = std::strtoul(value, &end, 10);
+    if (*end || milliseconds < 10 || milliseconds > 60'000) {
+        log::note("PHOS_TEST_PATIENCE is not 10 to 60000 milliseconds: %s", value);
+        return;
+    }
+    test_patience = milliseconds * 1'000'000;
+}
+
+uint64_t patience(uint64_t nanoseconds) {
+    return test_patience ? test_patience : nanoseconds;
 }
 
 uint64_t monotonic_ns() {

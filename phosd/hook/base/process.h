@@ -31,6 +31,13 @@ Fitness fitness();
 
 uint64_t monotonic_ns();
 
+// How long to wait for the engine's movers: `nanoseconds`, or as many milliseconds (10 to 60,000)
+// as PHOS_TEST_PATIENCE says, so that tests need not wait as long. Whoever sets it shortens or
+// lengthens the waits of their own program, and nothing else; a program of raised privileges does
+// not read it.
+uint64_t patience(uint64_t nanoseconds);
+void read_test_patience();  // once, at the start
+
 // Sleeps. No cancellation point, unlike nanosleep(): a thread of the program that is cancelled here
 // would never let go of what the hook holds.
 void pause_for(long nanoseconds);

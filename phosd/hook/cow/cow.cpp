@@ -131,8 +131,8 @@ class Writer {
             if (now - began > kSpin) board.wait_progress(seen);
             now = monotonic_ns();
             over = !board.is_armed() || !armed.load(std::memory_order_acquire);
-            if (!over && now - began > kPatience) {
-                give_up("no mover has made progress for ten seconds");
+            if (!over && now - began > patience(kPatience)) {
+                give_up("no mover has made progress in time");
                 over = true;
             }
         }

@@ -29,7 +29,7 @@ std::mutex turn;  // one asks at a time
 // session may end meanwhile, which gives back all that it holds.
 template <class Condition>
 bool wait_until(Condition condition) {
-    for (const uint64_t end = monotonic_ns() + kPatience; monotonic_ns() < end;) {
+    for (const uint64_t end = monotonic_ns() + patience(kPatience); monotonic_ns() < end;) {
         {
             const cow::Reader session;
             if (!session || condition(*session)) return true;

@@ -17,7 +17,7 @@ from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import save
 from tests.node.checkpoint_restore.test_fault_points import lasting
 from tests.node.concurrent.watch import slow_movers
-from tests.support.harness import Target, run_to_end, wait_until
+from tests.support.harness import Target, undisturbed, wait_until
 from tests.support.rotation import part
 
 REQUESTS = (
@@ -96,9 +96,7 @@ def unharmed(node: Node, honest: Target) -> None:
     honest.more_steps(2)
     save(node, honest, "auto")
     values = honest.values()
-    quick = {"PHOS_TEST_PACE": "0"}
-    right = run_to_end("single", max(values) + 1, hooked=False, extra=quick)
-    assert values.items() <= right.items()
+    assert values.items() <= undisturbed("single", max(values) + 1).items()
 
 
 def test_a_hook_that_is_passed_on_without_a_lie(node: Node, start: Starter, place: Path) -> None:

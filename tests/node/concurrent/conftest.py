@@ -1,7 +1,6 @@
 """A node, programs that copy-on-write has to follow, and what they compute undisturbed."""
 
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,14 +17,9 @@ Undisturbed = Callable[..., dict[int, str]]
 
 
 @pytest.fixture(scope="session")
-def surroundings() -> Iterator[dict[str, str]]:
-    """The environment of the programs: quick steps, and kernels that are compiled once."""
-    with tempfile.TemporaryDirectory(prefix="phos-test-kernels-") as cache:
-        yield {
-            "PYTHONPATH": str(harness.PROGRAMS),
-            "PHOS_TEST_CACHE": cache,
-            "PHOS_TEST_PACE": "0.004",
-        }
+def surroundings() -> dict[str, str]:
+    """The environment of the programs: quick steps."""
+    return {"PYTHONPATH": str(harness.PROGRAMS), "PHOS_TEST_PACE": "0.004"}
 
 
 @pytest.fixture
@@ -57,16 +51,9 @@ def undisturbed(surroundings: dict[str, str]) -> Undisturbed:
     """The values that a program computes when nobody touches it, without the hook: of so many
     steps, at least.
     """
-    known: dict[tuple[str, ...], dict[int, str]] = {}
 
     def values(program: str, variant: str = "", steps: int = 100, **extra: str) -> dict[int, str]:
-        key = (program, variant, *extra.values())
-        if len(known.get(key, ())) < steps:
-            arguments = (variant,) if variant else ()
-            environment = {**surroundings, **extra, "PHOS_TEST_PACE": "0"}
-            known[key] = harness.run_to_end(
-                program, max(100, 2 * steps), *arguments, hooked=False, extra=environment
-            )
-        return known[key]
+        arguments = (variant,) if variant else ()
+        return harness.undisturbed(program, steps, *arguments, extra={**surroundings, **extra})
 
     return values

@@ -1,6 +1,5 @@
 """What a wrong guess teaches: the daemon remembers it, and the next guess is right."""
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,19 +18,14 @@ TRIES = 5
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[Target]:
     """A program whose kernel follows pointers that stand in memory."""
-    with tempfile.TemporaryDirectory(prefix="phos-test-kernels-") as cache:
-        extra = {
-            "PYTHONPATH": str(harness.PROGRAMS),
-            "PHOS_TEST_CACHE": cache,
-            "PHOS_TEST_PACE": "0.004",
-        }
-        runtime = tmp_path / "run"
-        found = start("wrong", tmp_path, runtime=runtime, arguments=("0", "chase"), extra=extra)
-        try:
-            found.wait_for_steps(5)
-            yield found
-        finally:
-            found.kill()
+    extra = {"PYTHONPATH": str(harness.PROGRAMS), "PHOS_TEST_PACE": "0.004"}
+    runtime = tmp_path / "run"
+    found = start("wrong", tmp_path, runtime=runtime, arguments=("0", "chase"), extra=extra)
+    try:
+        found.wait_for_steps(5)
+        yield found
+    finally:
+        found.kill()
 
 
 def test_a_program_is_guessed_wrong_once(bus: str, tmp_path: Path, target: Target) -> None:
