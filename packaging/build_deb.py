@@ -51,6 +51,8 @@ COMPLETIONS = {
     "fish": "usr/share/fish/vendor_completions.d",
 }
 
+TEXTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "NOTICE")
+
 UNUSED = ("pip", "pip-*", "setuptools*", "pkg_resources", "_distutils_hack", "bin", "*.pth")
 """What the bundled packages bring along for their own command lines."""
 SOURCES = (".cpp", ".h", ".pxd", ".pxi", ".pyx", ".in")
@@ -195,9 +197,10 @@ def add_documents(root: Path) -> None:
     documents = root / "usr/share/doc/phosd"
     pages = [path for folder in ("docs", "examples") for path in (ROOT / folder).rglob("*")]
     # As in a checkout: they link to each other.
-    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *pages):
+    for path in (*(ROOT / name for name in TEXTS), *pages):
         if path.is_file() and path.suffix != ".in":
             put(documents / path.relative_to(ROOT), path.read_bytes())
+    put(documents / "copyright", (ROOT / "NOTICE").read_bytes() + (ROOT / "LICENSE").read_bytes())
     changes = gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), mtime=0)
     put(documents / "changelog.gz", changes)
     made = root / "made"

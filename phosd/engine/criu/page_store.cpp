@@ -19,6 +19,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <cstdint>
 #include <cstdlib>
 
@@ -143,7 +144,9 @@ void in_child() {
 
 __attribute__((constructor)) void begin() {
     const char* text = getenv("PHOS_PAGES");
-    const int fd = text ? atoi(text) : -1;
+    char* rest = nullptr;
+    const long number = text ? std::strtol(text, &rest, 10) : -1;
+    const int fd = number > STDERR_FILENO && number <= INT_MAX && *rest == 0 ? int(number) : -1;
     unsetenv("LD_PRELOAD");  // not for what CRIU starts
     unsetenv("PHOS_PAGES");
     struct stat status{};
