@@ -14,6 +14,7 @@ tool() { need "command -v $1" "$2"; }
 PATH="$PATH:/usr/sbin:/sbin"
 tool gcc gcc
 tool g++ g++
+tool ccache ccache
 tool patchelf patchelf
 tool dbus-daemon dbus-daemon
 tool busctl systemd
