@@ -21,8 +21,8 @@ from phosd.engine.job.experience import KernelMark
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo, Undoing
 from phosd.engine.memory.background_copy import follow, spare_memory, starved
-from phosd.engine.memory.device_memory import Holdings
-from phosd.engine.memory.exported import Held, if_alive, new_key
+from phosd.engine.memory.device_memory import DeviceMemory
+from phosd.engine.memory.exported import ExportedBlock, if_alive, new_key
 from phosd.engine.mover.client.requests import DrainBoard, Drained
 from phosd.errors import MisSpeculation, NoSuchProcess, OutOfMemory
 
@@ -50,7 +50,7 @@ class _Member:
 
     link: HookLink
     slabs: list[_Slab] = field(default_factory=list)
-    blocks: list[Held] = field(default_factory=list)
+    blocks: list[ExportedBlock] = field(default_factory=list)
     board: Board | None = None
     armed: bool = False
 
@@ -64,14 +64,14 @@ class Drain(Undoing):
 
     def __init__(
         self,
-        holdings: Holdings,
+        memory: DeviceMemory,
         links: Sequence[HookLink],
         writer: ImageWriter,
         suspects: Sequence[KernelMark] = (),
         *,
         audit: bool = False,
     ) -> None:
-        self._holdings = holdings
+        self._memory = memory
         self._members = [_Member(link) for link in links]
         self._writer = writer
         self._kernels = [KernelRow(mark.name, mark.module, suspect=True) for mark in suspects]
@@ -90,16 +90,16 @@ class Drain(Undoing):
         """Have shadow memory made, at most ``limit`` bytes a GPU (None: as much as is sensible)."""
         for member in self._members:
             sizes: Counter[tuple[int, int]] = Counter()
-            for held in self._holdings.of(member.link.pid):
-                sizes[held.block.device, held.gpu] += held.block.size
+            for exported in self._memory.of(member.link.pid):
+                sizes[exported.block.device, exported.gpu] += exported.block.size
             for (device, gpu), size in sorted(sizes.items()):
                 self._add_slabs(member, device, gpu, size if limit is None else min(size, limit))
 
     def settle(self, progress: Progress) -> None:
         """Save inside the stop what other processes may write, too (hazard 6). Gates are closed."""
-        if shared := self._holdings.shared():
-            digests = self._holdings.digest(shared)
-            self._shared = self._holdings.save(digests, self._writer, progress, prepared=False)
+        if shared := self._memory.shared():
+            digests = self._memory.digest(shared)
+            self._shared = self._memory.save(digests, self._writer, progress, prepared=False)
 
     def begin(self) -> None:
         """Hash, on other threads. All memory is parked.
@@ -108,9 +108,9 @@ class Drain(Undoing):
         its chunks loses more than the driver and CRIU, which are slower beside it.
         """
         for member in self._members:
-            held = self._holdings.of(member.link.pid)
-            member.blocks = [block for block in held if block.key not in self._shared]
-        self._undo.enter(self._holdings.drops_put_off())
+            exported = self._memory.of(member.link.pid)
+            member.blocks = [block for block in exported if block.key not in self._shared]
+        self._undo.enter(self._memory.drops_put_off())
         self._undo.add(self._stop)
         self._account.phase("drain")
         self._begun = self._pool.submit(self._prepare)
@@ -128,12 +128,12 @@ class Drain(Undoing):
             member.armed = True
             # From now on hook and mover hold the slabs; when both let go, the memory must be free.
             self._close_slabs(member)
-            self._holdings.watch(member.link, member.board)
+            self._memory.watch(member.link, member.board)
 
     @property
     def bytes_total(self) -> int:
         """Bytes of all chunks, those that need no copying included."""
-        return sum(held.block.size for member in self._members for held in member.blocks)
+        return sum(exported.block.size for member in self._members for exported in member.blocks)
 
     def finish(self, progress: Progress) -> dict[int, tuple[ChunkRef, ...]]:
         """Wait until everything is saved; where the chunks are, by key.
@@ -162,7 +162,7 @@ class Drain(Undoing):
         return chunks
 
     def _add_slabs(self, member: _Member, device: int, gpu: int, wanted: int) -> None:
-        mover = self._holdings.mover(gpu)
+        mover = self._memory.mover(gpu)
         slots = min(wanted, spare_memory(mover)) // CHUNK
         each = -(-slots // _SLABS)
         sizes = [min(each, slots - at) for at in range(0, slots, each or 1)]
@@ -187,35 +187,35 @@ class Drain(Undoing):
 
     def _prepare(self) -> None:
         # What is freed from now on the new boards tell; to end a watch takes time, here nobody's.
-        self._holdings.unwatch(member.link.pid for member in self._members)
-        blocks = [held for member in self._members for held in member.blocks]
-        self._digests = self._holdings.digest(blocks)
+        self._memory.unwatch(member.link.pid for member in self._members)
+        blocks = [exported for member in self._members for exported in member.blocks]
+        self._digests = self._memory.digest(blocks)
         for member in self._members:
             member.board = Board.create(
-                [(held.block.id, held.chunks) for held in member.blocks],
+                [(exported.block.id, exported.chunks) for exported in member.blocks],
                 [(slab.device, slab.slots) for slab in member.slabs],
                 self._kernels,
             )
         slots = sum(slab.slots for member in self._members for slab in member.slabs)
-        if slots < sum(held.chunks for held in blocks):
+        if slots < sum(exported.chunks for exported in blocks):
             self._copy()
 
     def _copy(self) -> None:
         self._started = time.monotonic()
-        blocks = [held for member in self._members for held in member.blocks]
-        for gpu in sorted({held.gpu for held in blocks}):
-            here = [held for held in blocks if held.gpu == gpu]
+        blocks = [exported for member in self._members for exported in member.blocks]
+        for gpu in sorted({exported.gpu for exported in blocks}):
+            here = [exported for exported in blocks if exported.gpu == gpu]
             self._drains.append(
                 self._pool.submit(
-                    self._holdings.mover(gpu).drain,
+                    self._memory.mover(gpu).drain,
                     [board for member in self._members if (board := _part(member, gpu))],
-                    {held.key: self._digests[held.key] for held in here},
-                    self._holdings.order(here),
+                    {exported.key: self._digests[exported.key] for exported in here},
+                    self._memory.order(here),
                     self._writer,
                     self._account,
-                    self._holdings.packs(gpu),
+                    self._memory.packs(gpu),
                     audit=self._audit,
-                    let_go=self._holdings.dropped,
+                    let_go=self._memory.dropped,
                 )
             )
 
@@ -237,9 +237,9 @@ class Drain(Undoing):
         }
         for member in self._members:
             assert member.board is not None
-            for held in member.blocks:
-                touched = member.board.touched(held.block.id)
-                self._holdings.touched[held.pid, held.block.id] = touched
+            for exported in member.blocks:
+                touched = member.board.touched(exported.block.id)
+                self._memory.touched[exported.pid, exported.block.id] = touched
 
     def _stop(self) -> None:
         """Nobody copies, shadows or waits any more; the hooks go on telling what is freed."""
@@ -264,7 +264,7 @@ class Drain(Undoing):
             member.link.forget()
         except NoSuchProcess:
             pass  # it has ended, or the connection is lost: the hook has disarmed itself
-        self._holdings.unwatch([member.link.pid])
+        self._memory.unwatch([member.link.pid])
 
     def _launched(self) -> list[KernelMark]:
         """The kernels that ran since the stop."""
@@ -278,7 +278,7 @@ class Drain(Undoing):
 def _part(member: _Member, gpu: int) -> DrainBoard | None:
     """What a member's board has on one GPU; None for nothing."""
     assert member.board is not None
-    blocks = [held for held in member.blocks if held.gpu == gpu]
+    blocks = [exported for exported in member.blocks if exported.gpu == gpu]
     if not blocks:
         return None
     slabs = [slab for slab in member.slabs if slab.gpu == gpu]
@@ -286,7 +286,7 @@ def _part(member: _Member, gpu: int) -> DrainBoard | None:
     return DrainBoard(
         fd=member.board.fd,
         device=blocks[0].block.device,
-        blocks={held.key: member.board.first_chunk(held.block.id) for held in blocks},
+        blocks={exported.key: member.board.first_chunk(exported.block.id) for exported in blocks},
         slabs=[slab.key for slab in slabs],
         first_slot=sum(slab.slots for slab in before),
     )

@@ -1,6 +1,6 @@
-"""What the engine holds of a unit's device memory: a descriptor and a mover's mapping a block.
+"""The device memory of a group: a descriptor, and a mover's mapping, of each of its blocks.
 
-Holding a block keeps its memory alive while the process has let go of it. That is parking.
+The descriptor keeps a block's memory alive while the process has unmapped it. That is parking.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from phosd.engine.image.writer import ImageWriter, Pack
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.exported import (
-    Held,
-    Place,
+    Allocation,
+    ExportedBlock,
     distinct,
     if_alive,
     keys_by_gpu,
@@ -43,32 +43,32 @@ class Movers(Protocol):
         """The running mover of ``gpu``."""
 
 
-class Holdings:
-    """The blocks of a unit, adopted by the movers of their GPUs.
+class DeviceMemory:
+    """Export the blocks of a group's processes, and have the movers of their GPUs adopt them.
 
-    ``gpus_of`` maps a pid to the node's ordinals of the devices that the process sees. What is held
-    between jobs is watched (:meth:`watch`), so that memory which the program frees is free. Safe to
-    use from several threads.
+    ``gpus_of`` maps a pid to the node's ordinals of the devices that the process sees. Between jobs
+    the processes are watched (:meth:`watch`), so that memory which the program frees is free. Safe
+    to use from several threads.
     """
 
     def __init__(self, movers: Movers, gpus_of: dict[int, list[int]]) -> None:
         self._movers = movers
         self._gpus_of = gpus_of
-        self._held: dict[tuple[int, int], Held] = {}
+        self._exported: dict[tuple[int, int], ExportedBlock] = {}
         self._used: dict[int, Mover] = {}
         self._adopted: set[int] = set()
         self._packs: dict[int, list[Pack]] = {}
         self._pinned: dict[int, int] = {}
         self._watches: dict[int, Watch] = {}
-        self._put_off: list[Held] | None = None
+        self._put_off: list[ExportedBlock] | None = None
         self._lock = threading.RLock()
         self.dropping: Callable[[list[int]], None] | None = None
-        """Told which keys the movers drop, by who has something that keeps that memory, too."""
+        """Called with the keys that the movers drop: copies may keep that memory, too."""
         self.touched: dict[tuple[int, int], Sequence[int]] = {}
         """By (pid, block id): in which order the chunks were written after the last stop."""
 
     def take(self, links: Sequence[HookLink]) -> None:
-        """Export what is not held yet, and let go of what a process has freed meanwhile.
+        """Export the blocks that are new, and release those that a process has freed meanwhile.
 
         The processes are watched from then on. With a closed gate this is exact. Blocks without a
         descriptor are left out: ``rehome`` gives them one.
@@ -79,17 +79,17 @@ class Holdings:
                 self._take(link, link.list_blocks())
 
     def take_all(self, links: Sequence[HookLink]) -> None:
-        """Hold every block. The gates must be closed.
+        """Export every block. The gates must be closed.
 
-        Blocks that came back by an unpark and that nobody keeps become the process's own first.
+        Blocks that came back by an unpark and have no descriptor become the process's own first.
         """
         for link in links:
             blocks = link.list_blocks()
-            held = {block_id for pid, block_id in self._held if pid == link.pid}
+            exported = {block_id for pid, block_id in self._exported if pid == link.pid}
             strays = [
                 block.id
                 for block in blocks
-                if not block.flags & BlockFlag.HAS_DESCRIPTOR and block.id not in held
+                if not block.flags & BlockFlag.HAS_DESCRIPTOR and block.id not in exported
             ]
             if strays:
                 link.rehome(strays)  # without the lock: it may need what the watch lets go of
@@ -98,13 +98,13 @@ class Holdings:
                 self._take(link, blocks)
 
     def watch(self, link: HookLink, board: Board) -> None:
-        """Let go of what the process frees from now on, as ``board`` tells, which is ours now."""
+        """Release what the process frees from now on, as ``board`` tells, which is ours now."""
         self.unwatch([link.pid])
         freed = partial(self._freed, link.pid, link.runtime_dir)
         self._watches[link.pid] = Watch(link.pid, board, freed, partial(self._gone, link.pid))
 
     def watch_all(self, links: Sequence[HookLink]) -> list[Board]:
-        """Watch each process by a board of its own, which is ours. Nothing is parked."""
+        """Watch each process by a board of its own, which is ours. Nothing may be parked."""
         boards = []
         for link in links:
             board = Board.create([], [])
@@ -130,19 +130,25 @@ class Holdings:
         return all(pid in self._watches and self._watches[pid].alive for pid in self._gpus_of)
 
     def revive(self) -> None:
-        """Have memory adopted again whose mover has died meanwhile."""
+        """Have blocks whose mover has died adopted by the mover that came after it."""
         with self._lock:
             for gpu, mover in list(self._used.items()):
                 if not mover.alive:
                     del self._used[gpu]
-                    self._adopted -= {held.key for held in self._held.values() if held.gpu == gpu}
-            self._adopt(held for held in self._held.values() if held.key not in self._adopted)
+                    self._adopted -= {
+                        exported.key for exported in self._exported.values() if exported.gpu == gpu
+                    }
+            self._adopt(
+                exported
+                for exported in self._exported.values()
+                if exported.key not in self._adopted
+            )
 
     @contextlib.contextmanager
     def drops_put_off(self) -> Iterator[None]:
-        """Inside, the movers keep what the program frees: they are not done with it.
+        """Keep in the movers what the program frees inside: they still work on it.
 
-        Those of it that they drop by themselves :meth:`dropped` has to be told.
+        Tell :meth:`dropped` which of these blocks they drop by themselves.
         """
         with self._lock:
             self._put_off = []
@@ -156,76 +162,84 @@ class Holdings:
                     watch.settle()
 
     def dropped(self, keys: Iterable[int]) -> None:
-        """A mover has dropped blocks that their programs freed: nothing else may hold them."""
+        """Forget blocks that their programs freed and that a mover has dropped by itself."""
         gone = set(keys)
         with self._lock:
-            self._let_go([place for place, held in self._held.items() if held.key in gone])
+            self._let_go([at for at, exported in self._exported.items() if exported.key in gone])
             if self._put_off is not None:
-                self._put_off = [held for held in self._put_off if held.key not in gone]
+                self._put_off = [exported for exported in self._put_off if exported.key not in gone]
 
-    def move(self, places: Mapping[int, Place], gpus: Mapping[int, int]) -> list[Held]:
-        """Hold other memory for the blocks with these keys from now on, because their processes
-        are on other GPUs: ``gpus`` maps the old ordinals to the new ones.
+    def move(
+        self, allocations: Mapping[int, Allocation], gpus: Mapping[int, int]
+    ) -> list[ExportedBlock]:
+        """Replace the memory of the blocks with these keys, because their processes are on other
+        GPUs now: ``gpus`` maps the old ordinals to the new ones.
 
-        Returns what was held instead, which is the caller's to let go of.
+        Returns the blocks with their former memory, which is the caller's to release.
         """
         with self._lock:
-            before = [held for held in self._held.values() if held.key in places]
-            for held in before:
-                place = places[held.key]
-                self._held[held.pid, held.block.id] = Held(
-                    held.pid, held.block, place.gpu, os.dup(place.descriptor), place.key
+            before = [
+                exported for exported in self._exported.values() if exported.key in allocations
+            ]
+            for exported in before:
+                allocation = allocations[exported.key]
+                self._exported[exported.pid, exported.block.id] = ExportedBlock(
+                    exported.pid,
+                    exported.block,
+                    allocation.gpu,
+                    os.dup(allocation.descriptor),
+                    allocation.key,
                 )
-                self._used[place.gpu] = place.mover
-                self._adopted.add(place.key)
-            self._adopted -= places.keys()
+                self._used[allocation.gpu] = allocation.mover
+                self._adopted.add(allocation.key)
+            self._adopted -= allocations.keys()
             self._gpus_of = {
                 pid: [gpus.get(gpu, gpu) for gpu in known] for pid, known in self._gpus_of.items()
             }
             return before
 
-    def hold(self, link: HookLink, places: Mapping[int, Place]) -> None:
-        """Hold memory of a process that its movers have already, by block id."""
+    def hold(self, link: HookLink, allocations: Mapping[int, Allocation]) -> None:
+        """Add blocks of a process that its movers know already, by block id."""
         with self._lock:
             for block in link.list_blocks():
-                if (place := places.get(block.id)) is not None:
-                    fd = os.dup(place.descriptor)
-                    held = Held(link.pid, block, place.gpu, fd, place.key)
-                    self._held[link.pid, block.id] = held
-                    self._adopted.add(place.key)
-                    self._used[place.gpu] = place.mover
+                if (allocation := allocations.get(block.id)) is not None:
+                    fd = os.dup(allocation.descriptor)
+                    exported = ExportedBlock(link.pid, block, allocation.gpu, fd, allocation.key)
+                    self._exported[link.pid, block.id] = exported
+                    self._adopted.add(allocation.key)
+                    self._used[allocation.gpu] = allocation.mover
 
-    def of(self, pid: int) -> list[Held]:
+    def of(self, pid: int) -> list[ExportedBlock]:
         """The blocks of one process, in order of id."""
-        return [held for held in self.all() if held.pid == pid]
+        return [exported for exported in self.all() if exported.pid == pid]
 
-    def all(self) -> list[Held]:
+    def all(self) -> list[ExportedBlock]:
         """Every block, in order of process and id."""
         with self._lock:
-            return [held for _, held in sorted(self._held.items())]
+            return [exported for _, exported in sorted(self._exported.items())]
 
-    def duplicates(self, blocks: Iterable[Held]) -> list[tuple[Held, int]]:
-        """A descriptor of each block, the caller's to close; without those freed meanwhile, whose
-        own is closed.
+    def duplicates(self, blocks: Iterable[ExportedBlock]) -> list[tuple[ExportedBlock, int]]:
+        """Duplicate the descriptor of each block, for the caller to close. Blocks that were freed
+        meanwhile are left out.
         """
         with self._lock:
             return [
-                (held, os.dup(held.descriptor))
-                for held in blocks
-                if self._held.get((held.pid, held.block.id)) is held
+                (exported, os.dup(exported.descriptor))
+                for exported in blocks
+                if self._exported.get((exported.pid, exported.block.id)) is exported
             ]
 
-    def shared(self) -> list[Held]:
-        """The blocks that the programs exported or imported: somebody else may write them."""
-        return [held for held in self.all() if held.block.flags & _SHARED]
+    def shared(self) -> list[ExportedBlock]:
+        """The blocks that the programs exported or imported: other processes may write them."""
+        return [exported for exported in self.all() if exported.block.flags & _SHARED]
 
-    def order(self, blocks: Iterable[Held]) -> dict[int, Sequence[int]]:
-        """What is known of the order in which the chunks are written, by key."""
-        places = {held.key: (held.pid, held.block.id) for held in blocks}
+    def order(self, blocks: Iterable[ExportedBlock]) -> dict[int, Sequence[int]]:
+        """The order in which chunks were written after the last stop, as far as known, by key."""
+        places = {exported.key: (exported.pid, exported.block.id) for exported in blocks}
         return {key: self.touched[at] for key, at in places.items() if at in self.touched}
 
     def mover(self, gpu: int) -> Mover:
-        """The mover that holds this unit's memory on a GPU."""
+        """The mover that has this group's memory on a GPU."""
         with self._lock:
             return self._used.setdefault(gpu, self._movers.mover(gpu))
 
@@ -234,8 +248,8 @@ class Holdings:
         return self._packs.pop(gpu, [])
 
     def prepare_packs(self, links: Sequence[HookLink], writer: ImageWriter) -> set[int]:
-        """Have packs ready for all that the processes hold, while they still run; on which GPUs
-        that is.
+        """Prepare and pin packs for all blocks of the processes, while they still run. Returns the
+        GPUs that have some.
         """
         chunks: Counter[int] = Counter()
         for link in links:
@@ -247,7 +261,7 @@ class Holdings:
         return set(chunks)
 
     def unpin(self) -> None:
-        """Let go of the packs, when the program runs again."""
+        """Release the packs, when the program runs again."""
         with Undo() as each:
             for gpu, pinned in self._pinned.items():
                 each.add(if_alive, self._used[gpu], partial(self._used[gpu].unpin, pinned))
@@ -255,11 +269,11 @@ class Holdings:
             self._pinned.clear()
 
     def movers(self) -> list[Mover]:
-        """The movers that hold something."""
-        return [self._used[gpu] for gpu in sorted({held.gpu for held in self.all()})]
+        """The movers that have blocks."""
+        return [self._used[gpu] for gpu in sorted({exported.gpu for exported in self.all()})]
 
-    def digest(self, blocks: Iterable[Held] | None = None) -> dict[int, list[bytes]]:
-        """The digest of every chunk of some blocks, by default of all, by key; all GPUs at once."""
+    def digest(self, blocks: Iterable[ExportedBlock] | None = None) -> dict[int, list[bytes]]:
+        """Hash every chunk of some blocks, by default of all, on all GPUs at once; by key."""
         by_gpu = keys_by_gpu(distinct(self.all() if blocks is None else blocks))
         if not by_gpu:
             return {}
@@ -279,13 +293,14 @@ class Holdings:
         *,
         prepared: bool = True,
     ) -> dict[int, tuple[ChunkRef, ...]]:
-        """Copy the blocks of ``digests`` into the image; where their chunks are, by key. Unless
-        the ``prepared`` packs are for them, they get others.
+        """Copy the blocks of ``digests`` into the image; returns the chunks of each, by key.
+
+        They fill the ``prepared`` packs, or else new ones.
 
         Raises :class:`MisSpeculation` when saved bytes are not those that were hashed.
         """
         chunks: dict[int, tuple[ChunkRef, ...]] = {}
-        blocks = distinct(held for held in self.all() if held.key in digests)
+        blocks = distinct(exported for exported in self.all() if exported.key in digests)
         for gpu, keys in keys_by_gpu(blocks).items():
             wanted = {key: digests[key] for key in keys}
             packs = self.packs(gpu) if prepared else []
@@ -296,10 +311,10 @@ class Holdings:
         return chunks
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self.unwatch()
         with Undo() as undo, self._lock:
-            undo.add(self._let_go, list(self._held))
+            undo.add(self._let_go, list(self._exported))
             self.unpin()
 
     def _take(self, link: HookLink, blocks: Sequence[Block]) -> None:
@@ -308,50 +323,51 @@ class Holdings:
         wanted = [
             block.id
             for block in blocks
-            if block.flags & BlockFlag.HAS_DESCRIPTOR and (link.pid, block.id) not in self._held
+            if block.flags & BlockFlag.HAS_DESCRIPTOR and (link.pid, block.id) not in self._exported
         ]
         if wanted:
             self._adopt(self._export(link, wanted[0] - 1))
 
     def _keep_only(self, pid: int, blocks: Iterable[Block]) -> None:
         alive = {(pid, block.id) for block in blocks}
-        self._let_go([k for k in self._held if k[0] == pid and k not in alive])
+        self._let_go([k for k in self._exported if k[0] == pid and k not in alive])
 
     def _changed(self, pid: int, block: Block) -> bool:
         """Whether the program has begun to share the block, or mapped more of it, since it was
-        taken: who else has that memory can only be told by what is exported from then on.
+        taken: which other processes have that memory only a later export can tell.
         """
-        held = self._held.get((pid, block.id))
-        return held is not None and (
-            held.block.flags & _SHARED != block.flags & _SHARED or held.block.size != block.size
+        exported = self._exported.get((pid, block.id))
+        return exported is not None and (
+            exported.block.flags & _SHARED != block.flags & _SHARED
+            or exported.block.size != block.size
         )
 
     def _freed(self, pid: int, runtime_dir: Path, ids: Sequence[int] | None) -> bool:
-        """The process has freed blocks; without ids, nobody knows which. Whether nobody holds them
-        any more.
+        """Release blocks that the process has freed, all that are gone without ``ids``. Returns
+        whether their memory is free now.
         """
         if ids is None:
             with HookLink(pid, runtime_dir) as link, self._lock:
                 self._keep_only(pid, link.list_blocks())
                 return self._put_off is None
         with self._lock:
-            self._let_go([(pid, i) for i in ids if (pid, i) in self._held])
+            self._let_go([(pid, i) for i in ids if (pid, i) in self._exported])
             return self._put_off is None
 
     def _gone(self, pid: int) -> None:
         with self._lock:
-            self._let_go([k for k in self._held if k[0] == pid])
+            self._let_go([k for k in self._exported if k[0] == pid])
 
-    def _export(self, link: HookLink, after: int) -> list[Held]:
+    def _export(self, link: HookLink, after: int) -> list[ExportedBlock]:
         fresh = []
         for block, descriptor in link.export_blocks(after):
             if descriptor is None:
                 continue
-            if (link.pid, block.id) in self._held:
+            if (link.pid, block.id) in self._exported:
                 os.close(descriptor)
                 continue
             try:
-                fresh.append(self._hold(link.pid, block, descriptor))
+                fresh.append(self._register(link.pid, block, descriptor))
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -372,38 +388,38 @@ class Holdings:
             )
         return gpus[block.device]
 
-    def _hold(self, pid: int, block: Block, descriptor: int) -> Held:
+    def _register(self, pid: int, block: Block, descriptor: int) -> ExportedBlock:
         gpu = self._gpu_of(pid, block)
         key = new_key()
         if block.flags & _SHARED:
-            same = (h for h in self._held.values() if h.block.flags & _SHARED)
+            same = (h for h in self._exported.values() if h.block.flags & _SHARED)
             key = next((h.key for h in same if same_file(h.descriptor, descriptor)), key)
-        held = Held(pid, block, gpu, descriptor, key)
-        self._held[pid, block.id] = held
-        return held
+        exported = ExportedBlock(pid, block, gpu, descriptor, key)
+        self._exported[pid, block.id] = exported
+        return exported
 
-    def _adopt(self, fresh: Iterable[Held]) -> None:
-        by_gpu: dict[int, dict[int, Held]] = {}
-        for held in fresh:
-            if held.key not in self._adopted:
-                by_gpu.setdefault(held.gpu, {}).setdefault(held.key, held)
+    def _adopt(self, fresh: Iterable[ExportedBlock]) -> None:
+        by_gpu: dict[int, dict[int, ExportedBlock]] = {}
+        for exported in fresh:
+            if exported.key not in self._adopted:
+                by_gpu.setdefault(exported.gpu, {}).setdefault(exported.key, exported)
         for gpu, blocks in by_gpu.items():
             self.mover(gpu).adopt([(h.key, h.block.size, h.descriptor) for h in blocks.values()])
             self._adopted |= blocks.keys()
 
     def _let_go(self, which: Iterable[tuple[int, int]]) -> None:
-        gone = [self._held.pop(k) for k in which]
-        still = {h.key for h in self._held.values()}
-        for held in gone:
-            os.close(held.descriptor)
+        gone = [self._exported.pop(k) for k in which]
+        still = {h.key for h in self._exported.values()}
+        for exported in gone:
+            os.close(exported.descriptor)
         orphans = distinct(h for h in gone if h.key in self._adopted - still)
-        self._adopted -= {held.key for held in orphans}
+        self._adopted -= {exported.key for exported in orphans}
         if self._put_off is None:
             self._drop(orphans)
         else:
             self._put_off += orphans
 
-    def _drop(self, orphans: Iterable[Held]) -> None:
+    def _drop(self, orphans: Iterable[ExportedBlock]) -> None:
         with Undo() as each:
             for gpu, keys in keys_by_gpu(orphans).items():
                 each.add(let_go, self._used[gpu], keys)

@@ -1,4 +1,4 @@
-"""One piece of device memory that the engine holds, and what its mover is told of it."""
+"""One block that the engine has exported, and the requests to its mover about it."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -13,11 +13,11 @@ _keys = itertools.count()  # a mover serves several jobs, so keys are never used
 
 
 @dataclass(frozen=True)
-class Held:
-    """One block of process ``pid`` and the descriptor that keeps its memory.
+class ExportedBlock:
+    """One block of process ``pid``, and the descriptor that keeps its memory alive.
 
-    ``key`` is what the mover calls it; blocks of different processes that are the same memory
-    have the same key.
+    ``key`` is its number in the mover's protocol; blocks of different processes that are the same
+    memory have the same key.
     """
 
     pid: int
@@ -33,8 +33,8 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Memory that ``mover`` knows by ``key``. Another mover of its GPU does not know it."""
+class Allocation:
+    """Device memory that ``mover`` has allocated. ``key`` is known to that mover only."""
 
     mover: Mover
     key: int
@@ -46,29 +46,29 @@ class Place:
         return self.mover.gpu
 
 
-def distinct(blocks: Iterable[Held]) -> list[Held]:
-    """One holder of each piece of memory, the first."""
-    first: dict[int, Held] = {}
-    for held in blocks:
-        first.setdefault(held.key, held)
+def distinct(blocks: Iterable[ExportedBlock]) -> list[ExportedBlock]:
+    """The first block with each key: shared memory once."""
+    first: dict[int, ExportedBlock] = {}
+    for exported in blocks:
+        first.setdefault(exported.key, exported)
     return list(first.values())
 
 
-def keys_by_gpu(blocks: Iterable[Held]) -> dict[int, list[int]]:
-    """What the mover of each GPU calls the blocks."""
+def keys_by_gpu(blocks: Iterable[ExportedBlock]) -> dict[int, list[int]]:
+    """The keys of the blocks, by GPU."""
     keys: dict[int, list[int]] = {}
-    for held in blocks:
-        keys.setdefault(held.gpu, []).append(held.key)
+    for exported in blocks:
+        keys.setdefault(exported.gpu, []).append(exported.key)
     return keys
 
 
 def let_go(mover: Mover, keys: Sequence[int]) -> None:
-    """Have the mover drop blocks. A dead one holds nothing any more."""
+    """Have the mover drop blocks. A dead mover has dropped them."""
     if_alive(mover, lambda: mover.drop(keys))
 
 
 def if_alive(mover: Mover, action: Callable[[], None]) -> None:
-    """Do something to a mover. A dead one has nothing to be undone any more."""
+    """Run ``action``, which undoes something in a mover: a dead mover needs no undoing."""
     if not mover.alive:
         return
     try:

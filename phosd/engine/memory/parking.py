@@ -10,7 +10,7 @@ from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.hook_client.link import HookLink, HookState
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
-from phosd.engine.memory.device_memory import Holdings
+from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.exported import if_alive
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import Process
@@ -22,27 +22,27 @@ _PAUSE = 0.05
 
 
 @contextlib.contextmanager
-def parked(links: Sequence[HookLink], holdings: Holdings) -> Iterator[None]:
+def parked(links: Sequence[HookLink], memory: DeviceMemory) -> Iterator[None]:
     """Inside, the processes hold none of their memory and their hooks are detached.
 
     After it every process has its memory at the same addresses again. The hooks must be awake by
     then, that is, the processes running. The movers guard the memory from before to after that.
     """
     with Undo() as undo:
-        park(links, holdings, undo)
+        park(links, memory, undo)
         with detached(links):
             yield
 
 
-def park(links: Sequence[HookLink], holdings: Holdings, undo: Undo) -> None:
-    """The processes let go of their memory, until ``undo`` gives it back: what ``holdings`` has
+def park(links: Sequence[HookLink], memory: DeviceMemory, undo: Undo) -> None:
+    """The processes let go of their memory, until ``undo`` gives it back: what ``memory`` has
     for them then, which may be elsewhere by that time. The hooks stay connected.
     """
     away: set[int] = set()
-    undo.add(_unguard, links, holdings, away)
-    guard(holdings)
+    undo.add(_unguard, links, memory, away)
+    guard(memory)
     for link in links:
-        undo.add(_give_back, link, holdings, away)
+        undo.add(_give_back, link, memory, away)
         point(Point.PARKING_PARK)
         away.add(link.pid)
         link.park()
@@ -65,33 +65,33 @@ def _connected(link: HookLink) -> None:
         link.reattach()
 
 
-def guard(holdings: Holdings) -> None:
+def guard(memory: DeviceMemory) -> None:
     """Have the movers keep everything for its processes, should this engine end: one message each.
 
     Raises :class:`Internal` when a mover is dead: nothing may be parked with one keeper only.
     """
-    blocks = holdings.all()
-    processes = {pid: procfs.identity(pid) for pid in {held.pid for held in blocks}}
+    blocks = memory.all()
+    processes = {pid: procfs.identity(pid) for pid in {exported.pid for exported in blocks}}
     rows: dict[int, list[tuple[Process, int, int]]] = {}
-    for held in blocks:
-        if (process := processes[held.pid]) is not None:  # else it has ended, and parks nothing
-            rows.setdefault(held.gpu, []).append((process, held.block.id, held.key))
-    for mover in holdings.movers():
+    for exported in blocks:
+        if (process := processes[exported.pid]) is not None:  # else it has ended, and parks nothing
+            rows.setdefault(exported.gpu, []).append((process, exported.block.id, exported.key))
+    for mover in memory.movers():
         mover.guard(rows.get(mover.gpu, ()))
 
 
-def _unguard(links: Sequence[HookLink], holdings: Holdings, away: set[int]) -> None:
+def _unguard(links: Sequence[HookLink], memory: DeviceMemory, away: set[int]) -> None:
     """The processes have their memory again, but for those that are still ``away`` from it: of
     these nobody else may have it. One that has ended the movers see themselves.
     """
     back = {link.pid for link in links} - away
     processes = [found for pid in back if (found := procfs.identity(pid)) is not None]
     with Undo() as each:
-        for mover in holdings.movers() if processes else ():
+        for mover in memory.movers() if processes else ():
             each.add(if_alive, mover, partial(mover.unguard, processes))
 
 
-def _give_back(link: HookLink, holdings: Holdings, away: set[int]) -> None:
+def _give_back(link: HookLink, memory: DeviceMemory, away: set[int]) -> None:
     """Again, if it fails: without its memory a program is lost. One that does not answer has been
     waited for already.
     """
@@ -100,7 +100,7 @@ def _give_back(link: HookLink, holdings: Holdings, away: set[int]) -> None:
         try:
             _connected(link)
             if link.hello().state is HookState.PARKED:
-                link.unpark((h.block.id, h.descriptor) for h in holdings.of(link.pid))
+                link.unpark((h.block.id, h.descriptor) for h in memory.of(link.pid))
             away.discard(link.pid)
             return
         except Timeout:

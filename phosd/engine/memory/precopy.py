@@ -8,7 +8,7 @@ from phosd.engine.hook_client.link import HookLink
 from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.progress import Progress
-from phosd.engine.memory.device_memory import Holdings
+from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.precopy_rounds import PASSES, Missing, copy_while_running
 from phosd.engine.mover.client.requests import Copies
 from phosd.errors import changed_in_the_stop
@@ -19,8 +19,10 @@ Digests = dict[int, list[bytes]]
 class Precopy:
     """One copy in passes of a unit's memory into an image."""
 
-    def __init__(self, holdings: Holdings, links: Sequence[HookLink], writer: ImageWriter) -> None:
-        self._holdings = holdings
+    def __init__(
+        self, memory: DeviceMemory, links: Sequence[HookLink], writer: ImageWriter
+    ) -> None:
+        self._memory = memory
         self._links = links
         self._writer = writer
         self._copies: dict[int, Copies] = {}
@@ -32,9 +34,9 @@ class Precopy:
         """Copy until little is left, or as much as the pass before left."""
 
         def missing() -> Missing[tuple[int, int]]:
-            return self._missing(self._holdings.digest())
+            return self._missing(self._memory.digest())
 
-        copy_while_running(self._holdings, self._links, progress, missing, self._copy)
+        copy_while_running(self._memory, self._links, progress, missing, self._copy)
 
     def begin_rest(self) -> None:
         """Copy what is left, on another thread. All memory is parked."""
@@ -53,7 +55,7 @@ class Precopy:
         self._pool.shutdown()
 
     def _finish(self) -> dict[int, tuple[ChunkRef, ...]]:
-        digests = self._holdings.digest()
+        digests = self._memory.digest()
         for _ in range(PASSES):
             missing = self._missing(digests)
             if not missing:
@@ -66,19 +68,19 @@ class Precopy:
         """The chunks, as (key, index), whose bytes of now are not saved yet, by GPU."""
         saved = self._saved()
         missing: dict[int, list[tuple[int, int]]] = {}
-        for held in self._holdings.all():
-            for index, digest in enumerate(digests.get(held.key, ())):
+        for exported in self._memory.all():
+            for index, digest in enumerate(digests.get(exported.key, ())):
                 if digest.hex() not in saved:
                     saved[digest.hex()] = None
-                    missing.setdefault(held.gpu, []).append((held.key, index))
+                    missing.setdefault(exported.gpu, []).append((exported.key, index))
         return missing
 
     def _copy(self, chunks: Missing[tuple[int, int]], progress: Progress) -> None:
         def one(gpu: int) -> None:
             copies = self._copies.get(gpu)
             if copies is None:
-                copies = self._copies[gpu] = Copies(self._writer, self._holdings.packs(gpu))
-            self._holdings.mover(gpu).copy(chunks[gpu], copies, progress)
+                copies = self._copies[gpu] = Copies(self._writer, self._memory.packs(gpu))
+            self._memory.mover(gpu).copy(chunks[gpu], copies, progress)
 
         with ThreadPoolExecutor(len(chunks)) as pool:
             list(pool.map(one, chunks))

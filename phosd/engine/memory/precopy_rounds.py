@@ -10,7 +10,7 @@ from typing import TypeVar
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.job.progress import Progress
-from phosd.engine.memory.device_memory import Holdings
+from phosd.engine.memory.device_memory import DeviceMemory
 
 PASSES = 6
 _SHRINKING = 0.7
@@ -24,7 +24,7 @@ Missing = Mapping[int, Sequence[_T]]
 
 
 def copy_while_running(
-    holdings: Holdings,
+    memory: DeviceMemory,
     links: Sequence[HookLink],
     progress: Progress,
     missing: Callable[[], Missing[_T]],
@@ -32,13 +32,13 @@ def copy_while_running(
 ) -> None:
     """Copy until little is left, or as much as the pass before left, or often enough.
 
-    ``missing`` finds what differs of what ``holdings`` has, which nothing drops meanwhile.
+    ``missing`` finds what differs of what ``memory`` has, which nothing drops meanwhile.
     """
     before = None
     for number in range(1, PASSES + 1):
         progress.check()
-        holdings.take(links)
-        with holdings.drops_put_off():
+        memory.take(links)
+        with memory.drops_put_off():
             found = missing()
             left = sum(map(len, found.values())) * CHUNK
             if left <= _LITTLE or (before is not None and left > before * _SHRINKING):

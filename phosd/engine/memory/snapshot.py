@@ -21,8 +21,8 @@ from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo, Undoing
 from phosd.engine.memory.background_copy import follow, spare_memory, starved
-from phosd.engine.memory.device_memory import Holdings
-from phosd.engine.memory.exported import Held, distinct, keys_by_gpu, let_go, new_key
+from phosd.engine.memory.device_memory import DeviceMemory
+from phosd.engine.memory.exported import ExportedBlock, distinct, keys_by_gpu, let_go, new_key
 from phosd.engine.mover.client.requests import Copies, redundant
 from phosd.errors import Cancelled, OutOfMemory, changed_in_the_stop
 
@@ -61,13 +61,13 @@ class Snapshot(Undoing):
 
     def __init__(
         self,
-        holdings: Holdings,
+        memory: DeviceMemory,
         links: Sequence[HookLink],
         writer: ImageWriter,
         turn: Turn,
         limit: int | None = None,
     ) -> None:
-        self._holdings = holdings
+        self._memory = memory
         self._links = links
         self._writer = writer
         self._turn = turn
@@ -93,7 +93,7 @@ class Snapshot(Undoing):
         taken.
         """
         self._undo.add(self._stop)
-        if self._take(distinct(self._holdings.all())):
+        if self._take(distinct(self._memory.all())):
             return True
         self._drop(list(self._copies))
         return False
@@ -102,12 +102,12 @@ class Snapshot(Undoing):
         """Nothing is allocated any more: the gates are closed. What has come since room was made
         gets room, too, or is saved at once.
         """
-        blocks = {held.key: held for held in distinct(self._holdings.all())}
+        blocks = {exported.key: exported for exported in distinct(self._memory.all())}
         self._drop([key for key in self._copies if key not in blocks])
-        newcomers = [held for held in blocks.values() if held.key not in self._copies]
+        newcomers = [exported for exported in blocks.values() if exported.key not in self._copies]
         if newcomers and not self._take(newcomers):
-            late = self._holdings.digest(h for h in newcomers if h.key not in self._copies)
-            self._saved = self._holdings.save(late, self._writer, progress, prepared=False)
+            late = self._memory.digest(h for h in newcomers if h.key not in self._copies)
+            self._saved = self._memory.save(late, self._writer, progress, prepared=False)
 
     def begin(self) -> None:
         """Hash, on another thread. All memory is parked."""
@@ -125,8 +125,8 @@ class Snapshot(Undoing):
         """
         assert self._copied is not None
         self._copied.result()
-        boards = self._holdings.watch_all(self._links)
-        gpus = [self._holdings.gpus_of(link.pid) for link in self._links]
+        boards = self._memory.watch_all(self._links)
+        gpus = [self._memory.gpus_of(link.pid) for link in self._links]
         with self._lock:
             self._boards = list(zip(boards, gpus, strict=True))
             self._tell_held()
@@ -166,17 +166,17 @@ class Snapshot(Undoing):
         }
         return self._saved | copied
 
-    def _take(self, blocks: Sequence[Held]) -> bool:
+    def _take(self, blocks: Sequence[ExportedBlock]) -> bool:
         """Take memory for copies of these blocks. False when there is not enough for all."""
-        by_gpu: dict[int, list[Held]] = {}
-        for held in blocks:
-            by_gpu.setdefault(held.gpu, []).append(held)
+        by_gpu: dict[int, list[ExportedBlock]] = {}
+        for exported in blocks:
+            by_gpu.setdefault(exported.gpu, []).append(exported)
         with self._turn(by_gpu.keys()):
             for gpu, here in by_gpu.items():
                 size = sum(map(_size, here))
                 if self._limit is not None and self._sizes[gpu] + size > self._limit:
                     return False
-                if size > spare_memory(self._holdings.mover(gpu)):
+                if size > spare_memory(self._memory.mover(gpu)):
                     return False
             try:
                 for gpu, here in by_gpu.items():
@@ -186,28 +186,28 @@ class Snapshot(Undoing):
                 return False
         return True
 
-    def _allocate(self, gpu: int, blocks: Sequence[Held]) -> None:
+    def _allocate(self, gpu: int, blocks: Sequence[ExportedBlock]) -> None:
         slab = _Slab(gpu, sum(map(_size, blocks)), len(blocks))
-        copies = {held.key: _Copy(new_key(), slab) for held in blocks}
-        rows = [(copies[held.key].key, held.block.size) for held in blocks]
-        self._holdings.mover(gpu).create_together(rows)
+        copies = {exported.key: _Copy(new_key(), slab) for exported in blocks}
+        rows = [(copies[exported.key].key, exported.block.size) for exported in blocks]
+        self._memory.mover(gpu).create_together(rows)
         with self._lock:
             self._copies |= copies
             self._sizes[gpu] += slab.size
 
     def _hash(self) -> None:
         # What is freed from now on the new boards tell; to end a watch takes time, here nobody's.
-        self._holdings.unwatch(link.pid for link in self._links)
-        blocks = [h for h in distinct(self._holdings.all()) if h.key in self._copies]
-        self._bytes = sum(held.block.size for held in blocks)
-        self._digests = self._holdings.digest(blocks)
+        self._memory.unwatch(link.pid for link in self._links)
+        blocks = [h for h in distinct(self._memory.all()) if h.key in self._copies]
+        self._bytes = sum(exported.block.size for exported in blocks)
+        self._digests = self._memory.digest(blocks)
 
     def _copy_all(self) -> None:
         assert self._hashed is not None
         self._hashed.result()
         began = time.monotonic()
         known = {bytes.fromhex(digest) for digest in tuple(self._writer.stored)}
-        blocks = [h for h in distinct(self._holdings.all()) if h.key in self._digests]
+        blocks = [h for h in distinct(self._memory.all()) if h.key in self._digests]
         parts = [
             self._pool.submit(self._copy, gpu, keys, known)
             for gpu, keys in keys_by_gpu(blocks).items()
@@ -223,7 +223,7 @@ class Snapshot(Undoing):
         for key, parts in digests.items():
             without = set(needless.get(key, ()))
             self._wanted[key] = [i for i in range(len(parts)) if i not in without]
-        mover = self._holdings.mover(gpu)
+        mover = self._memory.mover(gpu)
         copies = {key: self._copies[key].key for key in keys if self._wanted[key]}
         mover.fetch({copy: (key, self._wanted[key]) for key, copy in copies.items()})
         found = mover.digest(copies.values())
@@ -252,9 +252,9 @@ class Snapshot(Undoing):
                     self._given_back(self._copies.pop(keys[copy]))
                 self._tell_held()
 
-        saved = Copies(self._writer, self._holdings.packs(gpu))
+        saved = Copies(self._writer, self._memory.packs(gpu))
         way = (proven, saved, self._account)
-        self._holdings.mover(gpu).copy(*way, proven=proven, let_go=dropped)
+        self._memory.mover(gpu).copy(*way, proven=proven, let_go=dropped)
         self._writer.stored.update((ref.digest, ref) for ref in saved.refs.values())
 
     def _look(self) -> None:
@@ -272,7 +272,7 @@ class Snapshot(Undoing):
         with Undo() as each:
             for gpu, copies in by_gpu.items():
                 each.add(self._told, copies)
-                each.add(let_go, self._holdings.mover(gpu), [copy.key for copy in copies])
+                each.add(let_go, self._memory.mover(gpu), [copy.key for copy in copies])
 
     def _told(self, copies: Sequence[_Copy]) -> None:
         with self._lock:
@@ -298,20 +298,20 @@ class Snapshot(Undoing):
         self._drop(list(self._copies))
 
 
-def _size(held: Held) -> int:
+def _size(exported: ExportedBlock) -> int:
     """Bytes that the copy of a block takes."""
-    return held.chunks * CHUNK
+    return exported.chunks * CHUNK
 
 
-def _parts(blocks: Iterable[Held]) -> Iterator[list[Held]]:
+def _parts(blocks: Iterable[ExportedBlock]) -> Iterator[list[ExportedBlock]]:
     """What is allocated together; a larger block alone."""
-    part: list[Held] = []
+    part: list[ExportedBlock] = []
     size = 0
-    for held in blocks:
-        if part and size + _size(held) > _SLAB:
+    for exported in blocks:
+        if part and size + _size(exported) > _SLAB:
             yield part
             part, size = [], 0
-        part.append(held)
-        size += _size(held)
+        part.append(exported)
+        size += _size(exported)
     if part:
         yield part

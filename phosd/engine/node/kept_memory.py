@@ -1,73 +1,71 @@
-"""What the engine still holds of programs' device memory between their jobs."""
+"""Device memory of programs that stays exported between their jobs."""
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
 from phosd.engine.job.rollback import Undo
-from phosd.engine.memory.device_memory import Holdings
+from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.node.movers import Movers
 from phosd.engine.program.group import Identity, Unit
 
 
 class KeptMemory:
-    """Holdings by the processes whose memory they are. Safe to use from several threads."""
+    """Device memory by the processes that it belongs to. Safe to use from several threads."""
 
     def __init__(self, movers: Movers) -> None:
         self._movers = movers
-        self._kept: dict[Identity, Holdings] = {}
+        self._kept: dict[Identity, DeviceMemory] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self._close_kept(lambda _: True)
 
     def let_go_of_the_dead(self) -> None:
-        """Let go of what processes had that have ended."""
+        """Release the memory of processes that have ended."""
         self._close_kept(lambda _: False)
 
     def gpus(self) -> set[int]:
-        """Where something is kept."""
+        """The GPUs on which memory is kept."""
         with self._lock:
             return {mover.gpu for kept in self._kept.values() for mover in kept.movers()}
 
     @contextlib.contextmanager
-    def held(self, unit: Unit) -> Iterator[Holdings]:
-        """What the engine holds of the unit's memory. Afterwards it is kept for the next job, if it
-        is known what the processes free.
+    def of(self, unit: Unit) -> Iterator[DeviceMemory]:
+        """Lend the group's device memory to a job. Afterwards it is kept for the next one, if what
+        the processes free is watched.
         """
         identity = unit.identity
-        holdings = self._take_kept(unit) or Holdings(
+        memory = self._take_kept(unit) or DeviceMemory(
             self._movers, {m.pid: m.gpus for m in unit.members}
         )
-        with self.keeping(identity, holdings):
-            holdings.revive()
-            yield holdings
+        with self.keeping(identity, memory):
+            memory.revive()
+            yield memory
 
     @contextlib.contextmanager
-    def keeping(self, identity: Identity, holdings: Holdings) -> Iterator[None]:
-        """What a job has made of these processes' memory is kept afterwards for the next, as
-        :meth:`held` keeps it.
-        """
+    def keeping(self, identity: Identity, memory: DeviceMemory) -> Iterator[None]:
+        """Keep ``memory``, which a job has made for these processes, as :meth:`of` does."""
         with Undo() as undo:
-            undo.add(self._keep, identity, holdings)
+            undo.add(self._keep, identity, memory)
             yield
 
     def let_go(self, unit: Unit) -> None:
-        """Keep nothing of these processes."""
-        if holdings := self._take_kept(unit):
-            holdings.close()
+        """Release the memory of these processes."""
+        if memory := self._take_kept(unit):
+            memory.close()
 
-    def _keep(self, identity: Identity, holdings: Holdings) -> None:
-        if not holdings.watched:
-            holdings.close()
+    def _keep(self, identity: Identity, memory: DeviceMemory) -> None:
+        if not memory.watched:
+            memory.close()
             return
         with self._lock:
-            self._kept[identity] = holdings
+            self._kept[identity] = memory
 
-    def _take_kept(self, unit: Unit) -> Holdings | None:
-        """What is kept of just these processes. What is kept of some of them and of others is let
-        go of: it belonged to a unit that is no more.
+    def _take_kept(self, unit: Unit) -> DeviceMemory | None:
+        """Take out the memory of just these processes. Memory of a group that has only some of
+        them is released: that group is no more.
         """
         pids = set(unit.gpu_pids)
         with self._lock:
@@ -76,9 +74,9 @@ class KeptMemory:
         return same
 
     def _close_kept(self, unwanted: Callable[[Identity], bool]) -> None:
-        """Let go of what is kept of some processes, and of those that have ended."""
+        """Release the memory of the ``unwanted`` groups, and of those that have ended."""
         with self._lock:
             keys = [key for key, kept in self._kept.items() if unwanted(key) or not kept.watched]
             others = [self._kept.pop(key) for key in keys]
-        for holdings in others:
-            holdings.close()
+        for memory in others:
+            memory.close()

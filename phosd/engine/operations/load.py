@@ -14,8 +14,8 @@ from phosd.engine.image.manifest import Block, Manifest
 from phosd.engine.image.store import Image
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
-from phosd.engine.memory.device_memory import Holdings
-from phosd.engine.memory.exported import Place, if_alive, let_go, new_key
+from phosd.engine.memory.device_memory import DeviceMemory
+from phosd.engine.memory.exported import Allocation, if_alive, let_go, new_key
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node
 from phosd.engine.program.process import gpus_of
@@ -33,7 +33,7 @@ class _Piece:
 
     process: Process
     id: int
-    place: Place
+    allocation: Allocation
 
 
 class Memory:
@@ -48,7 +48,7 @@ class Memory:
 
     def of(self, pid: int) -> list[tuple[int, int]]:
         """The id of each block of a process, and a descriptor of the memory with its bytes."""
-        return [(p.id, p.place.descriptor) for p in self._pieces if p.process[0] == pid]
+        return [(p.id, p.allocation.descriptor) for p in self._pieces if p.process[0] == pid]
 
     def guard(self) -> None:
         """Have the movers keep it for its processes, should this engine end (:meth:`Mover.guard`).
@@ -56,7 +56,7 @@ class Memory:
         The image's processes are those that are there.
         """
         for mover, pieces in self._by_mover().items():
-            mover.guard((piece.process, piece.id, piece.place.key) for piece in pieces)
+            mover.guard((piece.process, piece.id, piece.allocation.key) for piece in pieces)
 
     def unguard(self) -> None:
         """The processes have it."""
@@ -70,23 +70,25 @@ class Memory:
         then it need not be copied to be exported once more.
         """
         identity = frozenset(filter(None, (procfs.identity(link.pid) for link in links)))
-        holdings = Holdings(self._node.movers, {link.pid: gpus_of(link.hello()) for link in links})
-        with self._node.kept_memory.keeping(identity, holdings):
+        memory = DeviceMemory(
+            self._node.movers, {link.pid: gpus_of(link.hello()) for link in links}
+        )
+        with self._node.kept_memory.keeping(identity, memory):
             try:
                 for link in links:
                     pieces = (piece for piece in self._pieces if piece.process[0] == link.pid)
-                    holdings.hold(link, {piece.id: piece.place for piece in pieces})
+                    memory.hold(link, {piece.id: piece.allocation for piece in pieces})
             finally:  # a program may have ended by now, or not tell of all of its blocks
-                self._kept |= {held.key for held in holdings.all()}
+                self._kept |= {exported.key for exported in memory.all()}
             try:
-                holdings.watch_all(links)
+                memory.watch_all(links)
             except PhosError as error:  # then it is not kept, which costs the next job a copy
                 _log.warning("what a program frees will not be known: %s", error)
 
     def _by_mover(self) -> dict[Mover, list[_Piece]]:
         found: dict[Mover, list[_Piece]] = {}
         for piece in self._pieces:
-            found.setdefault(piece.place.mover, []).append(piece)
+            found.setdefault(piece.allocation.mover, []).append(piece)
         return found
 
 
@@ -108,7 +110,7 @@ def loaded(
     :class:`OutOfMemory`.
     """
     manifest = image.manifest
-    made: dict[tuple[int, int], Place] = {}
+    made: dict[tuple[int, int], Allocation] = {}
     kept: set[int] = set()
     with Undo() as undo:
         for old in sorted({block.gpu for block in manifest.blocks}):
@@ -119,7 +121,7 @@ def loaded(
             undo.add(_let_go_but, kept, mover, list(blocks))
             for (key, block), descriptor in zip(blocks.items(), descriptors, strict=True):
                 undo.add(os.close, descriptor)
-                made[block.process, block.id] = Place(mover, key, descriptor)
+                made[block.process, block.id] = Allocation(mover, key, descriptor)
             with node.movers.turn_to_copy({gpu}, progress):
                 mover.load({key: block.chunks for key, block in blocks.items()}, image, progress)
         yield Memory(node, [_piece(manifest, block, made) for block in manifest.blocks], kept)
@@ -129,10 +131,10 @@ def _let_go_but(kept: Collection[int], mover: Mover, keys: Iterable[int]) -> Non
     let_go(mover, [key for key in keys if key not in kept])
 
 
-def _piece(manifest: Manifest, block: Block, made: Mapping[tuple[int, int], Place]) -> _Piece:
+def _piece(manifest: Manifest, block: Block, made: Mapping[tuple[int, int], Allocation]) -> _Piece:
     process = manifest.processes[block.process]
-    place = made[block.alias or (block.process, block.id)]
-    return _Piece((process.pid, process.start_time), block.id, place)
+    allocation = made[block.alias or (block.process, block.id)]
+    return _Piece((process.pid, process.start_time), block.id, allocation)
 
 
 def _stored(manifest: Manifest) -> list[Block]:

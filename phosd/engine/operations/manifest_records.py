@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from phosd.engine.image.manifest import Block, ChunkRef, Process
-from phosd.engine.memory.exported import Held
+from phosd.engine.memory.exported import ExportedBlock
 from phosd.engine.program.group import Unit
 from phosd.engine.program.tree import ProcessTree
 
@@ -27,24 +27,24 @@ def process_records(
 
 def block_records(
     trees: Sequence[ProcessTree],
-    blocks: Sequence[Held],
+    blocks: Sequence[ExportedBlock],
     chunks: Mapping[int, tuple[ChunkRef, ...]],
 ) -> tuple[Block, ...]:
     """The blocks, ``chunks`` by key. Memory that several share is the first's."""
     index = {p.pid: i for i, p in enumerate(p for tree in trees for p in tree)}
-    first: dict[int, Held] = {}
+    first: dict[int, ExportedBlock] = {}
     records = []
-    for held in blocks:
-        owner = first.setdefault(held.key, held)
-        alone = owner is held
+    for exported in blocks:
+        owner = first.setdefault(exported.key, exported)
+        alone = owner is exported
         records.append(
             Block(
-                process=index[held.pid],
-                id=held.block.id,
-                va=held.block.va,
-                size=held.block.size,
-                gpu=held.gpu,
-                chunks=chunks[held.key] if alone else (),
+                process=index[exported.pid],
+                id=exported.block.id,
+                va=exported.block.va,
+                size=exported.block.size,
+                gpu=exported.gpu,
+                chunks=chunks[exported.key] if alone else (),
                 alias=None if alone else (index[owner.pid], owner.block.id),
             )
         )

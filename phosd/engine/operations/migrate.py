@@ -124,8 +124,8 @@ class _Move:
 def _by_precopy(move: _Move) -> None:
     unit, progress = move.unit, move.progress
     with (
-        move.node.kept_memory.held(unit) as holdings,
-        Twins(move.node, holdings, move.moves) as twins,
+        move.node.kept_memory.of(unit) as memory,
+        Twins(move.node, memory, move.moves) as twins,
         room_ahead(move.contexts, unit.identity) as give_room,
     ):
         point(Point.MIGRATE_PRECOPY)
@@ -134,17 +134,17 @@ def _by_precopy(move: _Move) -> None:
         progress.phase("quiesce", stopped=True)
         point(Point.MIGRATE_QUIESCE)
         with closed_gates(unit.links, progress, move.deadline):
-            holdings.take_all(unit.links)
-            unit.require_complete(holdings.shared())
+            memory.take_all(unit.links)
+            unit.require_complete(memory.shared())
             twins.follow()
             progress.phase("park", stopped=True)
             point(Point.MIGRATE_PARK)
             with Undo() as undo, ThreadPoolExecutor(1) as beside:
                 rest = beside.submit(twins.finish, Progress())
-                park(unit.links, holdings, undo)
+                park(unit.links, memory, undo)
                 progress.phase("control", stopped=True)
                 point(Point.MIGRATE_CONTROL)
-                room = move.room(holdings.movers(), move.deadline)
+                room = move.room(memory.movers(), move.deadline)
                 with driver_checkpoint.checkpointed(unit.gpu_pids, room) as bring:
                     rest.result()
                     twins.guard()

@@ -11,8 +11,15 @@ from functools import partial
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
-from phosd.engine.memory.device_memory import Holdings
-from phosd.engine.memory.exported import Held, Place, distinct, if_alive, let_go, new_key
+from phosd.engine.memory.device_memory import DeviceMemory
+from phosd.engine.memory.exported import (
+    Allocation,
+    ExportedBlock,
+    distinct,
+    if_alive,
+    let_go,
+    new_key,
+)
 from phosd.engine.memory.precopy_rounds import PASSES, Missing, copy_while_running
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node
@@ -23,28 +30,28 @@ from phosd.errors import changed_in_the_stop
 
 @dataclass(frozen=True)
 class _Twin:
-    """A block's memory-to-be: ``place`` is the new memory, ``source`` what the mover there calls
-    the old.
+    """One block's replica: ``allocation`` is the new memory, ``source`` the key that the mover
+    there has for the old.
     """
 
-    held: Held
-    place: Place
+    exported: ExportedBlock
+    allocation: Allocation
     source: int
 
 
 class Twins:
-    """The twins of the blocks that leave their GPUs, by the keys that ``holdings`` has for these.
+    """The twins of the blocks that leave their GPUs, by the keys that ``memory`` has for these.
 
     ``moves`` maps the ordinals of the GPUs that are left to the new ones. At the end of the context
     whatever is not needed goes: the twins, or, after :meth:`take_over`, the first copies.
     """
 
-    def __init__(self, node: Node, holdings: Holdings, moves: Mapping[int, int]) -> None:
-        self._holdings = holdings
+    def __init__(self, node: Node, memory: DeviceMemory, moves: Mapping[int, int]) -> None:
+        self._memory = memory
         self._moves = moves
         self._movers = {gpu: node.movers.mover(gpu) for gpu in moves.values()}
         self._twins: dict[int, _Twin] = {}
-        self._left: list[Held] = []
+        self._left: list[ExportedBlock] = []
         self._guarded: set[Process] = set()
         self._lock = threading.RLock()  # what a program frees goes on a thread of its watch
 
@@ -55,20 +62,20 @@ class Twins:
             self.follow()
             return self._differing()
 
-        copy_while_running(self._holdings, links, progress, differing, self._copy)
+        copy_while_running(self._memory, links, progress, differing, self._copy)
 
     def follow(self) -> None:
         """Make twins of the blocks that are new, and drop those of blocks that are gone.
 
         Raises :class:`OutOfMemory`.
         """
-        leaving = {h.key: h for h in distinct(self._holdings.all()) if h.gpu in self._moves}
-        fresh: dict[int, list[Held]] = {}
+        leaving = {h.key: h for h in distinct(self._memory.all()) if h.gpu in self._moves}
+        fresh: dict[int, list[ExportedBlock]] = {}
         with self._lock:
             self._drop([key for key in self._twins if key not in leaving])
-            for key, held in leaving.items():
+            for key, exported in leaving.items():
                 if key not in self._twins:
-                    fresh.setdefault(held.gpu, []).append(held)
+                    fresh.setdefault(exported.gpu, []).append(exported)
             for gpu, blocks in fresh.items():
                 self._make(blocks, gpu)
 
@@ -87,23 +94,25 @@ class Twins:
     def guard(self) -> None:
         """Have the movers keep the twins, too, for the processes, should this engine end."""
         rows: dict[int, list[tuple[Process, int, int]]] = {}
-        blocks = self._holdings.all()
-        processes = {pid: procfs.identity(pid) for pid in {held.pid for held in blocks}}
-        for held in blocks:
-            twin, process = self._twins.get(held.key), processes[held.pid]
+        blocks = self._memory.all()
+        processes = {pid: procfs.identity(pid) for pid in {exported.pid for exported in blocks}}
+        for exported in blocks:
+            twin, process = self._twins.get(exported.key), processes[exported.pid]
             if twin is not None and process is not None:
-                rows.setdefault(twin.place.gpu, []).append((process, held.block.id, twin.place.key))
+                rows.setdefault(twin.allocation.gpu, []).append(
+                    (process, exported.block.id, twin.allocation.key)
+                )
                 self._guarded.add(process)
         for gpu, guarded in rows.items():
             self._movers[gpu].guard(guarded)
 
     def take_over(self) -> None:
         """The processes are on the new GPUs: the twins are their memory from now on."""
-        places = {key: twin.place for key, twin in self._twins.items()}
-        self._left = self._holdings.move(places, self._moves)
+        allocations = {key: twin.allocation for key, twin in self._twins.items()}
+        self._left = self._memory.move(allocations, self._moves)
 
     def __enter__(self) -> "Twins":
-        self._holdings.dropping = self._drop
+        self._memory.dropping = self._drop
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,27 +123,29 @@ class Twins:
                 undo.add(self._drop, list(self._twins))
                 for mover in self._movers.values() if self._guarded else ():
                     undo.add(if_alive, mover, partial(mover.unguard, self._guarded))
-            self._holdings.dropping = None
+            self._memory.dropping = None
 
-    def _make(self, blocks: Sequence[Held], gpu: int) -> None:
+    def _make(self, blocks: Sequence[ExportedBlock], gpu: int) -> None:
         """Twins of blocks of one GPU: all of them or none."""
         new = self._moves[gpu]
         mover = self._movers[new]
-        twins: list[tuple[Held, int]] = []
+        twins: list[tuple[ExportedBlock, int]] = []
         sources: list[tuple[int, int, int]] = []
         with Undo() as undo, ExitStack() as borrowed:
-            for held, descriptor in self._holdings.duplicates(blocks):
+            for exported, descriptor in self._memory.duplicates(blocks):
                 borrowed.callback(os.close, descriptor)
-                sources.append((new_key(), held.block.size, descriptor))
-                twins.append((held, new_key()))
-            descriptors = mover.create([(key, held.block.size) for held, key in twins])
+                sources.append((new_key(), exported.block.size, descriptor))
+                twins.append((exported, new_key()))
+            descriptors = mover.create([(key, exported.block.size) for exported, key in twins])
             undo.add(let_go, mover, [key for _, key in twins])
             for descriptor in descriptors:
                 undo.add(os.close, descriptor)
             mover.adopt(sources, home=gpu)
             undo.forget()
-        for (held, key), source, descriptor in zip(twins, sources, descriptors, strict=True):
-            self._twins[held.key] = _Twin(held, Place(mover, key, descriptor), source[0])
+        for (exported, key), source, descriptor in zip(twins, sources, descriptors, strict=True):
+            self._twins[exported.key] = _Twin(
+                exported, Allocation(mover, key, descriptor), source[0]
+            )
 
     def _differing(self) -> dict[int, list[int]]:
         """By key: the chunks whose twins have other bytes."""
@@ -142,14 +153,14 @@ class Twins:
             twins = dict(self._twins)
         keys: dict[int, list[int]] = {}
         for twin in twins.values():
-            keys.setdefault(twin.place.gpu, []).append(twin.place.key)
+            keys.setdefault(twin.allocation.gpu, []).append(twin.allocation.key)
         with ThreadPoolExecutor(1 + len(keys)) as pool:
-            theirs = pool.submit(self._holdings.digest, [twin.held for twin in twins.values()])
+            theirs = pool.submit(self._memory.digest, [twin.exported for twin in twins.values()])
             answers = pool.map(lambda gpu: self._movers[gpu].digest(keys[gpu]), keys)
             ours = {key: digests for answer in answers for key, digests in answer.items()}
         found = {}
         for key, digests in theirs.result().items():
-            pairs = zip(digests, ours[twins[key].place.key], strict=True)
+            pairs = zip(digests, ours[twins[key].allocation.key], strict=True)
             if differing := [index for index, (a, b) in enumerate(pairs) if a != b]:
                 found[key] = differing
         return found
@@ -158,7 +169,7 @@ class Twins:
         chunks: dict[int, dict[int, tuple[int, Sequence[int]]]] = {}
         for key, indices in differing.items():
             twin = self._twins[key]
-            chunks.setdefault(twin.place.gpu, {})[twin.place.key] = (twin.source, indices)
+            chunks.setdefault(twin.allocation.gpu, {})[twin.allocation.key] = (twin.source, indices)
         with ThreadPoolExecutor(len(chunks)) as pool:
             list(pool.map(lambda gpu: self._movers[gpu].fetch(chunks[gpu], progress), chunks))
 
@@ -166,33 +177,33 @@ class Twins:
         with self._lock, Undo() as each:
             gone = [twin for key in keys if (twin := self._twins.pop(key, None)) is not None]
             for mover, twins in self._by_mover(gone):
-                dropped = [key for twin in twins for key in (twin.place.key, twin.source)]
+                dropped = [key for twin in twins for key in (twin.allocation.key, twin.source)]
                 each.add(let_go, mover, dropped)
                 for twin in twins:
-                    each.add(os.close, twin.place.descriptor)
+                    each.add(os.close, twin.allocation.descriptor)
 
     def _release(self) -> None:
         """The first copies go, and what the new GPUs' movers know of them."""
-        pids = {held.pid for held in self._left}
+        pids = {exported.pid for exported in self._left}
         processes = {found for pid in pids if (found := procfs.identity(pid)) is not None}
         old: dict[int, list[int]] = {}
-        for held in distinct(self._left):
-            old.setdefault(held.gpu, []).append(held.key)
+        for exported in distinct(self._left):
+            old.setdefault(exported.gpu, []).append(exported.key)
         with Undo() as each:
             for mover, twins in self._by_mover(self._twins.values()):
                 each.add(let_go, mover, [twin.source for twin in twins])
                 for twin in twins:
-                    each.add(os.close, twin.place.descriptor)
+                    each.add(os.close, twin.allocation.descriptor)
             for gpu, keys in old.items():
-                mover = self._holdings.mover(gpu)
+                mover = self._memory.mover(gpu)
                 each.add(let_go, mover, keys)
                 if gpu not in self._movers:  # else what came to it may be all that they have
                     each.add(if_alive, mover, partial(mover.unguard, processes))
-            for held in self._left:
-                each.add(os.close, held.descriptor)
+            for exported in self._left:
+                each.add(os.close, exported.descriptor)
 
     def _by_mover(self, twins: Iterable[_Twin]) -> list[tuple[Mover, list[_Twin]]]:
         found: dict[int, list[_Twin]] = {}
         for twin in twins:
-            found.setdefault(twin.place.gpu, []).append(twin)
+            found.setdefault(twin.allocation.gpu, []).append(twin)
         return [(self._movers[gpu], some) for gpu, some in found.items()]

@@ -20,7 +20,7 @@ from phosd.engine.image.usage import pack_bytes
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
-from phosd.engine.memory.device_memory import Holdings
+from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.exported import distinct, if_alive
 from phosd.engine.memory.parking import own_again, park
 from phosd.engine.memory.reservation import Room
@@ -84,10 +84,10 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         job.enter_context(explain_death(unit, "suspension"))
         if not parks:
             node.kept_memory.let_go(unit)
-        with node.kept_memory.held(unit) as holdings, Undo() as undo:
+        with node.kept_memory.of(unit) as memory, Undo() as undo:
             way = _Way(node, unit, options, progress, undo)
             if parks:
-                room, blocks = _parked(way, holdings, writer)
+                room, blocks = _parked(way, memory, writer)
             else:
                 room, blocks = _by_driver(way, needs), ()
             progress.phase("publish", stopped=True)
@@ -102,7 +102,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         progress.phase("release", stopped=True)
         room.give()
         with Undo() as each:
-            for mover in holdings.movers():  # last, and in any case: until then it stays on the GPU
+            for mover in memory.movers():  # last, and in any case: until then it stays on the GPU
                 each.add(if_alive, mover, partial(mover.unguard, unit.identity))
             # First: what is kept longer would be taken for what it has later.
             node.kept_memory.let_go(unit)
@@ -132,25 +132,27 @@ class _Way:
         return room
 
 
-def _parked(way: _Way, holdings: Holdings, writer: ImageWriter) -> tuple[Room, tuple[Block, ...]]:
+def _parked(way: _Way, memory: DeviceMemory, writer: ImageWriter) -> tuple[Room, tuple[Block, ...]]:
     """The program stands still, its memory is saved and parked, and the driver has the rest."""
     unit, progress = way.unit, way.progress
-    holdings.take(unit.links)
-    with way.node.movers.turn_to_copy({mover.gpu for mover in holdings.movers()}, progress):
+    memory.take(unit.links)
+    with way.node.movers.turn_to_copy({mover.gpu for mover in memory.movers()}, progress):
         progress.phase("quiesce", stopped=True)
         point(Point.SUSPEND_QUIESCE)
         close_gates(unit.links, progress, way.options.deadline, way.undo)
-        holdings.take_all(unit.links)
-        unit.require_complete(holdings.shared())
-        held = holdings.all()
-        progress.phase("save", stopped=True, bytes_total=sum(h.block.size for h in distinct(held)))
+        memory.take_all(unit.links)
+        unit.require_complete(memory.shared())
+        exported = memory.all()
+        progress.phase(
+            "save", stopped=True, bytes_total=sum(h.block.size for h in distinct(exported))
+        )
         point(Point.SUSPEND_SAVE)
-        chunks = holdings.save(holdings.digest(), writer, progress)
+        chunks = memory.save(memory.digest(), writer, progress)
     progress.phase("park", stopped=True)
     point(Point.SUSPEND_PARK)
-    park(unit.links, holdings, way.undo)
-    room = way.stop(holdings.movers(), way.options.deadline)
-    return room, block_records(unit.trees, held, chunks)
+    park(unit.links, memory, way.undo)
+    room = way.stop(memory.movers(), way.options.deadline)
+    return room, block_records(unit.trees, exported, chunks)
 
 
 def _by_driver(way: _Way, gpus: Iterable[int]) -> Room:

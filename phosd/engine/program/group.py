@@ -12,7 +12,7 @@ from pathlib import Path
 
 from phosd.engine.hook_client.link import BlockFlag, Hello, HookLink, HookState
 from phosd.engine.job.affected import Concern, Touched
-from phosd.engine.memory.exported import Held, distinct
+from phosd.engine.memory.exported import ExportedBlock, distinct
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program.tree import ProcessTree, TreeProcess, scan
 from phosd.engine.system import procfs
@@ -112,7 +112,7 @@ class Unit:
                 return f"process {link.pid} shares device memory, which the driver cannot restore"
         return ""
 
-    def require_complete(self, shared: Iterable[Held]) -> None:
+    def require_complete(self, shared: Iterable[ExportedBlock]) -> None:
         """Raise :class:`Busy` when a process belongs to the unit that has come to it since the unit
         was gathered: nobody has stopped it. The gates are closed; ``shared`` as for
         :meth:`require_no_sharers`.
@@ -126,17 +126,17 @@ class Unit:
                     )
         self.require_no_sharers(shared)
 
-    def require_no_sharers(self, shared: Iterable[Held]) -> None:
+    def require_no_sharers(self, shared: Iterable[ExportedBlock]) -> None:
         """Raise :class:`Busy` when another process has memory of the unit by now: it would keep the
         old when the unit gets new. ``shared`` is what the unit's programs share, the gates closed.
 
         Other hooks are not asked, since the program stands still and they may take their time. A
         hook keeps the descriptor of what its program has imported.
         """
-        ours: dict[str, list[Held]] = {}
-        for held in distinct(shared):
-            name = str(Path(f"/proc/self/fd/{held.descriptor}").readlink())
-            ours.setdefault(name, []).append(held)
+        ours: dict[str, list[ExportedBlock]] = {}
+        for exported in distinct(shared):
+            name = str(Path(f"/proc/self/fd/{exported.descriptor}").readlink())
+            ours.setdefault(name, []).append(exported)
         for pid in self.other_hooks() if ours else ():
             theirs = _shared_with(pid, ours)
             if theirs and process.has_hook(pid) and process.is_gpu_process(pid):
@@ -331,15 +331,15 @@ def _below(pid: int) -> Iterator[int]:
         yield from _below(child)
 
 
-def _shared_with(pid: int, ours: Mapping[str, Sequence[Held]]) -> Held | None:
+def _shared_with(pid: int, ours: Mapping[str, Sequence[ExportedBlock]]) -> ExportedBlock | None:
     """What of ``ours`` process ``pid`` has a descriptor of; by the names that descriptors have."""
     folder = procfs.PROC / str(pid) / "fd"
     try:
         for path in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                for held in ours.get(str(path.readlink()), ()):
-                    if same_file(held.descriptor, int(path.name), pid):
-                        return held
+                for exported in ours.get(str(path.readlink()), ()):
+                    if same_file(exported.descriptor, int(path.name), pid):
+                        return exported
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         pass  # it has ended, or is another user's while phosd is not root's
     return None

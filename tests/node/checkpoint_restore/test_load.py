@@ -8,8 +8,8 @@ import pytest
 
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.job.progress import Progress
-from phosd.engine.memory.device_memory import Holdings
-from phosd.engine.memory.exported import Place
+from phosd.engine.memory.device_memory import DeviceMemory
+from phosd.engine.memory.exported import Allocation
 from phosd.engine.node.node import Node
 from phosd.engine.operations.restore import RestoreOptions, restore
 from phosd.errors import NoSuchProcess
@@ -18,20 +18,24 @@ from tests.node.checkpoint_restore.cycle import save
 from tests.node.checkpoint_restore.test_fault_points import forgotten
 from tests.support.harness import alive, wait_until
 
-_hold = Holdings.hold
+_hold = DeviceMemory.hold
 
 
-def killed_first(holdings: Holdings, link: HookLink, places: Mapping[int, Place]) -> None:
+def killed_first(
+    memory: DeviceMemory, link: HookLink, allocations: Mapping[int, Allocation]
+) -> None:
     """The owner ends the program just before its hook is asked for its blocks."""
     os.kill(link.pid, signal.SIGKILL)
     wait_until(lambda: not alive(link.pid), "its end")
-    _hold(holdings, link, places)
+    _hold(memory, link, allocations)
 
 
-def told_of_one(holdings: Holdings, link: HookLink, places: Mapping[int, Place]) -> None:
+def told_of_one(
+    memory: DeviceMemory, link: HookLink, allocations: Mapping[int, Allocation]
+) -> None:
     """The hook lists fewer blocks than it was given: it is the program's owner who decides that."""
-    first = min(places)
-    _hold(holdings, link, {first: places[first]})
+    first = min(allocations)
+    _hold(memory, link, {first: allocations[first]})
 
 
 def test_a_program_ends_as_it_takes_its_memory(
@@ -40,7 +44,7 @@ def test_a_program_ends_as_it_takes_its_memory(
     """Its owner could do so again and again, until the GPU is full."""
     image = _image_of_a_dead(node, start)
     free = node.movers.mover(0).free_memory()[0]
-    monkeypatch.setattr(Holdings, "hold", killed_first)
+    monkeypatch.setattr(DeviceMemory, "hold", killed_first)
     with pytest.raises(NoSuchProcess):
         restore(node, image, RestoreOptions(), Progress())
     assert node.movers.mover(0).free_memory()[0] == free
@@ -51,7 +55,7 @@ def test_a_hook_does_not_tell_of_all_its_memory(
 ) -> None:
     image = _image_of_a_dead(node, start)
     free = node.movers.mover(0).free_memory()[0]
-    monkeypatch.setattr(Holdings, "hold", told_of_one)
+    monkeypatch.setattr(DeviceMemory, "hold", told_of_one)
     result = restore(node, image, RestoreOptions(), Progress())
     os.kill(result.pid, signal.SIGKILL)
 

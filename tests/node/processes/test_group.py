@@ -12,7 +12,7 @@ import pytest
 
 from phosd.engine.hook_client.link import Block, BlockFlag, Hello, HookState
 from phosd.engine.job.progress import Progress
-from phosd.engine.memory.exported import Held
+from phosd.engine.memory.exported import ExportedBlock
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.program import driver_checkpoint, process
@@ -247,7 +247,7 @@ def test_who_has_come_to_share_memory(
     hooks = tmp_path / "hook"
     hooks.mkdir()
     flags = BlockFlag.HAS_DESCRIPTOR | BlockFlag.EXPORTED
-    held = Held(10, Block(1, 0, 1, 0, flags), 0, shared, 1)
+    exported = ExportedBlock(10, Block(1, 0, 1, 0, flags), 0, shared, 1)
     with (
         gather(10, tmp_path, lambda tree: None) as unit,
         subprocess.Popen(["/bin/sleep", "60"], pass_fds=(shared, other)) as peer,
@@ -256,13 +256,13 @@ def test_who_has_come_to_share_memory(
         for pid in (10, peer.pid, stranger.pid, os.getpid(), 1 << 22):
             (hooks / f"{pid}.sock").touch()
         try:
-            unit.require_no_sharers([held])
+            unit.require_no_sharers([exported])
             hooked |= {peer.pid, stranger.pid}
             unit.require_no_sharers([])
             with pytest.raises(Busy, match=f"process 10 has begun .* with process {peer.pid};"):
-                unit.require_no_sharers([held])
+                unit.require_no_sharers([exported])
             (hooks / f"{peer.pid}.sock").unlink()
-            unit.require_no_sharers([held])
+            unit.require_no_sharers([exported])
         finally:
             peer.kill()
             stranger.kill()

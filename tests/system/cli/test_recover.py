@@ -114,7 +114,7 @@ from phosd.engine.job.progress import Progress
 place = pathlib.Path({str(place)!r})
 node = Node(NodeConfig(place / "state", place / "run"))
 gathered = gather({pid}, place / "run", lambda tree: None)
-with gathered as unit, node.kept_memory.held(unit) as holdings:
+with gathered as unit, node.kept_memory.of(unit) as holdings:
     holdings.take(unit.links)
     with closed_gates(unit.links, Progress()):
         holdings.take_all(unit.links)

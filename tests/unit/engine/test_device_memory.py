@@ -10,7 +10,7 @@ import pytest
 from phosd.engine.hook_client.link import Block, BlockFlag, Hello, HookLink, HookState
 from phosd.engine.memory import device_memory as module
 from phosd.engine.memory import parking
-from phosd.engine.memory.device_memory import Holdings, Movers
+from phosd.engine.memory.device_memory import DeviceMemory, Movers
 from phosd.engine.memory.exported import distinct
 from phosd.engine.memory.parking import detached, parked
 from phosd.engine.system import procfs
@@ -138,17 +138,17 @@ class Bench:
 
     def __init__(self) -> None:
         self.movers = {0: FakeMover(0), 1: FakeMover(1)}
-        self.holdings = Holdings(cast(Movers, self), {1: [0], 2: [0, 1]})
+        self.memory = DeviceMemory(cast(Movers, self), {1: [0], 2: [0, 1]})
         self.before = open_files()
 
     def mover(self, gpu: int) -> FakeMover:
         return self.movers[gpu]
 
     def take(self, *links: Link) -> None:
-        self.holdings.take(hooks(*links))
+        self.memory.take(hooks(*links))
 
     def empty(self) -> bool:
-        return not self.holdings.all() and not any(m.keys for m in self.movers.values())
+        return not self.memory.all() and not any(m.keys for m in self.movers.values())
 
 
 def hooks(*links: Link) -> list[HookLink]:
@@ -157,7 +157,9 @@ def hooks(*links: Link) -> list[HookLink]:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(Holdings, "watch_all", lambda *_: None)  # there is nobody to tell anything
+    monkeypatch.setattr(
+        DeviceMemory, "watch_all", lambda *_: None
+    )  # there is nobody to tell anything
     monkeypatch.setattr(procfs, "identity", lambda pid: (pid, 0))
     return Bench()
 
@@ -172,14 +174,14 @@ def test_new_blocks_are_taken_and_freed_ones_let_go(bench: Bench) -> None:
     link.add(1)
     link.add(2)
     bench.take(link)
-    assert [h.block.id for h in bench.holdings.of(1)] == [1, 2]
+    assert [h.block.id for h in bench.memory.of(1)] == [1, 2]
     link.add(3)
     link.remove(1)
     bench.take(link)
-    assert [h.block.id for h in bench.holdings.of(1)] == [2, 3]
+    assert [h.block.id for h in bench.memory.of(1)] == [2, 3]
     assert len(bench.movers[0].keys) == 2
     assert held_files(bench, link) == 2
-    bench.holdings.close()
+    bench.memory.close()
     assert bench.empty() and held_files(bench, link) == 0
 
 
@@ -191,18 +193,18 @@ def test_memory_of_two_processes_is_one_piece(bench: Bench) -> None:
     second.add(1, HAS | IN, shared)
     second.add(2, HAS | OUT)
     bench.take(first, second)
-    keys = {(h.pid, h.block.id): h.key for h in bench.holdings.all()}
+    keys = {(h.pid, h.block.id): h.key for h in bench.memory.all()}
     assert keys[1, 1] == keys[2, 1] and len(set(keys.values())) == 3
     assert len(bench.movers[0].keys) == 3
-    assert len(distinct(bench.holdings.all())) == 3
-    assert bench.holdings.digest().keys() == set(keys.values())
+    assert len(distinct(bench.memory.all())) == 3
+    assert bench.memory.digest().keys() == set(keys.values())
     first.remove(1)  # the second still has it
     bench.take(first, second)
     assert keys[2, 1] in bench.movers[0].keys
     second.remove(1)
     bench.take(first, second)
     assert keys[2, 1] not in bench.movers[0].keys
-    bench.holdings.close()
+    bench.memory.close()
     assert bench.empty() and held_files(bench, first, second) == 0
 
 
@@ -213,18 +215,18 @@ def test_memory_that_is_shared_after_it_was_taken(bench: Bench, exporter_first: 
     owner.add(1)
     owner.add(2)
     bench.take(owner, peer)
-    before = {held.block.id: held.key for held in bench.holdings.of(1)}
+    before = {exported.block.id: exported.key for exported in bench.memory.of(1)}
     os.close(owner.files[1])
     file = owner.add(1, HAS | OUT)
     peer.add(1, HAS | IN, file)
     links = (owner, peer) if exporter_first else (peer, owner)
-    bench.holdings.take_all(hooks(*links))
-    keys = {(held.pid, held.block.id): held.key for held in bench.holdings.all()}
+    bench.memory.take_all(hooks(*links))
+    keys = {(exported.pid, exported.block.id): exported.key for exported in bench.memory.all()}
     assert keys[1, 1] == keys[2, 1] != before[1]
     assert keys[1, 2] == before[2], "what has not changed is kept"
-    assert {held.pid for held in bench.holdings.shared()} == {1, 2}
+    assert {exported.pid for exported in bench.memory.shared()} == {1, 2}
     assert bench.movers[0].keys.keys() == set(keys.values())
-    bench.holdings.close()
+    bench.memory.close()
     assert bench.empty() and held_files(bench, owner, peer) == 0
 
 
@@ -236,9 +238,9 @@ def test_an_import_that_is_mapped_after_it_was_taken(bench: Bench) -> None:
     bench.take(link)
     link.sizes[1] = SIZE
     bench.take(link)
-    assert [held.block.size for held in bench.holdings.all()] == [SIZE]
+    assert [exported.block.size for exported in bench.memory.all()] == [SIZE]
     assert [*bench.movers[0].keys.values()] == [SIZE]
-    bench.holdings.close()
+    bench.memory.close()
 
 
 def test_each_gpu_has_its_mover(bench: Bench) -> None:
@@ -246,7 +248,7 @@ def test_each_gpu_has_its_mover(bench: Bench) -> None:
     link.add(1)
     bench.take(link)
     assert not bench.movers[0].keys and len(bench.movers[1].keys) == 1
-    bench.holdings.close()
+    bench.memory.close()
     assert bench.empty()
 
 
@@ -255,8 +257,8 @@ def test_blocks_that_cannot_be_exported_are_left_out(bench: Bench) -> None:
     link.add(1, BlockFlag(0))
     link.add(2)
     bench.take(link)
-    assert [h.block.id for h in bench.holdings.all()] == [2]
-    bench.holdings.close()
+    assert [h.block.id for h in bench.memory.all()] == [2]
+    bench.memory.close()
     assert held_files(bench, link) == 0
 
 
@@ -283,7 +285,7 @@ def test_a_block_that_cannot_be_taken(
     why = {"host memory": "host RAM", "no such device": "device 1, but sees 1"}.get(kind, kind)
     with pytest.raises(kinds.get(kind, Internal), match=why):
         bench.take(link)
-    bench.holdings.close()
+    bench.memory.close()
     assert bench.empty() and held_files(bench, link) == 0
 
 
@@ -300,7 +302,7 @@ def test_a_mover_that_died_holds_nothing(bench: Bench) -> None:
             dead.alive = False
         else:
             dead.trouble, dead.dies = Internal("it is gone"), True
-        bench.holdings.close()
+        bench.memory.close()
         assert not bench.movers[0].keys
         assert held_files(bench, *links) == 0
 
@@ -312,7 +314,7 @@ def test_one_mover_fails_and_the_other_lets_go(bench: Bench) -> None:
     bench.take(*links)
     bench.movers[1].trouble = Internal("no way")
     with pytest.raises(Internal, match="no way"):
-        bench.holdings.close()
+        bench.memory.close()
     assert not bench.movers[0].keys
     assert held_files(bench, *links) == 0
 
@@ -331,10 +333,10 @@ def pair(bench: Bench) -> list[Link]:
 
 def test_memory_is_given_back(bench: Bench) -> None:
     links = pair(bench)
-    with parked(hooks(*links), bench.holdings):
+    with parked(hooks(*links), bench.memory):
         assert all(link.state is HookState.PARKED and not link.connected for link in links)
     assert all(link.state is HookState.CLOSED and link.mapped == [1, 2] for link in links)
-    bench.holdings.close()
+    bench.memory.close()
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -346,21 +348,21 @@ def test_a_step_fails_for_one(bench: Bench, step: str, which: int, lost: bool) -
     links[which].trouble[step] = Timeout("too slow")
     if lost:
         links[which].carried_out.add(step)
-    with pytest.raises(Timeout, match="too slow") as raised, parked(hooks(*links), bench.holdings):
+    with pytest.raises(Timeout, match="too slow") as raised, parked(hooks(*links), bench.memory):
         pytest.fail("one of them is not parked")
     assert not getattr(raised.value, "__notes__", ())
     assert all(link.state is HookState.CLOSED and link.connected for link in links)
     assert not bench.movers[0].guarded
-    bench.holdings.close()
+    bench.memory.close()
 
 
 def test_one_is_given_its_memory_at_the_second_attempt(bench: Bench) -> None:
     links = pair(bench)
     links[0].trouble["unpark"] = Internal("mapping failed")
-    with parked(hooks(*links), bench.holdings):
+    with parked(hooks(*links), bench.memory):
         assert [link.state for link in links] == [HookState.PARKED] * 2
     assert [link.state for link in links] == [HookState.CLOSED] * 2
-    bench.holdings.close()
+    bench.memory.close()
 
 
 def test_one_cannot_be_given_its_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,12 +370,12 @@ def test_one_cannot_be_given_its_memory(bench: Bench, monkeypatch: pytest.Monkey
     monkeypatch.setattr(parking, "_AGAIN_SECONDS", 0.1)
     links = pair(bench)
     links[1].trouble["unpark"], links[1].hopeless = Internal("mapping failed"), True
-    with pytest.raises(ZeroDivisionError) as raised, parked(hooks(*links), bench.holdings):
+    with pytest.raises(ZeroDivisionError) as raised, parked(hooks(*links), bench.memory):
         raise ZeroDivisionError
     assert raised.value.__notes__ == ["besides, mapping failed"]
     assert [link.state for link in links] == [HookState.CLOSED, HookState.PARKED]
     assert bench.movers[0].guarded == {(2, 0)}
-    bench.holdings.close()
+    bench.memory.close()
 
 
 def test_detached_hooks_come_back(bench: Bench) -> None:

@@ -9,12 +9,12 @@ import pytest
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.job.progress import Progress
-from phosd.engine.memory.device_memory import Holdings
+from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.precopy_rounds import PASSES, Missing, copy_while_running
 from phosd.errors import Cancelled
 
 
-class FakeHoldings:
+class FakeMemory:
     """Looks at the programs, and keeps what they free while a pass runs."""
 
     def __init__(self) -> None:
@@ -34,19 +34,19 @@ class FakeHoldings:
 
 def copied(left: Sequence[int], progress: Progress) -> list[int]:
     """How many chunks each pass copied of a program of which ``left`` differ at each look."""
-    holdings, done = FakeHoldings(), list[int]()
+    memory, done = FakeMemory(), list[int]()
     differing = iter(left)
 
     def missing() -> Missing[int]:
-        assert holdings.keeps, "what is compared could be freed meanwhile"
+        assert memory.keeps, "what is compared could be freed meanwhile"
         return {0: range(next(differing))}
 
     def copy(found: Missing[int], _: Progress) -> None:
-        assert holdings.keeps, "what is copied could be freed meanwhile"
+        assert memory.keeps, "what is copied could be freed meanwhile"
         done.append(len(found[0]))
 
-    copy_while_running(cast(Holdings, holdings), [], progress, missing, copy)
-    assert holdings.looks == len(left) - len(list(differing))
+    copy_while_running(cast(DeviceMemory, memory), [], progress, missing, copy)
+    assert memory.looks == len(left) - len(list(differing))
     return done
 
 

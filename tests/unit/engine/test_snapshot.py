@@ -14,7 +14,7 @@ import pytest
 from phosd.engine.hook_client.link import Block
 from phosd.engine.job.progress import Progress
 from phosd.engine.memory import snapshot
-from phosd.engine.memory.exported import Held, new_key
+from phosd.engine.memory.exported import ExportedBlock, new_key
 from phosd.engine.memory.snapshot import Snapshot
 from phosd.errors import OutOfMemory
 
@@ -67,18 +67,18 @@ class Board:
     is_starving = False
 
     def __init__(self) -> None:
-        self.held: dict[int, int] = {}
+        self.exported: dict[int, int] = {}
 
     def hold(self, device: int, size: int) -> None:
-        self.held[device] = size
+        self.exported[device] = size
 
 
-class Holdings:
-    def __init__(self, blocks: list[Held], movers: dict[int, Mover]) -> None:
+class DeviceMemory:
+    def __init__(self, blocks: list[ExportedBlock], movers: dict[int, Mover]) -> None:
         self.blocks = blocks
         self.movers = movers
 
-    def all(self) -> list[Held]:
+    def all(self) -> list[ExportedBlock]:
         return self.blocks
 
     def mover(self, gpu: int) -> Mover:
@@ -97,12 +97,14 @@ def impatient() -> Iterator[None]:
     sys.setswitchinterval(usual)
 
 
-def held(gpu: int, number: int, size: int = CHUNK) -> Held:
+def exported(gpu: int, number: int, size: int = CHUNK) -> ExportedBlock:
     block = cast(Block, SimpleNamespace(size=size, device=gpu, id=number))
-    return Held(1, block, gpu, -1, new_key())
+    return ExportedBlock(1, block, gpu, -1, new_key())
 
 
-def snapshot_of(blocks: list[Held], movers: dict[int, Mover], limit: int | None = None) -> Snapshot:
+def snapshot_of(
+    blocks: list[ExportedBlock], movers: dict[int, Mover], limit: int | None = None
+) -> Snapshot:
     @contextlib.contextmanager
     def turn(gpus: Collection[int]) -> Iterator[None]:
         turns.append(set(gpus))
@@ -110,7 +112,7 @@ def snapshot_of(blocks: list[Held], movers: dict[int, Mover], limit: int | None 
 
     turns: list[set[int]] = []
     writer = SimpleNamespace(stored={})
-    made = Snapshot(cast(Any, Holdings(blocks, movers)), [], cast(Any, writer), turn, limit)
+    made = Snapshot(cast(Any, DeviceMemory(blocks, movers)), [], cast(Any, writer), turn, limit)
     assert turns == []
     return made
 
@@ -120,7 +122,7 @@ def test_all_gpus_are_saved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "Copies", lambda *_: SimpleNamespace(refs={}))
     monkeypatch.setattr(snapshot, "_SLAB", 100 * CHUNK)
     movers = {gpu: Mover(gpu, 64 * GB) for gpu in range(6)}
-    blocks = [held(gpu, number) for gpu in movers for number in range(1500)]
+    blocks = [exported(gpu, number) for gpu in movers for number in range(1500)]
     board = Board()
     with snapshot_of(blocks, movers) as shot:
         assert shot.make_room()
@@ -133,14 +135,14 @@ def test_all_gpus_are_saved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         shot._account.phase("drain")
         chunks: dict[int, Any] = dict(shot.finish(Progress()))
         assert chunks == {each.key: (each.key,) for each in blocks}
-        assert board.held == dict.fromkeys(movers, 0)
+        assert board.exported == dict.fromkeys(movers, 0)
         assert {mover.free for mover in movers.values()} == {64 * GB}
 
 
 def test_what_is_held_counts_until_its_slab_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "_SLAB", 4 * CHUNK)
     movers = {0: Mover(0, 64 * GB)}
-    blocks = [held(0, number, CHUNK - 4096) for number in range(6)]
+    blocks = [exported(0, number, CHUNK - 4096) for number in range(6)]
     board = Board()
     with snapshot_of(blocks, movers) as shot:
         assert shot.make_room()
@@ -148,17 +150,17 @@ def test_what_is_held_counts_until_its_slab_is_free(monkeypatch: pytest.MonkeyPa
         sizes = []
         for each in blocks:
             shot._drop([each.key])
-            sizes.append(board.held[0] // CHUNK)
+            sizes.append(board.exported[0] // CHUNK)
         assert sizes == [6, 6, 6, 2, 2, 0]
 
 
 def test_there_is_room_for_all_or_none_is_taken() -> None:
     movers = {0: Mover(0, 64 * GB), 1: Mover(1, 4 * GB)}
-    small, large = held(0, 1, GB), held(1, 2, 3 * GB)
+    small, large = exported(0, 1, GB), exported(1, 2, 3 * GB)
     with snapshot_of([small, large], movers) as shot:  # three quarters are not enough for another
         assert shot.make_room()
         assert [mover.free for mover in movers.values()] == [63 * GB, GB]
-    larger = held(1, 3, 3 * GB + CHUNK)
+    larger = exported(1, 3, 3 * GB + CHUNK)
     with snapshot_of([small, larger], movers) as shot:
         assert not shot.make_room()
         assert [mover.free for mover in movers.values()] == [64 * GB, 4 * GB]

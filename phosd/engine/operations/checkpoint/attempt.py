@@ -8,7 +8,7 @@ from phosd.engine.faults import Point, point
 from phosd.engine.image.manifest import Block, ChunkRef
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.progress import Progress
-from phosd.engine.memory.exported import Held
+from phosd.engine.memory.exported import ExportedBlock
 from phosd.engine.memory.reservation import Room
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node
@@ -56,7 +56,7 @@ class Attempt:
         self._require_no_newcomers()
 
     def blocks(
-        self, blocks: Sequence[Held], chunks: Mapping[int, tuple[ChunkRef, ...]]
+        self, blocks: Sequence[ExportedBlock], chunks: Mapping[int, tuple[ChunkRef, ...]]
     ) -> tuple[Block, ...]:
         """The manifest's blocks, ``chunks`` by key."""
         return block_records(self.cpu.trees, blocks, chunks)

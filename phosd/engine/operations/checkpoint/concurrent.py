@@ -11,7 +11,7 @@ from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.image.manifest import Block
 from phosd.engine.memory.cow_drain import Drain
-from phosd.engine.memory.device_memory import Holdings
+from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.parking import parked
 from phosd.engine.memory.snapshot import Snapshot
 from phosd.engine.operations.checkpoint.attempt import Attempt
@@ -24,42 +24,42 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
     it.
     """
     unit, progress = attempt.unit, attempt.progress
-    with attempt.node.kept_memory.held(unit) as holdings:
+    with attempt.node.kept_memory.of(unit) as memory:
         try:
-            gpus = holdings.prepare_packs(unit.links, attempt.writer)
-            holdings.take(unit.links)
+            gpus = memory.prepare_packs(unit.links, attempt.writer)
+            memory.take(unit.links)
             with ExitStack() as stack:
                 stack.enter_context(attempt.node.movers.turn_to_copy(gpus, progress))
-                saving = _with_room(attempt, holdings, stack)
+                saving = _with_room(attempt, memory, stack)
                 attempt.cpu.prepare(unit.trees)
                 progress.check()
                 progress.phase("quiesce", stopped=True)
                 point(Point.CHECKPOINT_QUIESCE)
                 with closed_gates(unit.links, progress, attempt.options.deadline):
-                    holdings.take_all(unit.links)
-                    unit.require_no_sharers(holdings.shared())
-                    blocks = holdings.all()
+                    memory.take_all(unit.links)
+                    unit.require_no_sharers(memory.shared())
+                    blocks = memory.all()
                     progress.phase("drain", stopped=True)
                     point(Point.CHECKPOINT_DIGEST)
                     saving.settle(progress)
                     progress.phase("park", stopped=True)
                     point(Point.CHECKPOINT_PARK)
-                    with parked(unit.links, holdings):
+                    with parked(unit.links, memory):
                         saving.begin()
-                        attempt.save_processes(holdings.movers(), beside=saving.copy)
+                        attempt.save_processes(memory.movers(), beside=saving.copy)
                     saving.arm()
                 progress.phase("drain", bytes_total=saving.bytes_total)
                 point(Point.CHECKPOINT_DRAIN)
                 chunks = saving.finish(progress)
         finally:
-            holdings.unpin()
+            memory.unpin()
     return attempt.blocks(blocks, chunks)
 
 
-def _with_room(attempt: Attempt, holdings: Holdings, stack: ExitStack) -> Snapshot | Drain:
+def _with_room(attempt: Attempt, memory: DeviceMemory, stack: ExitStack) -> Snapshot | Drain:
     """How the data are saved, with the device memory that it takes; ended with ``stack``."""
     node, options = attempt.node, attempt.options
-    way = (holdings, attempt.unit.links, attempt.writer)
+    way = (memory, attempt.unit.links, attempt.writer)
     limit = node.config.shadow_limit
 
     def turn(gpus: Collection[int]) -> AbstractContextManager[None]:
@@ -70,6 +70,6 @@ def _with_room(attempt: Attempt, holdings: Holdings, stack: ExitStack) -> Snapsh
         if snapshot.make_room():
             return snapshot
     drain = stack.enter_context(Drain(*way, options.experience.suspects, audit=options.audit))
-    with turn({held.gpu for held in holdings.all()}):
+    with turn({exported.gpu for exported in memory.all()}):
         drain.make_room(limit)
     return drain

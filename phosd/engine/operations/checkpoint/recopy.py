@@ -14,29 +14,29 @@ from phosd.engine.operations.checkpoint.attempt import Attempt
 def recopy(attempt: Attempt) -> tuple[Block, ...]:
     """The unit's device memory as it was at the stop."""
     unit, progress = attempt.unit, attempt.progress
-    with attempt.node.kept_memory.held(unit) as holdings:
+    with attempt.node.kept_memory.of(unit) as memory:
         try:
-            gpus = holdings.prepare_packs(unit.links, attempt.writer)
+            gpus = memory.prepare_packs(unit.links, attempt.writer)
             with (
                 attempt.node.movers.turn_to_copy(gpus, progress),
-                Precopy(holdings, unit.links, attempt.writer) as copies,
+                Precopy(memory, unit.links, attempt.writer) as copies,
             ):
                 copies.while_running(progress)
                 attempt.cpu.prepare(unit.trees)
                 progress.phase("quiesce", stopped=True)
                 point(Point.CHECKPOINT_QUIESCE)
                 with closed_gates(unit.links, progress, attempt.options.deadline):
-                    holdings.take_all(unit.links)
-                    unit.require_no_sharers(holdings.shared())
-                    blocks = holdings.all()
+                    memory.take_all(unit.links)
+                    unit.require_no_sharers(memory.shared())
+                    blocks = memory.all()
                     progress.phase("park", stopped=True)
                     point(Point.CHECKPOINT_PARK)
-                    with parked(unit.links, holdings):
+                    with parked(unit.links, memory):
                         copies.begin_rest()
-                        attempt.save_processes(holdings.movers())
+                        attempt.save_processes(memory.movers())
                         chunks = copies.finish_rest()
-                    holdings.watch_all(unit.links)
+                    memory.watch_all(unit.links)
                 progress.finish()
         finally:
-            holdings.unpin()
+            memory.unpin()
     return attempt.blocks(blocks, chunks)

@@ -13,33 +13,33 @@ from phosd.engine.operations.checkpoint.attempt import Attempt
 def stop(attempt: Attempt) -> tuple[Block, ...]:
     """The unit's device memory, saved inside the stop."""
     unit, progress = attempt.unit, attempt.progress
-    with attempt.node.kept_memory.held(unit) as holdings, ExitStack() as turn:
+    with attempt.node.kept_memory.of(unit) as memory, ExitStack() as turn:
         try:
-            gpus = holdings.prepare_packs(unit.links, attempt.writer)
-            holdings.take(unit.links)
+            gpus = memory.prepare_packs(unit.links, attempt.writer)
+            memory.take(unit.links)
             turn.enter_context(attempt.node.movers.turn_to_copy(gpus, progress))
             attempt.cpu.prepare(unit.trees)
             progress.check()
             progress.phase("quiesce", stopped=True)
             point(Point.CHECKPOINT_QUIESCE)
             with closed_gates(unit.links, progress, attempt.options.deadline):
-                holdings.take_all(unit.links)
-                unit.require_no_sharers(holdings.shared())
+                memory.take_all(unit.links)
+                unit.require_no_sharers(memory.shared())
                 progress.phase("digest", stopped=True)
                 point(Point.CHECKPOINT_DIGEST)
-                blocks = holdings.all()
-                digests = holdings.digest()
-                total = sum(held.block.size for held in distinct(blocks))
+                blocks = memory.all()
+                digests = memory.digest()
+                total = sum(exported.block.size for exported in distinct(blocks))
                 progress.phase("drain", stopped=True, bytes_total=total)
                 point(Point.CHECKPOINT_DRAIN)
-                chunks = holdings.save(digests, attempt.writer, progress)
+                chunks = memory.save(digests, attempt.writer, progress)
                 turn.close()
                 progress.phase("park", stopped=True)
                 point(Point.CHECKPOINT_PARK)
-                with parked(unit.links, holdings):
-                    attempt.save_processes(holdings.movers())
-                holdings.watch_all(unit.links)
+                with parked(unit.links, memory):
+                    attempt.save_processes(memory.movers())
+                memory.watch_all(unit.links)
             progress.finish()
         finally:
-            holdings.unpin()
+            memory.unpin()
     return attempt.blocks(blocks, chunks)
