@@ -1,4 +1,4 @@
-"""CRIU's files of a unit: in memory while the program stands still, in the image when it runs."""
+"""CRIU's files of a group: in memory while the program stands still, in the image when it runs."""
 
 import shutil
 from pathlib import Path

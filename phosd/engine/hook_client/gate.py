@@ -1,4 +1,4 @@
-"""Bringing the processes of a unit to a halt, all together, without deadlock (hazards of a gate).
+"""Bringing the processes of a group to a halt, all together, without deadlock (hazards of a gate).
 
 Every gate closes at once; then the hooks are polled. While any process works, the others are told,
 so that each lets through, one by one, what the working one may be waiting for.
@@ -23,7 +23,7 @@ _POLL = 0.0002
 def closed_gates(
     links: Sequence[HookLink], progress: Progress, deadline: float = DEADLINE
 ) -> Iterator[None]:
-    """Inside, no process of the unit submits work and all their devices are idle.
+    """Inside, no process of the group submits work and all their devices are idle.
 
     Raises :class:`Busy` when that is not reached within ``deadline`` seconds; the gates are open
     again then. A process that dies inside is no error here: there is no gate left to open.

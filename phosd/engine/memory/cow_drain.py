@@ -56,7 +56,7 @@ class _Member:
 
 
 class Drain(Undoing):
-    """One concurrent copy of a unit's memory into an image. Leaving its context ends it.
+    """One concurrent copy of a group's memory into an image. Leaving its context ends it.
 
     The steps are called in the order in which they stand here. With ``audit`` it is also counted
     how many shadows were not needed.

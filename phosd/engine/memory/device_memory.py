@@ -21,6 +21,7 @@ from phosd.engine.image.writer import ImageWriter, Pack
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.exported import (
+    SHARED,
     Allocation,
     ExportedBlock,
     distinct,
@@ -32,8 +33,6 @@ from phosd.engine.memory.exported import (
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.system.kcmp import same_file
 from phosd.errors import Internal, Unsupported, changed_in_the_stop
-
-_SHARED = BlockFlag.EXPORTED | BlockFlag.IMPORTED
 
 
 class Movers(Protocol):
@@ -231,7 +230,7 @@ class DeviceMemory:
 
     def shared(self) -> list[ExportedBlock]:
         """The blocks that the programs exported or imported: other processes may write them."""
-        return [exported for exported in self.all() if exported.block.flags & _SHARED]
+        return [exported for exported in self.all() if exported.block.flags & SHARED]
 
     def order(self, blocks: Iterable[ExportedBlock]) -> dict[int, Sequence[int]]:
         """The order in which chunks were written after the last stop, as far as known, by key."""
@@ -338,7 +337,7 @@ class DeviceMemory:
         """
         exported = self._exported.get((pid, block.id))
         return exported is not None and (
-            exported.block.flags & _SHARED != block.flags & _SHARED
+            exported.block.flags & SHARED != block.flags & SHARED
             or exported.block.size != block.size
         )
 
@@ -391,8 +390,8 @@ class DeviceMemory:
     def _register(self, pid: int, block: Block, descriptor: int) -> ExportedBlock:
         gpu = self._gpu_of(pid, block)
         key = new_key()
-        if block.flags & _SHARED:
-            same = (h for h in self._exported.values() if h.block.flags & _SHARED)
+        if block.flags & SHARED:
+            same = (h for h in self._exported.values() if h.block.flags & SHARED)
             key = next((h.key for h in same if same_file(h.descriptor, descriptor)), key)
         exported = ExportedBlock(pid, block, gpu, descriptor, key)
         self._exported[pid, block.id] = exported

@@ -4,10 +4,13 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from phosd.engine.hook_client.link import Block
+from phosd.engine.hook_client.link import Block, BlockFlag
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.mover.client.mover import Mover
 from phosd.errors import PhosError
+
+SHARED = BlockFlag.EXPORTED | BlockFlag.IMPORTED
+"""The flags of a block that other processes may have mapped, too."""
 
 _keys = itertools.count()  # a mover serves several jobs, so keys are never used twice
 

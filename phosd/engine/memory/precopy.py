@@ -17,7 +17,7 @@ Digests = dict[int, list[bytes]]
 
 
 class Precopy:
-    """One copy in passes of a unit's memory into an image."""
+    """One copy in passes of a group's memory into an image."""
 
     def __init__(
         self, memory: DeviceMemory, links: Sequence[HookLink], writer: ImageWriter

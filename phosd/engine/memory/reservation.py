@@ -76,7 +76,7 @@ class Turns:
 
 
 class Room:
-    """Of one unit, on the GPUs of ``movers``, for as long as the driver has its ``processes``.
+    """Of one group, on the GPUs of ``movers``, for as long as the driver has its ``processes``.
 
     In this order: :meth:`leave`, the driver's checkpoint, :meth:`keep`; then :meth:`give`, or
     :meth:`come`, the driver's restore, :meth:`over`, whatever has come before.
@@ -90,7 +90,7 @@ class Room:
         progress: Progress,
         limit: float | None = None,
     ) -> None:
-        """``limit`` is how many seconds the unit waits for others that leave; None when it runs
+        """``limit`` is how many seconds the group waits for others that leave; None when it runs
         meanwhile.
         """
         self._turns = turns

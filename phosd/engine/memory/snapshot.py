@@ -53,7 +53,7 @@ class _Copy:
 
 
 class Snapshot(Undoing):
-    """The snapshot of a unit's memory for one image. Leaving its context ends it.
+    """The snapshot of a group's memory for one image. Leaving its context ends it.
 
     The steps are called in the order in which they stand here. At most ``limit`` bytes are taken a
     GPU, if it is given.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.node.movers import Movers
-from phosd.engine.program.group import Identity, Unit
+from phosd.engine.program.group import CheckpointGroup, Identity
 
 
 class KeptMemory:
@@ -32,13 +32,13 @@ class KeptMemory:
             return {mover.gpu for kept in self._kept.values() for mover in kept.movers()}
 
     @contextlib.contextmanager
-    def of(self, unit: Unit) -> Iterator[DeviceMemory]:
+    def of(self, group: CheckpointGroup) -> Iterator[DeviceMemory]:
         """Lend the group's device memory to a job. Afterwards it is kept for the next one, if what
         the processes free is watched.
         """
-        identity = unit.identity
-        memory = self._take_kept(unit) or DeviceMemory(
-            self._movers, {m.pid: m.gpus for m in unit.members}
+        identity = group.identity
+        memory = self._take_kept(group) or DeviceMemory(
+            self._movers, {m.pid: m.gpus for m in group.members}
         )
         with self.keeping(identity, memory):
             memory.revive()
@@ -51,9 +51,9 @@ class KeptMemory:
             undo.add(self._keep, identity, memory)
             yield
 
-    def let_go(self, unit: Unit) -> None:
+    def let_go(self, group: CheckpointGroup) -> None:
         """Release the memory of these processes."""
-        if memory := self._take_kept(unit):
+        if memory := self._take_kept(group):
             memory.close()
 
     def _keep(self, identity: Identity, memory: DeviceMemory) -> None:
@@ -63,13 +63,13 @@ class KeptMemory:
         with self._lock:
             self._kept[identity] = memory
 
-    def _take_kept(self, unit: Unit) -> DeviceMemory | None:
+    def _take_kept(self, group: CheckpointGroup) -> DeviceMemory | None:
         """Take out the memory of just these processes. Memory of a group that has only some of
         them is released: that group is no more.
         """
-        pids = set(unit.gpu_pids)
+        pids = set(group.gpu_pids)
         with self._lock:
-            same = self._kept.pop(unit.identity, None)
+            same = self._kept.pop(group.identity, None)
         self._close_kept(lambda identity: any(pid in pids for pid, _ in identity))
         return same
 

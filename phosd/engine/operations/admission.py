@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from phosd.engine.node.gpus import used_by
 from phosd.engine.node.node import Node
 from phosd.engine.node.staging import available_memory
-from phosd.engine.program.group import Unit
+from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.system import cuda, procfs
 from phosd.errors import OutOfMemory, OutOfSpace
 
@@ -53,9 +53,11 @@ class Needs:
     gpu: int
 
 
-def check_space(node: Node, unit: Unit, mode: str, limits: DiskLimits = UNLIMITED) -> Needs:
+def check_space(
+    node: Node, group: CheckpointGroup, mode: str, limits: DiskLimits = UNLIMITED
+) -> Needs:
     """Estimate what a checkpoint needs. Raises when disk or host memory does not suffice."""
-    needs = _estimate(unit, mode)
+    needs = _estimate(group, mode)
     free = node.store.free_bytes()
     kept = limits.kept_free.of(node.store.disk_bytes())
     if needs.cpu + needs.gpu + _SPARE + kept > free:
@@ -85,14 +87,14 @@ def context_bytes() -> int:
     return 0 if cuda.is_software() else _CONTEXT
 
 
-def _estimate(unit: Unit, mode: str) -> Needs:
+def _estimate(group: CheckpointGroup, mode: str) -> Needs:
     context = context_bytes()
-    resident = sum(_private_bytes(p.pid) for tree in unit.trees for p in tree.living)
-    contexts = context * len(unit.members)
-    blocks = sum(b.size for link in unit.links for b in link.list_blocks())
+    resident = sum(_private_bytes(p.pid) for tree in group.trees for p in tree.living)
+    contexts = context * len(group.members)
+    blocks = sum(b.size for link in group.links for b in link.list_blocks())
     if mode != "driver":
         return Needs(host=contexts, cpu=resident + contexts, gpu=blocks)
-    device = sum(max(sum(used_by(pid).values()), context) for pid in unit.gpu_pids)
+    device = sum(max(sum(used_by(pid).values()), context) for pid in group.gpu_pids)
     device = max(device, blocks + contexts)
     return Needs(host=device, cpu=resident + device, gpu=0)
 

@@ -1,18 +1,18 @@
-"""What a manifest says of a unit: its processes and the blocks of their device memory."""
+"""What a manifest says of a group: its processes and the blocks of their device memory."""
 
 from collections.abc import Mapping, Sequence
 
 from phosd.engine.image.manifest import Block, ChunkRef, Process
 from phosd.engine.memory.exported import ExportedBlock
-from phosd.engine.program.group import Unit
+from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.program.tree import ProcessTree
 
 
 def process_records(
-    trees: Sequence[ProcessTree], unit: Unit, *, parked: bool
+    trees: Sequence[ProcessTree], group: CheckpointGroup, *, parked: bool
 ) -> tuple[Process, ...]:
-    """The processes of ``trees``, which are the unit's as they were when it stood still."""
-    members = {member.pid: member for member in unit.members}
+    """The processes of ``trees``, which are the group's as they were when it stood still."""
+    members = {member.pid: member for member in group.members}
     return tuple(
         process.record(
             number,

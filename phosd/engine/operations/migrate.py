@@ -28,7 +28,7 @@ from phosd.engine.operations.move_checks import claimed, device_needs, gpus_in_u
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.replicas import Twins
 from phosd.engine.program import driver_checkpoint
-from phosd.engine.program.group import Unit, explain_death, gather
+from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
 from phosd.errors import InvalidOption, PhosError
 
 MODES = ("auto", "precopy", "driver")
@@ -62,31 +62,31 @@ def migrate(node: Node, pid: int, options: MigrateOptions, progress: Progress) -
         )
     progress.phase("prepare")
     with ExitStack() as job:
-        unit = job.enter_context(
-            gather(pid, node.config.runtime_dir, claimed(node, job, options.caller))
+        group = job.enter_context(
+            discover_group(pid, node.config.runtime_dir, claimed(node, job, options.caller))
         )
         gpus = list_gpus()
-        used = gpus_in_use(unit)
+        used = gpus_in_use(group)
         moves = parse_moves(options.to, [*used], gpus)
         require_fit(moves, gpus)
-        parks = may_park(unit, options.mode, progress)
-        _require_room(node, unit, moves, parks=parks)
-        concern = unit.concern
+        parks = may_park(group, options.mode, progress)
+        _require_room(node, group, moves, parks=parks)
+        concern = group.concern
         progress.about_to_touch(concern)
-        job.enter_context(explain_death(unit, "migration"))
+        job.enter_context(explain_death(group, "migration"))
         way = _by_precopy if parks else _by_driver
-        way(_Move(node, unit, concern, moves, gpus, options.deadline, progress))
-        node.movers.leave(moves, unit.pids)
+        way(_Move(node, group, concern, moves, gpus, options.deadline, progress))
+        node.movers.leave(moves, group.pids)
         progress.finish()
         return moves
 
 
 @dataclass(frozen=True)
 class _Move:
-    """One migration of ``unit``; ``moves`` maps the GPUs that it leaves to the new ones."""
+    """One migration of ``group``; ``moves`` maps the GPUs that it leaves to the new ones."""
 
     node: Node
-    unit: Unit
+    group: CheckpointGroup
     concern: Concern
     moves: dict[int, int]
     gpus: Sequence[GpuInfo]
@@ -112,40 +112,40 @@ class _Move:
 
     def room(self, movers: Sequence[Mover], limit: float | None = None) -> Room:
         """What these movers keep for the way back."""
-        return Room(self.node.turns, movers, self.unit.identity, self.progress, limit)
+        return Room(self.node.turns, movers, self.group.identity, self.progress, limit)
 
     @property
     def contexts(self) -> dict[Mover, int]:
         """What the new GPUs' movers keep free for contexts, in bytes."""
-        size = context_bytes() * len(self.unit.gpu_pids)
+        size = context_bytes() * len(self.group.gpu_pids)
         return {self.node.movers.mover(new): size for new in self.moves.values()}
 
 
 def _by_precopy(move: _Move) -> None:
-    unit, progress = move.unit, move.progress
+    group, progress = move.group, move.progress
     with (
-        move.node.kept_memory.of(unit) as memory,
+        move.node.kept_memory.of(group) as memory,
         Twins(move.node, memory, move.moves) as twins,
-        room_ahead(move.contexts, unit.identity) as give_room,
+        room_ahead(move.contexts, group.identity) as give_room,
     ):
         point(Point.MIGRATE_PRECOPY)
-        twins.while_running(unit.links, progress)
+        twins.while_running(group.links, progress)
         progress.check()
         progress.phase("quiesce", stopped=True)
         point(Point.MIGRATE_QUIESCE)
-        with closed_gates(unit.links, progress, move.deadline):
-            memory.take_all(unit.links)
-            unit.require_complete(memory.shared())
+        with closed_gates(group.links, progress, move.deadline):
+            memory.take_all(group.links)
+            group.require_complete(memory.shared())
             twins.follow()
             progress.phase("park", stopped=True)
             point(Point.MIGRATE_PARK)
             with Undo() as undo, ThreadPoolExecutor(1) as beside:
                 rest = beside.submit(twins.finish, Progress())
-                park(unit.links, memory, undo)
+                park(group.links, memory, undo)
                 progress.phase("control", stopped=True)
                 point(Point.MIGRATE_CONTROL)
                 room = move.room(memory.movers(), move.deadline)
-                with driver_checkpoint.checkpointed(unit.gpu_pids, room) as bring:
+                with driver_checkpoint.checkpointed(group.gpu_pids, room) as bring:
                     rest.result()
                     twins.guard()
                     move.cross(bring, give_room)
@@ -157,20 +157,22 @@ def _by_precopy(move: _Move) -> None:
 
 
 def _by_driver(move: _Move) -> None:
-    unit, progress = move.unit, move.progress
-    move.node.kept_memory.let_go(unit)
-    own_again(unit.links, progress, move.deadline)
+    group, progress = move.group, move.progress
+    move.node.kept_memory.let_go(group)
+    own_again(group.links, progress, move.deadline)
     progress.phase("control", stopped=True)
-    with detached(unit.links):
+    with detached(group.links):
         movers = [move.node.movers.mover(gpu) for gpu in sorted(move.moves)]
-        with driver_checkpoint.checkpointed(unit.gpu_pids, move.room(movers)) as bring:
+        with driver_checkpoint.checkpointed(group.gpu_pids, move.room(movers)) as bring:
             move.cross(bring)
     progress.phase("release")
 
 
-def _require_room(node: Node, unit: Unit, moves: dict[int, int], *, parks: bool) -> None:
+def _require_room(
+    node: Node, group: CheckpointGroup, moves: dict[int, int], *, parks: bool
+) -> None:
     """Raise unless the new GPUs, and the host's memory, have room."""
-    needs = device_needs(unit, parks=parks)
+    needs = device_needs(group, parks=parks)
     require_device_memory(node, {new: needs[old] for old, new in moves.items()}, "the program")
-    contexts = context_bytes() * len(unit.gpu_pids)
+    contexts = context_bytes() * len(group.gpu_pids)
     require_host_memory(contexts if parks else max(contexts, sum(needs.values())))

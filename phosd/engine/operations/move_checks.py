@@ -8,7 +8,7 @@ from phosd.engine.node.gpus import used_by
 from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import context_bytes
 from phosd.engine.operations.permissions import require_may_save
-from phosd.engine.program.group import Unit
+from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.program.tree import ProcessTree
 from phosd.errors import Unsupported
 
@@ -24,41 +24,41 @@ def claimed(node: Node, job: ExitStack, caller: int) -> Callable[[ProcessTree], 
     return check
 
 
-def gpus_in_use(unit: Unit) -> dict[int, int]:
-    """The GPUs on which the unit has memory, as far as the hooks and NVML know: bytes of blocks."""
-    used = {gpu: 0 for pid in unit.gpu_pids for gpu in used_by(pid)}
-    for member in unit.members:
+def gpus_in_use(group: CheckpointGroup) -> dict[int, int]:
+    """The GPUs on which the group has memory, as far as hooks and NVML know: bytes of blocks."""
+    used = {gpu: 0 for pid in group.gpu_pids for gpu in used_by(pid)}
+    for member in group.members:
         for block in member.link.list_blocks() if member.link else ():
             if 0 <= block.device < len(member.gpus):
                 gpu = member.gpus[block.device]
                 used[gpu] = used.get(gpu, 0) + block.size
     if not used:  # nobody knows: those that it can see
-        used = dict.fromkeys((gpu for member in unit.members for gpu in member.gpus), 0)
+        used = dict.fromkeys((gpu for member in group.members for gpu in member.gpus), 0)
     return used
 
 
-def device_needs(unit: Unit, *, parks: bool) -> dict[int, int]:
-    """What the unit needs on each of its GPUs, or on those that take their place, in bytes: its
+def device_needs(group: CheckpointGroup, *, parks: bool) -> dict[int, int]:
+    """What the group needs on each of its GPUs, or on those that take their place, in bytes: its
     blocks and contexts, or, when the driver saves all, what NVML says that it has.
     """
-    contexts = context_bytes() * len(unit.gpu_pids)
-    needs = {gpu: blocks + contexts for gpu, blocks in gpus_in_use(unit).items()}
-    for pid in () if parks else unit.gpu_pids:
+    contexts = context_bytes() * len(group.gpu_pids)
+    needs = {gpu: blocks + contexts for gpu, blocks in gpus_in_use(group).items()}
+    for pid in () if parks else group.gpu_pids:
         for gpu, used in used_by(pid).items():
             needs[gpu] = max(needs[gpu], used)
     return needs
 
 
-def may_park(unit: Unit, wanted: str, progress: Progress) -> bool:
+def may_park(group: CheckpointGroup, wanted: str, progress: Progress) -> bool:
     """Whether the memory can be parked; else the driver saves it. Raises when ``wanted`` cannot
     be, or nothing can.
     """
-    why_not = unit.why_not_parked()
+    why_not = group.why_not_parked()
     if wanted not in ("auto", "driver") and why_not:
         raise Unsupported(f"mode {wanted} is not possible: {why_not}", hint="use mode=driver")
     if not why_not and wanted != "driver":
         return True
-    if why_not_driver := unit.why_not_by_driver():
+    if why_not_driver := group.why_not_by_driver():
         raise Unsupported(
             f"mode driver is not possible: {why_not_driver}", hint="start it with `phos run`"
         )

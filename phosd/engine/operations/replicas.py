@@ -1,4 +1,4 @@
-"""Twins: a second copy of a unit's memory on other GPUs, kept up with the first until it moves."""
+"""Twins: a second copy of a group's memory on other GPUs, kept up with the first until it moves."""
 
 import os
 import threading

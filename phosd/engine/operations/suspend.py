@@ -34,7 +34,7 @@ from phosd.engine.operations.manifest_records import block_records, process_reco
 from phosd.engine.operations.move_checks import claimed, device_needs, may_park
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.program import driver_checkpoint
-from phosd.engine.program.group import Unit, explain_death, gather
+from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
 from phosd.errors import InvalidOption, NotAuthorized, OutOfSpace, PhosError
 
 PLACES = ("memory", "disk")
@@ -69,33 +69,33 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
     progress.phase("prepare")
     with ExitStack() as job:
         check = claimed(node, job, options.caller)
-        unit = job.enter_context(gather(pid, node.config.runtime_dir, check))
-        parks = may_park(unit, "auto", progress)
-        size = sum(b.size for link in unit.links for b in link.list_blocks()) if parks else 0
-        needs = device_needs(unit, parks=parks)
-        require_host_memory(context_bytes() * len(unit.gpu_pids) if parks else sum(needs.values()))
-        where = _place(node, unit, options.where, size)
+        group = job.enter_context(discover_group(pid, node.config.runtime_dir, check))
+        parks = may_park(group, "auto", progress)
+        size = sum(b.size for link in group.links for b in link.list_blocks()) if parks else 0
+        needs = device_needs(group, parks=parks)
+        require_host_memory(context_bytes() * len(group.gpu_pids) if parks else sum(needs.values()))
+        where = _place(node, group, options.where, size)
         shelf = node.suspend_store.shelf(where)
-        writer = job.enter_context(shelf.begin(unit.trees[0].root.uid))
+        writer = job.enter_context(shelf.begin(group.trees[0].root.uid))
         job.callback(shelf.drop_spares)
         shelf.preallocate(size)
         progress.check()
-        progress.about_to_touch(unit.concern)
-        job.enter_context(explain_death(unit, "suspension"))
+        progress.about_to_touch(group.concern)
+        job.enter_context(explain_death(group, "suspension"))
         if not parks:
-            node.kept_memory.let_go(unit)
-        with node.kept_memory.of(unit) as memory, Undo() as undo:
-            way = _Way(node, unit, options, progress, undo)
+            node.kept_memory.let_go(group)
+        with node.kept_memory.of(group) as memory, Undo() as undo:
+            way = _Way(node, group, options, progress, undo)
             if parks:
                 room, blocks = _parked(way, memory, writer)
             else:
                 room, blocks = _by_driver(way, needs), ()
             progress.phase("publish", stopped=True)
             point(Point.SUSPEND_PUBLISH)
-            manifest = _manifest(writer, unit, needs, blocks)
+            manifest = _manifest(writer, group, needs, blocks)
             writer.publish(manifest)
             undo.add(shelf.delete, manifest.id)
-            suspended = _entry(manifest, unit, where, needs)
+            suspended = _entry(manifest, group, where, needs)
             suspended.require_alive()
             node.suspended.write(suspended)
             undo.forget()
@@ -103,22 +103,22 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         room.give()
         with Undo() as each:
             for mover in memory.movers():  # last, and in any case: until then it stays on the GPU
-                each.add(if_alive, mover, partial(mover.unguard, unit.identity))
+                each.add(if_alive, mover, partial(mover.unguard, group.identity))
             # First: what is kept longer would be taken for what it has later.
-            node.kept_memory.let_go(unit)
+            node.kept_memory.let_go(group)
             point(Point.SUSPEND_RELEASE)
         if options.leave:
-            node.movers.leave(needs, unit.pids)
+            node.movers.leave(needs, group.pids)
         progress.finish()
         return suspended
 
 
 @dataclass(frozen=True)
 class _Way:
-    """How ``unit`` comes to stand still, until ``undo`` has it run again."""
+    """How ``group`` comes to stand still, until ``undo`` has it run again."""
 
     node: Node
-    unit: Unit
+    group: CheckpointGroup
     options: SuspendOptions
     progress: Progress
     undo: Undo
@@ -127,21 +127,21 @@ class _Way:
         """The driver takes it off its GPUs, where ``movers`` keep the room for the way back."""
         self.progress.phase("control", stopped=True)
         point(Point.SUSPEND_CONTROL)
-        room = Room(self.node.turns, movers, self.unit.identity, self.progress, limit)
-        driver_checkpoint.stop(self.unit.gpu_pids, room, self.undo)
+        room = Room(self.node.turns, movers, self.group.identity, self.progress, limit)
+        driver_checkpoint.stop(self.group.gpu_pids, room, self.undo)
         return room
 
 
 def _parked(way: _Way, memory: DeviceMemory, writer: ImageWriter) -> tuple[Room, tuple[Block, ...]]:
     """The program stands still, its memory is saved and parked, and the driver has the rest."""
-    unit, progress = way.unit, way.progress
-    memory.take(unit.links)
+    group, progress = way.group, way.progress
+    memory.take(group.links)
     with way.node.movers.turn_to_copy({mover.gpu for mover in memory.movers()}, progress):
         progress.phase("quiesce", stopped=True)
         point(Point.SUSPEND_QUIESCE)
-        close_gates(unit.links, progress, way.options.deadline, way.undo)
-        memory.take_all(unit.links)
-        unit.require_complete(memory.shared())
+        close_gates(group.links, progress, way.options.deadline, way.undo)
+        memory.take_all(group.links)
+        group.require_complete(memory.shared())
         exported = memory.all()
         progress.phase(
             "save", stopped=True, bytes_total=sum(h.block.size for h in distinct(exported))
@@ -150,15 +150,15 @@ def _parked(way: _Way, memory: DeviceMemory, writer: ImageWriter) -> tuple[Room,
         chunks = memory.save(memory.digest(), writer, progress)
     progress.phase("park", stopped=True)
     point(Point.SUSPEND_PARK)
-    park(unit.links, memory, way.undo)
+    park(group.links, memory, way.undo)
     room = way.stop(memory.movers(), way.options.deadline)
-    return room, block_records(unit.trees, exported, chunks)
+    return room, block_records(group.trees, exported, chunks)
 
 
 def _by_driver(way: _Way, gpus: Iterable[int]) -> Room:
     """The driver has everything, in the process."""
     movers = [mover for gpu in sorted(gpus) if (mover := _keeper(way, gpu)) is not None]
-    own_again(way.unit.links, way.progress, way.options.deadline)
+    own_again(way.group.links, way.progress, way.options.deadline)
     return way.stop(movers, None)
 
 
@@ -173,9 +173,9 @@ def _keeper(way: _Way, gpu: int) -> Mover | None:
         return None
 
 
-def _place(node: Node, unit: Unit, wanted: str, size: int) -> str:
+def _place(node: Node, group: CheckpointGroup, wanted: str, size: int) -> str:
     """Where ``size`` bytes of device memory go. Raises :class:`OutOfSpace` when they do not fit."""
-    contexts = context_bytes() * len(unit.gpu_pids)
+    contexts = context_bytes() * len(group.gpu_pids)
     for where in PLACES if wanted == "auto" else (wanted,):
         try:
             shelf = node.suspend_store.shelf(where)
@@ -200,7 +200,7 @@ def _room(shelf: Store, where: str, contexts: int) -> int:
 
 
 def _manifest(
-    writer: ImageWriter, unit: Unit, gpus: Iterable[int], blocks: tuple[Block, ...]
+    writer: ImageWriter, group: CheckpointGroup, gpus: Iterable[int], blocks: tuple[Block, ...]
 ) -> Manifest:
     return Manifest(
         id=writer.id,
@@ -209,15 +209,17 @@ def _manifest(
         owner=writer.owner,
         host=this_host(None),
         gpus=describe_gpus(gpus),
-        trees=tuple(Tree(tree.root.pid, f"tree-{n}", ()) for n, tree in enumerate(unit.trees)),
-        processes=process_records(unit.trees, unit, parked=bool(blocks)),
+        trees=tuple(Tree(tree.root.pid, f"tree-{n}", ()) for n, tree in enumerate(group.trees)),
+        processes=process_records(group.trees, group, parked=bool(blocks)),
         blocks=blocks,
         stop_seconds=0.0,
     )
 
 
-def _entry(manifest: Manifest, unit: Unit, where: str, device_bytes: dict[int, int]) -> Suspended:
-    root = unit.trees[0].root
+def _entry(
+    manifest: Manifest, group: CheckpointGroup, where: str, device_bytes: dict[int, int]
+) -> Suspended:
+    root = group.trees[0].root
     return Suspended(
         image=manifest.id,
         pid=root.pid,
@@ -228,5 +230,5 @@ def _entry(manifest: Manifest, unit: Unit, where: str, device_bytes: dict[int, i
         where=where,
         stored_bytes=sum(pack_bytes(manifest).values()),
         device_bytes=device_bytes,
-        processes=tuple(sorted(unit.identity)),
+        processes=tuple(sorted(group.identity)),
     )

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from phosd.engine.hook_client.link import HookLink, Release, ReleaseState
 from phosd.engine.job.progress import Progress
-from phosd.engine.program.group import Member, Unit
+from phosd.engine.program.group import CheckpointGroup, Member
 from phosd.errors import PhosError, Timeout
 
 PATIENCE = 2.0
-"""Seconds that the processes of a unit have, all at once. Only a program's main thread can do it,
+"""Seconds that the processes of a group have, all at once. Only a program's main thread can do it,
 between two bytecodes of Python; one that waits in a call may come to it late or never.
 """
 
@@ -28,31 +28,31 @@ _WHY_NOT = {
 }
 
 
-def release_cached(unit: Unit, progress: Progress) -> None:
-    """Ask every process of the unit, while it runs, and note what that has brought or why nothing.
+def release_cached(group: CheckpointGroup, progress: Progress) -> None:
+    """Ask every process of the group, while it runs, and note what that has brought or why nothing.
 
     ``released_bytes`` of the details are of device memory. Whatever comes of it, the checkpoint may
     go on.
     """
-    before = _device_bytes(unit)
+    before = _device_bytes(group)
     until = time.monotonic() + PATIENCE
-    with ThreadPoolExecutor(len(unit.members), "release") as pool:
-        answers = list(pool.map(lambda member: _why_not(member, unit, until), unit.members))
+    with ThreadPoolExecutor(len(group.members), "release") as pool:
+        answers = list(pool.map(lambda member: _why_not(member, group, until), group.members))
     failed = defaultdict(list)
-    for member, why in zip(unit.members, answers, strict=True):
+    for member, why in zip(group.members, answers, strict=True):
         if why:
             failed[why].append(str(member.pid))
     for why, pids in failed.items():
         progress.note(f"cached memory of process {', '.join(pids)} was not released: {why}")
     if not all(answers):
         # What the program allocates meanwhile counts against it.
-        released = max(0, before - _device_bytes(unit))
+        released = max(0, before - _device_bytes(group))
         progress.details["released_bytes"] = released
         progress.note(f"PyTorch released {released / 1e9:.2f} GB of cached device memory")
     progress.check()
 
 
-def _why_not(member: Member, unit: Unit, until: float) -> str:
+def _why_not(member: Member, group: CheckpointGroup, until: float) -> str:
     """Have one process do it; why it did not, or an empty text.
 
     The connection is of its own: a hook that is older than this request ends it.
@@ -61,7 +61,7 @@ def _why_not(member: Member, unit: Unit, until: float) -> str:
         return "it runs without the hook"
     state = None
     try:
-        with HookLink(member.pid, unit.runtime_dir, max(0.0, until - time.monotonic())) as link:
+        with HookLink(member.pid, group.runtime_dir, max(0.0, until - time.monotonic())) as link:
             state = link.empty_cache(ask=True, until=until)
             while state.release is Release.ASKED and time.monotonic() < until - _POLL:
                 time.sleep(_POLL)
@@ -78,5 +78,5 @@ def _reason(state: ReleaseState) -> str:
     return _WHY_NOT.get(state.release) or state.reason or "its hook does not say why"
 
 
-def _device_bytes(unit: Unit) -> int:
-    return sum(block.size for link in unit.links for block in link.list_blocks())
+def _device_bytes(group: CheckpointGroup) -> int:
+    return sum(block.size for link in group.links for block in link.list_blocks())

@@ -19,7 +19,7 @@ from phosd.engine.system.cuda import call, driver
 from phosd.errors import Internal, NoSuchProcess, PhosError, Timeout
 
 LOCK_LIMITS_MS = (1_000, 3_000, 10_000)
-"""How long the locks of a unit may take, try by try. A lock waits for the work in flight, and that
+"""How long the locks of a group may take, try by try. A lock waits for the work in flight, and that
 may wait in turn for work that the program is kept from launching."""
 BREATH = 0.1
 """Seconds between two tries, in which programs launch what they were kept from."""

@@ -1,7 +1,7 @@
-"""What one operation works on: the process trees that must be treated together, and their hooks.
+"""Discover the process trees that an operation must treat together, and connect to their hooks.
 
-Processes that share device memory are one unit (hazard 5). A tree is saved from its root, so a
-unit is a set of whole trees.
+Processes that share device memory are one group (hazard 5). A tree is saved from its root, so a
+group is a set of whole trees.
 """
 
 import contextlib
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phosd.engine.hook_client.link import BlockFlag, Hello, HookLink, HookState
+from phosd.engine.hook_client.link import Hello, HookLink, HookState
 from phosd.engine.job.affected import Concern, Touched
-from phosd.engine.memory.exported import ExportedBlock, distinct
+from phosd.engine.memory.exported import SHARED, ExportedBlock, distinct
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program.tree import ProcessTree, TreeProcess, scan
 from phosd.engine.system import procfs
@@ -20,18 +20,15 @@ from phosd.engine.system.kcmp import same_file
 from phosd.errors import Busy, NoSuchProcess, PhosError, Timeout, Unsupported
 
 _PATIENCE = 3.0
-"""Seconds that a process which may have nothing to do with the unit is waited for."""
-
-_SHARED = BlockFlag.EXPORTED | BlockFlag.IMPORTED
-
+"""Seconds to wait for the hook of a process that may not be in the group."""
 
 Identity = frozenset[tuple[int, int]]
-"""Which GPU processes a unit has: pid and start time (``/proc/pid/stat``) of each."""
+"""Which GPU processes a group has: pid and start time (``/proc/pid/stat``) of each."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One GPU process of a unit. ``gpus`` are the node's ordinals of the devices that it sees."""
+    """One GPU process of a group. ``gpus`` are the node's ordinals of the devices that it sees."""
 
     pid: int
     gpus: list[int]
@@ -40,8 +37,11 @@ class Member:
 
 
 @dataclass
-class Unit:
-    """Whole process trees, and the GPU processes in them."""
+class CheckpointGroup:
+    """The process trees that are saved or moved as one, and the GPU processes in them.
+
+    A process that shares device memory with one of the group is in it, with its whole tree.
+    """
 
     runtime_dir: Path
     check: Callable[[ProcessTree], object]
@@ -71,7 +71,7 @@ class Unit:
 
     @property
     def concern(self) -> Concern:
-        """What is to be set right, should a job begin with this unit and not end."""
+        """The processes and GPUs to set right, should a job begin with this group and not end."""
         members = {member.pid: member for member in self.members}
         touched = (
             Touched(
@@ -108,14 +108,13 @@ class Unit:
         must not even begin.
         """
         for link in self.links:
-            if any(block.flags & _SHARED for block in link.list_blocks()):
+            if any(block.flags & SHARED for block in link.list_blocks()):
                 return f"process {link.pid} shares device memory, which the driver cannot restore"
         return ""
 
     def require_complete(self, shared: Iterable[ExportedBlock]) -> None:
-        """Raise :class:`Busy` when a process belongs to the unit that has come to it since the unit
-        was gathered: nobody has stopped it. The gates are closed; ``shared`` as for
-        :meth:`require_no_sharers`.
+        """Raise :class:`Busy` when the group has grown since it was discovered: the new process was
+        not stopped. The gates must be closed; ``shared`` as for :meth:`require_no_sharers`.
         """
         for tree in self.trees:
             for pid in _below(tree.root.pid):
@@ -127,8 +126,9 @@ class Unit:
         self.require_no_sharers(shared)
 
     def require_no_sharers(self, shared: Iterable[ExportedBlock]) -> None:
-        """Raise :class:`Busy` when another process has memory of the unit by now: it would keep the
-        old when the unit gets new. ``shared`` is what the unit's programs share, the gates closed.
+        """Raise :class:`Busy` when another process has mapped memory of the group by now: it would
+        keep the old memory when the group gets new. ``shared`` are the blocks that the group's
+        programs share; the gates must be closed.
 
         Other hooks are not asked, since the program stands still and they may take their time. A
         hook keeps the descriptor of what its program has imported.
@@ -146,14 +146,14 @@ class Unit:
                 )
 
     def other_hooks(self) -> Iterator[int]:
-        """The processes that are not in the unit, and for which a hook seems to listen."""
+        """The processes that are not in the group, and for which a hook seems to listen."""
         known = set(self.pids)
         for path in sorted((self.runtime_dir / "hook").glob("*.sock")):
             if path.stem.isascii() and path.stem.isdecimal() and int(path.stem) not in known:
                 yield int(path.stem)
 
     def add_tree(self, tree: ProcessTree) -> None:
-        """Take in a tree, connecting to the hooks in it. Raises what makes it impossible."""
+        """Add a tree, and connect to the hooks in it. Raises what makes it impossible."""
         self.check(tree)  # before the connections, which the dump will not meet
         self.trees.append(tree)
         for pid in (p.pid for p in tree.living):
@@ -217,31 +217,33 @@ class Unit:
 
 
 @contextlib.contextmanager
-def gather(pid: int, runtime_dir: Path, check: Callable[[ProcessTree], object]) -> Iterator[Unit]:
-    """The unit of the process tree with root ``pid``, connected.
+def discover_group(
+    pid: int, runtime_dir: Path, check: Callable[[ProcessTree], object]
+) -> Iterator[CheckpointGroup]:
+    """Find the group of the process tree with root ``pid``, and connect to its hooks.
 
     ``check`` raises what is wrong with a tree before anything is asked of the processes in it.
     Raises :class:`NoSuchProcess` when there is no such process or no GPU process in its tree.
     """
-    unit = Unit(runtime_dir, check)
-    with contextlib.closing(unit):
-        unit.add_tree(scan(pid))
-        if not unit.members:
+    group = CheckpointGroup(runtime_dir, check)
+    with contextlib.closing(group):
+        group.add_tree(scan(pid))
+        if not group.members:
             raise NoSuchProcess(
                 f"neither process {pid} nor a child of it is a GPU process",
                 hint="`phos ps` lists the GPU processes",
             )
-        _add_sharers(unit)
-        yield unit
+        _add_sharers(group)
+        yield group
 
 
 @contextlib.contextmanager
-def explain_death(unit: Unit, operation: str, outcome: str = "") -> Iterator[None]:
-    """A failure inside whose cause is that the program ended says so."""
+def explain_death(group: CheckpointGroup, operation: str, outcome: str = "") -> Iterator[None]:
+    """Turn a failure inside into :class:`NoSuchProcess` when the program's end is its cause."""
     try:
         yield
     except PhosError as error:
-        ended = [p.pid for p in unit.essential if not p.alive]
+        ended = [p.pid for p in group.essential if not p.alive]
         if not ended:
             raise
         # The others may have ended since, for want of the first: that one the error names.
@@ -256,45 +258,45 @@ def explain_death(unit: Unit, operation: str, outcome: str = "") -> Iterator[Non
         raise death from error
 
 
-def _add_sharers(unit: Unit) -> None:
-    """Add the trees of hooked processes that share device memory with the unit, and of those that
+def _add_sharers(group: CheckpointGroup) -> None:
+    """Add the trees of hooked processes that share device memory with the group, and of those that
     share it with them.
     """
     with contextlib.ExitStack() as borrowed:
-        ours = [fd for link in unit.links for fd in _shared(link, borrowed)]
-        others = _other_sharers(unit, borrowed) if ours else {}
+        ours = [fd for link in group.links for fd in _shared(link, borrowed)]
+        others = _other_sharers(group, borrowed) if ours else {}
         while joined := [
             pid
             for pid, theirs in others.items()
             if any(same_file(a, b) for a in ours for b in theirs)
         ]:
             for pid in joined:
-                _join(unit, pid)
-            for pid in others.keys() & set(unit.pids):
+                _join(group, pid)
+            for pid in others.keys() & set(group.pids):
                 ours += others.pop(pid)
 
 
-def _join(unit: Unit, pid: int) -> None:
-    if pid in unit.pids:
+def _join(group: CheckpointGroup, pid: int) -> None:
+    if pid in group.pids:
         return
     tree = scan(pid)
-    if below := set(tree.pids) & set(unit.pids):
+    if below := set(tree.pids) & set(group.pids):
         raise Unsupported(
             f"process {pid} shares device memory with process {min(below)}, which is below it",
             hint=f"checkpoint process {pid}, which saves both",
         )
-    unit.add_tree(tree)
+    group.add_tree(tree)
 
 
-def _other_sharers(unit: Unit, borrowed: contextlib.ExitStack) -> dict[int, list[int]]:
+def _other_sharers(group: CheckpointGroup, borrowed: contextlib.ExitStack) -> dict[int, list[int]]:
     """Descriptors of the shared memory of every other hooked process, by pid."""
-    users = {p.uid for tree in unit.trees for p in tree.living}
+    users = {p.uid for tree in group.trees for p in tree.living}
     found = {}
-    for pid in unit.other_hooks():
+    for pid in group.other_hooks():
         if not process.uses_cuda(pid):
             continue
         try:
-            with HookLink(pid, unit.runtime_dir, _PATIENCE) as other:
+            with HookLink(pid, group.runtime_dir, _PATIENCE) as other:
                 found[pid] = _shared(other, borrowed)
         except NoSuchProcess:
             continue  # ended, or without a hook
@@ -309,13 +311,13 @@ def _other_sharers(unit: Unit, borrowed: contextlib.ExitStack) -> dict[int, list
 
 def _shared(link: HookLink, borrowed: contextlib.ExitStack) -> list[int]:
     """Descriptors of the memory that the process exported or imported."""
-    ids = [b.id for b in link.list_blocks() if b.flags & _SHARED]
+    ids = [b.id for b in link.list_blocks() if b.flags & SHARED]
     found = []
     if ids:
         for block, descriptor in link.export_blocks(ids[0] - 1):
             if descriptor is not None:
                 borrowed.callback(os.close, descriptor)
-                if block.flags & _SHARED:
+                if block.flags & SHARED:
                     found.append(descriptor)
     return found
 
@@ -332,7 +334,7 @@ def _below(pid: int) -> Iterator[int]:
 
 
 def _shared_with(pid: int, ours: Mapping[str, Sequence[ExportedBlock]]) -> ExportedBlock | None:
-    """What of ``ours`` process ``pid`` has a descriptor of; by the names that descriptors have."""
+    """The block of ``ours`` of which process ``pid`` has a descriptor, by the names of those."""
     folder = procfs.PROC / str(pid) / "fd"
     try:
         for path in folder.iterdir():

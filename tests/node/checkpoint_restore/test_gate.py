@@ -10,7 +10,7 @@ from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
-from phosd.engine.program.group import gather
+from phosd.engine.program.group import discover_group
 from phosd.errors import Busy
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.support.harness import undisturbed
@@ -54,15 +54,15 @@ def test_closing_at_random_instants(
     chance = random.Random(f"{program} {SEED}")
     closings = closings_of(program)
     settled, longest = 0, 0.0
-    with gather(target.pid, node.config.runtime_dir, lambda tree: None) as unit:
-        assert len(unit.links) == (2 if program.endswith("_pair") else 1)
+    with discover_group(target.pid, node.config.runtime_dir, lambda tree: None) as group:
+        assert len(group.links) == (2 if program.endswith("_pair") else 1)
         for _ in range(closings):
             time.sleep(chance.random() * 0.04)
             began = time.monotonic()
             try:
-                with closed_gates(unit.links, Progress(), deadline=DEADLINE):
+                with closed_gates(group.links, Progress(), deadline=DEADLINE):
                     longest = max(longest, time.monotonic() - began)
-                    assert held(target.position, unit.links), "the program went on"
+                    assert held(target.position, group.links), "the program went on"
                     settled += 1
             except Busy:
                 target.more_steps(1)

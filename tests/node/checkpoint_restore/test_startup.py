@@ -40,7 +40,7 @@ from tests.system.cli.test_recover import leave_parked
 def test_what_is_touched_is_known_before_anything_stops(
     mode: str, node: Node, start: Starter
 ) -> None:
-    """Every process of the unit: those that the driver may lock, and their children."""
+    """Every process of the group: those that the driver may lock, and their children."""
     target = start("single" if mode == "driver" else "shared_pair")
     target.wait_for_steps(3)
     progress = Progress()
@@ -49,9 +49,9 @@ def test_what_is_touched_is_known_before_anything_stops(
     checkpoint(node, target.pid, CheckpointOptions(mode=mode), progress)
     ((concern, phases),) = told
     assert phases == ["prepare"] and not concern.image
-    unit = {target.pid, *children(target.pid)}
-    assert {(each.pid, each.start_time) for each in concern.processes} == {*map(identity, unit)}
-    assert {each.pid for each in concern.processes if each.gpu and each.hooked} == unit
+    group = {target.pid, *children(target.pid)}
+    assert {(each.pid, each.start_time) for each in concern.processes} == {*map(identity, group)}
+    assert {each.pid for each in concern.processes if each.gpu and each.hooked} == group
     assert concern.gpus == (0, 1), "it sees both"
 
 

@@ -18,7 +18,7 @@ from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program import group as module
 from phosd.engine.program.driver_checkpoint import State
-from phosd.engine.program.group import gather
+from phosd.engine.program.group import discover_group
 from phosd.engine.system import procfs
 from phosd.errors import Busy, InvalidOption, NoSuchProcess, PhosError, Timeout, Unsupported
 from tests.support.fake_hook import files, open_files
@@ -123,15 +123,15 @@ class FakeTree(list[Any]):
 
 
 def pids_of_unit(node: Invented, pid: int, runtime: Path) -> list[int]:
-    """The processes of the unit of ``pid``; nothing stays open afterwards."""
+    """The processes of the group of ``pid``; nothing stays open afterwards."""
     hooks = runtime / "hook"
     hooks.mkdir(exist_ok=True)
     for hooked in node.hooked:
         (hooks / f"{hooked}.sock").touch()
     before = open_files()
     try:
-        with gather(pid, runtime, lambda tree: None) as unit:
-            return sorted(unit.pids)
+        with discover_group(pid, runtime, lambda tree: None) as group:
+            return sorted(group.pids)
     finally:
         assert not node.open_links
         assert open_files() == before
@@ -200,8 +200,8 @@ def test_a_hook_that_fails_is_not_a_missing_hook(
 def test_processes_of_which_the_driver_knows_nothing(invented: Invented, tmp_path: Path) -> None:
     invented.program(10, 11)
     invented.states[11] = None
-    with gather(10, tmp_path, lambda tree: None) as unit:
-        assert unit.gpu_pids == [10] and unit.pids == [10, 11]
+    with discover_group(10, tmp_path, lambda tree: None) as group:
+        assert group.gpu_pids == [10] and group.pids == [10, 11]
     invented.states[10] = None
     with pytest.raises(NoSuchProcess, match="GPU process"):
         pids_of_unit(invented, 10, tmp_path)
@@ -212,21 +212,21 @@ def test_processes_of_which_the_driver_knows_nothing(invented: Invented, tmp_pat
 
 def test_why_a_mode_is_not_possible(invented: Invented, tmp_path: Path, memory: list[int]) -> None:
     invented.program(10, memory=(memory[0],))
-    with gather(10, tmp_path, lambda tree: None) as unit:
-        assert unit.why_not_parked() == ""
-        assert "shares device memory" in unit.why_not_by_driver()
+    with discover_group(10, tmp_path, lambda tree: None) as group:
+        assert group.why_not_parked() == ""
+        assert "shares device memory" in group.why_not_by_driver()
     invented.hooked.clear()
-    with gather(10, tmp_path, lambda tree: None) as unit:
-        assert "without the hook" in unit.why_not_parked()
-        assert unit.why_not_by_driver() == ""
+    with discover_group(10, tmp_path, lambda tree: None) as group:
+        assert "without the hook" in group.why_not_parked()
+        assert group.why_not_by_driver() == ""
 
 
 def test_a_hook_says_which_gpus_the_process_uses(invented: Invented, tmp_path: Path) -> None:
     """Not the environment: the program may have changed that before it started CUDA."""
     invented.program(10, 11)
     invented.devices[10] = ("GPU-b", "GPU-a")
-    with gather(10, tmp_path, lambda tree: None) as unit:
-        assert [m.gpus for m in unit.members] == [[1, 0], [0]]
+    with discover_group(10, tmp_path, lambda tree: None) as group:
+        assert [m.gpus for m in group.members] == [[1, 0], [0]]
     invented.devices[11] = ("GPU-a", "MIG-c")
     with pytest.raises(Unsupported, match=r"11 uses MIG-c, which is none .* \(GPU-a, GPU-b\)"):
         pids_of_unit(invented, 10, tmp_path)
@@ -249,20 +249,20 @@ def test_who_has_come_to_share_memory(
     flags = BlockFlag.HAS_DESCRIPTOR | BlockFlag.EXPORTED
     exported = ExportedBlock(10, Block(1, 0, 1, 0, flags), 0, shared, 1)
     with (
-        gather(10, tmp_path, lambda tree: None) as unit,
+        discover_group(10, tmp_path, lambda tree: None) as group,
         subprocess.Popen(["/bin/sleep", "60"], pass_fds=(shared, other)) as peer,
         subprocess.Popen(["/bin/sleep", "60"], pass_fds=(other,)) as stranger,
     ):
         for pid in (10, peer.pid, stranger.pid, os.getpid(), 1 << 22):
             (hooks / f"{pid}.sock").touch()
         try:
-            unit.require_no_sharers([exported])
+            group.require_no_sharers([exported])
             hooked |= {peer.pid, stranger.pid}
-            unit.require_no_sharers([])
+            group.require_no_sharers([])
             with pytest.raises(Busy, match=f"process 10 has begun .* with process {peer.pid};"):
-                unit.require_no_sharers([exported])
+                group.require_no_sharers([exported])
             (hooks / f"{peer.pid}.sock").unlink()
-            unit.require_no_sharers([exported])
+            group.require_no_sharers([exported])
         finally:
             peer.kill()
             stranger.kill()

@@ -15,7 +15,7 @@ from phosd.engine.job.journal import Entry, Journal
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.program import driver_checkpoint
-from phosd.engine.program.group import gather
+from phosd.engine.program.group import discover_group
 from phosd.engine.system.instance_lock import alone
 from phosd.engine.system.procfs import boot_id, identity
 from phosd.errors import Busy
@@ -107,18 +107,18 @@ def leave_parked(place: Path, pid: int) -> None:
     script = f"""
 import os, pathlib
 from phosd.engine.node.node import Node, NodeConfig
-from phosd.engine.program.group import gather
+from phosd.engine.program.group import discover_group
 from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.memory.parking import parked
 from phosd.engine.job.progress import Progress
 place = pathlib.Path({str(place)!r})
 node = Node(NodeConfig(place / "state", place / "run"))
-gathered = gather({pid}, place / "run", lambda tree: None)
-with gathered as unit, node.kept_memory.of(unit) as holdings:
-    holdings.take(unit.links)
-    with closed_gates(unit.links, Progress()):
-        holdings.take_all(unit.links)
-        with parked(unit.links, holdings):
+found = discover_group({pid}, place / "run", lambda tree: None)
+with found as group, node.kept_memory.of(group) as memory:
+    memory.take(group.links)
+    with closed_gates(group.links, Progress()):
+        memory.take_all(group.links)
+        with parked(group.links, memory):
             os.kill(os.getpid(), 9)
 """
     done = subprocess.run([sys.executable, "-c", script])
@@ -132,7 +132,7 @@ def test_a_parked_process_is_not_taken_for_one_without_a_hook(
     leave_parked(place, target.pid)
     with (
         pytest.raises(Busy, match="parked, by a job that did not end") as raised,
-        gather(target.pid, place / "run", lambda tree: None),
+        discover_group(target.pid, place / "run", lambda tree: None),
     ):
         pytest.fail("it was taken")
     assert f"phos recover {target.pid}" in str(raised.value)

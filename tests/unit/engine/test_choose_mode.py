@@ -8,7 +8,7 @@ from phosd.errors import Unsupported
 
 
 class Able:
-    """A unit that can do what its fields leave open."""
+    """A group that can do what its fields leave open."""
 
     def __init__(self, not_parked: str = "", not_by_driver: str = "") -> None:
         self.why_not_parked = lambda: not_parked
@@ -53,11 +53,11 @@ def test_what_experience_teaches(earlier: tuple[Earlier, ...], mode: str) -> Non
 
 
 def test_what_cannot_be_parked_is_for_the_driver_whatever_was_seen() -> None:
-    unit = Able("no hook")
-    choice = choose(unit, "auto", (WRONG, WRONG))  # type: ignore[arg-type]
+    group = Able("no hook")
+    choice = choose(group, "auto", (WRONG, WRONG))  # type: ignore[arg-type]
     assert (choice.mode, choice.why) == ("driver", "no hook")
     with pytest.raises(Unsupported, match="no hook"):
-        choose(unit, "concurrent")  # type: ignore[arg-type]
+        choose(group, "concurrent")  # type: ignore[arg-type]
     with pytest.raises(Unsupported, match="shares"):
         choose(Able("no hook", "shares"), "auto")  # type: ignore[arg-type]
 

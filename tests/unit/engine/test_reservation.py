@@ -27,7 +27,7 @@ from phosd.engine.operations.admission import (
     check_space,
     require_device_memory,
 )
-from phosd.engine.program.group import Unit
+from phosd.engine.program.group import CheckpointGroup
 from phosd.errors import Busy, DriverTooOld, GpuMismatch, OutOfMemory, OutOfSpace, Unsupported
 
 Room = namedtuple("Room", "f_bavail f_frsize")
@@ -131,48 +131,52 @@ def test_sockets_of_every_user_have_a_place(node: Node) -> None:
 
 
 @pytest.fixture
-def unit(tmp_path: Path) -> Unit:
-    """A unit of nobody: its needs are what a test says."""
-    return Unit(tmp_path, lambda tree: None)
+def group(tmp_path: Path) -> CheckpointGroup:
+    """A group without processes: its needs are what a test says."""
+    return CheckpointGroup(tmp_path, lambda tree: None)
 
 
 def needs(monkeypatch: pytest.MonkeyPatch, *, host: int = 0, cpu: int = 0, gpu: int = 0) -> None:
-    monkeypatch.setattr(admission, "_estimate", lambda unit, mode: admission.Needs(host, cpu, gpu))
+    monkeypatch.setattr(admission, "_estimate", lambda group, mode: admission.Needs(host, cpu, gpu))
 
 
-def test_a_disk_that_is_too_small(node: Node, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_too_small(
+    node: Node, group: CheckpointGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = node.store.free_bytes()
     needs(monkeypatch, cpu=1000, gpu=free // 2)
-    assert check_space(node, unit, "stop").gpu == free // 2
+    assert check_space(node, group, "stop").gpu == free // 2
     needs(monkeypatch, cpu=free // 2 + 1000, gpu=free // 2)
     with pytest.raises(OutOfSpace, match=r"needs about .* GB") as raised:
-        check_space(node, unit, "stop")
+        check_space(node, group, "stop")
     assert str(node.store.state) in str(raised.value)
 
 
 @pytest.mark.parametrize("kept", [KeptFree(size=10_000), KeptFree(share=0.1), KeptFree(5, 0.1)])
 def test_what_stays_free_of_a_disk(
-    node: Node, unit: Unit, monkeypatch: pytest.MonkeyPatch, kept: KeptFree
+    node: Node, group: CheckpointGroup, monkeypatch: pytest.MonkeyPatch, kept: KeptFree
 ) -> None:
     monkeypatch.setattr(node.store, "disk_bytes", lambda: 100_000)
     free = 1 << 30
     monkeypatch.setattr(node.store, "free_bytes", lambda: free)
     most = free - admission._SPARE - 10_000
     needs(monkeypatch, cpu=most)
-    assert check_space(node, unit, "stop", DiskLimits(kept)).cpu == most
+    assert check_space(node, group, "stop", DiskLimits(kept)).cpu == most
     needs(monkeypatch, cpu=most, gpu=1)
     with pytest.raises(OutOfSpace, match=r"stay free \(min_free\)"):
-        check_space(node, unit, "stop", DiskLimits(kept))
-    assert check_space(node, unit, "stop").gpu == 1
+        check_space(node, group, "stop", DiskLimits(kept))
+    assert check_space(node, group, "stop").gpu == 1
 
 
-def test_too_little_host_memory(node: Node, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_host_memory(
+    node: Node, group: CheckpointGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs(monkeypatch, host=available_memory() * 2)
     with pytest.raises(OutOfMemory, match="host memory"):
-        check_space(node, unit, "driver")
+        check_space(node, group, "driver")
 
 
-def test_the_estimate_of_a_real_process(unit: Unit) -> None:
+def test_the_estimate_of_a_real_process(group: CheckpointGroup) -> None:
     """A program with 64 MiB of its own needs at least that, whatever its name is."""
     held = bytearray(os.urandom(64 << 20))
     comm = Path("/proc/self/comm")

@@ -12,7 +12,7 @@ from phosd.engine.hook_client.wire import EMPTY_CACHE, Status
 from phosd.engine.job.progress import Progress
 from phosd.engine.operations import torch_cache
 from phosd.engine.operations.torch_cache import release_cached
-from phosd.engine.program.group import Member, Unit
+from phosd.engine.program.group import CheckpointGroup, Member
 from phosd.errors import Cancelled
 from tests.support.fake_hook import Answer, Request, Script, fake_hook, release
 
@@ -35,9 +35,11 @@ def notes(runtime: Path, script: Script, *sizes: int) -> list[str]:
     """What is noted of one process that has so many bytes at first, and then."""
     progress = Progress()
     link = Link(runtime, *sizes)
-    unit = Unit(runtime, lambda tree: None, members=[Member(os.getpid(), [0], link, None)])
+    group = CheckpointGroup(
+        runtime, lambda tree: None, members=[Member(os.getpid(), [0], link, None)]
+    )
     with fake_hook(runtime, script):
-        release_cached(unit, progress)
+        release_cached(group, progress)
     assert progress.details == ({"released_bytes": sizes[0] - sizes[1]} if sizes[1:] else {})
     return progress.notes
 
@@ -89,7 +91,7 @@ def test_there_is_a_limit_to_patience(runtime: Path, monkeypatch: pytest.MonkeyP
     progress = Progress()
     members = [Member(os.getpid(), [0], Link(runtime, GB), None) for _ in range(3)]
     with fake_hook(runtime, silent):
-        release_cached(Unit(runtime, lambda tree: None, members=members), progress)
+        release_cached(CheckpointGroup(runtime, lambda tree: None, members=members), progress)
         took = time.monotonic() - began
         over.set()
     assert 0.3 <= took < 4
@@ -116,7 +118,7 @@ def test_what_has_no_hook_is_not_asked_and_a_dead_one_is_no_trouble(runtime: Pat
     progress = Progress()
     gone = Link(runtime, GB)
     members = [Member(1, [0], None, None), Member(os.getpid(), [0], gone, None)]
-    release_cached(Unit(runtime, lambda tree: None, members=members), progress)
+    release_cached(CheckpointGroup(runtime, lambda tree: None, members=members), progress)
     first, second = progress.notes
     assert first == "cached memory of process 1 was not released: it runs without the hook"
     assert "has no hook" in second
@@ -125,6 +127,6 @@ def test_what_has_no_hook_is_not_asked_and_a_dead_one_is_no_trouble(runtime: Pat
 def test_a_job_that_was_cancelled_ends(runtime: Path) -> None:
     progress = Progress()
     progress.cancel()
-    unit = Unit(runtime, lambda tree: None, members=[Member(1, [0], None, None)])
+    group = CheckpointGroup(runtime, lambda tree: None, members=[Member(1, [0], None, None)])
     with pytest.raises(Cancelled):
-        release_cached(unit, progress)
+        release_cached(group, progress)

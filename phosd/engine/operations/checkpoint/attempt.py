@@ -15,17 +15,17 @@ from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint.options import CheckpointOptions
 from phosd.engine.operations.manifest_records import block_records
 from phosd.engine.program import driver_checkpoint
-from phosd.engine.program.group import Unit
+from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.program.process import is_gpu_process
 from phosd.errors import Busy
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One image being made of ``unit``; a wrong guess ends it, and the job may begin another."""
+    """One image being made of ``group``; a wrong guess ends it, and the job may begin another."""
 
     node: Node
-    unit: Unit
+    group: CheckpointGroup
     writer: ImageWriter
     cpu: CpuParts
     options: CheckpointOptions
@@ -45,8 +45,8 @@ class Attempt:
         self.progress.phase("control", stopped=True)
         point(Point.CHECKPOINT_CONTROL)
         limit = None if runs else self.options.deadline
-        room = Room(self.node.turns, movers, self.unit.identity, self.progress, limit)
-        with driver_checkpoint.checkpointed(self.unit.gpu_pids, room):
+        room = Room(self.node.turns, movers, self.group.identity, self.progress, limit)
+        with driver_checkpoint.checkpointed(self.group.gpu_pids, room):
             self.progress.phase("cpu", stopped=True)
             point(Point.CHECKPOINT_CPU)
             beside()
@@ -66,7 +66,7 @@ class Attempt:
         it.
         """
         for found in (p for tree in self.cpu.trees for p in tree.living):
-            if found.pid not in self.unit.gpu_pids and is_gpu_process(found.pid):
+            if found.pid not in self.group.gpu_pids and is_gpu_process(found.pid):
                 raise Busy(
                     f"process {found.pid} began to use the GPU during the checkpoint",
                     hint="try again when the program has started all its processes",

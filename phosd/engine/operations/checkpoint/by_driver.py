@@ -8,14 +8,14 @@ from phosd.engine.operations.checkpoint.attempt import Attempt
 
 def by_driver(attempt: Attempt) -> tuple[Block, ...]:
     """Nothing for phosd to save: the blocks are in the processes that the driver saves."""
-    unit, progress = attempt.unit, attempt.progress
-    attempt.node.kept_memory.let_go(unit)
-    gpus = {gpu for pid in unit.gpu_pids for gpu in used_by(pid)}
+    group, progress = attempt.group, attempt.progress
+    attempt.node.kept_memory.let_go(group)
+    gpus = {gpu for pid in group.gpu_pids for gpu in used_by(pid)}
     movers = [attempt.node.movers.mover(gpu) for gpu in sorted(gpus)]
-    own_again(unit.links, progress, attempt.options.deadline)
-    attempt.cpu.prepare(unit.trees)
+    own_again(group.links, progress, attempt.options.deadline)
+    attempt.cpu.prepare(group.trees)
     progress.phase("detach")
-    with detached(unit.links):
+    with detached(group.links):
         attempt.save_processes(movers, runs=True)
     progress.finish()
     return ()

@@ -23,7 +23,7 @@ from phosd.engine.operations.checkpoint.stop import stop
 from phosd.engine.operations.manifest_records import process_records
 from phosd.engine.operations.move_checks import claimed
 from phosd.engine.operations.torch_cache import release_cached
-from phosd.engine.program.group import Unit, explain_death, gather
+from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
 from phosd.engine.program.tree import ProcessTree
 from phosd.errors import InvalidOption, MisSpeculation
 
@@ -46,21 +46,21 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
     options.require_possible()
     progress.phase("prepare")
     with ExitStack() as job:
-        unit = job.enter_context(
-            gather(pid, node.config.runtime_dir, _dumpable(node, job, options))
+        group = job.enter_context(
+            discover_group(pid, node.config.runtime_dir, _dumpable(node, job, options))
         )
-        choice = choose(unit, options.mode, options.experience.earlier)
+        choice = choose(group, options.mode, options.experience.earlier)
         if choice.why:
             progress.note(f"mode {choice.mode}: {choice.why}")
-        progress.about_to_touch(unit.concern)
-        parent = job.enter_context(_parent(node, unit, options.parent))
+        progress.about_to_touch(group.concern)
+        parent = job.enter_context(_parent(node, group, options.parent))
         job.callback(node.store.drop_spares)
-        job.enter_context(explain_death(unit, "checkpoint", "nothing was saved; "))
+        job.enter_context(explain_death(group, "checkpoint", "nothing was saved; "))
         if options.release_cached:
-            release_cached(unit, progress)
+            release_cached(group, progress)
         while True:
             try:
-                return _make_image(node, unit, choice, parent, options, progress)
+                return _make_image(node, group, choice, parent, options, progress)
             except MisSpeculation as wrong:
                 if not options.fallback or choice.mode == _LADDER[-1]:
                     raise
@@ -71,14 +71,14 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
 
 def _make_image(
     node: Node,
-    unit: Unit,
+    group: CheckpointGroup,
     choice: Choice,
     parent: Manifest | None,
     options: CheckpointOptions,
     progress: Progress,
 ) -> Manifest:
-    needs = check_space(node, unit, choice.mode, options.limits)
-    owner = unit.trees[0].root.uid
+    needs = check_space(node, group, choice.mode, options.limits)
+    owner = group.trees[0].root.uid
     with (
         node.store.begin(owner, options.limits.quota(owner)) as writer,
         node.staging.folder(needs.cpu) as staging,
@@ -89,7 +89,7 @@ def _make_image(
         # Nobody knows before the copying how much of it the parent has.
         writer.promise(needs.cpu + (needs.gpu if parent is None else 0))
         node.store.preallocate(needs.gpu)
-        blocks = _MODES[choice.mode](Attempt(node, unit, writer, cpu, options, progress))
+        blocks = _MODES[choice.mode](Attempt(node, group, writer, cpu, options, progress))
         progress.phase("persist")
         point(Point.CHECKPOINT_PERSIST)
         trees = cpu.persist()
@@ -102,9 +102,9 @@ def _make_image(
             why=choice.why,
             owner=writer.owner,
             host=this_host(node.criu),
-            gpus=describe_gpus({gpu for member in unit.members for gpu in member.gpus}),
+            gpus=describe_gpus({gpu for member in group.members for gpu in member.gpus}),
             trees=trees,
-            processes=process_records(cpu.trees, unit, parked=choice.mode != "driver"),
+            processes=process_records(cpu.trees, group, parked=choice.mode != "driver"),
             blocks=blocks,
             stop_seconds=progress.stop_seconds,
             wrong_guesses=progress.wrong_guesses,
@@ -136,13 +136,13 @@ def _after_wrong_guess(choice: Choice, wrong: MisSpeculation) -> Choice:
 
 
 @contextmanager
-def _parent(node: Node, unit: Unit, image_id: str | None) -> Iterator[Manifest | None]:
+def _parent(node: Node, group: CheckpointGroup, image_id: str | None) -> Iterator[Manifest | None]:
     """The parent image, which cannot be deleted inside."""
     if image_id is None:
         yield None
         return
     with node.store.open(image_id) as image:
-        owner = unit.trees[0].root.uid
+        owner = group.trees[0].root.uid
         if image.manifest.owner != owner:
             raise InvalidOption(
                 f"image {image_id} belongs to user {image.manifest.owner}, the program to {owner}",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from phosd.engine.job.experience import Earlier
-from phosd.engine.program.group import Unit
+from phosd.engine.program.group import CheckpointGroup
 from phosd.errors import Unsupported
 
 _PARKABLE = "the hook can park the device memory and copy it afterwards"
@@ -24,15 +24,15 @@ class Choice:
     why: str = ""
 
 
-def choose(unit: Unit, wanted: str, earlier: Sequence[Earlier] = ()) -> Choice:
+def choose(group: CheckpointGroup, wanted: str, earlier: Sequence[Earlier] = ()) -> Choice:
     """The mode to begin with. Raises :class:`Unsupported` when the one that is wanted cannot be."""
-    why_not = unit.why_not_parked()
+    why_not = group.why_not_parked()
     choice = Choice(wanted)
     if wanted == "auto":
         choice = Choice("driver", why_not) if why_not else _by_experience(earlier)
     elif wanted != "driver" and why_not:
         raise Unsupported(f"mode {wanted} is not possible: {why_not}", hint="use mode=driver")
-    if choice.mode == "driver" and (why_not := unit.why_not_by_driver()):
+    if choice.mode == "driver" and (why_not := group.why_not_by_driver()):
         raise Unsupported(f"mode driver is not possible: {why_not}", hint="use mode=stop")
     return choice
 

@@ -18,33 +18,33 @@ from phosd.engine.operations.checkpoint.attempt import Attempt
 
 
 def concurrent(attempt: Attempt) -> tuple[Block, ...]:
-    """The unit's device memory as it was at the stop.
+    """The group's device memory as it was at the stop.
 
     Raises :class:`~phosd.errors.MisSpeculation` when the program wrote where nobody expected
     it.
     """
-    unit, progress = attempt.unit, attempt.progress
-    with attempt.node.kept_memory.of(unit) as memory:
+    group, progress = attempt.group, attempt.progress
+    with attempt.node.kept_memory.of(group) as memory:
         try:
-            gpus = memory.prepare_packs(unit.links, attempt.writer)
-            memory.take(unit.links)
+            gpus = memory.prepare_packs(group.links, attempt.writer)
+            memory.take(group.links)
             with ExitStack() as stack:
                 stack.enter_context(attempt.node.movers.turn_to_copy(gpus, progress))
                 saving = _with_room(attempt, memory, stack)
-                attempt.cpu.prepare(unit.trees)
+                attempt.cpu.prepare(group.trees)
                 progress.check()
                 progress.phase("quiesce", stopped=True)
                 point(Point.CHECKPOINT_QUIESCE)
-                with closed_gates(unit.links, progress, attempt.options.deadline):
-                    memory.take_all(unit.links)
-                    unit.require_no_sharers(memory.shared())
+                with closed_gates(group.links, progress, attempt.options.deadline):
+                    memory.take_all(group.links)
+                    group.require_no_sharers(memory.shared())
                     blocks = memory.all()
                     progress.phase("drain", stopped=True)
                     point(Point.CHECKPOINT_DIGEST)
                     saving.settle(progress)
                     progress.phase("park", stopped=True)
                     point(Point.CHECKPOINT_PARK)
-                    with parked(unit.links, memory):
+                    with parked(group.links, memory):
                         saving.begin()
                         attempt.save_processes(memory.movers(), beside=saving.copy)
                     saving.arm()
@@ -59,7 +59,7 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
 def _with_room(attempt: Attempt, memory: DeviceMemory, stack: ExitStack) -> Snapshot | Drain:
     """How the data are saved, with the device memory that it takes; ended with ``stack``."""
     node, options = attempt.node, attempt.options
-    way = (memory, attempt.unit.links, attempt.writer)
+    way = (memory, attempt.group.links, attempt.writer)
     limit = node.config.shadow_limit
 
     def turn(gpus: Collection[int]) -> AbstractContextManager[None]:

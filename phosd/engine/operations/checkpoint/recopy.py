@@ -12,30 +12,30 @@ from phosd.engine.operations.checkpoint.attempt import Attempt
 
 
 def recopy(attempt: Attempt) -> tuple[Block, ...]:
-    """The unit's device memory as it was at the stop."""
-    unit, progress = attempt.unit, attempt.progress
-    with attempt.node.kept_memory.of(unit) as memory:
+    """The group's device memory as it was at the stop."""
+    group, progress = attempt.group, attempt.progress
+    with attempt.node.kept_memory.of(group) as memory:
         try:
-            gpus = memory.prepare_packs(unit.links, attempt.writer)
+            gpus = memory.prepare_packs(group.links, attempt.writer)
             with (
                 attempt.node.movers.turn_to_copy(gpus, progress),
-                Precopy(memory, unit.links, attempt.writer) as copies,
+                Precopy(memory, group.links, attempt.writer) as copies,
             ):
                 copies.while_running(progress)
-                attempt.cpu.prepare(unit.trees)
+                attempt.cpu.prepare(group.trees)
                 progress.phase("quiesce", stopped=True)
                 point(Point.CHECKPOINT_QUIESCE)
-                with closed_gates(unit.links, progress, attempt.options.deadline):
-                    memory.take_all(unit.links)
-                    unit.require_no_sharers(memory.shared())
+                with closed_gates(group.links, progress, attempt.options.deadline):
+                    memory.take_all(group.links)
+                    group.require_no_sharers(memory.shared())
                     blocks = memory.all()
                     progress.phase("park", stopped=True)
                     point(Point.CHECKPOINT_PARK)
-                    with parked(unit.links, memory):
+                    with parked(group.links, memory):
                         copies.begin_rest()
                         attempt.save_processes(memory.movers())
                         chunks = copies.finish_rest()
-                    memory.watch_all(unit.links)
+                    memory.watch_all(group.links)
                 progress.finish()
         finally:
             memory.unpin()

@@ -11,20 +11,20 @@ from phosd.engine.operations.checkpoint.attempt import Attempt
 
 
 def stop(attempt: Attempt) -> tuple[Block, ...]:
-    """The unit's device memory, saved inside the stop."""
-    unit, progress = attempt.unit, attempt.progress
-    with attempt.node.kept_memory.of(unit) as memory, ExitStack() as turn:
+    """The group's device memory, saved inside the stop."""
+    group, progress = attempt.group, attempt.progress
+    with attempt.node.kept_memory.of(group) as memory, ExitStack() as turn:
         try:
-            gpus = memory.prepare_packs(unit.links, attempt.writer)
-            memory.take(unit.links)
+            gpus = memory.prepare_packs(group.links, attempt.writer)
+            memory.take(group.links)
             turn.enter_context(attempt.node.movers.turn_to_copy(gpus, progress))
-            attempt.cpu.prepare(unit.trees)
+            attempt.cpu.prepare(group.trees)
             progress.check()
             progress.phase("quiesce", stopped=True)
             point(Point.CHECKPOINT_QUIESCE)
-            with closed_gates(unit.links, progress, attempt.options.deadline):
-                memory.take_all(unit.links)
-                unit.require_no_sharers(memory.shared())
+            with closed_gates(group.links, progress, attempt.options.deadline):
+                memory.take_all(group.links)
+                group.require_no_sharers(memory.shared())
                 progress.phase("digest", stopped=True)
                 point(Point.CHECKPOINT_DIGEST)
                 blocks = memory.all()
@@ -36,9 +36,9 @@ def stop(attempt: Attempt) -> tuple[Block, ...]:
                 turn.close()
                 progress.phase("park", stopped=True)
                 point(Point.CHECKPOINT_PARK)
-                with parked(unit.links, memory):
+                with parked(group.links, memory):
                     attempt.save_processes(memory.movers())
-                memory.watch_all(unit.links)
+                memory.watch_all(group.links)
             progress.finish()
         finally:
             memory.unpin()
