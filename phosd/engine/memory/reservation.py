@@ -1,9 +1,9 @@
-"""Turns of programs on a GPU, and room: device memory that is kept for processes while the driver
-has them off their GPUs.
+"""Reserve device memory for processes while the driver has them off their GPUs, and lock GPUs.
 
 The driver's restore is final when it finds too little memory (hazard 19), so movers keep from
 others what its checkpoint has set free. How much that is shows in what the GPU has free before and
-after. So programs come and go one at a time on each GPU: else one would be given another's room.
+after. So programs leave and return one at a time on each GPU: else one would be given memory of
+another.
 """
 
 import contextlib
@@ -21,47 +21,47 @@ from phosd.errors import Busy, PhosError
 
 _LOOK_SECONDS = 0.05
 _BACK_SECONDS = 60.0
-"""For how long a program that comes back waits for others. One that the driver does not let go of
-shall not keep it for ever."""
+"""Seconds that a program which returns waits for the locks of its GPUs. Another that the driver
+does not let go of shall not keep it for ever."""
 
 
-class Turns:
-    """The GPUs of a node on which somebody does what one at a time may do. Thread-safe."""
+class GpuLocks:
+    """Locks for what only one job at a time may do on a GPU of the node. Thread-safe."""
 
     def __init__(self) -> None:
         self._taken: set[int] = set()
         self._changed = threading.Condition()
 
-    def take(self, gpus: Collection[int], seconds: float = 0.0) -> bool:
-        """Take the turn on all of these GPUs, or, where that takes longer, on none."""
+    def acquire(self, gpus: Collection[int], seconds: float = 0.0) -> bool:
+        """Lock all of these GPUs, or, where that takes longer, none."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._taken.isdisjoint(gpus), seconds):
                 return False
             self._taken |= set(gpus)
             return True
 
-    def end(self, gpus: Collection[int]) -> None:
-        """What :meth:`take` took."""
+    def release(self, gpus: Collection[int]) -> None:
+        """Unlock what :meth:`acquire` has locked."""
         with self._changed:
             self._taken -= set(gpus)
             self._changed.notify_all()
 
     @contextlib.contextmanager
-    def turn(
+    def locked(
         self,
         gpus: Collection[int],
         progress: Progress,
         limit: float | None = None,
         waiting: str = "",
     ) -> Iterator[None]:
-        """Inside, the turn on these GPUs is ours. Raises :class:`Cancelled`, and :class:`Busy`
-        after ``limit`` seconds. ``waiting`` is a note for who does not have it at once.
+        """Lock these GPUs inside. Raises :class:`Cancelled`, and :class:`Busy` after ``limit``
+        seconds. ``waiting`` is a note for the job's caller if the locks are not free at once.
         """
         give_up = None if limit is None else time.monotonic() + limit
-        ours = self.take(gpus)
+        ours = self.acquire(gpus)
         if not ours and waiting:
             progress.note(waiting)
-        while not ours and not self.take(gpus, _LOOK_SECONDS):
+        while not ours and not self.acquire(gpus, _LOOK_SECONDS):
             progress.check()
             if give_up is not None and time.monotonic() > give_up:
                 raise Busy(
@@ -72,28 +72,34 @@ class Turns:
         try:
             yield
         finally:
-            self.end(gpus)
+            self.release(gpus)
 
 
-class Room:
-    """Of one group, on the GPUs of ``movers``, for as long as the driver has its ``processes``.
+class Reservation:
+    """Reserve a group's device memory on the GPUs of ``movers`` while the driver has its processes.
 
-    In this order: :meth:`leave`, the driver's checkpoint, :meth:`keep`; then :meth:`give`, or
-    :meth:`come`, the driver's restore, :meth:`over`, whatever has come before.
+    ::
+
+        present  --begin-->       leaving    wait, and begin again, when the locks are not free
+        leaving  --hold-->        reserved   after the driver's checkpoint
+        leaving, reserved  --claim_back-->  returning    before the driver's restore
+        returning  --end-->       present    after it
+        reserved  --release-->    absent     the processes do not return to these GPUs
+
+    The GPUs are locked while the group is leaving or returning. :meth:`claim_back` and :meth:`end`
+    may be called in any state, and change nothing in those where they have nothing to do.
     """
 
     def __init__(
         self,
-        turns: Turns,
+        locks: GpuLocks,
         movers: Iterable[Mover],
         processes: Collection[Process],
         progress: Progress,
         limit: float | None = None,
     ) -> None:
-        """``limit`` is how many seconds the group waits for others that leave; None when it runs
-        meanwhile.
-        """
-        self._turns = turns
+        """``limit`` is how many seconds :meth:`wait` may take; None if the group runs then."""
+        self._locks = locks
         self._movers = tuple(movers)
         self._gpus = frozenset(mover.gpu for mover in self._movers)
         self._processes = processes
@@ -103,11 +109,12 @@ class Room:
         self._left = False
         self._ours = False
 
-    def leave(self) -> bool:
-        """The processes allocate no more, and are about to leave. False when others are under way
-        on these GPUs: then they must not, and :meth:`wait` is for them.
+    def begin(self) -> bool:
+        """Lock the GPUs and note what they have free, once the processes allocate no more.
+
+        Returns False when another program is leaving or returning: then they must not leave yet.
         """
-        if not self._turns.take(self._gpus):
+        if not self._locks.acquire(self._gpus):
             return False
         self._left = self._ours = True
         for mover in self._movers:
@@ -116,38 +123,38 @@ class Room:
         return True
 
     def wait(self) -> None:
-        """Until nobody is under way. Raises :class:`Busy` and :class:`Cancelled`."""
-        with self._turns.turn(self._gpus, self._progress, self._limit):
+        """Wait until the locks are free. Raises :class:`Busy` and :class:`Cancelled`."""
+        with self._locks.locked(self._gpus, self._progress, self._limit):
             pass
 
-    def keep(self) -> None:
-        """They have left: keep what that has set free, for as long as one of them lives."""
+    def hold(self) -> None:
+        """Reserve what the driver's checkpoint has set free, for as long as a process lives."""
         for mover, free in self._free.items():
             with self._noted(mover):
                 gained = mover.free_memory()[0] - free
                 if gained > 0:
                     mover.reserve(gained, self._processes)
-        self.over()
+        self.end()
 
-    def give(self) -> None:
-        """Nothing is kept any more."""
+    def release(self) -> None:
+        """Release what is reserved."""
         with Undo() as each:
             for mover in self._free:
                 each.add(if_alive, mover, partial(mover.unreserve, self._processes))
 
-    def come(self) -> None:
-        """They are about to come back, if they have left: what is kept is free, for them alone."""
+    def claim_back(self) -> None:
+        """Lock the GPUs, then release what is reserved: only these processes can take it."""
         if not self._left:
             return
         self._left = False
-        self._ours = self._ours or self._turns.take(self._gpus, _BACK_SECONDS)
-        self.give()
+        self._ours = self._ours or self._locks.acquire(self._gpus, _BACK_SECONDS)
+        self.release()
 
-    def over(self) -> None:
-        """Others may come and go."""
+    def end(self) -> None:
+        """Unlock the GPUs: other programs may leave and return."""
         if self._ours:
             self._ours = False
-            self._turns.end(self._gpus)
+            self._locks.release(self._gpus)
 
     @contextlib.contextmanager
     def _noted(self, mover: Mover) -> Iterator[None]:
@@ -158,21 +165,21 @@ class Room:
 
 
 @contextlib.contextmanager
-def room_ahead(
+def reserve_ahead(
     needs: Mapping[Mover, int], processes: Collection[Process]
 ) -> Iterator[Callable[[], None]]:
-    """Keeps so many bytes of device memory for processes that will come to these movers' GPUs.
+    """Reserve so many bytes of device memory for processes that will come to these movers' GPUs.
 
     Call the function just before they do. Raises :class:`OutOfMemory`.
     """
     with Undo() as undo:
 
-        def give() -> None:
+        def release() -> None:
             for mover in needs:
                 if_alive(mover, partial(mover.unreserve, processes))
 
-        undo.add(give)
+        undo.add(release)
         for mover, size in needs.items():
             if size:
                 mover.reserve(size, processes)
-        yield give
+        yield release

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from phosd.engine.digest import DigestKey
 from phosd.engine.job.progress import Progress
-from phosd.engine.memory.reservation import Turns
+from phosd.engine.memory.reservation import GpuLocks
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.claims import Claims
 
@@ -33,7 +33,7 @@ class Movers:
         self._claims = claims
         self._needed = needed
         self._movers: dict[int, Mover] = {}
-        self._copying = Turns()
+        self._copying = GpuLocks()
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -63,12 +63,12 @@ class Movers:
     def turn_to_copy(
         self, gpus: Collection[int], progress: Progress
     ) -> AbstractContextManager[None]:
-        """Inside, no other job copies between these GPUs and the host. To be had before the
-        program stops, and before a turn of :attr:`Node.turns`. Raises :class:`Cancelled`.
+        """Inside, no other job copies between these GPUs and the host. Take it before the program
+        stops, and before :attr:`Node.gpu_locks`. Raises :class:`Cancelled`.
         """
         where = ", ".join(map(str, sorted(gpus)))
         waiting = f"the memory of another program on GPU {where} is copied first"
-        return self._copying.turn(gpus, progress, waiting=waiting)
+        return self._copying.locked(gpus, progress, waiting=waiting)
 
     def leave(self, gpus: Iterable[int], pids: Iterable[int]) -> None:
         """End the movers of GPUs that nothing is held on, unless a job works on others than

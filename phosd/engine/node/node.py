@@ -9,7 +9,7 @@ from typing import Self
 
 from phosd.engine.criu.program import Criu
 from phosd.engine.image.store import Store
-from phosd.engine.memory.reservation import Turns
+from phosd.engine.memory.reservation import GpuLocks
 from phosd.engine.node.claims import Claims
 from phosd.engine.node.kept_memory import KeptMemory
 from phosd.engine.node.movers import Movers
@@ -64,7 +64,7 @@ class Node:
             lambda: self.kept_memory.gpus(),
         )
         self.kept_memory = KeptMemory(self.movers)
-        self.turns = Turns()
+        self.gpu_locks = GpuLocks()
         """On which GPUs the driver takes a program off, or brings one back."""
         self._lock = threading.Lock()
         self._criu: Criu | None = None

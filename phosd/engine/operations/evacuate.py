@@ -1,4 +1,4 @@
-"""What becomes of the processes of a GPU that is to be cleared: policy, nothing is touched here."""
+"""Plan the evacuation of a GPU: policy, nothing is touched here."""
 
 import enum
 from collections.abc import Iterable, Sequence
@@ -24,8 +24,8 @@ class Tenant:
 
 
 @dataclass(frozen=True)
-class Room:
-    """A GPU: its ordinal, which chip it is, and how many bytes of its memory are free."""
+class GpuCapacity:
+    """One GPU of the node: its ordinal, its chip, and how many bytes of its memory are free."""
 
     gpu: int
     chip: str
@@ -42,23 +42,25 @@ class Step:
     to: int | None = None
 
 
-def plan(gpu: int, tenants: Iterable[Tenant], rooms: Sequence[Room], context: int) -> list[Step]:
+def plan(
+    gpu: int, tenants: Iterable[Tenant], capacities: Sequence[GpuCapacity], context: int
+) -> list[Step]:
     """One step for each process on GPU ``gpu``, in the order in which they are to be done.
 
     The largest comes first, to the GPU of the same chip that has most memory free; ``context`` is
     what the driver needs there besides, in bytes. What fits nowhere is suspended, and what cannot
     be moved stays. Two of a process's GPUs never become one. Processes that share memory move with
-    the first of them; the engine sees that, and whether it was right about the room.
+    the first of them; the engine sees that, and whether the memory does suffice.
     """
-    chip = next((room.chip for room in rooms if room.gpu == gpu), None)
-    free = {room.gpu: room.free for room in rooms if room.gpu != gpu and room.chip == chip}
+    chip = next((each.chip for each in capacities if each.gpu == gpu), None)
+    free = {each.gpu: each.free for each in capacities if each.gpu != gpu and each.chip == chip}
     steps = []
     for tenant in sorted(tenants, key=lambda t: (-t.bytes, t.process.pid)):
         process, needed = tenant.process, tenant.bytes + context
         if obstacle := _obstacle(process):
             steps.append(Step(tenant, Fate.STAY, obstacle))
             continue
-        fits = [n for n, room in free.items() if n not in process.gpus and room >= needed]
+        fits = [n for n, size in free.items() if n not in process.gpus and size >= needed]
         if not fits:
             why = "no other GPU of this chip has room for it" if free else "no other GPU is alike"
             steps.append(Step(tenant, Fate.SUSPEND, why))

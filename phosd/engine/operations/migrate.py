@@ -14,7 +14,7 @@ from phosd.engine.job.affected import Concern
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.parking import detached, own_again, park
-from phosd.engine.memory.reservation import Room, room_ahead
+from phosd.engine.memory.reservation import Reservation, reserve_ahead
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.gpus import GpuInfo, list_gpus
 from phosd.engine.node.node import Node
@@ -94,25 +94,25 @@ class _Move:
     progress: Progress
 
     def cross(
-        self, move: Callable[[Sequence[int]], None], give_room: Callable[[], None] = lambda: None
+        self, move: Callable[[Sequence[int]], None], release: Callable[[], None] = lambda: None
     ) -> None:
-        """The driver brings the processes back on the new GPUs, all of them or none; what is kept
-        for them there is given just before.
+        """Have the driver bring the processes back on the new GPUs, all of them or none; call
+        ``release`` for the memory that is reserved there just before.
         """
         self.progress.about_to_touch(replace(self.concern, moves=self.moves))
         point(Point.MIGRATE_MOVE)
         try:
             new = self.moves.values()
-            with self.node.turns.turn(new, self.progress, self.deadline):
-                give_room()
+            with self.node.gpu_locks.locked(new, self.progress, self.deadline):
+                release()
                 move(whole(self.moves, len(self.gpus)))
         except PhosError:
             self.progress.about_to_touch(self.concern)
             raise
 
-    def room(self, movers: Sequence[Mover], limit: float | None = None) -> Room:
-        """What these movers keep for the way back."""
-        return Room(self.node.turns, movers, self.group.identity, self.progress, limit)
+    def reservation(self, movers: Sequence[Mover], limit: float | None = None) -> Reservation:
+        """The reservation of these movers for the way back."""
+        return Reservation(self.node.gpu_locks, movers, self.group.identity, self.progress, limit)
 
     @property
     def contexts(self) -> dict[Mover, int]:
@@ -126,7 +126,7 @@ def _by_precopy(move: _Move) -> None:
     with (
         move.node.kept_memory.of(group) as memory,
         Twins(move.node, memory, move.moves) as twins,
-        room_ahead(move.contexts, group.identity) as give_room,
+        reserve_ahead(move.contexts, group.identity) as release,
     ):
         point(Point.MIGRATE_PRECOPY)
         twins.while_running(group.links, progress)
@@ -144,11 +144,11 @@ def _by_precopy(move: _Move) -> None:
                 park(group.links, memory, undo)
                 progress.phase("control", stopped=True)
                 point(Point.MIGRATE_CONTROL)
-                room = move.room(memory.movers(), move.deadline)
-                with driver_checkpoint.checkpointed(group.gpu_pids, room) as bring:
+                reservation = move.reservation(memory.movers(), move.deadline)
+                with driver_checkpoint.checkpointed(group.gpu_pids, reservation) as bring:
                     rest.result()
                     twins.guard()
-                    move.cross(bring, give_room)
+                    move.cross(bring, release)
                     twins.take_over()
                 progress.phase("unpark", stopped=True)
                 point(Point.MIGRATE_UNPARK)
@@ -163,7 +163,7 @@ def _by_driver(move: _Move) -> None:
     progress.phase("control", stopped=True)
     with detached(group.links):
         movers = [move.node.movers.mover(gpu) for gpu in sorted(move.moves)]
-        with driver_checkpoint.checkpointed(group.gpu_pids, move.room(movers)) as bring:
+        with driver_checkpoint.checkpointed(group.gpu_pids, move.reservation(movers)) as bring:
             move.cross(bring)
     progress.phase("release")
 

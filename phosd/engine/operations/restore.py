@@ -85,7 +85,7 @@ def restore(
                 undo.add(restored.abandon)
             progress.phase("control")
             point(Point.RESTORE_CONTROL)
-            with node.turns.turn({block.gpu for block in manifest.blocks}, progress):
+            with node.gpu_locks.locked({block.gpu for block in manifest.blocks}, progress):
                 driver_checkpoint.resume([p.pid for p in manifest.processes if p.gpu])
             progress.phase("map")
             point(Point.RESTORE_MAP)

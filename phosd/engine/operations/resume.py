@@ -13,7 +13,7 @@ from phosd.engine.hook_client.link import HookLink, HookState, reach
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.affected import Concern, Touched
 from phosd.engine.job.progress import Progress
-from phosd.engine.memory.reservation import room_ahead
+from phosd.engine.memory.reservation import reserve_ahead
 from phosd.engine.node.gpus import GpuInfo, list_gpus
 from phosd.engine.node.node import Node
 from phosd.engine.node.placement import parse_moves, require_fit, whole
@@ -74,15 +74,15 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         point(Point.RESUME_LOAD)
         memory = job.enter_context(loaded(node, image, progress, moves))
         rest = {node.movers.mover(gpu): size - blocks.get(gpu, 0) for gpu, size in needs.items()}
-        give_room = job.enter_context(room_ahead(rest, suspended.processes))
+        release = job.enter_context(reserve_ahead(rest, suspended.processes))
         progress.check()
         untouched = job.enter_context(ExitStack())
         untouched.callback(memory.unguard)  # what fails is begun anew: it needs the room
         memory.guard()
         progress.phase("control")
         point(Point.RESUME_CONTROL)
-        with node.turns.turn(concern.gpus, progress):
-            give_room()
+        with node.gpu_locks.locked(concern.gpus, progress):
+            release()
             progress.about_to_touch(replace(concern, moves=moves))
             _back_from_driver(suspended, moves, gpus)
         progress.phase("map")

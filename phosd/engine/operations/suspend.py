@@ -23,7 +23,7 @@ from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.exported import distinct, if_alive
 from phosd.engine.memory.parking import own_again, park
-from phosd.engine.memory.reservation import Room
+from phosd.engine.memory.reservation import Reservation
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.machine import describe_gpus, this_host
 from phosd.engine.node.node import Node
@@ -87,9 +87,9 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         with node.kept_memory.of(group) as memory, Undo() as undo:
             way = _Way(node, group, options, progress, undo)
             if parks:
-                room, blocks = _parked(way, memory, writer)
+                reservation, blocks = _parked(way, memory, writer)
             else:
-                room, blocks = _by_driver(way, needs), ()
+                reservation, blocks = _by_driver(way, needs), ()
             progress.phase("publish", stopped=True)
             point(Point.SUSPEND_PUBLISH)
             manifest = _manifest(writer, group, needs, blocks)
@@ -100,7 +100,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
             node.suspended.write(suspended)
             undo.forget()
         progress.phase("release", stopped=True)
-        room.give()
+        reservation.release()
         with Undo() as each:
             for mover in memory.movers():  # last, and in any case: until then it stays on the GPU
                 each.add(if_alive, mover, partial(mover.unguard, group.identity))
@@ -123,16 +123,20 @@ class _Way:
     progress: Progress
     undo: Undo
 
-    def stop(self, movers: Iterable[Mover], limit: float | None) -> Room:
-        """The driver takes it off its GPUs, where ``movers`` keep the room for the way back."""
+    def stop(self, movers: Iterable[Mover], limit: float | None) -> Reservation:
+        """Have the driver take it off its GPUs; ``movers`` reserve memory for the way back."""
         self.progress.phase("control", stopped=True)
         point(Point.SUSPEND_CONTROL)
-        room = Room(self.node.turns, movers, self.group.identity, self.progress, limit)
-        driver_checkpoint.stop(self.group.gpu_pids, room, self.undo)
-        return room
+        reservation = Reservation(
+            self.node.gpu_locks, movers, self.group.identity, self.progress, limit
+        )
+        driver_checkpoint.stop(self.group.gpu_pids, reservation, self.undo)
+        return reservation
 
 
-def _parked(way: _Way, memory: DeviceMemory, writer: ImageWriter) -> tuple[Room, tuple[Block, ...]]:
+def _parked(
+    way: _Way, memory: DeviceMemory, writer: ImageWriter
+) -> tuple[Reservation, tuple[Block, ...]]:
     """The program stands still, its memory is saved and parked, and the driver has the rest."""
     group, progress = way.group, way.progress
     memory.take(group.links)
@@ -151,11 +155,11 @@ def _parked(way: _Way, memory: DeviceMemory, writer: ImageWriter) -> tuple[Room,
     progress.phase("park", stopped=True)
     point(Point.SUSPEND_PARK)
     park(group.links, memory, way.undo)
-    room = way.stop(memory.movers(), way.options.deadline)
-    return room, block_records(group.trees, exported, chunks)
+    reservation = way.stop(memory.movers(), way.options.deadline)
+    return reservation, block_records(group.trees, exported, chunks)
 
 
-def _by_driver(way: _Way, gpus: Iterable[int]) -> Room:
+def _by_driver(way: _Way, gpus: Iterable[int]) -> Reservation:
     """The driver has everything, in the process."""
     movers = [mover for gpu in sorted(gpus) if (mover := _keeper(way, gpu)) is not None]
     own_again(way.group.links, way.progress, way.options.deadline)
@@ -163,7 +167,7 @@ def _by_driver(way: _Way, gpus: Iterable[int]) -> Room:
 
 
 def _keeper(way: _Way, gpu: int) -> Mover | None:
-    """Who keeps the room on a GPU: a mover, if it has room for itself. The program may be leaving
+    """The mover that reserves memory on a GPU, if it has room itself. The program may be leaving
     because there is none.
     """
     try:

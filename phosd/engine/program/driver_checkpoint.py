@@ -14,7 +14,7 @@ from typing import Any
 
 from phosd.engine.faults import Point, point
 from phosd.engine.job.rollback import Undo
-from phosd.engine.memory.reservation import Room
+from phosd.engine.memory.reservation import Reservation
 from phosd.engine.system.cuda import call, driver
 from phosd.errors import Internal, NoSuchProcess, PhosError, Timeout
 
@@ -84,25 +84,27 @@ def resume(pids: Sequence[int]) -> None:
 
 
 @contextmanager
-def checkpointed(pids: Sequence[int], room: Room) -> Iterator[Callable[[Sequence[int]], None]]:
-    """The processes are CHECKPOINTED inside, and RUNNING again after, whatever happens inside.
+def checkpointed(
+    pids: Sequence[int], reservation: Reservation
+) -> Iterator[Callable[[Sequence[int]], None]]:
+    """Checkpoint the processes inside; they are RUNNING again after it, whatever happens inside.
 
-    What it gives is :func:`move` for all of them or none: if some cannot move, all come back where
-    they were. ``room`` keeps their device memory from others while they do not hold it.
+    It gives a function that is :func:`move` for all of them or none: if some cannot move, all come
+    back where they were. ``reservation`` keeps their device memory from others meanwhile.
     """
     with Undo() as undo:
-        stop(pids, room, undo)
-        yield partial(_move_all, pids, room, undo)
+        stop(pids, reservation, undo)
+        yield partial(_move_all, pids, reservation, undo)
 
 
-def stop(pids: Sequence[int], room: Room, undo: Undo) -> None:
-    """The processes are CHECKPOINTED until ``undo`` brings them back to RUNNING. Who forgets it
-    gives the ``room`` that is kept for them.
+def stop(pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
+    """Checkpoint the processes, until ``undo`` brings them back to RUNNING. A caller that forgets
+    ``undo`` releases the ``reservation``.
     """
-    undo.add(room.over)
+    undo.add(reservation.end)
     undo.add(_together, _back_to_running, pids)
-    undo.add(room.come)
-    _stop(pids, room)
+    undo.add(reservation.claim_back)
+    _stop(pids, reservation)
 
 
 def move(pids: Sequence[int], to: Sequence[int]) -> None:
@@ -122,12 +124,12 @@ def move(pids: Sequence[int], to: Sequence[int]) -> None:
     _together(one, pids)
 
 
-def _move_all(pids: Sequence[int], room: Room, undo: Undo, to: Sequence[int]) -> None:
+def _move_all(pids: Sequence[int], reservation: Reservation, undo: Undo, to: Sequence[int]) -> None:
     try:
         move(pids, to)
     except PhosError:
         undo.add(_take_back, pids, to)
-        undo.add(room.come)
+        undo.add(reservation.claim_back)
         raise
 
 
@@ -144,15 +146,15 @@ def _pair(old: Any, new: Any) -> Any:
     return pair
 
 
-def _stop(pids: Sequence[int], room: Room) -> None:
-    """Whoever has to wait for others that leave the GPU, or come, runs meanwhile."""
+def _stop(pids: Sequence[int], reservation: Reservation) -> None:
+    """Lock and checkpoint. They run while they wait for others that leave the GPU, or return."""
     _lock(pids)
-    while not room.leave():
+    while not reservation.begin():
         require_running(pids)
-        room.wait()
+        reservation.wait()
         _lock(pids)
     _together(checkpoint, pids)
-    room.keep()
+    reservation.hold()
 
 
 def _lock(pids: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.placement import find
-from phosd.engine.operations.evacuate import Fate, Room, Step, Tenant, plan
+from phosd.engine.operations.evacuate import Fate, GpuCapacity, Step, Tenant, plan
 from phosd.engine.program.process import GpuProcess
 from phosd.errors import InvalidOption, PhosError
 from phosd.service.api.inventory import Inventory
@@ -193,12 +193,12 @@ class Moves:
             for process in here
             if everybody or caller.may_touch(process.uid)
         ]
-        rooms = [
-            Room(each.ordinal, each.name, each.memory_total - self._used(each, processes))
+        capacities = [
+            GpuCapacity(each.ordinal, each.name, each.memory_total - self._used(each, processes))
             for each in tuple(self._inventory.gpus.values())
             if each.ordinal == gpu.ordinal or not self._engine.divided(each.ordinal)
         ]
-        return plan(gpu.ordinal, tenants, rooms, self._engine.context_bytes())
+        return plan(gpu.ordinal, tenants, capacities, self._engine.context_bytes())
 
     def _used(self, gpu: GpuInfo, processes: tuple[GpuProcess, ...]) -> int:
         """Bytes of a GPU's memory that are taken; without NVML those that hooks tell of."""

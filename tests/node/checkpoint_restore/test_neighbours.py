@@ -94,7 +94,7 @@ def test_nobody_comes_while_another_leaves(
         else:
             restore(node, image, RestoreOptions(), progress)
 
-    assert node.turns.take({gpu})
+    assert node.gpu_locks.acquire({gpu})
     with ThreadPoolExecutor(1) as pool:
         try:
             job = pool.submit(come)
@@ -102,6 +102,6 @@ def test_nobody_comes_while_another_leaves(
             time.sleep(1)
             assert not job.done()
         finally:
-            node.turns.end({gpu})
+            node.gpu_locks.release({gpu})
         job.result()
     computes_right(target, undisturbed)

@@ -54,8 +54,8 @@ def test_nobody_else_copies_until_all_is_copied(mode: str, node: Node, start: St
     free: dict[str, bool] = {}
 
     def look(progress: Progress) -> None:
-        if ours := node.movers._copying.take({0}):
-            node.movers._copying.end({0})
+        if ours := node.movers._copying.acquire({0}):
+            node.movers._copying.release({0})
         free[progress.phases[-1].name] = ours
 
     checkpoint(node, target.pid, CheckpointOptions(mode=mode, fallback=False), Progress(look))

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from phosd.engine.job.progress import Progress
-from phosd.engine.memory.reservation import Room, Turns
+from phosd.engine.memory.reservation import GpuLocks, Reservation
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.driver_checkpoint import State
 from phosd.errors import Internal, NoSuchProcess, PhosError, Timeout
@@ -56,8 +56,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 
 def checkpointed(pids: Sequence[int]) -> AbstractContextManager[object]:
-    """Of processes whose room nobody keeps."""
-    return driver_checkpoint.checkpointed(pids, Room(Turns(), (), (), Progress()))
+    """Checkpointed processes whose memory no mover reserves."""
+    return driver_checkpoint.checkpointed(pids, Reservation(GpuLocks(), (), (), Progress()))
 
 
 def refuse() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phosd.engine.operations.evacuate import Fate, Room, Step, Tenant, plan
+from phosd.engine.operations.evacuate import Fate, GpuCapacity, Step, Tenant, plan
 from phosd.engine.program.process import GpuProcess
 
 GIB = 1 << 30
@@ -19,8 +19,8 @@ def tenant(pid: int, size: int = GIB, gpus: tuple[int, ...] = (0,), **changes: A
     return Tenant(GpuProcess(pid, 1, 0, ("train",), gpus, size, **values), size)
 
 
-def rooms(*free: int) -> list[Room]:
-    return [Room(n, "GH100", size) for n, size in enumerate(free)]
+def capacities(*free: int) -> list[GpuCapacity]:
+    return [GpuCapacity(n, "GH100", size) for n, size in enumerate(free)]
 
 
 def told(steps: list[Step]) -> list[tuple[int, Fate, int | None]]:
@@ -28,29 +28,31 @@ def told(steps: list[Step]) -> list[tuple[int, Fate, int | None]]:
 
 
 def test_the_largest_is_first_and_goes_where_there_is_most_room() -> None:
-    steps = plan(0, [tenant(1), tenant(2, 3 * GIB)], rooms(0, 4 * GIB, 3 * GIB), CONTEXT)
+    steps = plan(0, [tenant(1), tenant(2, 3 * GIB)], capacities(0, 4 * GIB, 3 * GIB), CONTEXT)
     assert told(steps) == [(2, Fate.MIGRATE, 1), (1, Fate.MIGRATE, 2)]
 
 
 def test_what_earlier_steps_take_counts_and_the_rest_is_suspended() -> None:
-    steps = plan(0, [tenant(n) for n in (1, 2, 3)], rooms(0, 3 * GIB), CONTEXT)
+    steps = plan(0, [tenant(n) for n in (1, 2, 3)], capacities(0, 3 * GIB), CONTEXT)
     assert told(steps) == [(1, Fate.MIGRATE, 1), (2, Fate.MIGRATE, 1), (3, Fate.SUSPEND, None)]
     assert "no other GPU of this chip has room" in steps[-1].why
 
 
 @pytest.mark.parametrize(("short", "fate"), [(0, Fate.MIGRATE), (1, Fate.SUSPEND)])
 def test_the_context_needs_room_too(short: int, fate: Fate) -> None:
-    (step,) = plan(0, [tenant(1)], rooms(0, GIB + CONTEXT - short), CONTEXT)
+    (step,) = plan(0, [tenant(1)], capacities(0, GIB + CONTEXT - short), CONTEXT)
     assert step.fate is fate
 
 
 def test_another_chip_is_no_place() -> None:
-    (step,) = plan(0, [tenant(1)], [Room(0, "GH100", 0), Room(1, "AD102", 9 * GIB)], CONTEXT)
+    (step,) = plan(
+        0, [tenant(1)], [GpuCapacity(0, "GH100", 0), GpuCapacity(1, "AD102", 9 * GIB)], CONTEXT
+    )
     assert (step.fate, step.why) == (Fate.SUSPEND, "no other GPU is alike")
 
 
 def test_two_gpus_of_a_process_do_not_become_one() -> None:
-    (step,) = plan(0, [tenant(1, gpus=(0, 1))], rooms(0, 9 * GIB, 2 * GIB), CONTEXT)
+    (step,) = plan(0, [tenant(1, gpus=(0, 1))], capacities(0, 9 * GIB, 2 * GIB), CONTEXT)
     assert (step.fate, step.to) == (Fate.MIGRATE, 2)
 
 
@@ -66,7 +68,7 @@ def test_two_gpus_of_a_process_do_not_become_one() -> None:
     ],
 )
 def test_what_cannot_be_moved_stays_and_says_why(changes: dict[str, Any], why: str) -> None:
-    (step,) = plan(0, [tenant(1, **changes)], rooms(0, 9 * GIB), CONTEXT)
+    (step,) = plan(0, [tenant(1, **changes)], capacities(0, 9 * GIB), CONTEXT)
     assert (step.fate, step.why) == (Fate.STAY, why)
 
 
@@ -88,7 +90,7 @@ def test_no_gpu_is_overfilled_and_every_process_has_one_step(
         tenant(pid, size, gpus, reason=reason)
         for pid, (size, gpus, reason) in enumerate(given_tenants, 1)
     ]
-    found = [Room(n, chip, free) for n, (chip, free) in enumerate(given_rooms)]
+    found = [GpuCapacity(n, chip, free) for n, (chip, free) in enumerate(given_rooms)]
     steps = plan(0, there, found, context)
     assert sorted(step.tenant.process.pid for step in steps) == [t.process.pid for t in there]
     assert plan(0, reversed(there), found, context) == steps
@@ -97,7 +99,7 @@ def test_no_gpu_is_overfilled_and_every_process_has_one_step(
         gpus, movable = step.tenant.process.gpus, not step.tenant.process.reason
         assert (step.fate is not Fate.STAY) is movable
         assert (step.to is not None) is (step.fate is Fate.MIGRATE)
-        others = {n for n, room in enumerate(found) if n and room.chip == found[0].chip}
+        others = {n for n, each in enumerate(found) if n and each.chip == found[0].chip}
         fits = {
             n for n in others - set(gpus) if found[n].free - taken[n] >= step.tenant.bytes + context
         }

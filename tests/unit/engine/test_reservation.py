@@ -1,268 +1,269 @@
-"""What a node has, who works on what, and whether there is room: asked before anything stops."""
+"""Reservations for programs that the driver has off their GPUs: each gets back what it had."""
 
-import os
-import tempfile
+import contextlib
 import threading
-from collections import namedtuple
-from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import cast
 
-import msgspec
 import pytest
 
-from phosd.engine.criu.program import Criu
-from phosd.engine.image.manifest import Gpu, Host, Manifest
-from phosd.engine.node import machine
-from phosd.engine.node import staging as staging_module
-from phosd.engine.node.gpus import GpuInfo
-from phosd.engine.node.machine import require_same_machine
-from phosd.engine.node.node import Node, NodeConfig
-from phosd.engine.node.staging import available_memory
-from phosd.engine.operations import admission
-from phosd.engine.operations.admission import (
-    DiskLimits,
-    KeptFree,
-    check_space,
-    require_device_memory,
-)
-from phosd.engine.program.group import CheckpointGroup
-from phosd.errors import Busy, DriverTooOld, GpuMismatch, OutOfMemory, OutOfSpace, Unsupported
+from phosd.engine.job.progress import Progress
+from phosd.engine.job.rollback import Undo
+from phosd.engine.memory.reservation import GpuLocks, Reservation
+from phosd.engine.mover.client.mover import Mover
+from phosd.engine.program import driver_checkpoint
+from phosd.engine.program.driver_checkpoint import State
+from phosd.engine.system.procfs import Process
+from phosd.errors import Busy, Cancelled, Internal, OutOfMemory, PhosError, Timeout
 
-Room = namedtuple("Room", "f_bavail f_frsize")
+A, B = 11, 12
+SIZES = {A: 300, B: 200}
+
+
+class Gpu:
+    """A GPU that is full, the driver's part in it, and its mover."""
+
+    gpu = 0
+    alive = True
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free = 0
+        self.states = dict.fromkeys(SIZES, State.RUNNING)
+        self.reserved: dict[frozenset[Process], int] = {}
+        self.before: dict[tuple[str, int], Callable[[], object]] = {}
+        self.after: dict[tuple[str, int], Callable[[], object]] = {}
+        self._lock = threading.RLock()
+        monkeypatch.setattr(driver_checkpoint, "BREATH", 0)
+        monkeypatch.setattr(driver_checkpoint, "state", self.states.get)
+        steps: dict[str, tuple[State, State, Callable[[int], object]]] = {
+            "lock": (State.RUNNING, State.LOCKED, lambda _: None),
+            "checkpoint": (State.LOCKED, State.CHECKPOINTED, lambda pid: self.take(-SIZES[pid])),
+            "restore": (State.CHECKPOINTED, State.LOCKED, self._restore),
+            "unlock": (State.LOCKED, State.RUNNING, lambda _: None),
+        }
+        for name, step in steps.items():
+            monkeypatch.setattr(driver_checkpoint, name, self._step(name, *step))
+
+    def _step(
+        self, name: str, before: State, after: State, act: Callable[[int], object]
+    ) -> Callable[..., None]:
+        def step(pid: int, _limit: int = 0) -> None:
+            self.before.get((name, pid), lambda: None)()
+            if self.states[pid] is not before:
+                raise Internal(f"{name} of {pid} in state {self.states[pid]}")
+            act(pid)
+            self.states[pid] = after
+            self.after.get((name, pid), lambda: None)()
+
+        return step
+
+    def _restore(self, pid: int) -> None:
+        try:
+            self.take(SIZES[pid])
+        except OutOfMemory:
+            self.states[pid] = State.FAILED
+            raise
+
+    def take(self, size: int) -> None:
+        with self._lock:
+            if size > self.free:
+                raise OutOfMemory(f"{size} bytes of {self.free}")
+            self.free -= size
+
+    def free_memory(self) -> tuple[int, int]:
+        return self.free, 1000
+
+    def reserve(self, size: int, processes: Collection[Process]) -> None:
+        with self._lock:
+            self.take(size)
+            self.reserved[frozenset(processes)] = size
+
+    def unreserve(self, processes: Collection[Process]) -> None:
+        with self._lock:
+            self.free += self.reserved.pop(frozenset(processes), 0)
+
+    def kept(self, pid: int) -> int:
+        """Bytes that are kept for a process."""
+        return self.reserved.get(frozenset({(pid, 0)}), 0)
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with Node(NodeConfig(state_dir=tmp_path / "state", runtime_dir=tmp_path / "run")) as made:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(monkeypatch)
+
+
+@pytest.fixture
+def gpu_locks() -> GpuLocks:
+    return GpuLocks()
+
+
+@pytest.fixture
+def reservation(gpu: Gpu, gpu_locks: GpuLocks) -> Callable[..., Reservation]:
+    def make(pid: int, progress: Progress | None = None, limit: float | None = None) -> Reservation:
+        movers = [cast(Mover, gpu)]
+        return Reservation(gpu_locks, movers, {(pid, 0)}, progress or Progress(), limit)
+
+    return make
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as made:
         yield made
 
 
-# -- claims ------------------------------------------------------------------------------------
+def test_two_leave_at_once(
+    gpu: Gpu, gpu_locks: GpuLocks, reservation: Callable[..., Reservation], pool: ThreadPoolExecutor
+) -> None:
+    """Neither is given what the other has set free."""
+    about_to, gone, stopped = (threading.Barrier(2) for _ in range(3))
+    kept: dict[int, int] = {}
+
+    def meet(barrier: threading.Barrier) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):  # the other has to wait
+            barrier.wait(0.3)
+
+    for pid in SIZES:
+        gpu.before["checkpoint", pid] = partial(meet, about_to)
+        gpu.after["checkpoint", pid] = partial(meet, gone)
+
+    def go(pid: int) -> None:
+        with driver_checkpoint.checkpointed([pid], reservation(pid)):
+            stopped.wait(10)
+            kept[pid] = gpu.kept(pid)
+            stopped.wait(10)
+
+    list(pool.map(go, SIZES))
+    assert kept == SIZES
+    assert set(gpu.states.values()) == {State.RUNNING}
+    assert (gpu.free, gpu.reserved) == (0, {})
+    assert gpu_locks.acquire({0})
 
 
-def test_a_claim_keeps_others_out_until_it_ends(node: Node) -> None:
-    with node.claim([1, 2]):
-        with pytest.raises(Busy, match="process 2"), node.claim([2, 3]):
-            pytest.fail("two jobs on one process")
-        with node.claim([3]):  # what was refused as a whole was not taken in part
-            pass
-    with node.claim([1, 2, 3]):
-        pass
+def test_one_comes_back_while_another_leaves(
+    gpu: Gpu, reservation: Callable[..., Reservation], pool: ThreadPoolExecutor
+) -> None:
+    """What is given to the one is not kept for the other."""
+    leaving, coming, kept, end = (threading.Event() for _ in range(4))
 
-
-def test_a_failed_job_gives_up_its_claim(node: Node) -> None:
-    with pytest.raises(ZeroDivisionError), node.claim([1]):
-        raise ZeroDivisionError
-    with node.claim([1]):
-        pass
-
-
-def test_one_of_many_gets_it(node: Node) -> None:
-    start, end = threading.Barrier(8), threading.Barrier(8)
-    got: list[int] = []
-
-    def compete(number: int) -> None:
-        start.wait(10)
-        try:
-            with node.claim([7]):
-                got.append(number)
-                end.wait(10)
-        except Busy:
+    def leave() -> None:
+        with driver_checkpoint.checkpointed([B], reservation(B)):
+            kept.set()
             end.wait(10)
 
-    threads = [threading.Thread(target=compete, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(got) == 1
+    def gone() -> None:
+        leaving.set()
+        coming.wait(0.3)
+
+    def come() -> None:
+        coming.set()
+        kept.wait(0.3)
+
+    gpu.after["checkpoint", B] = gone
+    gpu.before["restore", A] = come
+    with driver_checkpoint.checkpointed([A], reservation(A)):
+        other = pool.submit(leave)
+        assert leaving.wait(10)
+    assert kept.wait(10)
+    assert (gpu.states[A], gpu.kept(B)) == (State.RUNNING, SIZES[B])
+    end.set()
+    other.result()
+    assert gpu.states[B] is State.RUNNING
 
 
-# -- staging -----------------------------------------------------------------------------------
-
-
-def test_staging_is_private_and_gone_afterwards(node: Node) -> None:
-    with node.staging.folder(1 << 20) as folder:
-        assert folder is not None
-        status = folder.stat()
-        assert (status.st_mode & 0o777, status.st_uid) == (0o700, os.geteuid())
-        assert not any(folder.iterdir())
-        (folder / "file").write_bytes(b"x")
-    assert not folder.exists()
-    with pytest.raises(ZeroDivisionError), node.staging.folder(0) as folder:
-        raise ZeroDivisionError
-    assert folder is not None and not folder.exists()
-
-
-@pytest.mark.parametrize(("limit", "fits"), [(None, True), (4096, True), (4095, False), (0, False)])
-def test_the_limit_of_staging(tmp_path: Path, limit: int | None, fits: bool) -> None:
-    config = NodeConfig(tmp_path / "state", tmp_path / "run", staging_limit=limit)
-    with Node(config) as node, node.staging.folder(4096) as folder:
-        assert (folder is not None) == fits
-
-
-def test_staging_leaves_memory_to_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging_module, "available_memory", lambda: 8000)
-    with node.staging.folder(4000) as folder:
-        assert folder is not None
-    with node.staging.folder(4001) as folder:
-        assert folder is None
-
-
-def test_somebody_else_took_the_memory(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look and the taking: then the files go to the disk."""
-    monkeypatch.setattr(staging_module.Staging, "_free_bytes", lambda self: 1 << 62)
-    with tempfile.TemporaryDirectory(prefix="phos-test-", dir="/dev/shm") as memory:
-        monkeypatch.setattr(staging_module, "MEMORY", Path(memory))
-        with node.staging.folder(1 << 45) as folder:
-            assert folder is None
-        assert not any(Path(memory).iterdir())
-
-
-def test_sockets_of_every_user_have_a_place(node: Node) -> None:
-    hooks = node.config.runtime_dir / "hook"
-    assert hooks.stat().st_mode & 0o7777 == 0o1777
-    assert node.store.state.stat().st_mode & 0o777 == 0o700
-
-
-# -- room for a checkpoint ---------------------------------------------------------------------
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> CheckpointGroup:
-    """A group without processes: its needs are what a test says."""
-    return CheckpointGroup(tmp_path, lambda tree: None)
-
-
-def needs(monkeypatch: pytest.MonkeyPatch, *, host: int = 0, cpu: int = 0, gpu: int = 0) -> None:
-    monkeypatch.setattr(admission, "_estimate", lambda group, mode: admission.Needs(host, cpu, gpu))
-
-
-def test_a_disk_that_is_too_small(
-    node: Node, group: CheckpointGroup, monkeypatch: pytest.MonkeyPatch
+def test_what_others_do_before_the_lock_holds_does_not_count(
+    gpu: Gpu, reservation: Callable[..., Reservation]
 ) -> None:
-    free = node.store.free_bytes()
-    needs(monkeypatch, cpu=1000, gpu=free // 2)
-    assert check_space(node, group, "stop").gpu == free // 2
-    needs(monkeypatch, cpu=free // 2 + 1000, gpu=free // 2)
-    with pytest.raises(OutOfSpace, match=r"needs about .* GB") as raised:
-        check_space(node, group, "stop")
-    assert str(node.store.state) in str(raised.value)
+    """A neighbour allocates while the first try of the lock waits."""
+    gpu.free = 100
+    tries: list[None] = []
+
+    def time_out_once() -> None:
+        tries.append(None)
+        if len(tries) == 1:
+            gpu.take(100)
+            raise Timeout("no safe point", hint="try again")
+
+    gpu.before["lock", A] = time_out_once
+    with driver_checkpoint.checkpointed([A], reservation(A)):
+        assert gpu.kept(A) == SIZES[A]
 
 
-@pytest.mark.parametrize("kept", [KeptFree(size=10_000), KeptFree(share=0.1), KeptFree(5, 0.1)])
-def test_what_stays_free_of_a_disk(
-    node: Node, group: CheckpointGroup, monkeypatch: pytest.MonkeyPatch, kept: KeptFree
+def test_who_waits_for_others_runs(
+    gpu: Gpu, gpu_locks: GpuLocks, reservation: Callable[..., Reservation], pool: ThreadPoolExecutor
 ) -> None:
-    monkeypatch.setattr(node.store, "disk_bytes", lambda: 100_000)
-    free = 1 << 30
-    monkeypatch.setattr(node.store, "free_bytes", lambda: free)
-    most = free - admission._SPARE - 10_000
-    needs(monkeypatch, cpu=most)
-    assert check_space(node, group, "stop", DiskLimits(kept)).cpu == most
-    needs(monkeypatch, cpu=most, gpu=1)
-    with pytest.raises(OutOfSpace, match=r"stay free \(min_free\)"):
-        check_space(node, group, "stop", DiskLimits(kept))
-    assert check_space(node, group, "stop").gpu == 1
+    assert gpu_locks.acquire({0, 1})
+    waited = threading.Event()
+    gpu.after["unlock", A] = waited.set
 
+    def go() -> None:
+        with driver_checkpoint.checkpointed([A], reservation(A)):
+            assert gpu.kept(A) == SIZES[A]
 
-def test_too_little_host_memory(
-    node: Node, group: CheckpointGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needs(monkeypatch, host=available_memory() * 2)
-    with pytest.raises(OutOfMemory, match="host memory"):
-        check_space(node, group, "driver")
-
-
-def test_the_estimate_of_a_real_process(group: CheckpointGroup) -> None:
-    """A program with 64 MiB of its own needs at least that, whatever its name is."""
-    held = bytearray(os.urandom(64 << 20))
-    comm = Path("/proc/self/comm")
-    before = comm.read_bytes()
-    comm.write_bytes(b"\xff\xfename")
+    job = pool.submit(go)
     try:
-        assert admission._private_bytes(os.getpid()) >= len(held)
+        assert waited.wait(5)
+        time.sleep(0.1)
+        assert gpu.states[A] is State.RUNNING
+        assert not job.done()
     finally:
-        comm.write_bytes(before)
-    assert admission._private_bytes(2**22 + 1) == 0
+        gpu_locks.release({0, 1})
+    job.result()
 
 
-def test_too_little_device_memory() -> None:
-    class Mover:
-        def free_memory(self) -> tuple[int, int]:
-            return 1000, 2000
-
-    class Movers:
-        def mover(self, gpu: int) -> Mover:
-            return Mover()
-
-    node = cast(Node, SimpleNamespace(movers=Movers()))
-    require_device_memory(node, {0: 1000, 1: 999})
-    with pytest.raises(OutOfMemory, match="GPU 1"):
-        require_device_memory(node, {0: 1000, 1: 1001})
-
-
-# -- the machine that an image needs -----------------------------------------------------------
-
-HERE = Host("boot", "6.18", "4.2.1", 13000, ("avx", "sse"))
-CARD = GpuInfo(0, "GPU-aa", "H200", 100)
-
-
-@pytest.fixture(autouse=True)
-def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "this_host", lambda criu: HERE)
-    monkeypatch.setattr(machine, "list_gpus", lambda: [CARD])
-
-
-def made_on(**changes: object) -> Manifest:
-    """An image of this machine, or of one that differs from it in this."""
-    gpus = cast(tuple[Gpu, ...], changes.pop("gpus", (Gpu(0, "GPU-aa", "H200", 100),)))
-    return Manifest(
-        id="20260101T000000-abcd",
-        created="",
-        mode="stop",
-        owner=0,
-        host=msgspec.structs.replace(HERE, **changes),
-        gpus=gpus,
-        trees=(),
-        processes=(),
-        blocks=(),
-        stop_seconds=0.0,
-    )
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"boot_id": "another", "kernel": "6.1"},
-        {"driver": 12090},
-        {"criu": "4.2"},
-        {"criu": "4.1.9"},
-        {"cpu_flags": ("sse",)},
-        {"gpus": ()},
-    ],
-)
-def test_a_machine_that_will_do(changes: dict[str, object]) -> None:
-    require_same_machine(made_on(**changes), cast(Criu, None))
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "why"),
-    [
-        ({"driver": 13010}, DriverTooOld, "13010, here is 13000"),
-        ({"criu": "4.2.2"}, Unsupported, r"CRIU 4\.2\.2, here is 4\.2\.1"),
-        ({"criu": "4.10"}, Unsupported, r"CRIU 4\.10"),
-        ({"cpu_flags": ("avx", "avx512f")}, Unsupported, "not here: avx512f"),
-        ({"gpus": (Gpu(0, "GPU-bb", "H200", 100),)}, GpuMismatch, r"needs the GPU H200 \(GPU-bb\)"),
-        ({"gpus": (Gpu(0, "GPU-aa", "A100", 100),)}, GpuMismatch, "needs the GPU A100"),
-        ({"gpus": (Gpu(1, "GPU-aa", "H200", 100),)}, GpuMismatch, "is number 0 now, was 1"),
-    ],
-)
-def test_a_machine_that_will_not(
-    changes: dict[str, object], error: type[Exception], why: str
+@pytest.mark.parametrize(("limit", "error"), [(0.1, Busy), (None, Cancelled)])
+def test_it_waits_as_long_as_it_may(
+    limit: float | None,
+    error: type[PhosError],
+    gpu: Gpu,
+    gpu_locks: GpuLocks,
+    reservation: Callable[..., Reservation],
 ) -> None:
-    with pytest.raises(error, match=why):
-        require_same_machine(made_on(**changes), cast(Criu, None))
+    assert gpu_locks.acquire({0})
+    progress = Progress()
+    if error is Cancelled:
+        threading.Timer(0.1, progress.cancel).start()
+    with pytest.raises(error), driver_checkpoint.checkpointed([A], reservation(A, progress, limit)):
+        pytest.fail("it is another's turn")
+    assert gpu.states[A] is State.RUNNING
+    assert not gpu_locks.acquire({0})
+    gpu_locks.release({0})
+    assert gpu_locks.acquire({0})
+
+
+def test_a_failure_half_way(
+    gpu: Gpu, gpu_locks: GpuLocks, reservation: Callable[..., Reservation]
+) -> None:
+    """One has left, the other has not: nobody takes the room of the first meanwhile."""
+
+    def fail() -> None:
+        while gpu.states[A] is not State.CHECKPOINTED:
+            time.sleep(0.01)
+        raise Internal("no checkpoint")
+
+    gpu.before["checkpoint", B] = fail
+    gpu.before["restore", A] = lambda: gpu_locks.acquire({0}) and pytest.fail("others may come")
+    with (
+        pytest.raises(Internal, match="no checkpoint"),
+        driver_checkpoint.checkpointed([A, B], reservation(A)),
+    ):
+        pytest.fail("one has not left")
+    assert set(gpu.states.values()) == {State.RUNNING}
+    assert gpu_locks.acquire({0})
+
+
+def test_who_stays_away_needs_no_room(
+    gpu: Gpu, gpu_locks: GpuLocks, reservation: Callable[..., Reservation]
+) -> None:
+    kept = reservation(A)
+    with Undo() as undo:
+        driver_checkpoint.stop([A], kept, undo)
+        undo.forget()
+    assert gpu.kept(A) == SIZES[A]
+    kept.release()
+    assert (gpu.free, gpu.reserved) == (SIZES[A], {})
+    assert gpu.states[A] is State.CHECKPOINTED
+    assert gpu_locks.acquire({0})

@@ -9,7 +9,7 @@ from phosd.engine.image.manifest import Block, ChunkRef
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.progress import Progress
 from phosd.engine.memory.exported import ExportedBlock
-from phosd.engine.memory.reservation import Room
+from phosd.engine.memory.reservation import Reservation
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint.options import CheckpointOptions
@@ -38,15 +38,17 @@ class Attempt:
         runs: bool = False,
         beside: Callable[[], object] = lambda: None,
     ) -> None:
-        """The driver's part and CRIU's, and back; ``movers`` keep the room on their GPUs. ``runs``:
-        nobody but the driver holds the program, which may wait for its turn. ``beside`` is called
-        when the driver is done with the GPUs for the time that CRIU takes.
+        """Do the driver's checkpoint and CRIU's dump; ``movers`` reserve the memory on their GPUs.
+        ``runs``: only the driver stops the program, which may wait for the locks of its GPUs.
+        ``beside`` is called when the driver is done with the GPUs for the time that CRIU takes.
         """
         self.progress.phase("control", stopped=True)
         point(Point.CHECKPOINT_CONTROL)
         limit = None if runs else self.options.deadline
-        room = Room(self.node.turns, movers, self.group.identity, self.progress, limit)
-        with driver_checkpoint.checkpointed(self.group.gpu_pids, room):
+        reservation = Reservation(
+            self.node.gpu_locks, movers, self.group.identity, self.progress, limit
+        )
+        with driver_checkpoint.checkpointed(self.group.gpu_pids, reservation):
             self.progress.phase("cpu", stopped=True)
             point(Point.CHECKPOINT_CPU)
             beside()

@@ -63,7 +63,7 @@ def _with_room(attempt: Attempt, memory: DeviceMemory, stack: ExitStack) -> Snap
     limit = node.config.shadow_limit
 
     def turn(gpus: Collection[int]) -> AbstractContextManager[None]:
-        return node.turns.turn(gpus, attempt.progress, options.deadline)
+        return node.gpu_locks.locked(gpus, attempt.progress, options.deadline)
 
     if node.config.snapshots:
         snapshot = stack.enter_context(Snapshot(*way, turn, limit))
