@@ -18,7 +18,7 @@ from phosd.engine.image.manifest import (
     Process,
     Tree,
 )
-from phosd.engine.job.affected import Unfinished
+from phosd.engine.job.affected import InterruptedJob
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
@@ -128,8 +128,8 @@ class FakeEngine:
     in_pieces: set[int] = field(default_factory=set)
     moves: list[tuple[object, ...]] = field(default_factory=list)
 
-    def settle(self, unfinished: Sequence[Unfinished]) -> dict[int, str]:
-        return {job.job: "its processes run" for job in unfinished}
+    def settle(self, interrupted: Sequence[InterruptedJob]) -> dict[int, str]:
+        return {job.job: "its processes run" for job in interrupted}
 
     def checkpoint(
         self,

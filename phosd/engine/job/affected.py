@@ -1,4 +1,4 @@
-"""What a job is about to stop, or to bring to life: enough to set it right if nobody ends the job.
+"""Record what a job is about to stop or restore: enough to set it right if it is interrupted.
 
 An engine hands it to its caller (:meth:`Progress.about_to_touch`) before the first process stops.
 """
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Touched:
-    """One process of a job. ``start_time`` is None for one that a restore will make.
+class AffectedProcess:
+    """One process that a job stops or makes. ``start_time`` is None for one that a restore makes.
 
     ``gpu``: the driver may lock and checkpoint it; ``hooked``: its memory may be parked.
     """
@@ -22,15 +22,16 @@ class Touched:
 
 
 @dataclass(frozen=True)
-class Concern:
-    """Every process that a job touches, and the node's ordinals of the GPUs that they see.
+class AffectedSet:
+    """All processes that a job stops or makes, and the node's ordinals of the GPUs that they see.
 
-    ``image`` is restored by the job; empty for one that saves processes. ``since`` is when, in
-    clock ticks since boot: what has an earlier start time the job has not made. ``moves`` maps GPUs
-    to others: the driver has checkpointed all processes, and begins to bring them back there.
+    ``image`` is the image that the job restores; empty for one that saves processes. ``since`` is
+    the time of this record in clock ticks since boot: processes that started before it were not
+    made by the job. ``moves`` maps GPUs to others: the driver has checkpointed all processes, and
+    begins to bring them back there.
     """
 
-    processes: tuple[Touched, ...]
+    processes: tuple[AffectedProcess, ...]
     gpus: tuple[int, ...]
     image: str = ""
     since: int = 0
@@ -38,11 +39,11 @@ class Concern:
 
 
 @dataclass(frozen=True)
-class Unfinished:
-    """A job of this boot that nobody ended. Without a ``concern`` it had touched nothing."""
+class InterruptedJob:
+    """A job of this boot that phosd did not survive; without ``affected`` it touched nothing."""
 
     job: int
-    concern: Concern | None
+    affected: AffectedSet | None
 
 
 def now() -> int:

@@ -10,17 +10,18 @@ from pathlib import Path
 
 import msgspec
 
-from phosd.engine.job.affected import Concern
+from phosd.engine.job.affected import AffectedSet
 from phosd.errors import Internal
 
 _MAX_BYTES = 8 << 20
 _log = logging.getLogger(__name__)
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is known of a job while it runs. ``started`` is in seconds since the epoch.
+class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Describe a job for the phosd that finds it unfinished. ``started`` is in seconds since the
+    epoch.
 
-    ``concern`` comes before the job touches the first process.
+    ``affected`` is written before the job touches the first process; files call it ``concern``.
     """
 
     job: int
@@ -31,22 +32,22 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     boot_id: str
     pid: int | None = None
     start_time: int | None = None
-    concern: Concern | None = None
+    affected: AffectedSet | None = msgspec.field(default=None, name="concern")
 
     @property
     def pids(self) -> set[int]:
-        """The processes that the job works on."""
+        """The processes that the job works on, by pid."""
         known = {self.pid} if self.pid is not None else set()
-        return known | {each.pid for each in self.concern.processes} if self.concern else known
+        return known | {each.pid for each in self.affected.processes} if self.affected else known
 
 
-def entries(folder: Path) -> list[Entry]:
-    """The jobs that are written down in ``folder``, which may not be there."""
+def read_records(folder: Path) -> list[JobRecord]:
+    """Read the records of jobs in ``folder``, which may not be there."""
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
             with path.open("rb") as file:
-                found.append(msgspec.json.decode(file.read(_MAX_BYTES), type=Entry))
+                found.append(msgspec.json.decode(file.read(_MAX_BYTES), type=JobRecord))
         except FileNotFoundError:
             continue  # the job has ended meanwhile
         except (OSError, msgspec.DecodeError) as error:
@@ -61,17 +62,17 @@ class Journal:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
 
-    def write(self, entry: Entry) -> None:
-        """Have the entry on disk when this returns, whole or not at all.
+    def write(self, record: JobRecord) -> None:
+        """Write the record to the disk, whole or not at all.
 
         Raises :class:`Internal` when it cannot be written: no job may begin without it.
         """
-        path = self._path(entry.job)
+        path = self._path(record.job)
         temporary = path.with_suffix(".new")
         try:
             with temporary.open("wb") as file:
                 os.fchmod(file.fileno(), 0o600)
-                file.write(msgspec.json.encode(entry))
+                file.write(msgspec.json.encode(record))
                 file.flush()
                 os.fsync(file.fileno())
             temporary.rename(path)
@@ -83,13 +84,13 @@ class Journal:
             ) from error
 
     def remove(self, job: int) -> None:
-        """The job has ended."""
+        """Remove the record of a job that has ended."""
         self._path(job).unlink(missing_ok=True)
         self._sync_folder()
 
-    def unfinished(self) -> list[Entry]:
-        """The jobs that an earlier phosd left. A file that cannot be read is kept and logged."""
-        return entries(self._folder)
+    def interrupted(self) -> list[JobRecord]:
+        """Read the records that an earlier phosd left. What cannot be read is kept and logged."""
+        return read_records(self._folder)
 
     def _path(self, job: int) -> Path:
         return self._folder / f"{job}.json"

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from phosd.engine.job.affected import Concern
+from phosd.engine.job.affected import AffectedSet
 from phosd.engine.job.experience import KernelMark
 from phosd.errors import Cancelled
 
@@ -39,8 +39,8 @@ class Progress:
     wrong_guesses: int = 0
     details: dict[str, float | None] = field(default_factory=dict)
     """Figures of a mode's own, by name, with their unit in the name."""
-    recorder: Callable[[Concern], None] | None = None
-    """Writes down what is about to be touched, for who has to set it right if nobody ends this."""
+    recorder: Callable[[AffectedSet], None] | None = None
+    """Writes down what is about to be touched, for the phosd that finds this job interrupted."""
     _cancel: threading.Event = field(default_factory=threading.Event)
 
     def phase(self, name: str, *, stopped: bool = False, bytes_total: int = 0) -> None:
@@ -57,12 +57,12 @@ class Progress:
             self.phases[-1].bytes_done += byte_count
         self._tell()
 
-    def about_to_touch(self, concern: Concern) -> None:
-        """To be called before the first process is stopped, or made. Raises what the recorder
-        raises: then nothing may be touched.
+    def about_to_touch(self, affected: AffectedSet) -> None:
+        """Record what the job affects, before it stops or makes the first process. Raises what the
+        recorder raises: then nothing may be touched.
         """
         if self.recorder is not None:
-            self.recorder(concern)
+            self.recorder(affected)
 
     def note(self, text: str) -> None:
         """Something the reader of the job should know."""

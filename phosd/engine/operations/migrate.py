@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.gate import DEADLINE, closed_gates
-from phosd.engine.job.affected import Concern
+from phosd.engine.job.affected import AffectedSet
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.parking import detached, own_again, park
@@ -71,11 +71,11 @@ def migrate(node: Node, pid: int, options: MigrateOptions, progress: Progress) -
         require_fit(moves, gpus)
         parks = may_park(group, options.mode, progress)
         _require_room(node, group, moves, parks=parks)
-        concern = group.concern
-        progress.about_to_touch(concern)
+        affected = group.affected
+        progress.about_to_touch(affected)
         job.enter_context(explain_death(group, "migration"))
         way = _by_precopy if parks else _by_driver
-        way(_Move(node, group, concern, moves, gpus, options.deadline, progress))
+        way(_Move(node, group, affected, moves, gpus, options.deadline, progress))
         node.movers.leave(moves, group.pids)
         progress.finish()
         return moves
@@ -87,7 +87,7 @@ class _Move:
 
     node: Node
     group: CheckpointGroup
-    concern: Concern
+    affected: AffectedSet
     moves: dict[int, int]
     gpus: Sequence[GpuInfo]
     deadline: float
@@ -99,7 +99,7 @@ class _Move:
         """Have the driver bring the processes back on the new GPUs, all of them or none; call
         ``release`` for the memory that is reserved there just before.
         """
-        self.progress.about_to_touch(replace(self.concern, moves=self.moves))
+        self.progress.about_to_touch(replace(self.affected, moves=self.moves))
         point(Point.MIGRATE_MOVE)
         try:
             new = self.moves.values()
@@ -107,7 +107,7 @@ class _Move:
                 release()
                 move(whole(self.moves, len(self.gpus)))
         except PhosError:
-            self.progress.about_to_touch(self.concern)
+            self.progress.about_to_touch(self.affected)
             raise
 
     def reservation(self, movers: Sequence[Mover], limit: float | None = None) -> Reservation:

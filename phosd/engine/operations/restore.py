@@ -18,7 +18,7 @@ from phosd.engine.criu.restore import RestoreOptions as CpuOptions
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.link import HookLink, HookState
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.job.affected import Concern, Touched, now
+from phosd.engine.job.affected import AffectedProcess, AffectedSet, now
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.node.machine import require_same_machine
@@ -68,7 +68,7 @@ def restore(
         cpu.admit()
         require_device_memory(node, _needs(manifest))
         progress.check()
-        progress.about_to_touch(_concern(manifest))
+        progress.about_to_touch(_affected(manifest))
 
         progress.phase("load", bytes_total=manifest.device_bytes)
         point(Point.RESTORE_LOAD)
@@ -144,11 +144,13 @@ class _CpuSide:
             restored.settle()
 
 
-def _concern(manifest: Manifest) -> Concern:
-    """Processes that are not there yet."""
-    touched = (Touched(p.pid, None, gpu=p.gpu, hooked=p.hooked) for p in manifest.processes)
+def _affected(manifest: Manifest) -> AffectedSet:
+    """The processes that the restore will make."""
+    processes = (
+        AffectedProcess(p.pid, None, gpu=p.gpu, hooked=p.hooked) for p in manifest.processes
+    )
     gpus = sorted({block.gpu for block in manifest.blocks})
-    return Concern(tuple(touched), tuple(gpus), manifest.id, now())
+    return AffectedSet(tuple(processes), tuple(gpus), manifest.id, now())
 
 
 def _needs(manifest: Manifest) -> dict[int, int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.link import HookLink, HookState, reach
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.job.affected import Concern, Touched
+from phosd.engine.job.affected import AffectedProcess, AffectedSet
 from phosd.engine.job.progress import Progress
 from phosd.engine.memory.reservation import reserve_ahead
 from phosd.engine.node.gpus import GpuInfo, list_gpus
@@ -68,8 +68,8 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         for gpu, size in suspended.device_bytes.items():
             needs[moves.get(gpu, gpu)] = max(size, blocks.get(moves.get(gpu, gpu), 0))
         require_device_memory(node, needs, "the program")
-        concern = _concern(suspended, manifest, moves)
-        progress.about_to_touch(concern)
+        affected = _affected(suspended, manifest, moves)
+        progress.about_to_touch(affected)
         progress.phase("load", bytes_total=manifest.device_bytes)
         point(Point.RESUME_LOAD)
         memory = job.enter_context(loaded(node, image, progress, moves))
@@ -81,9 +81,9 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         memory.guard()
         progress.phase("control")
         point(Point.RESUME_CONTROL)
-        with node.gpu_locks.locked(concern.gpus, progress):
+        with node.gpu_locks.locked(affected.gpus, progress):
             release()
-            progress.about_to_touch(replace(concern, moves=moves))
+            progress.about_to_touch(replace(affected, moves=moves))
             _back_from_driver(suspended, moves, gpus)
         progress.phase("map")
         point(Point.RESUME_MAP)
@@ -163,13 +163,14 @@ def _away(moves: Mapping[int, int]) -> dict[int, int]:
     return {old: new for old, new in moves.items() if old != new}
 
 
-def _concern(suspended: Suspended, manifest: Manifest, moves: dict[int, int]) -> Concern:
+def _affected(suspended: Suspended, manifest: Manifest, moves: dict[int, int]) -> AffectedSet:
     hooked = {process.pid for process in manifest.processes if process.hooked}
-    touched = (
-        Touched(pid, start, gpu=True, hooked=pid in hooked) for pid, start in suspended.processes
+    processes = (
+        AffectedProcess(pid, start, gpu=True, hooked=pid in hooked)
+        for pid, start in suspended.processes
     )
     gpus = sorted({moves.get(gpu, gpu) for gpu in suspended.gpus})
-    return Concern(tuple(touched), tuple(gpus))
+    return AffectedSet(tuple(processes), tuple(gpus))
 
 
 def _back_from_driver(suspended: Suspended, moves: dict[int, int], gpus: Sequence[GpuInfo]) -> None:
@@ -239,7 +240,7 @@ def _end_begun(
 ) -> dict[int, int]:
     """The hooks get the rest of what an earlier attempt has loaded. As for :func:`resume`."""
     moves = _away(_moved_before(node, suspended, manifest))
-    progress.about_to_touch(_concern(suspended, manifest, moves))
+    progress.about_to_touch(_affected(suspended, manifest, moves))
     progress.phase("map")
     account = free(suspended.processes, node.config.runtime_dir)
     if account.failures:

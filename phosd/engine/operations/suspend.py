@@ -80,7 +80,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         job.callback(shelf.drop_spares)
         shelf.preallocate(size)
         progress.check()
-        progress.about_to_touch(group.concern)
+        progress.about_to_touch(group.affected)
         job.enter_context(explain_death(group, "suspension"))
         if not parks:
             node.kept_memory.let_go(group)

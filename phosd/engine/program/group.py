@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phosd.engine.hook_client.link import Hello, HookLink, HookState
-from phosd.engine.job.affected import Concern, Touched
+from phosd.engine.job.affected import AffectedProcess, AffectedSet
 from phosd.engine.memory.exported import SHARED, ExportedBlock, distinct
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program.tree import ProcessTree, TreeProcess, scan
@@ -70,11 +70,11 @@ class CheckpointGroup:
         return frozenset((p.pid, p.start_time) for tree in self.trees for p in tree if p.pid in gpu)
 
     @property
-    def concern(self) -> Concern:
+    def affected(self) -> AffectedSet:
         """The processes and GPUs to set right, should a job begin with this group and not end."""
         members = {member.pid: member for member in self.members}
-        touched = (
-            Touched(
+        processes = (
+            AffectedProcess(
                 p.pid,
                 p.start_time,
                 gpu=p.pid in members,
@@ -84,7 +84,7 @@ class CheckpointGroup:
             for p in tree.living
         )
         gpus = {gpu for member in self.members for gpu in member.gpus}
-        return Concern(tuple(touched), tuple(sorted(gpus)))
+        return AffectedSet(tuple(processes), tuple(sorted(gpus)))
 
     @property
     def essential(self) -> list[TreeProcess]:

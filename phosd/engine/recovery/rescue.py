@@ -14,7 +14,7 @@ from pathlib import Path
 
 from phosd.engine.criu.owned_processes import is_criu
 from phosd.engine.hook_client.link import HookLink, HookState, reach
-from phosd.engine.job.journal import Entry, entries
+from phosd.engine.job.journal import JobRecord, read_records
 from phosd.engine.mover.client.rescue_client import Visit, visits
 from phosd.engine.node.placement import whole
 from phosd.engine.node.suspended import Register
@@ -88,7 +88,7 @@ def free(processes: Collection[Process], runtime_dir: Path) -> Account:
             with _noted(account, pid):
                 process.require_going(pid)
         ready = [each for each in alive if each[0] not in account.failures]
-        _back_from_driver(ready, movers, entries(runtime_dir / "journal"), account)
+        _back_from_driver(ready, movers, read_records(runtime_dir / "journal"), account)
         memory: dict[Process, dict[int, dict[int, int]]] = {}
         for mover in movers:
             for each, blocks in stack.enter_context(_descriptors(mover)).items():
@@ -151,8 +151,8 @@ def _require_awake(pid: int, runtime_dir: Path) -> None:
 
 def _worked_on(runtime_dir: Path) -> dict[int, int]:
     """By pid, which job works on it. Its phosd runs."""
-    jobs = entries(runtime_dir / "journal")
-    return {pid: entry.job for entry in jobs for pid in entry.pids}
+    jobs = read_records(runtime_dir / "journal")
+    return {pid: record.job for record in jobs for pid in record.pids}
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def _traced(pid: int) -> bool:
 def _back_from_driver(
     processes: Collection[Process],
     movers: Collection[Visit],
-    jobs: Collection[Entry],
+    jobs: Collection[JobRecord],
     account: Account,
 ) -> None:
     states = {pid: driver_checkpoint.state(pid) for pid, _ in processes}
@@ -273,11 +273,13 @@ def _back_from_driver(
             account.failures[pid] = error
 
 
-def _finish_moves(stopped: Collection[int], jobs: Collection[Entry], account: Account) -> None:
+def _finish_moves(stopped: Collection[int], jobs: Collection[JobRecord], account: Account) -> None:
     """Who belongs together moves together: where the driver has brought some of a job's processes
     to other GPUs, the rest of them follow.
     """
-    for moves, pids in ((j.concern.moves, j.pids) for j in jobs if j.concern and j.concern.moves):
+    for moves, pids in (
+        (j.affected.moves, j.pids) for j in jobs if j.affected and j.affected.moves
+    ):
         states = {pid: driver_checkpoint.state(pid) for pid in pids}
         behind = [pid for pid in stopped if states.get(pid) is driver_checkpoint.State.CHECKPOINTED]
         if {driver_checkpoint.State.LOCKED, driver_checkpoint.State.RUNNING} & {*states.values()}:

@@ -15,7 +15,7 @@ from phosd.engine.criu import restore as criu_restore
 from phosd.engine.hook_client.link import HookState, reach
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.manifest import Process as Restored
-from phosd.engine.job.affected import Unfinished
+from phosd.engine.job.affected import InterruptedJob
 from phosd.engine.node.node import Node
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.program import driver_checkpoint
@@ -29,7 +29,7 @@ _WAKE_SECONDS = 5.0
 _AGAIN = "start the job again"
 
 
-def settle(node: Node, unfinished: Collection[Unfinished]) -> dict[int, str]:
+def settle(node: Node, interrupted: Collection[InterruptedJob]) -> dict[int, str]:
     """Bring the processes of unfinished jobs back to running, remove what the jobs left; by job,
     what was done.
 
@@ -37,9 +37,9 @@ def settle(node: Node, unfinished: Collection[Unfinished]) -> dict[int, str]:
     """
     touched = {
         (each.pid, each.start_time)
-        for job in unfinished
-        if job.concern is not None
-        for each in job.concern.processes
+        for job in interrupted
+        if job.affected is not None
+        for each in job.affected.processes
         if each.start_time is not None
     }
     asleep, woken = _suspended(node)
@@ -50,7 +50,7 @@ def settle(node: Node, unfinished: Collection[Unfinished]) -> dict[int, str]:
     account = free(wanted, node.config.runtime_dir)
     for each in woken:
         _settle_resume(node, each, account)
-    said = {job.job: _text(node, job, account) for job in unfinished}
+    said = {job.job: _text(node, job, account) for job in interrupted}
     for what, clear in (
         ("sockets of hooks", partial(sweep_hooks, node.config.runtime_dir / "hook")),
         ("files in memory", node.staging.sweep),
@@ -92,14 +92,14 @@ def _settle_resume(node: Node, suspended: Suspended, account: Account) -> None:
         )
 
 
-def _text(node: Node, job: Unfinished, account: Account) -> str:
-    if job.concern is None:
+def _text(node: Node, job: InterruptedJob, account: Account) -> str:
+    if job.affected is None:
         return f"nothing had been touched; {_AGAIN}"
-    if not job.concern.image:
-        pids = [each.pid for each in job.concern.processes]
+    if not job.affected.image:
+        pids = [each.pid for each in job.affected.processes]
         return f"{account.text(pids) or 'its processes run'}; {_AGAIN}"
     try:
-        return _settle_restore(node, node.store.get(job.concern.image), job.concern.since)
+        return _settle_restore(node, node.store.get(job.affected.image), job.affected.since)
     except PhosError as error:
         return f"what it may have restored is to be looked at: {error}"
 

@@ -12,8 +12,8 @@ import msgspec
 from phosd import __version__
 from phosd.bus import ROOT, Connection
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.job.affected import Concern, Unfinished
-from phosd.engine.job.journal import Entry, Journal
+from phosd.engine.job.affected import AffectedSet, InterruptedJob
+from phosd.engine.job.journal import JobRecord, Journal
 from phosd.engine.job.progress import Progress
 from phosd.engine.operations.checkpoint import MODES
 from phosd.engine.system.procfs import boot_id
@@ -140,21 +140,21 @@ class Manager:
         """Before anybody is served: settle what an earlier phosd did not end. What cannot be
         settled stays in the journal for the next start; the other processes are served.
         """
-        entries = self._journal.unfinished()
-        here = [Unfinished(e.job, e.concern) for e in entries if e.boot_id == boot_id()]
+        records = self._journal.interrupted()
+        here = [InterruptedJob(r.job, r.affected) for r in records if r.boot_id == boot_id()]
         try:
             said = await asyncio.to_thread(self._engine.settle, here)
         except (PhosError, OSError) as error:
             _log.error("what an earlier phosd left is not settled: %s; see `phos doctor`", error)
             return
-        for entry in entries:
-            done = said.get(entry.job, "the machine was started anew, so its processes are gone")
-            _log.warning("job %d was interrupted: %s", entry.job, done)
-            self._history.interrupted(entry, done)
+        for record in records:
+            done = said.get(record.job, "the machine was started anew, so its processes are gone")
+            _log.warning("job %d was interrupted: %s", record.job, done)
+            self._history.interrupted(record, done)
         self._history.settle(time.time())
         await asyncio.to_thread(self._history.flush)
-        for entry in entries:
-            self._journal.remove(entry.job)
+        for record in records:
+            self._journal.remove(record.job)
 
     async def start(self) -> None:
         """Look at the node once, then keep looking."""
@@ -350,7 +350,7 @@ class Manager:
         return job_path(self.jobs.submit(task, self._write_down))
 
     def _write_down(self, job: Job, target: Identity | None = None) -> None:
-        entry = Entry(
+        record = JobRecord(
             job=job.number,
             operation=job.task.operation,
             target=job.task.target,
@@ -360,12 +360,12 @@ class Manager:
             pid=target.pid if target else None,
             start_time=target.start_time if target else None,
         )
-        self._journal.write(entry)
+        self._journal.write(record)
 
-        def record(concern: Concern) -> None:
-            self._journal.write(msgspec.structs.replace(entry, concern=concern))
+        def write(affected: AffectedSet) -> None:
+            self._journal.write(msgspec.structs.replace(record, affected=affected))
 
-        job.progress.recorder = record
+        job.progress.recorder = write
 
     def _started(self, job: Job) -> None:
         self._history.job(job)

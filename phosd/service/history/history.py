@@ -14,7 +14,7 @@ from typing import Any
 
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.experience import Earlier
-from phosd.engine.job.journal import Entry
+from phosd.engine.job.journal import JobRecord
 from phosd.errors import Internal, OutOfMemory
 from phosd.service.history.database import Database, Row, storable
 from phosd.service.history.events import Event, Severity
@@ -135,23 +135,23 @@ class History:
 
         self._database.record(run)
 
-    def interrupted(self, entry: Entry, settled: str) -> None:
+    def interrupted(self, record: JobRecord, settled: str) -> None:
         """A job that an earlier phosd did not survive, and how that was settled."""
         row = {
-            "id": entry.job,
-            "operation": entry.operation,
-            "target": entry.target,
-            "owner": entry.owner,
+            "id": record.job,
+            "operation": record.operation,
+            "target": record.target,
+            "owner": record.owner,
             "state": "interrupted",
-            "started": entry.started,
+            "started": record.started,
             "ended": time.time(),
             "error": "Internal",
             "message": f"phosd ended while the job ran; {settled}",
         }
         self._database.record(lambda db: db["jobs"].upsert(storable(row), pk="id"))
-        text = f"{entry.operation} {entry.target}: {settled}"
-        subject = f"job {entry.job}"
-        self.event(Event("interrupted", subject, text, Severity.WARNING, entry.owner))
+        text = f"{record.operation} {record.target}: {settled}"
+        subject = f"job {record.job}"
+        self.event(Event("interrupted", subject, text, Severity.WARNING, record.owner))
 
     def image(
         self, manifest: Manifest, whole: bool | None = None, made_for: Schedule | None = None

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from phosd.engine.hook_client.link import Block, Kernel
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.job.affected import Unfinished
+from phosd.engine.job.affected import InterruptedJob
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
@@ -25,7 +25,7 @@ from phosd.service.jobs.options import (
 class Engine(Protocol):
     """The operations on this node. Each blocks and may be called from any thread."""
 
-    def settle(self, unfinished: Sequence[Unfinished]) -> dict[int, str]:
+    def settle(self, interrupted: Sequence[InterruptedJob]) -> dict[int, str]:
         """Once, before anything else: bring back what an earlier phosd left standing, and clear up;
         by job, what was done.
         """

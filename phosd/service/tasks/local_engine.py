@@ -8,7 +8,7 @@ from phosd.engine.hook_client.link import Block, Kernel
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.repack import compact
 from phosd.engine.image.verify import verify
-from phosd.engine.job.affected import Unfinished
+from phosd.engine.job.affected import InterruptedJob
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node import inspection
@@ -53,8 +53,8 @@ class NodeEngine:
         )
         self._limits = config.disk_limits
 
-    def settle(self, unfinished: Sequence[Unfinished]) -> dict[int, str]:
-        return settle(self._node, unfinished)
+    def settle(self, interrupted: Sequence[InterruptedJob]) -> dict[int, str]:
+        return settle(self._node, interrupted)
 
     def checkpoint(
         self,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from phosd.engine.job.affected import Concern, Touched, Unfinished, now
+from phosd.engine.job.affected import AffectedProcess, AffectedSet, InterruptedJob, now
 from phosd.engine.job.progress import Progress
 from phosd.engine.node import staging as staging_module
 from phosd.engine.node.node import Node
@@ -44,15 +44,15 @@ def test_what_is_touched_is_known_before_anything_stops(
     target = start("single" if mode == "driver" else "shared_pair")
     target.wait_for_steps(3)
     progress = Progress()
-    told: list[tuple[Concern, list[str]]] = []
-    progress.recorder = lambda concern: told.append((concern, [p.name for p in progress.phases]))
+    told: list[tuple[AffectedSet, list[str]]] = []
+    progress.recorder = lambda affected: told.append((affected, [p.name for p in progress.phases]))
     checkpoint(node, target.pid, CheckpointOptions(mode=mode), progress)
-    ((concern, phases),) = told
-    assert phases == ["prepare"] and not concern.image
+    ((affected, phases),) = told
+    assert phases == ["prepare"] and not affected.image
     group = {target.pid, *children(target.pid)}
-    assert {(each.pid, each.start_time) for each in concern.processes} == {*map(identity, group)}
-    assert {each.pid for each in concern.processes if each.gpu and each.hooked} == group
-    assert concern.gpus == (0, 1), "it sees both"
+    assert {(each.pid, each.start_time) for each in affected.processes} == {*map(identity, group)}
+    assert {each.pid for each in affected.processes if each.gpu and each.hooked} == group
+    assert affected.gpus == (0, 1), "it sees both"
 
 
 def test_a_journal_that_cannot_be_written_ends_the_job_before_the_stop(
@@ -62,7 +62,7 @@ def test_a_journal_that_cannot_be_written_ends_the_job_before_the_stop(
     target.wait_for_steps(3)
     image = save(node, target, "stop").id
 
-    def full(_: Concern) -> None:
+    def full(_: AffectedSet) -> None:
         raise Internal("the journal is full")
 
     progress = Progress(recorder=full)
@@ -138,22 +138,22 @@ def test_a_restored_process_that_waits_is_ended_and_another_is_not(
     target = start("single")
     target.wait_for_steps(3)
     image = save(node, target, "stop").id
-    touched = (Touched(target.pid, None, gpu=True, hooked=True),)
-    concern = Concern(touched, (0,), image, now())
-    said = settle(node, [Unfinished(1, concern)])
+    touched = (AffectedProcess(target.pid, None, gpu=True, hooked=True),)
+    affected = AffectedSet(touched, (0,), image, now())
+    said = settle(node, [InterruptedJob(1, affected)])
     assert said == {1: "nothing had been restored; start the job again"}, "it is older than the job"
     computes_right(target, undisturbed)
     target.kill()
     other = occupy(target.pid)  # somebody else's, in the same second
     try:
-        assert settle(node, [Unfinished(1, concern)]) == {
+        assert settle(node, [InterruptedJob(1, affected)]) == {
             1: "nothing had been restored; start the job again"
         }
         assert alive(other)
     finally:
         release(other)
     since = restore_and_be_killed(node, target, image)
-    said = settle(node, [Unfinished(1, Concern(touched, (0,), image, since))])
+    said = settle(node, [InterruptedJob(1, AffectedSet(touched, (0,), image, since))])
     assert said == {1: f"what was restored of it (pid {target.pid}) was ended; start the job again"}
     wait_until(lambda: not alive(target.pid), "its end")
     files = [p for p in (node.store.images / image).rglob("*") if p.is_file()]
@@ -197,8 +197,8 @@ def test_a_restored_process_that_criu_never_let_go_of_is_ended(
 
     monkeypatch.setattr(startup, "_WAKE_SECONDS", 0.5)
     monkeypatch.setattr(driver_checkpoint, "state", asked)
-    concern = Concern((Touched(target.pid, None, gpu=True, hooked=False),), (0,), image, since)
-    said = settle(node, [Unfinished(1, concern)])
+    concern = AffectedSet((AffectedProcess(target.pid, None, gpu=True, hooked=False),), (0,), image, since)
+    said = settle(node, [InterruptedJob(1, concern)])
     assert said == {1: f"what was restored of it (pid {target.pid}) was ended; start the job again"}
     assert not alive(target.pid)
 
@@ -217,7 +217,7 @@ def test_what_a_killed_criu_leaves_standing_is_ended_and_not_waited_for(
     target.wait_for_steps(3)
     image = save(node, target, "stop").id
     target.kill()
-    concern = Concern((Touched(target.pid, None, gpu=True, hooked=True),), (0,), image, now())
+    concern = AffectedSet((AffectedProcess(target.pid, None, gpu=True, hooked=True),), (0,), image, now())
     fake = tmp_path / "criu"
     shutil.copy("/bin/sh", fake)
     lead = "import subprocess, sys\nprint(subprocess.Popen(sys.argv[1:]).pid, flush=True)\ninput()"
@@ -246,7 +246,7 @@ def test_what_a_killed_criu_leaves_standing_is_ended_and_not_waited_for(
         done: list[dict[int, str]] = []
         began = time.monotonic()
         waiting = threading.Thread(
-            target=lambda: done.append(settle(node, [Unfinished(1, concern)]))
+            target=lambda: done.append(settle(node, [InterruptedJob(1, concern)]))
         )
         waiting.start()
         time.sleep(1)
@@ -302,8 +302,8 @@ checkpoint(node, {target.pid}, CheckpointOptions(mode="stop"), Progress(observer
                     time.sleep(delay)
                     engine.send_signal(signal.SIGKILL)
                     break
-        touched = Touched(*known, gpu=True, hooked=True)
-        (text,) = settle(node, [Unfinished(1, Concern((touched,), (0,)))]).values()
+        touched = AffectedProcess(*known, gpu=True, hooked=True)
+        (text,) = settle(node, [InterruptedJob(1, AffectedSet((touched,), (0,)))]).values()
         assert "could not be brought back" not in text, text
         computes_right(target, undisturbed)
     save(node, target, "stop")

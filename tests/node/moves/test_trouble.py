@@ -7,7 +7,7 @@ import pytest
 
 from phosd.engine.faults import Point
 from phosd.engine.hook_client.link import HookLink
-from phosd.engine.job.affected import Concern
+from phosd.engine.job.affected import AffectedSet
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.migrate import MigrateOptions, migrate
@@ -110,13 +110,13 @@ def test_one_of_two_processes_cannot_move(
             raise OutOfMemory("the new GPU is full")
         return cuda.call(name, *arguments, about=about)
 
-    told: list[Concern] = []
+    told: list[AffectedSet] = []
     with monkeypatch.context() as patch:
         patch.setattr("phosd.engine.program.driver_checkpoint.call", call)
         with pytest.raises(OutOfMemory, match="is full") as raised:
             move(node, target, "1", Progress(recorder=told.append))
     assert not getattr(raised.value, "__notes__", ())
-    assert [concern.moves for concern in told] == [{}, {0: 1}, {}]
+    assert [affected.moves for affected in told] == [{}, {0: 1}, {}]
     runs_at(node, target, 0, undisturbed)
 
 

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from phosd.engine.hook_client.link import HookLink, HookState
-from phosd.engine.job.affected import Concern, Touched
-from phosd.engine.job.journal import Entry, Journal
+from phosd.engine.job.affected import AffectedProcess, AffectedSet
+from phosd.engine.job.journal import JobRecord, Journal
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.program import driver_checkpoint
@@ -165,14 +165,14 @@ def kill_movers(place: Path) -> None:
 def test_a_job_of_a_running_phosd_is_not_disturbed(target: Target, place: Path) -> None:
     known = identity(target.pid)
     assert known is not None
-    entry = Entry(7, "checkpoint", str(target.pid), 0, 1.0, boot_id())
-    concern = Concern((Touched(*known, gpu=True, hooked=True),), (0,))
-    Journal(place / "run" / "journal").write(entry)
+    record = JobRecord(7, "checkpoint", str(target.pid), 0, 1.0, boot_id())
+    affected = AffectedSet((AffectedProcess(*known, gpu=True, hooked=True),), (0,))
+    Journal(place / "run" / "journal").write(record)
     driver_checkpoint.lock(target.pid)
     try:
         with alone(place / "run"):
             assert len(listed(place, target)) == 1
-            Journal(place / "run" / "journal").write(replace(entry, concern=concern))
+            Journal(place / "run" / "journal").write(replace(record, affected=affected))
             assert listed(place, target) == []
             done = phos("recover", f"--runtime-dir={place / 'run'}", str(target.pid))
             assert done.returncode == 1

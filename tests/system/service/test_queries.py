@@ -14,7 +14,7 @@ import pytest
 
 from phosd.bus import NAME, Connection, Signal
 from phosd.engine.job.experience import KernelMark
-from phosd.engine.job.journal import Entry
+from phosd.engine.job.journal import JobRecord
 from phosd.engine.job.progress import Progress
 from phosd.engine.program.process import GpuProcess
 from phosd.errors import Busy, PhosError, Unsupported
@@ -224,8 +224,8 @@ def test_what_a_job_that_ended_is_told_as() -> None:
 
 
 def test_an_interrupted_job_is_an_event_of_its_owner(history: History) -> None:
-    entry = Entry(12, "checkpoint", "42", 5, time.time(), "boot", 42, 1)
-    history.interrupted(entry, "its processes run")
+    record = JobRecord(12, "checkpoint", "42", 5, time.time(), "boot", 42, 1)
+    history.interrupted(record, "its processes run")
     (event,) = queries.events(history, EventOptions(), 5)
     assert (event["kind"], event["subject"]) == ("interrupted", "job 12")
     assert "its processes run" in event["text"]

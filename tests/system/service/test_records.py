@@ -1,5 +1,6 @@
 """History and journal: what outlives a daemon."""
 
+import json
 import os
 import signal
 import sqlite3
@@ -16,7 +17,7 @@ import pytest
 from sqlite_utils import Database
 
 from phosd.engine.job.experience import Earlier, KernelMark
-from phosd.engine.job.journal import Entry, Journal
+from phosd.engine.job.journal import JobRecord, Journal
 from phosd.engine.system.procfs import boot_id
 from phosd.errors import Cancelled, Internal, OutOfMemory, PhosError
 from phosd.service.history.events import Event
@@ -183,9 +184,9 @@ def test_suspects_are_those_of_a_users_program(tmp_path: Path) -> None:
 def test_jobs_that_ran_or_waited_when_phosd_died_are_settled(tmp_path: Path) -> None:
     history = History(tmp_path / "history.db")
     for number, state in ((1, JobState.QUEUED), (2, JobState.RUNNING)):
-        unfinished = job(number)
-        unfinished.state, unfinished.ended = state, None
-        history.job(unfinished)
+        interrupted = job(number)
+        interrupted.state, interrupted.ended = state, None
+        history.job(interrupted)
     history.job(job(3))
     history.settle(7.0)
     history.flush()
@@ -233,19 +234,34 @@ def test_a_journal_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> No
     journal = Journal(tmp_path / "journal")
     (tmp_path / "journal").rmdir()
     with pytest.raises(Internal, match=r"cannot be written .* nothing was begun"):
-        journal.write(ENTRY)
+        journal.write(RECORD)
 
 
-ENTRY = Entry(job=7, operation="checkpoint", target="42", owner=0, started=1.0, boot_id="b", pid=42)
+RECORD = JobRecord(
+    job=7, operation="checkpoint", target="42", owner=0, started=1.0, boot_id="b", pid=42
+)
 
 
 def test_the_journal_gives_back_what_was_not_finished(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
-    journal.write(ENTRY)
-    assert Journal(tmp_path / "journal").unfinished() == [ENTRY]
+    journal.write(RECORD)
+    assert Journal(tmp_path / "journal").interrupted() == [RECORD]
     assert [p.stat().st_mode & 0o777 for p in (tmp_path / "journal").iterdir()] == [0o600]
     journal.remove(7)
-    assert journal.unfinished() == []
+    assert journal.interrupted() == []
+
+
+def test_a_file_of_the_journal_keeps_its_names(tmp_path: Path) -> None:
+    """A phosd may find the files of an older one."""
+    processes = [{"pid": 42, "start_time": 5, "gpu": True, "hooked": False}]
+    affected = {"processes": processes, "gpus": [0], "image": "", "since": 0, "moves": {"0": 1}}
+    known = {"job": 7, "operation": "migrate", "target": "42", "owner": 0, "started": 1.0}
+    known |= {"boot_id": "b", "pid": 42, "start_time": 5, "concern": affected}
+    (tmp_path / "7.json").write_text(json.dumps(known))
+    (record,) = Journal(tmp_path).interrupted()
+    assert record.affected is not None and record.affected.moves == {0: 1}
+    Journal(tmp_path).write(record)
+    assert json.loads((tmp_path / "7.json").read_text()) == known
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"job": "x"}', b"\xff" * 100_000])
@@ -253,9 +269,9 @@ def test_a_damaged_journal_file_is_kept_and_told(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal = Journal(tmp_path)
-    journal.write(ENTRY)
+    journal.write(RECORD)
     (tmp_path / "9.json").write_bytes(content)
-    assert journal.unfinished() == [ENTRY]
+    assert journal.interrupted() == [RECORD]
     assert "9.json is no journal entry" in caplog.text
     assert (tmp_path / "9.json").exists()
 
@@ -274,8 +290,8 @@ def test_without_a_bus_phosd_says_so(tmp_path: Path) -> None:
 def test_the_real_daemon_settles_what_its_predecessor_left(bus: str, tmp_path: Path) -> None:
     state, runtime = tmp_path / "state", tmp_path / "run"
     state.mkdir(mode=0o700)
-    entry = Entry(12, "checkpoint", "42", 0, time.time(), boot_id(), 42, 1)
-    Journal(runtime / "journal").write(entry)
+    record = JobRecord(12, "checkpoint", "42", 0, time.time(), boot_id(), 42, 1)
+    Journal(runtime / "journal").write(record)
     command = [sys.executable, "-m", "phosd.service.main", "--session"]
     command += [f"--state-dir={state}", f"--runtime-dir={runtime}"]
     daemon = subprocess.Popen(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.job.journal import Entry, Journal
+from phosd.engine.job.journal import JobRecord, Journal
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.recovery import rescue
@@ -106,7 +106,7 @@ def test_a_job_that_parks_meanwhile_is_not_disturbed(
     freed: list[object] = []
 
     def park(_: Path) -> set[object]:
-        Journal(run / "journal").write(Entry(1, "suspend", "", 0, 0.0, "", pid=os.getpid()))
+        Journal(run / "journal").write(JobRecord(1, "suspend", "", 0, 0.0, "", pid=os.getpid()))
         return {theirs}
 
     def free(processes: Collection[object], _: Path) -> Account:

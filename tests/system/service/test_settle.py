@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.job.affected import Unfinished
-from phosd.engine.job.journal import Entry, Journal, entries
+from phosd.engine.job.affected import InterruptedJob
+from phosd.engine.job.journal import JobRecord, Journal, read_records
 from phosd.engine.system.procfs import boot_id
 from phosd.errors import Timeout
 from tests.support.fake_engine import FakeEngine
@@ -19,14 +19,14 @@ def test_what_cannot_be_settled_stays_and_others_are_served(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    left = Entry(7, "checkpoint", "42", 0, 1.0, boot_id())
+    left = JobRecord(7, "checkpoint", "42", 0, 1.0, boot_id())
 
-    def fail(_: FakeEngine, unfinished: Sequence[Unfinished]) -> dict[int, str]:
+    def fail(_: FakeEngine, interrupted: Sequence[InterruptedJob]) -> dict[int, str]:
         Journal(tmp_path / "run" / "journal").write(left)
         raise Timeout("the data mover says nothing", hint="see its log")
 
     monkeypatch.setattr(FakeEngine, "settle", fail)
     service: Service = request.getfixturevalue("service")
     assert service.call("ListImages")
-    assert entries(tmp_path / "run" / "journal") == [left]
+    assert read_records(tmp_path / "run" / "journal") == [left]
     assert "is not settled: the data mover says nothing" in caplog.text

@@ -2,8 +2,8 @@
 
 import pytest
 
-from phosd.engine.job.affected import Concern, Touched
-from phosd.engine.job.journal import Entry
+from phosd.engine.job.affected import AffectedProcess, AffectedSet
+from phosd.engine.job.journal import JobRecord
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program.driver_checkpoint import State
 from phosd.engine.recovery import rescue
@@ -12,10 +12,10 @@ from phosd.engine.recovery.rescue import Account
 FIRST, SECOND = 11, 12
 
 
-def entry(moves: dict[int, int]) -> Entry:
-    touched = tuple(Touched(pid, 1, gpu=True, hooked=True) for pid in (FIRST, SECOND))
-    concern = Concern(touched, (0, 1), moves=moves)
-    return Entry(1, "migrate", str(FIRST), 0, 0.0, "this boot", FIRST, 1, concern)
+def record(moves: dict[int, int]) -> JobRecord:
+    touched = tuple(AffectedProcess(pid, 1, gpu=True, hooked=True) for pid in (FIRST, SECOND))
+    affected = AffectedSet(touched, (0, 1), moves=moves)
+    return JobRecord(1, "migrate", str(FIRST), 0, 0.0, "this boot", FIRST, 1, affected)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,6 @@ def test_who_belongs_together_moves_together(
     monkeypatch.setattr(process, "gpu_uuids", lambda: ["GPU-0", "GPU-1"])
     account = Account()
     stopped = [pid for pid, state in known.items() if state in (State.LOCKED, State.CHECKPOINTED)]
-    rescue._finish_moves(stopped, [entry(moves)], account)
+    rescue._finish_moves(stopped, [record(moves)], account)
     assert moved == [(pid, [1, 0]) for pid in follow]
     assert not account.failures

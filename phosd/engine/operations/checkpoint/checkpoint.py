@@ -52,7 +52,7 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         choice = choose(group, options.mode, options.experience.earlier)
         if choice.why:
             progress.note(f"mode {choice.mode}: {choice.why}")
-        progress.about_to_touch(group.concern)
+        progress.about_to_touch(group.affected)
         parent = job.enter_context(_parent(node, group, options.parent))
         job.callback(node.store.drop_spares)
         job.enter_context(explain_death(group, "checkpoint", "nothing was saved; "))
