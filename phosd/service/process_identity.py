@@ -5,19 +5,29 @@ from dataclasses import dataclass
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.program.tree import require_process
 from phosd.engine.system import procfs
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import NoSuchProcess
 
 
 @dataclass(frozen=True)
-class Identity:
-    """A process of this boot. ``start_time`` is in clock ticks since the boot."""
+class Target:
+    """The process that a caller names, and the user that it belongs to."""
 
-    pid: int
-    start_time: int
+    id: ProcessId
     uid: int
 
+    @property
+    def pid(self) -> int:
+        """Its pid."""
+        return self.id.pid
 
-def identify(pid: int) -> Identity:
+    @property
+    def start_time(self) -> int:
+        """Clock ticks since boot."""
+        return self.id.start_time
+
+
+def identify(pid: int) -> Target:
     """The process that has this pid now. ``uid`` is 0 when its user ids differ (a set-uid program).
 
     Raises :class:`NoSuchProcess` when there is none, or only a zombie or a thread.
@@ -36,10 +46,10 @@ def identify(pid: int) -> Identity:
         )
     require_process(pid, status)
     uids = set(status.uids)
-    return Identity(pid, found.start_time, uids.pop() if len(uids) == 1 else 0)
+    return Target(ProcessId(pid, found.start_time), uids.pop() if len(uids) == 1 else 0)
 
 
-def require_same(process: Identity) -> None:
+def require_same(process: Target) -> None:
     """Raise :class:`NoSuchProcess` when the process has ended, whoever has its pid now."""
     if identify(process.pid) != process:
         raise has_ended(process.pid)
@@ -63,7 +73,7 @@ class Program:
     executable: str
 
 
-def program(process: Identity) -> Program:
+def program(process: Target) -> Program:
     """What a process runs; the name is empty when it is gone or may not be asked."""
     try:
         name = str((procfs.PROC / str(process.pid) / "exe").readlink())

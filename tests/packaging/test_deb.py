@@ -95,7 +95,7 @@ def test_it_is_not_removed_while_a_program_is_suspended(
         words = ["sh", "-c", script, "prerm", "remove"]
         return subprocess.run(words, env=path, capture_output=True, text=True)
 
-    identity = procfs.identity(a_sleeper)
+    identity = procfs.process_id(a_sleeper)
     assert identity is not None
     entry = Suspended(
         image="20261001T101112-abcd",

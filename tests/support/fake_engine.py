@@ -25,8 +25,7 @@ from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.placement import find
 from phosd.engine.operations.admission import UNLIMITED, DiskLimits
 from phosd.engine.program.process import GpuProcess
-from phosd.engine.system.procfs import Process as Running
-from phosd.engine.system.procfs import boot_id
+from phosd.engine.system.procfs import ProcessId, boot_id
 from phosd.errors import NoSuchImage, PhosError
 from phosd.service.jobs.options import (
     CheckpointRequest,
@@ -119,7 +118,7 @@ class FakeEngine:
     unreadable: dict[str, PhosError] = field(default_factory=dict)
     live_blocks: list[tuple[LiveBlock, int]] = field(default_factory=list)
     launched: list[Kernel] = field(default_factory=list)
-    asked: list[Running] = field(default_factory=list)
+    asked: list[ProcessId] = field(default_factory=list)
     silent: PhosError | None = None
     devices: list[GpuInfo] = field(default_factory=lambda: [GPU])
     looks_at_gpus: int = 0
@@ -245,20 +244,20 @@ class FakeEngine:
     def processes(self) -> list[GpuProcess]:
         return self.running
 
-    def _ask(self, process: Running) -> None:
+    def _ask(self, process: ProcessId) -> None:
         self.asked.append(process)
         if self.silent is not None:
             raise self.silent
 
-    def blocks(self, process: Running) -> list[tuple[LiveBlock, int]]:
+    def blocks(self, process: ProcessId) -> list[tuple[LiveBlock, int]]:
         self._ask(process)
         return self.live_blocks
 
-    def kernels(self, process: Running) -> list[Kernel]:
+    def kernels(self, process: ProcessId) -> list[Kernel]:
         self._ask(process)
         return self.launched
 
-    def hook_log(self, process: Running) -> str:
+    def hook_log(self, process: ProcessId) -> str:
         self._ask(process)
         return "state 0\n1.5 a note\n"
 

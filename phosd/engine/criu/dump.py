@@ -201,7 +201,7 @@ class Dump:
 
     def _released(self) -> bool:
         """Whether CRIU traces no thread of the tree any more."""
-        return not any(_traced(process.pid) for process in self._noted.tree.living)
+        return not any(procfs.traced(process.pid) for process in self._noted.tree.living)
 
     def _note(self) -> None:
         """While the tree is frozen: what CRIU does not save, and that its pages are copied."""
@@ -216,16 +216,6 @@ class Dump:
         noted.memory_files = file_records.save_memory_files(mappings, self._folder)
         if self._pages is not None:
             self._pages.wait()
-
-
-def _traced(pid: int) -> bool:
-    """Whether a thread of the process is traced; what has ended is not."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for thread in procfs.threads(pid):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if procfs.status(thread).tracer:
-                    return True
-    return False
 
 
 def dumping_user(tree: ProcessTree) -> Owner:

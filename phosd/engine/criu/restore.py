@@ -22,6 +22,7 @@ from phosd.engine.image.manifest import Process, Tree
 from phosd.engine.job.affected import now
 from phosd.engine.job.progress import Progress
 from phosd.engine.system import procfs
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, ImageCorrupt, Internal
 
 SETTLED = 0.05
@@ -49,7 +50,7 @@ class Restored:
     pid: int
     pids: tuple[int, ...]
     _files: "_Files"
-    _made: frozenset[tuple[int, int]]
+    _made: frozenset[ProcessId]
     """The processes by pid and start time: they may have ended, and be others by now."""
 
     def settle(self) -> None:
@@ -58,7 +59,7 @@ class Restored:
 
     def abandon(self) -> None:
         """End the tree and bring its files back to what they were before the restore."""
-        end(self.pids, lambda pid: procfs.identity(pid) in self._made)
+        end(self.pids, lambda pid: procfs.process_id(pid) in self._made)
         self._files.undo()
 
 
@@ -126,7 +127,7 @@ def restore_tree(
         files.undo()
         raise
     # CRIU could give every process its pid, so these are what it has made.
-    made = frozenset(filter(None, map(procfs.identity, wanted)))
+    made = frozenset(filter(None, map(procfs.process_id, wanted)))
     restored = Restored(tree.root, tuple(wanted), files, made)
     try:
         _confirm(tree.root)

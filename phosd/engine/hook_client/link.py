@@ -45,6 +45,7 @@ from phosd.engine.system import procfs
 from phosd.errors import Internal, NoSuchProcess, NotAuthorized, Timeout
 
 __all__ = [
+    "WAKE_SECONDS",
     "Block",
     "BlockFlag",
     "GateState",
@@ -59,6 +60,8 @@ __all__ = [
 ]
 
 _MAX_MS = (1 << 32) - 1
+WAKE_SECONDS = 10.0
+"""Seconds that a detached hook has to come back."""
 
 
 def socket_path(runtime_dir: Path, pid: int) -> Path:
@@ -380,8 +383,8 @@ class HookLink:
             raise self._channel.broken(f"{error} as an answer to {type_.name}") from None
 
 
-def reach(pid: int, runtime_dir: Path, patience: float) -> HookLink:
-    """A connection to the hook that is in a process, woken if it is detached.
+def reach(pid: int, runtime_dir: Path, patience: float = WAKE_SECONDS) -> HookLink:
+    """Connect to the hook that is in a process, and wake it if it is detached.
 
     Raises :class:`Timeout` when it does not come within ``patience`` seconds.
     """

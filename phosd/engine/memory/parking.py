@@ -13,7 +13,7 @@ from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.exported import if_alive
 from phosd.engine.system import procfs
-from phosd.engine.system.procfs import Process
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import PhosError, Timeout
 
 _AGAIN_SECONDS = 5.0
@@ -71,8 +71,8 @@ def guard(memory: DeviceMemory) -> None:
     Raises :class:`Internal` when a mover is dead: nothing may be parked with one keeper only.
     """
     blocks = memory.all()
-    processes = {pid: procfs.identity(pid) for pid in {exported.pid for exported in blocks}}
-    rows: dict[int, list[tuple[Process, int, int]]] = {}
+    processes = {pid: procfs.process_id(pid) for pid in {exported.pid for exported in blocks}}
+    rows: dict[int, list[tuple[ProcessId, int, int]]] = {}
     for exported in blocks:
         if (process := processes[exported.pid]) is not None:  # else it has ended, and parks nothing
             rows.setdefault(exported.gpu, []).append((process, exported.block.id, exported.key))
@@ -85,7 +85,7 @@ def _unguard(links: Sequence[HookLink], memory: DeviceMemory, away: set[int]) ->
     these nobody else may have it. One that has ended the movers see themselves.
     """
     back = {link.pid for link in links} - away
-    processes = [found for pid in back if (found := procfs.identity(pid)) is not None]
+    processes = [found for pid in back if (found := procfs.process_id(pid)) is not None]
     with Undo() as each:
         for mover in memory.movers() if processes else ():
             each.add(if_alive, mover, partial(mover.unguard, processes))
@@ -106,7 +106,7 @@ def _give_back(link: HookLink, memory: DeviceMemory, away: set[int]) -> None:
         except Timeout:
             raise
         except PhosError:
-            if procfs.identity(link.pid) is None or time.monotonic() > give_up:
+            if procfs.process_id(link.pid) is None or time.monotonic() > give_up:
                 raise
             time.sleep(_PAUSE)
 

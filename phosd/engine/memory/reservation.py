@@ -16,7 +16,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.exported import if_alive
 from phosd.engine.mover.client.mover import Mover
-from phosd.engine.system.procfs import Process
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, PhosError
 
 _LOOK_SECONDS = 0.05
@@ -94,7 +94,7 @@ class Reservation:
         self,
         locks: GpuLocks,
         movers: Iterable[Mover],
-        processes: Collection[Process],
+        processes: Collection[ProcessId],
         progress: Progress,
         limit: float | None = None,
     ) -> None:
@@ -166,7 +166,7 @@ class Reservation:
 
 @contextlib.contextmanager
 def reserve_ahead(
-    needs: Mapping[Mover, int], processes: Collection[Process]
+    needs: Mapping[Mover, int], processes: Collection[ProcessId]
 ) -> Iterator[Callable[[], None]]:
     """Reserve so many bytes of device memory for processes that will come to these movers' GPUs.
 

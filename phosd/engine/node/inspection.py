@@ -12,35 +12,35 @@ from phosd.engine.hook_client.link import Block, HookLink, Kernel
 from phosd.engine.node.node import Node
 from phosd.engine.program.process import placed
 from phosd.engine.system import procfs
-from phosd.engine.system.procfs import Process
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, NoSuchProcess, Unsupported
 
 _PATIENCE = 2.0
 """Seconds that a hook may take for each answer."""
 
 
-def blocks(node: Node, process: Process) -> list[tuple[Block, int]]:
+def blocks(node: Node, process: ProcessId) -> list[tuple[Block, int]]:
     """Every block in order of id, with the node's ordinal of its GPU (-1 for host memory)."""
     with _asked(node, process) as link:
         return placed(link.hello(), link.list_blocks())
 
 
-def kernels(node: Node, process: Process) -> list[Kernel]:
+def kernels(node: Node, process: ProcessId) -> list[Kernel]:
     """The kernels launched since a checkpoint last looked at them, in order of the first launch."""
     with _asked(node, process) as link:
         return link.kernels()
 
 
-def log(node: Node, process: Process) -> str:
+def log(node: Node, process: ProcessId) -> str:
     """The hook's counters and the newest lines of its log, a line each."""
     with _asked(node, process) as link:
         return link.stats()
 
 
 @contextlib.contextmanager
-def _asked(node: Node, process: Process) -> Iterator[HookLink]:
-    """A connection to the hook of a process, which is (pid, start time)."""
-    pid = process[0]
+def _asked(node: Node, process: ProcessId) -> Iterator[HookLink]:
+    """Connect to the hook of a process, to ask it something."""
+    pid = process.pid
     with node.asking(pid) as free:
         if not free:
             raise Busy(
@@ -61,8 +61,8 @@ def _asked(node: Node, process: Process) -> Iterator[HookLink]:
             yield link
 
 
-def _require(process: Process) -> None:
-    if procfs.identity(process[0]) != process:
+def _require(process: ProcessId) -> None:
+    if procfs.process_id(process.pid) != process:
         raise NoSuchProcess(
-            f"process {process[0]} has ended", hint="`phos ps` lists the GPU processes"
+            f"process {process.pid} has ended", hint="`phos ps` lists the GPU processes"
         )

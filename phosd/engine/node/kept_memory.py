@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.node.movers import Movers
-from phosd.engine.program.group import CheckpointGroup, Identity
+from phosd.engine.program.group import CheckpointGroup
+from phosd.engine.system.procfs import ProcessId
 
 
 class KeptMemory:
@@ -15,7 +16,7 @@ class KeptMemory:
 
     def __init__(self, movers: Movers) -> None:
         self._movers = movers
-        self._kept: dict[Identity, DeviceMemory] = {}
+        self._kept: dict[frozenset[ProcessId], DeviceMemory] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -36,19 +37,19 @@ class KeptMemory:
         """Lend the group's device memory to a job. Afterwards it is kept for the next one, if what
         the processes free is watched.
         """
-        identity = group.identity
+        processes = group.process_ids
         memory = self._take_kept(group) or DeviceMemory(
             self._movers, {m.pid: m.gpus for m in group.members}
         )
-        with self.keeping(identity, memory):
+        with self.keeping(processes, memory):
             memory.revive()
             yield memory
 
     @contextlib.contextmanager
-    def keeping(self, identity: Identity, memory: DeviceMemory) -> Iterator[None]:
+    def keeping(self, processes: frozenset[ProcessId], memory: DeviceMemory) -> Iterator[None]:
         """Keep ``memory``, which a job has made for these processes, as :meth:`of` does."""
         with Undo() as undo:
-            undo.add(self._keep, identity, memory)
+            undo.add(self._keep, processes, memory)
             yield
 
     def let_go(self, group: CheckpointGroup) -> None:
@@ -56,12 +57,12 @@ class KeptMemory:
         if memory := self._take_kept(group):
             memory.close()
 
-    def _keep(self, identity: Identity, memory: DeviceMemory) -> None:
+    def _keep(self, processes: frozenset[ProcessId], memory: DeviceMemory) -> None:
         if not memory.watched:
             memory.close()
             return
         with self._lock:
-            self._kept[identity] = memory
+            self._kept[processes] = memory
 
     def _take_kept(self, group: CheckpointGroup) -> DeviceMemory | None:
         """Take out the memory of just these processes. Memory of a group that has only some of
@@ -69,11 +70,11 @@ class KeptMemory:
         """
         pids = set(group.gpu_pids)
         with self._lock:
-            same = self._kept.pop(group.identity, None)
-        self._close_kept(lambda identity: any(pid in pids for pid, _ in identity))
+            same = self._kept.pop(group.process_ids, None)
+        self._close_kept(lambda processes: any(pid in pids for pid, _ in processes))
         return same
 
-    def _close_kept(self, unwanted: Callable[[Identity], bool]) -> None:
+    def _close_kept(self, unwanted: Callable[[frozenset[ProcessId]], bool]) -> None:
         """Release the memory of the ``unwanted`` groups, and of those that have ended."""
         with self._lock:
             keys = [key for key, kept in self._kept.items() if unwanted(key) or not kept.watched]

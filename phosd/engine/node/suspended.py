@@ -13,6 +13,7 @@ import msgspec
 
 from phosd.engine.image import private_files
 from phosd.engine.system import procfs
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, NoSuchProcess
 
 _MAX_BYTES = 8 << 20
@@ -36,16 +37,16 @@ class Suspended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     where: str
     stored_bytes: int
     device_bytes: dict[int, int]
-    processes: tuple[tuple[int, int], ...]
+    processes: tuple[ProcessId, ...]
 
     @property
     def alive(self) -> bool:
         """Whether there is anything to be resumed."""
-        return any(procfs.identity(pid) == (pid, start) for pid, start in self.processes)
+        return any(procfs.process_id(each.pid) == each for each in self.processes)
 
     def require_alive(self) -> None:
         """Raise :class:`NoSuchProcess` unless all of it lives."""
-        left = [pid for pid, start in self.processes if procfs.identity(pid) == (pid, start)]
+        left = [each.pid for each in self.processes if procfs.process_id(each.pid) == each]
         if gone := [pid for pid, _ in self.processes if pid not in left]:
             rest = f"end what is left of it (`kill -9 {' '.join(map(str, left))}`), then "
             raise NoSuchProcess(

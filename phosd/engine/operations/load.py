@@ -20,7 +20,7 @@ from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node
 from phosd.engine.program.process import gpus_of
 from phosd.engine.system import procfs
-from phosd.engine.system.procfs import Process
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import PhosError
 
 _log = logging.getLogger(__name__)
@@ -29,9 +29,9 @@ _STAY: Mapping[int, int] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class _Piece:
-    """One block: ``process`` is its pid and start time in the manifest."""
+    """One block. ``process`` is as the manifest has it."""
 
-    process: Process
+    process: ProcessId
     id: int
     allocation: Allocation
 
@@ -48,7 +48,7 @@ class Memory:
 
     def of(self, pid: int) -> list[tuple[int, int]]:
         """The id of each block of a process, and a descriptor of the memory with its bytes."""
-        return [(p.id, p.allocation.descriptor) for p in self._pieces if p.process[0] == pid]
+        return [(p.id, p.allocation.descriptor) for p in self._pieces if p.process.pid == pid]
 
     def guard(self) -> None:
         """Have the movers keep it for its processes, should this engine end (:meth:`Mover.guard`).
@@ -69,14 +69,14 @@ class Memory:
         """Keep it for the next job, now that the processes have it and their gates are closed:
         then it need not be copied to be exported once more.
         """
-        identity = frozenset(filter(None, (procfs.identity(link.pid) for link in links)))
+        processes = frozenset(filter(None, (procfs.process_id(link.pid) for link in links)))
         memory = DeviceMemory(
             self._node.movers, {link.pid: gpus_of(link.hello()) for link in links}
         )
-        with self._node.kept_memory.keeping(identity, memory):
+        with self._node.kept_memory.keeping(processes, memory):
             try:
                 for link in links:
-                    pieces = (piece for piece in self._pieces if piece.process[0] == link.pid)
+                    pieces = (piece for piece in self._pieces if piece.process.pid == link.pid)
                     memory.hold(link, {piece.id: piece.allocation for piece in pieces})
             finally:  # a program may have ended by now, or not tell of all of its blocks
                 self._kept |= {exported.key for exported in memory.all()}
@@ -134,7 +134,7 @@ def _let_go_but(kept: Collection[int], mover: Mover, keys: Iterable[int]) -> Non
 def _piece(manifest: Manifest, block: Block, made: Mapping[tuple[int, int], Allocation]) -> _Piece:
     process = manifest.processes[block.process]
     allocation = made[block.alias or (block.process, block.id)]
-    return _Piece((process.pid, process.start_time), block.id, allocation)
+    return _Piece(ProcessId(process.pid, process.start_time), block.id, allocation)
 
 
 def _stored(manifest: Manifest) -> list[Block]:

@@ -112,7 +112,9 @@ class _Move:
 
     def reservation(self, movers: Sequence[Mover], limit: float | None = None) -> Reservation:
         """The reservation of these movers for the way back."""
-        return Reservation(self.node.gpu_locks, movers, self.group.identity, self.progress, limit)
+        return Reservation(
+            self.node.gpu_locks, movers, self.group.process_ids, self.progress, limit
+        )
 
     @property
     def contexts(self) -> dict[Mover, int]:
@@ -126,7 +128,7 @@ def _by_precopy(move: _Move) -> None:
     with (
         move.node.kept_memory.of(group) as memory,
         Twins(move.node, memory, move.moves) as twins,
-        reserve_ahead(move.contexts, group.identity) as release,
+        reserve_ahead(move.contexts, group.process_ids) as release,
     ):
         point(Point.MIGRATE_PRECOPY)
         twins.while_running(group.links, progress)

@@ -24,7 +24,7 @@ from phosd.engine.memory.precopy_rounds import PASSES, Missing, copy_while_runni
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node
 from phosd.engine.system import procfs
-from phosd.engine.system.procfs import Process
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import changed_in_the_stop
 
 
@@ -52,7 +52,7 @@ class Twins:
         self._movers = {gpu: node.movers.mover(gpu) for gpu in moves.values()}
         self._twins: dict[int, _Twin] = {}
         self._left: list[ExportedBlock] = []
-        self._guarded: set[Process] = set()
+        self._guarded: set[ProcessId] = set()
         self._lock = threading.RLock()  # what a program frees goes on a thread of its watch
 
     def while_running(self, links: Sequence[HookLink], progress: Progress) -> None:
@@ -93,9 +93,9 @@ class Twins:
 
     def guard(self) -> None:
         """Have the movers keep the twins, too, for the processes, should this engine end."""
-        rows: dict[int, list[tuple[Process, int, int]]] = {}
+        rows: dict[int, list[tuple[ProcessId, int, int]]] = {}
         blocks = self._memory.all()
-        processes = {pid: procfs.identity(pid) for pid in {exported.pid for exported in blocks}}
+        processes = {pid: procfs.process_id(pid) for pid in {exported.pid for exported in blocks}}
         for exported in blocks:
             twin, process = self._twins.get(exported.key), processes[exported.pid]
             if twin is not None and process is not None:
@@ -185,7 +185,7 @@ class Twins:
     def _release(self) -> None:
         """The first copies go, and what the new GPUs' movers know of them."""
         pids = {exported.pid for exported in self._left}
-        processes = {found for pid in pids if (found := procfs.identity(pid)) is not None}
+        processes = {found for pid in pids if (found := procfs.process_id(pid)) is not None}
         old: dict[int, list[int]] = {}
         for exported in distinct(self._left):
             old.setdefault(exported.gpu, []).append(exported.key)

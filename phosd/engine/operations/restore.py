@@ -89,7 +89,7 @@ def restore(
                 driver_checkpoint.resume([p.pid for p in manifest.processes if p.gpu])
             progress.phase("map")
             point(Point.RESTORE_MAP)
-            links = [job.enter_context(link) for link in _awake(node, manifest)]
+            links = [job.enter_context(link) for link in _woken_links(node, manifest)]
             for link in links:
                 if blocks := memory.of(link.pid):
                     link.unpark(blocks)
@@ -164,8 +164,8 @@ def _needs(manifest: Manifest) -> dict[int, int]:
     return needs
 
 
-def _awake(node: Node, manifest: Manifest) -> Iterator[HookLink]:
-    """The hooks of the restored processes: they slept through dump and restore."""
+def _woken_links(node: Node, manifest: Manifest) -> Iterator[HookLink]:
+    """Wake the hooks of the restored processes: they slept through dump and restore."""
     for process in manifest.processes:
         if process.hooked:
             link = HookLink(process.pid, node.config.runtime_dir)

@@ -26,8 +26,6 @@ from phosd.engine.program.process import placed, require_going
 from phosd.engine.recovery.rescue import free, kept_for
 from phosd.errors import Internal, InvalidOption, NotAuthorized, PhosError, Unsupported
 
-_WAKE_SECONDS = 10.0
-
 
 @dataclass(frozen=True)
 class ResumeOptions:
@@ -54,7 +52,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         require_resumable(suspended, options.caller)
         for each in suspended.pids:
             require_going(each)
-        further = _all_run(suspended)
+        further = _driver_is_done(suspended)
         if further and _begun(node, suspended, manifest):
             moves = _end_begun(node, suspended, manifest, progress)
             after.callback(node.suspend_store.shelf(suspended.where).delete, suspended.image)
@@ -87,7 +85,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
             _back_from_driver(suspended, moves, gpus)
         progress.phase("map")
         point(Point.RESUME_MAP)
-        links = [job.enter_context(link) for link in _awake(node, manifest)]
+        links = [job.enter_context(link) for link in _parked_links(node, manifest)]
         parked = [link for link in links if link.hello().state is HookState.PARKED]
         _require_together(manifest, {link.pid for link in parked})
         untouched.pop_all()  # from here on the hooks have some of it: what fails goes on with it
@@ -151,7 +149,7 @@ def _moved_before(node: Node, suspended: Suspended, manifest: Manifest) -> dict[
     driver_checkpoint.require_running(awake)
     moves = {}
     for pid in awake & {process.pid for process in manifest.processes if process.parked}:
-        with reach(pid, node.config.runtime_dir, _WAKE_SECONDS) as link:
+        with reach(pid, node.config.runtime_dir) as link:
             places = {block.id: gpu for block, gpu in placed(link.hello(), link.list_blocks())}
         for block in manifest.blocks:
             if manifest.processes[block.process].pid == pid and block.id in places:
@@ -184,11 +182,11 @@ def _back_from_driver(suspended: Suspended, moves: dict[int, int], gpus: Sequenc
     driver_checkpoint.require_running(suspended.pids)
 
 
-def _awake(node: Node, manifest: Manifest) -> Iterator[HookLink]:
-    """The hooks of the processes whose memory was parked."""
+def _parked_links(node: Node, manifest: Manifest) -> Iterator[HookLink]:
+    """Connect to the hooks of the processes whose memory was parked."""
     for process in manifest.processes:
         if process.gpu and process.parked and process.hooked:
-            yield reach(process.pid, node.config.runtime_dir, _WAKE_SECONDS)
+            yield reach(process.pid, node.config.runtime_dir)
 
 
 def _give_memory(links: Sequence[HookLink], memory: Memory) -> None:
@@ -216,8 +214,8 @@ def _require_together(manifest: Manifest, parked: Collection[int]) -> None:
                 )
 
 
-def _all_run(suspended: Suspended) -> bool:
-    """Whether the driver has brought all of it back, in an earlier attempt."""
+def _driver_is_done(suspended: Suspended) -> bool:
+    """Whether the driver has brought all processes back, in an earlier attempt."""
     return all(
         driver_checkpoint.state(pid) is driver_checkpoint.State.RUNNING for pid in suspended.pids
     )
@@ -231,7 +229,7 @@ def _begun(node: Node, suspended: Suspended, manifest: Manifest) -> bool:
     if kept_for(suspended.processes, node.config.runtime_dir):
         return True
     with ExitStack() as links:
-        awake = [links.enter_context(link) for link in _awake(node, manifest)]
+        awake = [links.enter_context(link) for link in _parked_links(node, manifest)]
         return all(link.hello().state is not HookState.PARKED for link in awake)
 
 

@@ -103,7 +103,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         reservation.release()
         with Undo() as each:
             for mover in memory.movers():  # last, and in any case: until then it stays on the GPU
-                each.add(if_alive, mover, partial(mover.unguard, group.identity))
+                each.add(if_alive, mover, partial(mover.unguard, group.process_ids))
             # First: what is kept longer would be taken for what it has later.
             node.kept_memory.let_go(group)
             point(Point.SUSPEND_RELEASE)
@@ -128,7 +128,7 @@ class _Way:
         self.progress.phase("control", stopped=True)
         point(Point.SUSPEND_CONTROL)
         reservation = Reservation(
-            self.node.gpu_locks, movers, self.group.identity, self.progress, limit
+            self.node.gpu_locks, movers, self.group.process_ids, self.progress, limit
         )
         driver_checkpoint.stop(self.group.gpu_pids, reservation, self.undo)
         return reservation
@@ -234,5 +234,5 @@ def _entry(
         where=where,
         stored_bytes=sum(pack_bytes(manifest).values()),
         device_bytes=device_bytes,
-        processes=tuple(sorted(group.identity)),
+        processes=tuple(sorted(group.process_ids)),
     )

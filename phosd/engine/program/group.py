@@ -17,13 +17,11 @@ from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program.tree import ProcessTree, TreeProcess, scan
 from phosd.engine.system import procfs
 from phosd.engine.system.kcmp import same_file
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, NoSuchProcess, PhosError, Timeout, Unsupported
 
 _PATIENCE = 3.0
 """Seconds to wait for the hook of a process that may not be in the group."""
-
-Identity = frozenset[tuple[int, int]]
-"""Which GPU processes a group has: pid and start time (``/proc/pid/stat``) of each."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +62,10 @@ class CheckpointGroup:
         return [p.pid for tree in self.trees for p in tree]
 
     @property
-    def identity(self) -> Identity:
+    def process_ids(self) -> frozenset[ProcessId]:
         """The GPU processes, told apart from later ones with the same pids."""
         gpu = set(self.gpu_pids)
-        return frozenset((p.pid, p.start_time) for tree in self.trees for p in tree if p.pid in gpu)
+        return frozenset(p.id for tree in self.trees for p in tree if p.pid in gpu)
 
     @property
     def affected(self) -> AffectedSet:

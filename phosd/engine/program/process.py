@@ -10,6 +10,7 @@ from types import MappingProxyType
 from phosd.engine.hook_client.link import Block, Hello, HookLink, HookState
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.system import cuda, procfs
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Unsupported
 
 _PATIENCE = 2.0
@@ -34,6 +35,11 @@ class GpuProcess:
     hook_state: str
     reason: str
     state: str
+
+    @property
+    def id(self) -> ProcessId:
+        """Tells it from later processes with its pid."""
+        return ProcessId(self.pid, self.start_time)
 
 
 def uses_cuda(pid: int) -> bool:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from phosd.engine.image.manifest import Process
 from phosd.engine.system import procfs
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import NoSuchProcess
 
 
 @dataclass(frozen=True)
 class TreeProcess:
-    """One process, known by ``(pid, start_time)``; ``affinity`` is per thread, in CPU numbers."""
+    """One process, as it was at the scan; ``affinity`` is per thread, in CPU numbers."""
 
     pid: int
     start_time: int
@@ -32,6 +33,11 @@ class TreeProcess:
     cgroup: str
 
     @property
+    def id(self) -> ProcessId:
+        """Tells it from later processes with its pid."""
+        return ProcessId(self.pid, self.start_time)
+
+    @property
     def uid(self) -> int:
         """The user whose program it is."""
         return self.uids[0]
@@ -43,8 +49,7 @@ class TreeProcess:
     @property
     def alive(self) -> bool:
         """Whether this very process still runs (its pid may belong to another by now)."""
-        now = procfs.stat(self.pid)
-        return now is not None and not now.dead and now.start_time == self.start_time
+        return procfs.process_id(self.pid) == self.id
 
     def record(
         self, tree: int, *, gpu: bool = False, hooked: bool = False, parked: bool = False

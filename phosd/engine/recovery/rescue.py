@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phosd.engine.criu.owned_processes import is_criu
-from phosd.engine.hook_client.link import HookLink, HookState, reach
+from phosd.engine.hook_client.link import WAKE_SECONDS, HookLink, HookState, reach
 from phosd.engine.job.journal import JobRecord, read_records
 from phosd.engine.mover.client.rescue_client import Visit, visits
 from phosd.engine.node.placement import whole
@@ -21,7 +21,7 @@ from phosd.engine.node.suspended import Register
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.system import procfs
 from phosd.engine.system.instance_lock import alone, in_use
-from phosd.engine.system.procfs import Process
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, PhosError
 
 Memory = Mapping[int, Mapping[int, int]]
@@ -31,7 +31,6 @@ Claim = Callable[[set[int]], contextlib.AbstractContextManager[None]]
 _CRIU_SECONDS = 180.0
 """CRIU's script gives up within seconds of phosd's end, but CRIU may not have come to it yet."""
 _LOOK_SECONDS = 0.05
-_WAKE_SECONDS = 10.0
 
 
 @dataclass
@@ -52,16 +51,16 @@ class Account:
         return "; ".join(said)
 
 
-def left_parked(runtime_dir: Path) -> set[Process]:
+def left_parked(runtime_dir: Path) -> set[ProcessId]:
     """The processes for which a mover keeps memory or room."""
-    found: set[Process] = set()
+    found: set[ProcessId] = set()
     for visit in visits(runtime_dir):
         with visit, _descriptors(visit) as memory:
             found |= memory.keys()
     return found
 
 
-def kept_for(processes: Collection[Process], runtime_dir: Path) -> bool:
+def kept_for(processes: Collection[ProcessId], runtime_dir: Path) -> bool:
     """Whether a mover keeps memory for one of these. Raises when one does not tell."""
     silent: list[PhosError] = []
     found = False
@@ -73,37 +72,37 @@ def kept_for(processes: Collection[Process], runtime_dir: Path) -> bool:
     return found
 
 
-def free(processes: Collection[Process], runtime_dir: Path) -> Account:
-    """Bring processes, as (pid, start time), back to running. Those that have ended are left out.
+def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
+    """Bring processes back to running. Those that have ended are left out.
 
     All that belong together must be given together. A failure with one does not keep the others.
     """
     account = Account()
-    alive = [each for each in processes if procfs.identity(each[0]) == each]
+    alive = [each for each in processes if procfs.process_id(each.pid) == each]
     silent: list[PhosError] = []
     with contextlib.ExitStack() as stack:
         movers = [stack.enter_context(visit) for visit in visits(runtime_dir, silent)]
-        _wait_for_criu(alive, account)
+        _wait_for_dumps(alive, account)
         for pid in {pid for pid, _ in alive} - account.failures.keys():
             with _noted(account, pid):
                 process.require_going(pid)
-        ready = [each for each in alive if each[0] not in account.failures]
+        ready = [each for each in alive if each.pid not in account.failures]
         _back_from_driver(ready, movers, read_records(runtime_dir / "journal"), account)
-        memory: dict[Process, dict[int, dict[int, int]]] = {}
+        memory: dict[ProcessId, dict[int, dict[int, int]]] = {}
         for mover in movers:
             for each, blocks in stack.enter_context(_descriptors(mover)).items():
                 memory.setdefault(each, {})[mover.gpu] = blocks
         for each in ready:
-            if each[0] not in account.failures:
-                with _noted(account, each[0]):
-                    _back_from_parking(each[0], runtime_dir, memory.get(each, {}), silent, account)
-        back = [each for each in processes if each[0] not in account.failures]
+            if each.pid not in account.failures:
+                with _noted(account, each.pid):
+                    _back_from_parking(each.pid, runtime_dir, memory.get(each, {}), silent, account)
+        back = [each for each in processes if each.pid not in account.failures]
         for mover in movers:
             mover.unguard(back)
     return account
 
 
-def let_rest(processes: Collection[Process], runtime_dir: Path) -> None:
+def let_rest(processes: Collection[ProcessId], runtime_dir: Path) -> None:
     """These are suspended: the movers need keep nothing for them."""
     with contextlib.ExitStack() as stack:
         for visit in visits(runtime_dir) if processes else ():
@@ -122,7 +121,7 @@ def bring_back(
     """
     if os.geteuid() != 0:
         raise NotAuthorized("only root may bring processes back", hint="use sudo")
-    wanted = procfs.identity(pid)
+    wanted = procfs.process_id(pid)
     if wanted is None:
         raise NoSuchProcess(f"there is no process {pid}", hint="`phos recover` lists who is stuck")
     with contextlib.ExitStack() as stack:
@@ -138,8 +137,8 @@ def bring_back(
                 f"job {job} of a running phosd works on process {pid}",
                 hint=f"wait for its end, or cancel it (`phos jobs --cancel {job}`)",
             )
-        others = {each for each in parked if each[0] not in worked_on}
-        stack.enter_context(claim({each[0] for each in {wanted} | others}))
+        others = {each for each in parked if each.pid not in worked_on}
+        stack.enter_context(claim({each.pid for each in {wanted} | others}))
         return free({wanted} | others, runtime_dir)
 
 
@@ -182,7 +181,7 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
         asleep = pid in suspended or not ours
         if asleep and driver_checkpoint.state(pid) is driver_checkpoint.State.CHECKPOINTED:
             continue
-        known = procfs.identity(pid)
+        known = procfs.process_id(pid)
         why = _why_stranded(pid, runtime_dir) if known is not None else ""
         if known is not None and why:
             found.append(Stranded(*known, why))
@@ -198,20 +197,20 @@ def _why_stranded(pid: int, runtime_dir: Path) -> str:
     if state is None or process.hook_place(pid) != runtime_dir:
         return ""
     try:
-        with HookLink(pid, runtime_dir, _WAKE_SECONDS) as link:
+        with HookLink(pid, runtime_dir, WAKE_SECONDS) as link:
             return "parked" if link.hello().state is HookState.PARKED else ""
     except PhosError:
         # It may be detached, which a parked one is; only who wakes it knows.
         return "perhaps parked: its hook does not answer"
 
 
-def _wait_for_criu(processes: Collection[Process], account: Account) -> None:
+def _wait_for_dumps(processes: Collection[ProcessId], account: Account) -> None:
     """CRIU ends by itself when its phosd is gone, and lets go of what it has frozen."""
     waiting = {pid for pid, _ in processes}
     end = time.monotonic() + _CRIU_SECONDS
     while waiting:
         dumped = _dumped()
-        waiting = {pid for pid in waiting if dumped & _line_of(pid) or _traced(pid)}
+        waiting = {pid for pid in waiting if dumped & _line_of(pid) or procfs.traced(pid)}
         if waiting and time.monotonic() > end:
             break
         if waiting:
@@ -245,14 +244,8 @@ def _line_of(pid: int) -> set[int]:
     return found
 
 
-def _traced(pid: int) -> bool:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return procfs.status(pid).tracer != 0
-    return False
-
-
 def _back_from_driver(
-    processes: Collection[Process],
+    processes: Collection[ProcessId],
     movers: Collection[Visit],
     jobs: Collection[JobRecord],
     account: Account,
@@ -303,7 +296,7 @@ def _back_from_parking(
             )
         return
     deeds = account.deeds.setdefault(pid, [])
-    with reach(pid, runtime_dir, _WAKE_SECONDS) as link:
+    with reach(pid, runtime_dir) as link:
         hello = link.hello()
         if hello.state is HookState.PARKED:
             blocks = process.placed(hello, link.list_blocks())
@@ -333,7 +326,7 @@ def _kept(memory: Memory, gpu: int, block: int) -> int | None:
 
 
 @contextlib.contextmanager
-def _descriptors(mover: Visit) -> Iterator[dict[Process, dict[int, int]]]:
+def _descriptors(mover: Visit) -> Iterator[dict[ProcessId, dict[int, int]]]:
     """What a mover guards; the descriptors are closed afterwards."""
     memory = mover.parked()
     try:

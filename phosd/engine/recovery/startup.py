@@ -21,11 +21,13 @@ from phosd.engine.node.suspended import Suspended
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.recovery.rescue import Account, free, left_parked, let_rest
 from phosd.engine.system import procfs
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, PhosError
 
 _log = logging.getLogger(__name__)
 _END_SECONDS = 10.0
-_WAKE_SECONDS = 5.0
+_ANSWER_SECONDS = 5.0
+"""Seconds that the hook of a restored process has to answer."""
 _AGAIN = "start the job again"
 
 
@@ -36,7 +38,7 @@ def settle(node: Node, interrupted: Collection[InterruptedJob]) -> dict[int, str
     Nobody else may use the node's folders. What cannot be done is in the texts.
     """
     touched = {
-        (each.pid, each.start_time)
+        ProcessId(each.pid, each.start_time)
         for job in interrupted
         if job.affected is not None
         for each in job.affected.processes
@@ -114,7 +116,7 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
             return owned_processes.is_made(wanted[pid], users[wanted[pid].tree], since)
 
         # What CRIU has made does not end with it: that is for what follows.
-        _wait_for_criu(
+        _wait_for_restores(
             lambda pid: (pid in wanted and ours(pid)) or owned_processes.is_left_over(pid, since),
             since,
         )
@@ -122,7 +124,7 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
         made = {pid: wanted[pid] for pid in wanted if ours(pid)}
         if not made:
             return f"nothing had been restored; {_AGAIN}"
-        if len(made) == len(manifest.processes) and _all_run(node, made):
+        if len(made) == len(manifest.processes) and _restored_run(node, made):
             return f"the restored program (pid {manifest.trees[0].root}) runs"
         owned_processes.end(made, ours)
         pids = ", ".join(map(str, sorted(made)))
@@ -132,7 +134,7 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
             criu_restore.close_to_others(node.store.images / manifest.id / tree.folder)
 
 
-def _wait_for_criu(stays: Callable[[int], bool], since: int) -> None:
+def _wait_for_restores(stays: Callable[[int], bool], since: int) -> None:
     """A CRIU that restores is killed with its phosd. It is not gone at once."""
 
     def going(pid: int) -> bool:
@@ -146,13 +148,13 @@ def _wait_for_criu(stays: Callable[[int], bool], since: int) -> None:
         time.sleep(0.05)
 
 
-def _all_run(node: Node, made: Mapping[int, Restored]) -> bool:
+def _restored_run(node: Node, made: Mapping[int, Restored]) -> bool:
     for pid, recorded in made.items():
         if recorded.gpu and not _runs(pid):
             return False
         if recorded.hooked:
             try:
-                with reach(pid, node.config.runtime_dir, _WAKE_SECONDS) as link:
+                with reach(pid, node.config.runtime_dir, _ANSWER_SECONDS) as link:
                     if link.hello().state is HookState.PARKED:
                         return False
             except PhosError:

@@ -1,16 +1,25 @@
 """What ``/proc`` says about a process, as typed values. Nothing here decides anything."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 PROC = Path("/proc")
 _PF_EXITING = 4
 
-Process = tuple[int, int]
-"""A process: its pid and start time."""
+
+class ProcessId(NamedTuple):
+    """Tells a process of this boot from all others, also from later ones with its pid.
+
+    ``start_time`` is in clock ticks since boot (field 22 of ``/proc/pid/stat``).
+    """
+
+    pid: int
+    start_time: int
 
 
 @dataclass(frozen=True)
@@ -114,10 +123,10 @@ def lines(path: Path) -> list[str]:
     return path.read_bytes().decode(errors="replace").split("\n")
 
 
-def identity(pid: int) -> tuple[int, int] | None:
-    """Tells a process from later ones with its pid: (pid, start time); None when it has ended."""
+def process_id(pid: int) -> ProcessId | None:
+    """The process that has this pid now; None when it has ended."""
     found = stat(pid)
-    return None if found is None or found.dead else (pid, found.start_time)
+    return None if found is None or found.dead else ProcessId(pid, found.start_time)
 
 
 def status(pid: int) -> Status:
@@ -135,6 +144,16 @@ def status(pid: int) -> Status:
         capabilities=int(fields["CapPrm"], 16) if "CapPrm" in fields else 0,
         tracer=int(fields["TracerPid"]),
     )
+
+
+def traced(pid: int) -> bool:
+    """Whether a thread of the process is traced; what has ended is not."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in threads(pid):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if status(thread).tracer:
+                    return True
+    return False
 
 
 def ending(pid: int) -> bool:

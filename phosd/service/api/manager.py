@@ -41,7 +41,7 @@ from phosd.service.jobs.options import (
     parse_options,
 )
 from phosd.service.jobs.table import Job, JobTable, Listener, Outcome, Task
-from phosd.service.process_identity import Identity, identify, require_same
+from phosd.service.process_identity import Target, identify, require_same
 from phosd.service.samples import Samples
 from phosd.service.tasks.checkpoints import Checkpoints, claim_of, require_possible
 from phosd.service.tasks.periodic import Periodic
@@ -319,7 +319,7 @@ class Manager:
         if job.error is not None:
             raise job.error
 
-    async def _may(self, caller: Caller, action: Action, target: Identity) -> int:
+    async def _may(self, caller: Caller, action: Action, target: Target) -> int:
         """The user id whose rights count for what the caller wants to do with a process."""
         pid = target.pid
         return await self._rights.require(
@@ -349,7 +349,7 @@ class Manager:
         task = Task(operation, image, caller.uid, claims, work, token=token, gpus=gpus)
         return job_path(self.jobs.submit(task, self._write_down))
 
-    def _write_down(self, job: Job, target: Identity | None = None) -> None:
+    def _write_down(self, job: Job, target: Target | None = None) -> None:
         record = JobRecord(
             job=job.number,
             operation=job.task.operation,

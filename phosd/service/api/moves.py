@@ -26,7 +26,7 @@ from phosd.service.jobs.options import (
     parse_options,
 )
 from phosd.service.jobs.table import Job, JobTable, Outcome, Task
-from phosd.service.process_identity import Identity, identify, program, require_same
+from phosd.service.process_identity import Target, identify, program, require_same
 from phosd.service.tasks.checkpoints import claim_of, named, require_free_tree
 
 OPERATIONS = ("migrate", "suspend", "resume", "swap")
@@ -47,7 +47,7 @@ class Moves:
         inventory: Inventory,
         rights: Rights,
         readers: Readers,
-        write_down: Callable[[Job, Identity], None],
+        write_down: Callable[[Job, Target], None],
     ) -> None:
         self._engine = engine
         self._jobs = jobs
@@ -134,7 +134,7 @@ class Moves:
 
     # How a job begins.
 
-    async def _theirs(self, caller: Caller, pid: int) -> tuple[Identity, int]:
+    async def _theirs(self, caller: Caller, pid: int) -> tuple[Target, int]:
         """The process, if the caller may move it, and the user id whose rights count."""
         target = identify(pid)
         acting = await self._rights.require(
@@ -146,7 +146,7 @@ class Moves:
         self,
         operation: str,
         caller: Caller,
-        targets: tuple[Identity, ...],
+        targets: tuple[Target, ...],
         request: MoveRequest | ResumeRequest,
         work: Callable[[Progress], Outcome],
         mode: str = "",
@@ -212,7 +212,7 @@ class Moves:
             return 0  # a context and nothing else
         if len(process.gpus) > 1:
             try:
-                blocks = self._engine.blocks((process.pid, process.start_time))
+                blocks = self._engine.blocks(process.id)
             except PhosError:
                 return process.device_bytes
             return sum(block.size for block, where in blocks if where == gpu)

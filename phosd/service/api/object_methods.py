@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from phosd.engine.hook_client.link import Block, BlockFlag
 from phosd.engine.job.experience import KernelMark
 from phosd.engine.node.gpus import GpuInfo
-from phosd.engine.system.procfs import Process
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import InvalidOption, Unsupported
 from phosd.service.api.views import ImageView, ProcessView, microseconds, or_unknown
 from phosd.service.dbus.caller import Caller
@@ -29,7 +29,7 @@ from phosd.service.jobs.options import (
     TrustOptions,
     parse_options,
 )
-from phosd.service.process_identity import Identity, has_ended, identify, program
+from phosd.service.process_identity import Target, has_ended, identify, program
 from phosd.service.samples import Sample, Samples
 
 HOST = -1
@@ -74,7 +74,7 @@ class Details:
     ) -> list[Any]:
         request = parse_options(options, KernelOptions)
 
-        def read(target: Identity, process: Process) -> list[list[Any]]:
+        def read(target: Target, process: ProcessId) -> list[list[Any]]:
             suspects = set(self._history.suspects.of(program(target)))
             launched = {KernelMark(k.name, k.module): k for k in self._engine.kernels(process)}
             rows: list[list[Any]] = [
@@ -141,14 +141,14 @@ class Details:
         return [[_figures(each) for each in found if microseconds(each.time) >= request.since]]
 
     async def _ask(
-        self, caller: Caller, view: ProcessView, ask: Callable[[Identity, Process], _T]
+        self, caller: Caller, view: ProcessView, ask: Callable[[Target, ProcessId], _T]
     ) -> _T:
         now = _still(view)
         await self._rights.require_sight(caller, now.uid, f"process {now.pid}")
-        return await self._readers.run(caller.uid, ask, now, (now.pid, now.start_time))
+        return await self._readers.run(caller.uid, ask, now, now.id)
 
 
-def _still(view: ProcessView) -> Identity:
+def _still(view: ProcessView) -> Target:
     """The process as it is now. Raises :class:`NoSuchProcess` when it is another."""
     now = identify(view.process.pid)
     if now.start_time != view.process.start_time:

@@ -11,7 +11,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.operations.admission import DiskLimits
 from phosd.engine.program.process import GpuProcess
-from phosd.engine.system.procfs import Process
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import PhosError
 from phosd.service.jobs.options import (
     CheckpointRequest,
@@ -98,16 +98,16 @@ class Engine(Protocol):
     def processes(self) -> list[GpuProcess]:
         """The GPU processes of this node."""
 
-    def blocks(self, process: Process) -> list[tuple[Block, int]]:
+    def blocks(self, process: ProcessId) -> list[tuple[Block, int]]:
         """The blocks of a process, (pid, start time), in order of id, each with the ordinal of its
         GPU (-1: host memory). Like the next two, this asks the hook; ``inspection.py`` has
         what it raises.
         """
 
-    def kernels(self, process: Process) -> list[Kernel]:
+    def kernels(self, process: ProcessId) -> list[Kernel]:
         """The kernels of a process that were launched since a checkpoint last looked at them."""
 
-    def hook_log(self, process: Process) -> str:
+    def hook_log(self, process: ProcessId) -> str:
         """The counters of a process's hook, and the newest lines of its log."""
 
     def gpus(self) -> list[GpuInfo]:

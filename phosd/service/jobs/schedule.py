@@ -8,8 +8,9 @@ from typing import Any, Self
 import msgspec
 
 from phosd.engine.program.process import GpuProcess
+from phosd.engine.system.procfs import ProcessId
 from phosd.service.jobs.options import CheckpointRequest
-from phosd.service.process_identity import Identity, process_key
+from phosd.service.process_identity import Target, process_key
 
 KEEP = 5
 """Images of a schedule that are kept when nobody says how many."""
@@ -42,7 +43,7 @@ class Schedule:
     """
 
     boot_id: str
-    target: Identity
+    target: Target
     owner: int
     request: CheckpointRequest
     ended: str = ""
@@ -91,7 +92,7 @@ class Schedule:
         """Raises :class:`msgspec.DecodeError` when another version has written it."""
         return cls(
             row["boot_id"],
-            Identity(row["pid"], row["start_time"], row["uid"]),
+            Target(ProcessId(row["pid"], row["start_time"]), row["uid"]),
             row["owner"],
             msgspec.json.decode(row["options"], type=CheckpointRequest),
             row["ended"],

@@ -16,8 +16,8 @@ from phosd.service.jobs.options import CheckpointRequest
 from phosd.service.jobs.schedule import Schedule, surplus
 from phosd.service.jobs.table import Job, JobTable, Outcome, Task
 from phosd.service.process_identity import (
-    Identity,
     Program,
+    Target,
     ancestors,
     holds,
     process_key,
@@ -39,7 +39,7 @@ class Checkpoints:
         engine: Engine,
         history: History,
         jobs: JobTable,
-        write_down: Callable[[Job, Identity], None],
+        write_down: Callable[[Job, Target], None],
         gpus_of: Callable[[int], frozenset[int]] = lambda pid: frozenset(),
     ) -> None:
         self._engine = engine
@@ -50,7 +50,7 @@ class Checkpoints:
 
     def start(
         self,
-        target: Identity,
+        target: Target,
         request: CheckpointRequest,
         owner: int,
         schedule: Schedule | None = None,
@@ -101,7 +101,7 @@ class Checkpoints:
 
     def _save(
         self,
-        target: Identity,
+        target: Target,
         request: CheckpointRequest,
         owner: int,
         known: Program,
@@ -121,7 +121,7 @@ class Checkpoints:
             request = msgspec.structs.replace(request, parent="")
         return self._engine.checkpoint(target.pid, request, owner, experience, progress)
 
-    def _latest_of(self, target: Identity) -> str:
+    def _latest_of(self, target: Target) -> str:
         """The image that is the next one's parent; empty when there is none.
 
         It may not need a pack that an image needs which was found damaged: the next one would
@@ -189,7 +189,7 @@ def require_possible(request: CheckpointRequest) -> None:
         )
 
 
-def named(target: Identity) -> str:
+def named(target: Target) -> str:
     """Names the process for ever."""
     return process_key(boot_id(), target.pid, target.start_time)
 

@@ -25,7 +25,7 @@ from phosd.engine.operations.swap import SwapOptions, swap
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.recovery.rescue import bring_back
 from phosd.engine.recovery.startup import settle
-from phosd.engine.system.procfs import Process
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import PhosError
 from phosd.service.config import Config
 from phosd.service.jobs.options import (
@@ -144,13 +144,13 @@ class NodeEngine:
         done = account.text(sorted({pid, *account.deeds, *account.failures}))
         return done or f"process {pid} runs; there was nothing to do"
 
-    def blocks(self, process: Process) -> list[tuple[Block, int]]:
+    def blocks(self, process: ProcessId) -> list[tuple[Block, int]]:
         return inspection.blocks(self._node, process)
 
-    def kernels(self, process: Process) -> list[Kernel]:
+    def kernels(self, process: ProcessId) -> list[Kernel]:
         return inspection.kernels(self._node, process)
 
-    def hook_log(self, process: Process) -> str:
+    def hook_log(self, process: ProcessId) -> str:
         return inspection.log(self._node, process)
 
     def gpus(self) -> list[GpuInfo]:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from phosd.engine.program.process import GpuProcess
-from phosd.engine.system.procfs import boot_id
+from phosd.engine.system.procfs import ProcessId, boot_id
 from phosd.errors import InvalidOption, NoSuchProcess, NotAuthorized, PhosError, Unsupported
 from phosd.service.history.events import Event, Severity
 from phosd.service.history.history import History
 from phosd.service.jobs.options import CheckpointRequest
 from phosd.service.jobs.schedule import PeriodicRule, Schedule
 from phosd.service.jobs.table import Job, JobState, JobTable
-from phosd.service.process_identity import Identity, ancestors, identify
+from phosd.service.process_identity import Target, ancestors, identify
 from phosd.service.tasks.checkpoints import Checkpoints
 
 _FOR_GOOD = (InvalidOption, NoSuchProcess, NotAuthorized, Unsupported)
@@ -25,8 +25,6 @@ _FOR_GOOD = (InvalidOption, NoSuchProcess, NotAuthorized, Unsupported)
 _MOST_DELAY = 16
 """How many times the interval is waited after failures: twice as long after each, up to this."""
 _log = logging.getLogger(__name__)
-
-_Key = tuple[int, int]
 
 
 class Periodic:
@@ -41,8 +39,8 @@ class Periodic:
         jobs: JobTable,
         history: History,
         rules: Sequence[PeriodicRule],
-        changed: Callable[[Identity], None],
-        suspended: Callable[[Identity], bool] = lambda target: False,
+        changed: Callable[[Target], None],
+        suspended: Callable[[Target], bool] = lambda target: False,
     ) -> None:
         self.rules = rules
         self._checkpoints = checkpoints
@@ -51,8 +49,8 @@ class Periodic:
         self._changed = changed
         self._suspended = suspended
         self._boot = boot_id()
-        self._schedules: dict[_Key, Schedule] = {}
-        self._clocks: dict[_Key, asyncio.Task[None]] = {}
+        self._schedules: dict[ProcessId, Schedule] = {}
+        self._clocks: dict[ProcessId, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         """Go on with the schedules of an earlier phosd whose processes are still there."""
@@ -63,7 +61,7 @@ class Periodic:
                 _log.error("the schedule of process %s cannot be read: %s", row["pid"], error)
                 continue
             if schedule.boot_id == self._boot and _lives(schedule.target):
-                self._schedules[_key(schedule.target)] = schedule
+                self._schedules[schedule.target.id] = schedule
         self._history.forget_schedules(self._schedules.values())
         for schedule in self._schedules.values():
             if not schedule.ended:
@@ -77,10 +75,10 @@ class Periodic:
 
     def of(self, pid: int, start_time: int) -> Schedule | None:
         """The schedule of a process, if it has one; it may have ended."""
-        return self._schedules.get((pid, start_time))
+        return self._schedules.get(ProcessId(pid, start_time))
 
     def begin(
-        self, target: Identity, request: CheckpointRequest, owner: int, acting: int | None = None
+        self, target: Target, request: CheckpointRequest, owner: int, acting: int | None = None
     ) -> Job:
         """Checkpoint a process now, and then every ``request.every`` seconds, for user id
         ``owner``; ``acting`` is the user id whose rights count, if not the owner's.
@@ -95,7 +93,7 @@ class Periodic:
         self._run(schedule, job)
         return job
 
-    def end(self, target: Identity, owner: int) -> None:
+    def end(self, target: Target, owner: int) -> None:
         """No more periodic checkpoints of a process. One that runs goes on."""
         self._end(Schedule(self._boot, target, owner, CheckpointRequest()), f"by uid {owner}")
 
@@ -136,12 +134,12 @@ class Periodic:
             self._history.forget_schedules(self._schedules.values())
 
     def _set(self, schedule: Schedule) -> None:
-        self._schedules[_key(schedule.target)] = schedule
+        self._schedules[schedule.target.id] = schedule
         self._history.schedule(schedule)
         self._changed(schedule.target)
 
     def _end(self, schedule: Schedule, why: str, severity: Severity = Severity.INFO) -> None:
-        self._stop(_key(schedule.target))
+        self._stop(schedule.target.id)
         self._set(dataclasses.replace(schedule, ended=why))
         self._tell(schedule, f"ended: {why}", severity)
 
@@ -153,13 +151,13 @@ class Periodic:
                     schedule, "its clock failed; phosd's log has the details", Severity.ERROR
                 )
 
-        key = _key(schedule.target)
+        key = schedule.target.id
         self._stop(key)
         clock = asyncio.get_running_loop().create_task(self._keep_time(schedule, job))
         clock.add_done_callback(done)
         self._clocks[key] = clock
 
-    def _stop(self, key: _Key) -> None:
+    def _stop(self, key: ProcessId) -> None:
         clock = self._clocks.pop(key, None)
         if clock is not None:
             clock.cancel()
@@ -211,11 +209,7 @@ class Periodic:
         self._history.event(Event("schedule", str(pid), text, severity, schedule.target.uid))
 
 
-def _key(target: Identity) -> _Key:
-    return target.pid, target.start_time
-
-
-def _lives(target: Identity) -> bool:
+def _lives(target: Target) -> bool:
     try:
         return identify(target.pid).start_time == target.start_time
     except NoSuchProcess:

@@ -7,6 +7,7 @@ from datetime import datetime
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.usage import Usage
 from phosd.engine.system import procfs
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import PhosError
 from phosd.service.clock import age_clock
 from phosd.service.history.history import History
@@ -61,11 +62,11 @@ def last_good(images: Iterable[Manifest], damaged: Collection[str]) -> set[str]:
     ``images`` are oldest first.
     """
     boot = procfs.boot_id()
-    newest: dict[tuple[int, int], str] = {}
+    newest: dict[ProcessId, str] = {}
     for image in images:
         if image.host.boot_id == boot and image.id not in damaged:
-            newest |= {(p.pid, p.start_time): image.id for p in image.processes}
-    return {image for key, image in newest.items() if _lives(*key)}
+            newest |= {ProcessId(p.pid, p.start_time): image.id for p in image.processes}
+    return {image for key, image in newest.items() if _lives(key)}
 
 
 class Retention:
@@ -114,6 +115,5 @@ def _created(image: Manifest) -> float:
     return datetime.fromisoformat(image.created).timestamp()
 
 
-def _lives(pid: int, start_time: int) -> bool:
-    found = procfs.stat(pid)
-    return found is not None and not found.dead and found.start_time == start_time
+def _lives(process: ProcessId) -> bool:
+    return procfs.process_id(process.pid) == process

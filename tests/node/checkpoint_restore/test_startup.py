@@ -27,7 +27,7 @@ from phosd.engine.recovery.rescue import free, left_parked
 from phosd.engine.recovery.startup import settle
 from phosd.engine.system import procfs
 from phosd.engine.system.instance_lock import alone, in_use
-from phosd.engine.system.procfs import identity
+from phosd.engine.system.procfs import process_id
 from phosd.errors import Busy, Internal
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right, save
@@ -50,7 +50,7 @@ def test_what_is_touched_is_known_before_anything_stops(
     ((affected, phases),) = told
     assert phases == ["prepare"] and not affected.image
     group = {target.pid, *children(target.pid)}
-    assert {(each.pid, each.start_time) for each in affected.processes} == {*map(identity, group)}
+    assert {(each.pid, each.start_time) for each in affected.processes} == {*map(process_id, group)}
     assert {each.pid for each in affected.processes if each.gpu and each.hooked} == group
     assert affected.gpus == (0, 1), "it sees both"
 
@@ -271,7 +271,7 @@ def test_criu_is_waited_for(
     """phosd is killed at several instants of a dump: CRIU lets go of the tree before we begin."""
     target = start("workers")
     target.wait_for_steps(3)
-    known = identity(target.pid)
+    known = process_id(target.pid)
     assert known is not None
     after_criu = rescue._back_from_driver
 
@@ -334,7 +334,7 @@ def test_memory_is_kept_for_a_process_of_which_the_driver_tells_nothing(
     target = start("single")
     target.wait_for_steps(3)
     leave_parked(place, target.pid)
-    known = identity(target.pid)
+    known = process_id(target.pid)
     assert known is not None
     with monkeypatch.context() as patch:
         patch.setattr(driver_checkpoint, "state", lambda pid: None)

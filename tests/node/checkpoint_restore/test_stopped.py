@@ -18,7 +18,7 @@ from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.recovery.rescue import free, stranded
 from phosd.engine.recovery.startup import settle
-from phosd.engine.system.procfs import identity
+from phosd.engine.system.procfs import process_id
 from phosd.errors import Busy
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right, run_cycle, save
@@ -91,7 +91,7 @@ def test_recovery_tells_of_it_and_does_not_wait(
 ) -> None:
     target = start("single", hooked=False)
     target.wait_for_steps(3)
-    known = identity(target.pid)
+    known = process_id(target.pid)
     assert known is not None
     driver_checkpoint.lock(target.pid)
     with stopped(target):

@@ -16,7 +16,7 @@ from phosd.engine.mover.worker import gpu as gpu_module
 from phosd.engine.mover.worker.gpu import Block, Gpu
 from phosd.engine.mover.worker.guarded import Parked
 from phosd.engine.mover.worker.main import Life
-from phosd.engine.system.procfs import identity
+from phosd.engine.system.procfs import ProcessId, process_id
 from phosd.errors import Internal
 
 _ROWS = 500
@@ -97,7 +97,7 @@ def test_a_client_for_whom_there_is_no_thread_is_sent_away(
 def test_who_is_dead_is_looked_for_while_others_are_parked(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, _ = gpu_without_device(monkeypatch)
     parked = Parked(gpu)
-    me = identity(os.getpid())
+    me = process_id(os.getpid())
     assert me is not None
     gpu.blocks = {key: cast(Block, None) for key in range(100 * _ROWS)}
     over = threading.Event()
@@ -125,12 +125,12 @@ def test_who_is_dead_is_looked_for_while_others_are_parked(monkeypatch: pytest.M
 def test_a_reserve_is_released_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process comes back while the main loop finds that it has ended."""
     gpu, released = gpu_without_device(monkeypatch)
-    gpu._reserved = {frozenset({(7, number)}): number for number in range(5)}
+    gpu._reserved = {frozenset({ProcessId(7, number)}): number for number in range(5)}
     failed: list[Exception] = []
 
     def let_go() -> None:
         try:
-            gpu.reserve(0, [(7, number) for number in range(5)])
+            gpu.reserve(0, [ProcessId(7, number) for number in range(5)])
         except Exception as error:
             failed.append(error)
 

@@ -24,7 +24,7 @@ from phosd.engine.mover.client.rescue_client import Visit, visits
 from phosd.engine.mover.protocol import wire
 from phosd.engine.mover.protocol.endpoint import connect, folder_of, path_of
 from phosd.engine.system.native import python_environment
-from phosd.engine.system.procfs import Process, identity
+from phosd.engine.system.procfs import ProcessId, process_id
 from phosd.errors import Internal, NotAuthorized, PhosError
 from tests.node.mover import owner
 from tests.node.mover.owner import Owner
@@ -48,15 +48,15 @@ def program() -> Iterator[Owner]:
 
 
 @pytest.fixture
-def sleeper() -> Iterator[Process]:
+def sleeper() -> Iterator[ProcessId]:
     """A process that memory can be kept for."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield who(process.pid)
         process.kill()
 
 
-def who(pid: int) -> Process:
-    found = identity(pid)
+def who(pid: int) -> ProcessId:
+    found = process_id(pid)
     assert found is not None
     return found
 
@@ -72,7 +72,7 @@ def die(mover: Mover) -> None:
 
 
 def ended(pid: int) -> None:
-    wait_until(lambda: identity(pid) is None or _reaped(pid), f"mover {pid} to end")
+    wait_until(lambda: process_id(pid) is None or _reaped(pid), f"mover {pid} to end")
 
 
 def _reaped(pid: int) -> bool:
@@ -82,7 +82,7 @@ def _reaped(pid: int) -> bool:
         return False
 
 
-def kept(place: Path) -> dict[Process, list[int]]:
+def kept(place: Path) -> dict[ProcessId, list[int]]:
     """The ids of the blocks that are kept, by process."""
     (visit,) = visits(place)
     with visit:
@@ -94,7 +94,7 @@ def kept(place: Path) -> dict[Process, list[int]]:
 
 
 def test_what_is_guarded_comes_back_through_a_visitor(
-    place: Path, program: Owner, sleeper: Process
+    place: Path, program: Owner, sleeper: ProcessId
 ) -> None:
     """Beyond what one message takes, and what is not guarded is dropped."""
     count = 600
@@ -126,7 +126,7 @@ def test_what_is_guarded_comes_back_through_a_visitor(
 
 
 def test_the_next_engine_uses_the_same_numbers(
-    place: Path, program: Owner, sleeper: Process
+    place: Path, program: Owner, sleeper: ProcessId
 ) -> None:
     """Keys are the engine's own; what an earlier one left is known by its process."""
     first, second = program.create([CHUNK, CHUNK])
@@ -147,7 +147,7 @@ def test_the_next_engine_uses_the_same_numbers(
     ended(mover.pid)
 
 
-def test_what_is_guarded_is_not_dropped(place: Path, program: Owner, sleeper: Process) -> None:
+def test_what_is_guarded_is_not_dropped(place: Path, program: Owner, sleeper: ProcessId) -> None:
     """The engine may have failed to give it back. It goes when it is guarded no more."""
     first, second = program.create([CHUNK, CHUNK])
     with engine(place) as mover:
@@ -176,7 +176,7 @@ def test_what_is_guarded_is_not_dropped(place: Path, program: Owner, sleeper: Pr
     ended(mover.pid)
 
 
-def test_a_reply_that_cannot_be_received(place: Path, program: Owner, sleeper: Process) -> None:
+def test_a_reply_that_cannot_be_received(place: Path, program: Owner, sleeper: ProcessId) -> None:
     """No descriptor is left for it: the mover is given up, and found again with all it keeps."""
     (block,) = program.create([CHUNK])
     mover = engine(place)
@@ -201,7 +201,7 @@ def test_a_reply_that_cannot_be_received(place: Path, program: Owner, sleeper: P
     ended(mover.pid)
 
 
-def test_room_is_kept_for_a_stopped_process(place: Path, sleeper: Process) -> None:
+def test_room_is_kept_for_a_stopped_process(place: Path, sleeper: ProcessId) -> None:
     with engine(place) as before:
         free, _ = before.free_memory()
         before.reserve(4 * CHUNK, [sleeper])
@@ -219,7 +219,7 @@ def test_room_is_kept_for_a_stopped_process(place: Path, sleeper: Process) -> No
     ended(before.pid)
 
 
-def test_two_jobs_have_room_of_their_own(place: Path, sleeper: Process) -> None:
+def test_two_jobs_have_room_of_their_own(place: Path, sleeper: ProcessId) -> None:
     """One that ends gives back its own only."""
     other = who(os.getpid())
     with engine(place) as mover:

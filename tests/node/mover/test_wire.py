@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.mover.protocol import connection, wire
 from phosd.engine.mover.protocol.connection import Connection, PeerGone
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, PhosError, Timeout
 
 
@@ -28,7 +29,7 @@ MESSAGES: list[wire.Message] = [
     wire.Attach(bytes(64)),
     wire.Leave(),
     wire.Guard([(7, 12345, 1, 2**63 - 1)]),
-    wire.Unguard([(7, 12345)]),
+    wire.Unguard([ProcessId(7, 12345)]),
     wire.ListParked(),
     wire.Adopt([(1, 2 << 20), (2**63 - 1, 4096)]),
     wire.Adopt([(1, 2 << 20)], home=3),
@@ -50,7 +51,7 @@ MESSAGES: list[wire.Message] = [
     wire.Load([(1, [ChunkRef("00" * 16, 0, 0, 16)])], [0]),
     wire.Fetch([(1, 2, [0, 5]), (3, 4, [])]),
     wire.FreeMemory(),
-    wire.Reserve(1 << 40, [(7, 12345)]),
+    wire.Reserve(1 << 40, [ProcessId(7, 12345)]),
     wire.Cancel(),
     wire.Done(),
     wire.Failed("Timeout", "what", "hint"),
@@ -65,7 +66,7 @@ MESSAGES: list[wire.Message] = [
     ),
     wire.Pinned(3),
     wire.Memory(1, 2),
-    wire.Parked([(7, 12345, 1)], [(8, 1)]),
+    wire.Parked([(7, 12345, 1)], [ProcessId(8, 1)]),
     wire.Farewell(stays=True),
 ]
 

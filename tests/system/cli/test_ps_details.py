@@ -6,8 +6,9 @@ from typing import Any
 from phosd.engine.hook_client.link import Block, BlockFlag, Kernel
 from phosd.engine.job.experience import KernelMark
 from phosd.engine.system import procfs
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy
-from phosd.service.process_identity import Identity, program
+from phosd.service.process_identity import Target, program
 from tests.support.fake_engine import block, manifest, this_process
 from tests.support.service import Service
 from tests.system.cli.test_client import lines, phos
@@ -17,7 +18,7 @@ ME = str(os.getpid())
 
 def show(service: Service) -> None:
     """This very process uses a GPU."""
-    found = procfs.identity(os.getpid())
+    found = procfs.process_id(os.getpid())
     assert found is not None
     service.engine.running = [this_process(start_time=found[1])]
     service.engine.live_blocks = [
@@ -57,7 +58,7 @@ def suspects(service: Service) -> list[str]:
 
 def test_suspects_are_trusted_again(service: Service) -> None:
     show(service)
-    mine = program(Identity(os.getpid(), 0, 0))
+    mine = program(Target(ProcessId(os.getpid(), 0), 0))
     marks = [KernelMark("[bold]axpy", 8), KernelMark("other", 1)]
     service.history.suspects.found(mine, marks)
     service.history.flush()

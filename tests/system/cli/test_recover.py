@@ -17,7 +17,7 @@ from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.group import discover_group
 from phosd.engine.system.instance_lock import alone
-from phosd.engine.system.procfs import boot_id, identity
+from phosd.engine.system.procfs import boot_id, process_id
 from phosd.errors import Busy
 from tests.node.checkpoint_restore.conftest import Starter, place, start, undisturbed
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
@@ -163,7 +163,7 @@ def kill_movers(place: Path) -> None:
 
 
 def test_a_job_of_a_running_phosd_is_not_disturbed(target: Target, place: Path) -> None:
-    known = identity(target.pid)
+    known = process_id(target.pid)
     assert known is not None
     record = JobRecord(7, "checkpoint", str(target.pid), 0, 1.0, boot_id())
     affected = AffectedSet((AffectedProcess(*known, gpu=True, hooked=True),), (0,))

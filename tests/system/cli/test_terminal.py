@@ -21,7 +21,7 @@ from phosd.client.errors import of_bus
 from phosd.client.text import plain
 from phosd.engine.hook_client.link import Block, BlockFlag, Kernel
 from phosd.engine.job.progress import Progress
-from phosd.engine.system.procfs import identity
+from phosd.engine.system.procfs import process_id
 from phosd.errors import OutOfSpace
 from tests.support.fake_engine import block, manifest, this_process
 from tests.support.service import Service
@@ -39,7 +39,7 @@ def safe(text: str) -> bool:
 
 def test_programs_send_no_commands_to_the_terminal(service: Service) -> None:
     """Command lines, kernels, hooks' logs, reasons and errors are what a program likes."""
-    found = identity(os.getpid())
+    found = process_id(os.getpid())
     assert found is not None
     service.engine.running = [
         this_process(start_time=found[1], command=("python", EVIL), reason=EVIL)
@@ -77,7 +77,7 @@ def test_programs_send_no_commands_to_the_terminal(service: Service) -> None:
 def test_a_log_keeps_its_lines_and_nothing_else(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = identity(os.getpid())
+    found = process_id(os.getpid())
     assert found is not None
     service.engine.running = [this_process(start_time=found[1])]
     monkeypatch.setattr(service.engine, "hook_log", lambda _: f"one\n{EVIL}\n")
@@ -121,7 +121,7 @@ def test_ids_are_whole_on_every_terminal(service: Service, columns: int, tmp_pat
         command = ("python", "-u", "/home/ann/a/long/path/train_with_a_long_name.py", "--batch=4")
         process = replace(image.processes[0], command=command)
         service.engine.stored[each] = replace(image, processes=(process,))
-    found = identity(os.getpid())
+    found = process_id(os.getpid())
     assert found is not None
     service.engine.running = [this_process(start_time=found[1], command=("x" * 90,))]
     service.engine.go.set()
@@ -156,7 +156,7 @@ class _Terminal(Settings):
 
 
 def test_a_list_that_is_not_all_says_so(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = identity(os.getpid())
+    found = process_id(os.getpid())
     assert found is not None
     service.engine.running = [this_process(start_time=found[1])]
     service.engine.live_blocks = [

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from sqlite_utils import Database as Tables
 
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal
 from phosd.service.history.database import Database
 from phosd.service.history.history import History
@@ -20,7 +21,7 @@ from phosd.service.history.queries import jobs
 from phosd.service.history.schema import migrations
 from phosd.service.jobs.options import CheckpointRequest
 from phosd.service.jobs.schedule import Schedule
-from phosd.service.process_identity import Identity
+from phosd.service.process_identity import Target
 from tests.support.fake_engine import manifest
 from tests.support.harness import wait_until
 from tests.support.service import ROOT, Service
@@ -433,7 +434,7 @@ def test_a_database_begun_anew_has_the_schedules_and_their_images_again(service:
 
 def test_what_a_deleted_image_was_made_for_is_forgotten(tmp_path: Path) -> None:
     history = History(tmp_path / "history.db")
-    schedule = Schedule("boot", Identity(7, 1, 0), 0, CheckpointRequest(every=60.0))
+    schedule = Schedule("boot", Target(ProcessId(7, 1), 0), 0, CheckpointRequest(every=60.0))
     for image in ("a", "b"):
         history.image(manifest(image), made_for=schedule)
     history.image_deleted("a", "because")

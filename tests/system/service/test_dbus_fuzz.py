@@ -92,7 +92,7 @@ SIGNATURES = st.recursive(
     ),
     max_leaves=5,
 )
-ME = procfs.identity(os.getpid())
+ME = procfs.process_id(os.getpid())
 HOMES = {
     "org.phos.Job1": "/org/phos/job/_1",
     "org.phos.Image1": "/org/phos/image/i",

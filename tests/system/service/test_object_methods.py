@@ -14,7 +14,8 @@ from phosd.engine.image.manifest import Block as Saved
 from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.job.experience import KernelMark
 from phosd.engine.system import procfs
-from phosd.service.process_identity import Identity, Program, program
+from phosd.engine.system.procfs import ProcessId
+from phosd.service.process_identity import Program, Target, program
 from tests.support.authority import NO, YES, authority
 from tests.support.bus import busctl
 from tests.support.fake_engine import block, manifest, this_process
@@ -46,7 +47,7 @@ def ask(
 
 def show(service: Service, pid: int, **changes: object) -> str:
     """Have the engine see a process; its path."""
-    found = procfs.identity(pid)
+    found = procfs.process_id(pid)
     assert found is not None
     service.engine.running = [
         this_process(**({"pid": pid, "start_time": found[1], "uid": 0} | changes))
@@ -78,7 +79,7 @@ def test_the_blocks_of_a_process(service: Service) -> None:
     ]
     assert ask(service.address, path, "Process1", "ListBlocks") == rows
     assert ask(service.address, path, "Process1", "ListBlocks", "limit", "u", 2) == rows[:2]
-    assert service.engine.asked == [procfs.identity(os.getpid())] * 2
+    assert service.engine.asked == [procfs.process_id(os.getpid())] * 2
 
 
 def test_the_kernels_of_a_process(service: Service) -> None:
@@ -93,7 +94,7 @@ def test_the_kernels_of_a_process(service: Service) -> None:
         Kernel("known", 2**64 - 1, 1, suspect=False),
     ]
     marks = [KernelMark("known", 2**64 - 1), KernelMark("often", 7)]
-    service.history.suspects.found(program(Identity(os.getpid(), 0, 0)), marks)
+    service.history.suspects.found(program(Target(ProcessId(os.getpid(), 0), 0)), marks)
     service.history.flush()
     rows = [
         ["told", "0000000000000003", 5, True],
@@ -110,7 +111,7 @@ def test_suspects_are_trusted_again(service: Service) -> None:
     path = show(service, os.getpid())
     marks = [KernelMark("scatter", 1), KernelMark("scatter", 2), KernelMark("gather", 1)]
     known = service.history.suspects
-    mine = program(Identity(os.getpid(), 0, 0))
+    mine = program(Target(ProcessId(os.getpid(), 0), 0))
     others = Program(OWNER, mine.executable)
     known.found(mine, marks)
     known.found(others, marks[:1])

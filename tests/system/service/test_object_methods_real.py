@@ -13,7 +13,7 @@ from tests.system.service.test_object_methods import LOOKS, ask
 
 
 def path_of(target: Target) -> str:
-    found = procfs.identity(target.pid)
+    found = procfs.process_id(target.pid)
     assert found is not None
     return "/org/phos/process/_{}_{}".format(*found)
 

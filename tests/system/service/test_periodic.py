@@ -19,7 +19,7 @@ from phosd.service.history.history import History
 from phosd.service.jobs.options import CheckpointRequest
 from phosd.service.jobs.schedule import PeriodicRule, Schedule, surplus
 from phosd.service.jobs.table import Job, JobState, JobTable, Listener
-from phosd.service.process_identity import Identity, identify
+from phosd.service.process_identity import Target, identify
 from phosd.service.tasks.checkpoints import Checkpoints
 from phosd.service.tasks.periodic import Periodic
 from tests.support.fake_engine import FakeEngine, manifest, this_process
@@ -36,13 +36,13 @@ class Node:
         self.engine.go.set()
         self.history = History(folder / "history.db")
         self.jobs: list[Job] = []
-        self.changed: list[Identity] = []
+        self.changed: list[Target] = []
         ignore: Callable[[Job], None] = lambda job: None  # noqa: E731
         self.table = JobTable(Listener(self.jobs.append, ignore, ignore, ignore, ignore))
         self.checkpoints = Checkpoints(
             self.engine, self.history, self.table, lambda job, target: None
         )
-        self.suspended: Callable[[Identity], bool] = lambda target: False
+        self.suspended: Callable[[Target], bool] = lambda target: False
         self.periodic = Periodic(
             self.checkpoints,
             self.table,

@@ -101,7 +101,7 @@ def test_a_job_that_parks_meanwhile_is_not_disturbed(
     tmp_path: Path, target: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a running phosd: it writes the job down and parks, while we look who is parked."""
-    run, theirs = tmp_path / "run", procfs.identity(os.getpid())
+    run, theirs = tmp_path / "run", procfs.process_id(os.getpid())
     run.mkdir()
     freed: list[object] = []
 
@@ -117,7 +117,7 @@ def test_a_job_that_parks_meanwhile_is_not_disturbed(
     monkeypatch.setattr(rescue, "free", free)
     with alone(run):
         bring_back(target, run)
-    assert freed == [procfs.identity(target)]
+    assert freed == [procfs.process_id(target)]
 
 
 def test_the_real_daemon_brings_a_program_back(bus: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from phosd.engine.memory.exported import distinct
 from phosd.engine.memory.parking import detached, parked
 from phosd.engine.system import procfs
 from phosd.engine.system.kcmp import same_file
-from phosd.engine.system.procfs import Process
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, PhosError, Timeout, Unsupported
 from tests.support.fake_hook import open_files
 
@@ -99,7 +99,7 @@ class FakeMover:
 
     def __init__(self, gpu: int) -> None:
         self.gpu = gpu
-        self.guarded: set[Process] = set()
+        self.guarded: set[ProcessId] = set()
         self.keys: dict[int, int] = {}
         self.alive = True
         self.trouble: PhosError | None = None
@@ -119,12 +119,12 @@ class FakeMover:
     def digest(self, keys: list[int]) -> dict[int, list[bytes]]:
         return {key: [b"digest"] for key in keys}
 
-    def guard(self, blocks: list[tuple[Process, int, int]]) -> None:
+    def guard(self, blocks: list[tuple[ProcessId, int, int]]) -> None:
         self._fail()
         assert {key for *_, key in blocks} <= self.keys.keys()
         self.guarded |= {process for process, *_ in blocks}
 
-    def unguard(self, processes: list[Process]) -> None:
+    def unguard(self, processes: list[ProcessId]) -> None:
         self.guarded -= {*processes}
 
     def _fail(self) -> None:
@@ -160,7 +160,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(
         DeviceMemory, "watch_all", lambda *_: None
     )  # there is nobody to tell anything
-    monkeypatch.setattr(procfs, "identity", lambda pid: (pid, 0))
+    monkeypatch.setattr(procfs, "process_id", lambda pid: ProcessId(pid, 0))
     return Bench()
 
 

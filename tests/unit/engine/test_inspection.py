@@ -15,10 +15,11 @@ from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.program import process
 from phosd.engine.system import procfs
 from phosd.engine.system.cuda import gpu_uuid
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, NoSuchProcess, Timeout, Unsupported
 from tests.support.fake_hook import DEVICE, Answer, Request, blocks, fake_hook, hello, kernels
 
-Look = Callable[[Node, tuple[int, int]], object]
+Look = Callable[[Node, ProcessId], object]
 LOOKS: tuple[Look, ...] = (inspection.blocks, inspection.kernels, inspection.log)
 
 
@@ -31,8 +32,8 @@ def node(runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.fixture
-def me() -> tuple[int, int]:
-    found = procfs.identity(os.getpid())
+def me() -> ProcessId:
+    found = procfs.process_id(os.getpid())
     assert found is not None
     return found
 
@@ -47,7 +48,7 @@ def good(request: Request) -> Answer:
     return Answer(answers[Type(request.type)])
 
 
-def test_what_a_hook_tells(node: Node, me: tuple[int, int], runtime: Path) -> None:
+def test_what_a_hook_tells(node: Node, me: ProcessId, runtime: Path) -> None:
     with fake_hook(runtime, good):
         found = inspection.blocks(node, me)
         (kernel,) = inspection.kernels(node, me)
@@ -62,36 +63,36 @@ def test_what_a_hook_tells(node: Node, me: tuple[int, int], runtime: Path) -> No
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_a_process_that_a_job_works_on_is_not_asked(
-    look: Look, node: Node, me: tuple[int, int], runtime: Path
+    look: Look, node: Node, me: ProcessId, runtime: Path
 ) -> None:
     """A connection would be a socket of the process, and CRIU saves none with an end elsewhere."""
     with fake_hook(runtime, good) as seen:
-        with node.claim([me[0]]), pytest.raises(Busy, match=f"a job works on process {me[0]}"):
+        with node.claim([me.pid]), pytest.raises(Busy, match=f"a job works on process {me.pid}"):
             look(node, me)
         assert not seen
         look(node, me)
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_a_process_without_a_hook(look: Look, node: Node, me: tuple[int, int]) -> None:
-    with pytest.raises(Unsupported, match=f"process {me[0]} has no hook") as caught:
+def test_a_process_without_a_hook(look: Look, node: Node, me: ProcessId) -> None:
+    with pytest.raises(Unsupported, match=f"process {me.pid} has no hook") as caught:
         look(node, me)
     assert "phos run" in caught.value.hint
 
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_another_process_with_that_pid(
-    look: Look, node: Node, me: tuple[int, int], runtime: Path
+    look: Look, node: Node, me: ProcessId, runtime: Path
 ) -> None:
     for listens in (True, False):
         with fake_hook(runtime, good if listens else lambda _: Answer(close=True)) as seen:
             with pytest.raises(NoSuchProcess, match="has ended"):
-                look(node, (me[0], me[1] + 1))
+                look(node, ProcessId(me.pid, me.start_time + 1))
             assert not seen
 
 
 def test_a_hook_that_goes_on_for_ever_is_left(
-    node: Node, me: tuple[int, int], runtime: Path, monkeypatch: pytest.MonkeyPatch
+    node: Node, me: ProcessId, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each answer is quick, and there is one more, for as long as this test would wait."""
     monkeypatch.setattr(inspection, "_PATIENCE", 0.3)
@@ -114,7 +115,7 @@ def test_a_hook_that_goes_on_for_ever_is_left(
 
 
 def test_a_hook_with_more_blocks_than_can_be_is_not_believed(
-    node: Node, me: tuple[int, int], runtime: Path, monkeypatch: pytest.MonkeyPatch
+    node: Node, me: ProcessId, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("phosd.engine.hook_client.link.MAX_BLOCKS", 10)
 

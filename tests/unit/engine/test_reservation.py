@@ -16,7 +16,7 @@ from phosd.engine.memory.reservation import GpuLocks, Reservation
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.driver_checkpoint import State
-from phosd.engine.system.procfs import Process
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, Cancelled, Internal, OutOfMemory, PhosError, Timeout
 
 A, B = 11, 12
@@ -32,7 +32,7 @@ class Gpu:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free = 0
         self.states = dict.fromkeys(SIZES, State.RUNNING)
-        self.reserved: dict[frozenset[Process], int] = {}
+        self.reserved: dict[frozenset[ProcessId], int] = {}
         self.before: dict[tuple[str, int], Callable[[], object]] = {}
         self.after: dict[tuple[str, int], Callable[[], object]] = {}
         self._lock = threading.RLock()
@@ -76,18 +76,18 @@ class Gpu:
     def free_memory(self) -> tuple[int, int]:
         return self.free, 1000
 
-    def reserve(self, size: int, processes: Collection[Process]) -> None:
+    def reserve(self, size: int, processes: Collection[ProcessId]) -> None:
         with self._lock:
             self.take(size)
             self.reserved[frozenset(processes)] = size
 
-    def unreserve(self, processes: Collection[Process]) -> None:
+    def unreserve(self, processes: Collection[ProcessId]) -> None:
         with self._lock:
             self.free += self.reserved.pop(frozenset(processes), 0)
 
     def kept(self, pid: int) -> int:
         """Bytes that are kept for a process."""
-        return self.reserved.get(frozenset({(pid, 0)}), 0)
+        return self.reserved.get(frozenset({ProcessId(pid, 0)}), 0)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def gpu_locks() -> GpuLocks:
 def reservation(gpu: Gpu, gpu_locks: GpuLocks) -> Callable[..., Reservation]:
     def make(pid: int, progress: Progress | None = None, limit: float | None = None) -> Reservation:
         movers = [cast(Mover, gpu)]
-        return Reservation(gpu_locks, movers, {(pid, 0)}, progress or Progress(), limit)
+        return Reservation(gpu_locks, movers, {ProcessId(pid, 0)}, progress or Progress(), limit)
 
     return make
 

@@ -9,10 +9,11 @@ import pytest
 
 from phosd.engine.node.suspended import Register, Suspended
 from phosd.engine.system import procfs
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, NoSuchProcess, PhosError
 
 
-def entry(image: str, *processes: tuple[int, int]) -> Suspended:
+def entry(image: str, *processes: ProcessId) -> Suspended:
     pid, start = processes[0]
     return Suspended(
         image=image,
@@ -29,55 +30,55 @@ def entry(image: str, *processes: tuple[int, int]) -> Suspended:
 
 
 @pytest.fixture
-def me() -> tuple[int, int]:
-    found = procfs.identity(os.getpid())
+def me() -> ProcessId:
+    found = procfs.process_id(os.getpid())
     assert found is not None
     return found
 
 
-def test_what_was_written_is_there_until_it_is_removed(tmp_path: Path, me: tuple[int, int]) -> None:
+def test_what_was_written_is_there_until_it_is_removed(tmp_path: Path, me: ProcessId) -> None:
     register = Register(tmp_path)
     assert register.all() == []
     suspended = entry("b", me)
     register.write(suspended)
     assert Register(tmp_path).all() == register.living() == [suspended]
     assert suspended.gpus == (0, 1)
-    assert register.of(me[0]) == suspended
-    with pytest.raises(Busy, match=f"process {me[0]} is suspended") as raised:
-        register.require_awake([1, me[0]])
-    assert f"phos resume {me[0]}" in raised.value.hint
+    assert register.of(me.pid) == suspended
+    with pytest.raises(Busy, match=f"process {me.pid} is suspended") as raised:
+        register.require_awake([1, me.pid])
+    assert f"phos resume {me.pid}" in raised.value.hint
     register.remove(suspended)
     register.remove(suspended)
     assert register.all() == []
-    register.require_awake([me[0]])
+    register.require_awake([me.pid])
 
 
 def test_a_process_with_the_pid_of_a_dead_one_is_not_suspended(
-    tmp_path: Path, me: tuple[int, int]
+    tmp_path: Path, me: ProcessId
 ) -> None:
     register = Register(tmp_path)
-    register.write(entry("a", (me[0], me[1] + 1)))
+    register.write(entry("a", ProcessId(me.pid, me.start_time + 1)))
     assert register.living() == []
     assert len(register.all()) == 1
-    register.require_awake([me[0]])
+    register.require_awake([me.pid])
     with pytest.raises(NoSuchProcess, match="not suspended"):
-        register.of(me[0])
+        register.of(me.pid)
 
 
-def test_who_is_left_of_a_program_is_named(me: tuple[int, int]) -> None:
+def test_who_is_left_of_a_program_is_named(me: ProcessId) -> None:
     """It stands still until somebody ends it."""
-    gone = (me[0], me[1] + 1)
+    gone = ProcessId(me.pid, me.start_time + 1)
     entry("a", me).require_alive()
     with pytest.raises(NoSuchProcess, match=f"process {1 << 22} has ended") as raised:
-        entry("a", me, (1 << 22, 1)).require_alive()
-    assert f"`kill -9 {me[0]}`" in raised.value.hint
+        entry("a", me, ProcessId(1 << 22, 1)).require_alive()
+    assert f"`kill -9 {me.pid}`" in raised.value.hint
     with pytest.raises(NoSuchProcess) as raised:
         entry("a", gone).require_alive()
     assert "kill" not in raised.value.hint
 
 
 def test_garbage_is_passed_over_and_told(
-    tmp_path: Path, me: tuple[int, int], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, me: ProcessId, caplog: pytest.LogCaptureFixture
 ) -> None:
     register = Register(tmp_path)
     suspended = entry("good", me)
@@ -100,7 +101,7 @@ def test_garbage_is_passed_over_and_told(
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o707])
 def test_a_folder_that_others_may_enter_is_not_trusted(
-    tmp_path: Path, me: tuple[int, int], mode: int
+    tmp_path: Path, me: ProcessId, mode: int
 ) -> None:
     register = Register(tmp_path)
     register.write(entry("a", me))
@@ -109,9 +110,7 @@ def test_a_folder_that_others_may_enter_is_not_trusted(
         register.all()
 
 
-def test_a_link_in_the_place_of_the_folder_is_not_followed(
-    tmp_path: Path, me: tuple[int, int]
-) -> None:
+def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path, me: ProcessId) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (tmp_path / "suspended").symlink_to(elsewhere)

@@ -32,7 +32,7 @@ from phosd.engine.mover.protocol import wire
 from phosd.engine.mover.protocol.connection import Connection
 from phosd.engine.mover.protocol.endpoint import connect, folder_of, path_of
 from phosd.engine.system import cuda
-from phosd.engine.system.procfs import Process
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, PhosError, Timeout
 
 RING_BYTES = 512 << 20
@@ -331,24 +331,24 @@ class Mover:
         answer, _ = self._aside.ask(wire.FreeMemory(), wire.Memory)
         return answer.free, answer.total
 
-    def reserve(self, byte_count: int, processes: Iterable[Process] = ()) -> None:
+    def reserve(self, byte_count: int, processes: Iterable[ProcessId] = ()) -> None:
         """Keep device memory from others until :meth:`unreserve`, for ``processes``: as long as one
         of them lives it outlives this engine. Raises :class:`OutOfMemory`.
         """
         self._aside.ask(wire.Reserve(byte_count, list(processes)), wire.Done)
 
-    def unreserve(self, processes: Iterable[Process] = ()) -> None:
+    def unreserve(self, processes: Iterable[ProcessId] = ()) -> None:
         """Let go of what :meth:`reserve` kept."""
         self._aside.ask(wire.Reserve(0, list(processes)), wire.Done)
 
-    def guard(self, blocks: Iterable[tuple[Process, int, int]]) -> None:
+    def guard(self, blocks: Iterable[tuple[ProcessId, int, int]]) -> None:
         """Blocks, as (process, block id, key), are about to be parked: they stay with the mover
         when this engine ends, until :meth:`unguard`, or until the process has ended.
         """
         rows = [(*process, block, key) for process, block, key in blocks]
         self._aside.ask(wire.Guard(rows), wire.Done)
 
-    def unguard(self, processes: Iterable[Process]) -> None:
+    def unguard(self, processes: Iterable[ProcessId]) -> None:
         """These processes have their memory again."""
         self._aside.ask(wire.Unguard(list(processes)), wire.Done)
 

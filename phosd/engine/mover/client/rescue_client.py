@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 from phosd.engine.mover.protocol import wire
 from phosd.engine.mover.protocol.connection import Connection, PeerGone
 from phosd.engine.mover.protocol.endpoint import connect, sockets
-from phosd.engine.system.procfs import Process
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, PhosError, Timeout
 
 _PATIENCE = 30.0
@@ -30,21 +30,21 @@ class Visit:
         connection.send(0, wire.Attach(b""))
         self._reply(0, wire.Done)
 
-    def parked(self) -> dict[Process, dict[int, int]]:
+    def parked(self) -> dict[ProcessId, dict[int, int]]:
         """The blocks that are guarded: by process and block id, a descriptor that the caller must
         close. Processes for which only room is kept have no blocks.
         """
         answer, descriptors = self._ask(wire.ListParked(), wire.Parked)
-        found: dict[Process, dict[int, int]] = {process: {} for process in answer.room}
+        found: dict[ProcessId, dict[int, int]] = {process: {} for process in answer.room}
         for (pid, start, block), descriptor in zip(answer.blocks, descriptors, strict=True):
-            found.setdefault((pid, start), {})[block] = descriptor
+            found.setdefault(ProcessId(pid, start), {})[block] = descriptor
         return found
 
-    def unguard(self, processes: Iterable[Process]) -> None:
+    def unguard(self, processes: Iterable[ProcessId]) -> None:
         """They have their memory again."""
         self._ask(wire.Unguard(list(processes)), wire.Done)
 
-    def give_room(self, processes: Iterable[Process]) -> None:
+    def give_room(self, processes: Iterable[ProcessId]) -> None:
         """Let go of the device memory that is kept for these, because they come back now."""
         self._ask(wire.Reserve(0, list(processes)), wire.Done)
 

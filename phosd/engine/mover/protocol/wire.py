@@ -15,6 +15,7 @@ any time. A drain or a copy may also send :class:`Dropped`, which the engine ans
 import msgspec
 
 from phosd.engine.image.manifest import ChunkRef
+from phosd.engine.system.procfs import ProcessId
 
 
 class Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -44,9 +45,9 @@ class Guard(Message, frozen=True):
 
 
 class Unguard(Message, frozen=True):
-    """Nothing of these processes is parked any more: (pid, start time)."""
+    """Nothing of these processes is parked any more."""
 
-    processes: list[tuple[int, int]]
+    processes: list[ProcessId]
 
 
 class ListParked(Message, frozen=True):
@@ -197,13 +198,13 @@ class FreeMemory(Message, frozen=True):
 
 
 class Reserve(Message, frozen=True):
-    """Keep ``byte_count`` of device memory for ``processes`` (pid, start time); 0 lets go of it.
+    """Keep ``byte_count`` of device memory for ``processes``; 0 lets go of it.
 
     It outlives the engine as long as one of them lives.
     """
 
     byte_count: int
-    processes: list[tuple[int, int]]
+    processes: list[ProcessId]
 
 
 class Cancel(Message, frozen=True):
@@ -281,11 +282,11 @@ class Memory(Message, frozen=True):
 class Parked(Message, frozen=True):
     """What is guarded: (pid, start time, block id); one descriptor comes with each.
 
-    ``room``: the processes for which room is kept: (pid, start time).
+    ``room``: the processes for which room is kept.
     """
 
     blocks: list[tuple[int, int, int]]
-    room: list[tuple[int, int]]
+    room: list[ProcessId]
 
 
 class Farewell(Message, frozen=True):

@@ -14,6 +14,7 @@ from phosd.engine.digest import KERNEL, LANES, SIZE, DigestKey, pack_chunks, ptx
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.image.packs import PAGE
 from phosd.engine.system.cuda import call, driver
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, PhosError
 
 _POINTER = struct.Struct("<Q")
@@ -66,7 +67,7 @@ class Gpu:
         self.use(key)
         self._properties = self._allocation_properties(ordinal)
         self._neighbours: dict[int, Any] = {}
-        self._reserved: dict[frozenset[tuple[int, int]], Any] = {}
+        self._reserved: dict[frozenset[ProcessId], Any] = {}
         self._reserving = threading.Lock()
         self._table = 0
         self._table_chunks = 0
@@ -252,12 +253,12 @@ class Gpu:
         return int(free), int(total)
 
     @property
-    def reserved(self) -> set[tuple[int, int]]:
+    def reserved(self) -> set[ProcessId]:
         """For whom memory is reserved: (pid, start time)."""
         known = list(self._reserved)  # at once: other threads may be reserving
         return {process for processes in known for process in processes}
 
-    def reserve(self, byte_count: int, processes: Iterable[tuple[int, int]]) -> None:
+    def reserve(self, byte_count: int, processes: Iterable[ProcessId]) -> None:
         """Keep device memory for ``processes``; 0 lets go of what is kept for nobody else.
 
         A new amount for the same ones replaces the old one.

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from phosd.engine.mover.protocol import wire
 from phosd.engine.mover.worker.gpu import Gpu
 from phosd.engine.system import procfs
-from phosd.engine.system.procfs import Process
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, PhosError
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Parked:
         with self._lock:
             self._guarded |= rows
 
-    def unguard(self, processes: Iterable[Process]) -> None:
+    def unguard(self, processes: Iterable[ProcessId]) -> None:
         """Nothing of these processes is parked any more."""
         gone = set(processes)
         with self._lock:
@@ -82,9 +82,9 @@ class Parked:
     def forget_the_dead(self) -> None:
         """Nobody can give memory back to a process that has ended."""
         with self._lock:
-            known = {row[:2] for row in self._guarded}
+            known = {ProcessId(*row[:2]) for row in self._guarded}
         known |= self._gpu.reserved
-        if dead := [process for process in known if procfs.identity(process[0]) != process]:
+        if dead := [process for process in known if procfs.process_id(process[0]) != process]:
             _log.info("processes %s ended while they were parked", [pid for pid, _ in dead])
             self.unguard(dead)
             self._gpu.reserve(0, dead)

@@ -46,7 +46,7 @@ class Attempt:
         point(Point.CHECKPOINT_CONTROL)
         limit = None if runs else self.options.deadline
         reservation = Reservation(
-            self.node.gpu_locks, movers, self.group.identity, self.progress, limit
+            self.node.gpu_locks, movers, self.group.process_ids, self.progress, limit
         )
         with driver_checkpoint.checkpointed(self.group.gpu_pids, reservation):
             self.progress.phase("cpu", stopped=True)
