@@ -26,7 +26,7 @@ from phosd.engine.operations.admission import (
 )
 from phosd.engine.operations.move_checks import claimed, device_needs, gpus_in_use, may_park
 from phosd.engine.operations.permissions import ROOT
-from phosd.engine.operations.replicas import Twins
+from phosd.engine.operations.replicas import Replicas
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
 from phosd.errors import InvalidOption, PhosError
@@ -127,31 +127,31 @@ def _by_precopy(move: _Move) -> None:
     group, progress = move.group, move.progress
     with (
         move.node.kept_memory.of(group) as memory,
-        Twins(move.node, memory, move.moves) as twins,
+        Replicas(move.node, memory, move.moves) as replicas,
         reserve_ahead(move.contexts, group.process_ids) as release,
     ):
         point(Point.MIGRATE_PRECOPY)
-        twins.while_running(group.links, progress)
+        replicas.while_running(group.links, progress)
         progress.check()
         progress.phase("quiesce", stopped=True)
         point(Point.MIGRATE_QUIESCE)
         with closed_gates(group.links, progress, move.deadline):
             memory.take_all(group.links)
             group.require_complete(memory.shared())
-            twins.follow()
+            replicas.follow()
             progress.phase("park", stopped=True)
             point(Point.MIGRATE_PARK)
             with Undo() as undo, ThreadPoolExecutor(1) as beside:
-                rest = beside.submit(twins.finish, Progress())
+                rest = beside.submit(replicas.finish, Progress())
                 park(group.links, memory, undo)
                 progress.phase("control", stopped=True)
                 point(Point.MIGRATE_CONTROL)
                 reservation = move.reservation(memory.movers(), move.deadline)
                 with driver_checkpoint.checkpointed(group.gpu_pids, reservation) as bring:
                     rest.result()
-                    twins.guard()
+                    replicas.guard()
                     move.cross(bring, release)
-                    twins.take_over()
+                    replicas.take_over()
                 progress.phase("unpark", stopped=True)
                 point(Point.MIGRATE_UNPARK)
         progress.phase("release")

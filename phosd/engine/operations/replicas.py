@@ -1,4 +1,4 @@
-"""Twins: a second copy of a group's memory on other GPUs, kept up with the first until it moves."""
+"""Copy a group's memory to replicas on other GPUs while it runs, until it moves to them."""
 
 import os
 import threading
@@ -29,7 +29,7 @@ from phosd.errors import changed_in_the_stop
 
 
 @dataclass(frozen=True)
-class _Twin:
+class _Replica:
     """One block's replica: ``allocation`` is the new memory, ``source`` the key that the mover
     there has for the old.
     """
@@ -39,18 +39,19 @@ class _Twin:
     source: int
 
 
-class Twins:
-    """The twins of the blocks that leave their GPUs, by the keys that ``memory`` has for these.
+class Replicas:
+    """Make replicas of the blocks that leave their GPUs, and keep them up with the originals.
 
-    ``moves`` maps the ordinals of the GPUs that are left to the new ones. At the end of the context
-    whatever is not needed goes: the twins, or, after :meth:`take_over`, the first copies.
+    They go by the keys that ``memory`` has for the originals. ``moves`` maps the ordinals of the
+    GPUs that are left to the new ones. The end of the context drops the replicas, or, after
+    :meth:`take_over`, the originals.
     """
 
     def __init__(self, node: Node, memory: DeviceMemory, moves: Mapping[int, int]) -> None:
         self._memory = memory
         self._moves = moves
         self._movers = {gpu: node.movers.mover(gpu) for gpu in moves.values()}
-        self._twins: dict[int, _Twin] = {}
+        self._replicas: dict[int, _Replica] = {}
         self._left: list[ExportedBlock] = []
         self._guarded: set[ProcessId] = set()
         self._lock = threading.RLock()  # what a program frees goes on a thread of its watch
@@ -65,24 +66,24 @@ class Twins:
         copy_while_running(self._memory, links, progress, differing, self._copy)
 
     def follow(self) -> None:
-        """Make twins of the blocks that are new, and drop those of blocks that are gone.
+        """Make replicas of the blocks that are new, and drop those of blocks that are gone.
 
         Raises :class:`OutOfMemory`.
         """
         leaving = {h.key: h for h in distinct(self._memory.all()) if h.gpu in self._moves}
         fresh: dict[int, list[ExportedBlock]] = {}
         with self._lock:
-            self._drop([key for key in self._twins if key not in leaving])
+            self._drop([key for key in self._replicas if key not in leaving])
             for key, exported in leaving.items():
-                if key not in self._twins:
+                if key not in self._replicas:
                     fresh.setdefault(exported.gpu, []).append(exported)
             for gpu, blocks in fresh.items():
                 self._make(blocks, gpu)
 
     def finish(self, progress: Progress) -> None:
-        """Copy what still differs, and prove that nothing does. Nobody writes the memory any more.
+        """Copy what still differs, and prove that nothing does. The program stands still.
 
-        Raises :class:`MisSpeculation` when somebody does.
+        Raises :class:`MisSpeculation` when the memory is still written.
         """
         for _ in range(PASSES):
             differing = self._differing()
@@ -92,26 +93,26 @@ class Twins:
         raise changed_in_the_stop(sum(map(len, differing.values())))
 
     def guard(self) -> None:
-        """Have the movers keep the twins, too, for the processes, should this engine end."""
+        """Have the movers keep the replicas, too, for the processes, should this engine end."""
         rows: dict[int, list[tuple[ProcessId, int, int]]] = {}
         blocks = self._memory.all()
         processes = {pid: procfs.process_id(pid) for pid in {exported.pid for exported in blocks}}
         for exported in blocks:
-            twin, process = self._twins.get(exported.key), processes[exported.pid]
-            if twin is not None and process is not None:
-                rows.setdefault(twin.allocation.gpu, []).append(
-                    (process, exported.block.id, twin.allocation.key)
+            replica, process = self._replicas.get(exported.key), processes[exported.pid]
+            if replica is not None and process is not None:
+                rows.setdefault(replica.allocation.gpu, []).append(
+                    (process, exported.block.id, replica.allocation.key)
                 )
                 self._guarded.add(process)
         for gpu, guarded in rows.items():
             self._movers[gpu].guard(guarded)
 
     def take_over(self) -> None:
-        """The processes are on the new GPUs: the twins are their memory from now on."""
-        allocations = {key: twin.allocation for key, twin in self._twins.items()}
+        """The processes are on the new GPUs: the replicas are their memory from now on."""
+        allocations = {key: replica.allocation for key, replica in self._replicas.items()}
         self._left = self._memory.move(allocations, self._moves)
 
-    def __enter__(self) -> "Twins":
+    def __enter__(self) -> "Replicas":
         self._memory.dropping = self._drop
         return self
 
@@ -120,47 +121,49 @@ class Twins:
             if self._left:
                 undo.add(self._release)
             else:
-                undo.add(self._drop, list(self._twins))
+                undo.add(self._drop, list(self._replicas))
                 for mover in self._movers.values() if self._guarded else ():
                     undo.add(if_alive, mover, partial(mover.unguard, self._guarded))
             self._memory.dropping = None
 
     def _make(self, blocks: Sequence[ExportedBlock], gpu: int) -> None:
-        """Twins of blocks of one GPU: all of them or none."""
+        """Make replicas of blocks of one GPU, all of them or none."""
         new = self._moves[gpu]
         mover = self._movers[new]
-        twins: list[tuple[ExportedBlock, int]] = []
+        replicas: list[tuple[ExportedBlock, int]] = []
         sources: list[tuple[int, int, int]] = []
         with Undo() as undo, ExitStack() as borrowed:
             for exported, descriptor in self._memory.duplicates(blocks):
                 borrowed.callback(os.close, descriptor)
                 sources.append((new_key(), exported.block.size, descriptor))
-                twins.append((exported, new_key()))
-            descriptors = mover.create([(key, exported.block.size) for exported, key in twins])
-            undo.add(let_go, mover, [key for _, key in twins])
+                replicas.append((exported, new_key()))
+            descriptors = mover.create([(key, exported.block.size) for exported, key in replicas])
+            undo.add(let_go, mover, [key for _, key in replicas])
             for descriptor in descriptors:
                 undo.add(os.close, descriptor)
             mover.adopt(sources, home=gpu)
             undo.forget()
-        for (exported, key), source, descriptor in zip(twins, sources, descriptors, strict=True):
-            self._twins[exported.key] = _Twin(
+        for (exported, key), source, descriptor in zip(replicas, sources, descriptors, strict=True):
+            self._replicas[exported.key] = _Replica(
                 exported, Allocation(mover, key, descriptor), source[0]
             )
 
     def _differing(self) -> dict[int, list[int]]:
-        """By key: the chunks whose twins have other bytes."""
+        """By key: the chunks whose replicas have other bytes."""
         with self._lock:
-            twins = dict(self._twins)
+            replicas = dict(self._replicas)
         keys: dict[int, list[int]] = {}
-        for twin in twins.values():
-            keys.setdefault(twin.allocation.gpu, []).append(twin.allocation.key)
+        for replica in replicas.values():
+            keys.setdefault(replica.allocation.gpu, []).append(replica.allocation.key)
         with ThreadPoolExecutor(1 + len(keys)) as pool:
-            theirs = pool.submit(self._memory.digest, [twin.exported for twin in twins.values()])
+            theirs = pool.submit(
+                self._memory.digest, [replica.exported for replica in replicas.values()]
+            )
             answers = pool.map(lambda gpu: self._movers[gpu].digest(keys[gpu]), keys)
             ours = {key: digests for answer in answers for key, digests in answer.items()}
         found = {}
         for key, digests in theirs.result().items():
-            pairs = zip(digests, ours[twins[key].allocation.key], strict=True)
+            pairs = zip(digests, ours[replicas[key].allocation.key], strict=True)
             if differing := [index for index, (a, b) in enumerate(pairs) if a != b]:
                 found[key] = differing
         return found
@@ -168,32 +171,39 @@ class Twins:
     def _copy(self, differing: Missing[int], progress: Progress) -> None:
         chunks: dict[int, dict[int, tuple[int, Sequence[int]]]] = {}
         for key, indices in differing.items():
-            twin = self._twins[key]
-            chunks.setdefault(twin.allocation.gpu, {})[twin.allocation.key] = (twin.source, indices)
+            replica = self._replicas[key]
+            chunks.setdefault(replica.allocation.gpu, {})[replica.allocation.key] = (
+                replica.source,
+                indices,
+            )
         with ThreadPoolExecutor(len(chunks)) as pool:
             list(pool.map(lambda gpu: self._movers[gpu].fetch(chunks[gpu], progress), chunks))
 
     def _drop(self, keys: Iterable[int]) -> None:
         with self._lock, Undo() as each:
-            gone = [twin for key in keys if (twin := self._twins.pop(key, None)) is not None]
-            for mover, twins in self._by_mover(gone):
-                dropped = [key for twin in twins for key in (twin.allocation.key, twin.source)]
+            gone = [
+                replica for key in keys if (replica := self._replicas.pop(key, None)) is not None
+            ]
+            for mover, replicas in self._by_mover(gone):
+                dropped = [
+                    key for replica in replicas for key in (replica.allocation.key, replica.source)
+                ]
                 each.add(let_go, mover, dropped)
-                for twin in twins:
-                    each.add(os.close, twin.allocation.descriptor)
+                for replica in replicas:
+                    each.add(os.close, replica.allocation.descriptor)
 
     def _release(self) -> None:
-        """The first copies go, and what the new GPUs' movers know of them."""
+        """Drop the originals, and what the movers of the new GPUs know of them."""
         pids = {exported.pid for exported in self._left}
         processes = {found for pid in pids if (found := procfs.process_id(pid)) is not None}
         old: dict[int, list[int]] = {}
         for exported in distinct(self._left):
             old.setdefault(exported.gpu, []).append(exported.key)
         with Undo() as each:
-            for mover, twins in self._by_mover(self._twins.values()):
-                each.add(let_go, mover, [twin.source for twin in twins])
-                for twin in twins:
-                    each.add(os.close, twin.allocation.descriptor)
+            for mover, replicas in self._by_mover(self._replicas.values()):
+                each.add(let_go, mover, [replica.source for replica in replicas])
+                for replica in replicas:
+                    each.add(os.close, replica.allocation.descriptor)
             for gpu, keys in old.items():
                 mover = self._memory.mover(gpu)
                 each.add(let_go, mover, keys)
@@ -202,8 +212,8 @@ class Twins:
             for exported in self._left:
                 each.add(os.close, exported.descriptor)
 
-    def _by_mover(self, twins: Iterable[_Twin]) -> list[tuple[Mover, list[_Twin]]]:
-        found: dict[int, list[_Twin]] = {}
-        for twin in twins:
-            found.setdefault(twin.allocation.gpu, []).append(twin)
+    def _by_mover(self, replicas: Iterable[_Replica]) -> list[tuple[Mover, list[_Replica]]]:
+        found: dict[int, list[_Replica]] = {}
+        for replica in replicas:
+            found.setdefault(replica.allocation.gpu, []).append(replica)
         return [(self._movers[gpu], some) for gpu, some in found.items()]
