@@ -20,12 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from phosd.engine.chunk_map.chunk_map import Board
+from phosd.engine.chunk_map.chunk_map import ChunkMap
 from phosd.engine.image.manifest import CHUNK, Block, ChunkRef, Gpu, Host, Manifest, Process, Tree
 from phosd.engine.image.store import ImageWriter, Store
 from phosd.engine.image.writer import Pack
 from phosd.engine.mover.client.mover import Mover
-from phosd.engine.mover.client.requests import Copies, DrainBoard
+from phosd.engine.mover.client.requests import Copies, DrainMap
 from phosd.engine.mover.worker.transfer import close_all, reopen_direct
 from phosd.engine.system.cuda import call, driver
 
@@ -150,9 +150,9 @@ def copy_out(
             key: [copies.refs[key, i] for i in range(len(parts))] for key, parts in digests.items()
         }
         return refs, {"again_chunks": len(again), "again_s": round(taken, 4)}
-    with Board.create([(key, len(parts)) for key, parts in digests.items()], []) as board:
-        blocks = {key: board.first_chunk(key) for key in digests}
-        drained = mover.drain([DrainBoard(board.fd, 0, blocks)], digests, {}, writer, packs=packs)
+    with ChunkMap.create([(key, len(parts)) for key, parts in digests.items()], []) as chunk_map:
+        blocks = {key: chunk_map.first_chunk(key) for key in digests}
+        drained = mover.drain([DrainMap(chunk_map.fd, 0, blocks)], digests, {}, writer, packs=packs)
     return drained.chunks, {
         "changed": len(drained.changed),
         "to_saved_us": round(drained.seconds_to_saved * 1e6, 1),

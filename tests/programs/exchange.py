@@ -16,11 +16,11 @@ BOARD = 2 * (2 * WINDOW + 256)
 
 
 class Rank:
-    """One of the two; ``board`` is the address of the zeroed memory that both see."""
+    """One of the two; ``chunk_map`` is the address of the zeroed memory that both see."""
 
-    def __init__(self, device: Device, board: int, number: int) -> None:
+    def __init__(self, device: Device, chunk_map: int, number: int) -> None:
         self._device = device
-        self._mine, self._theirs = (board + n * BOARD // 2 for n in (number, 1 - number))
+        self._mine, self._theirs = (chunk_map + n * BOARD // 2 for n in (number, 1 - number))
         self._window = allocate(WINDOW)
         self._total = allocate(16)
         self._ignored = allocate(16)

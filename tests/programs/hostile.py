@@ -1,8 +1,8 @@
 """Computes as ``single`` does, and lies to phosd: a thread stands between it and the real hook.
 
-Arguments: steps, the number of a request, and how its answer is spoilt, or where the board is that
-the program writes over. The real hook listens below
-``PHOS_RUNTIME_DIR``, phosd looks below ``PHOS_TEST_OUTSIDE``.
+Arguments: steps, the number of a request, and how its answer is spoilt, or where the chunk map is
+that the program writes over. The real hook listens below ``PHOS_RUNTIME_DIR``, phosd looks below
+``PHOS_TEST_OUTSIDE``.
 """
 
 import contextlib
@@ -116,14 +116,14 @@ def descriptors(message: Message) -> Message:
 
 
 def truth(message: Message) -> Message:
-    """Honest, until the board is armed that phosd shares with the hook: see :func:`scribble`."""
+    """Honest until the chunk map that phosd shares with the hook is armed; see :func:`scribble`."""
     return message
 
 
-def scribble(board: int, words: slice) -> None:
-    """Write over these words of a board, as long as the process lives."""
-    chance = random.Random(board)
-    with mmap.mmap(board, os.fstat(board).st_size) as shared:
+def scribble(chunk_map: int, words: slice) -> None:
+    """Write over these words of a chunk map, as long as the process lives."""
+    chance = random.Random(chunk_map)
+    with mmap.mmap(chunk_map, os.fstat(chunk_map).st_size) as shared:
         view = memoryview(shared).cast("I")
         places = range(*words.indices(len(view)))
         while True:
@@ -138,7 +138,7 @@ BOARDS: dict[str, slice] = {
     "tables": slice(2200, None),
     "everything": slice(None),
 }
-"""Where a board is written over: ``phosd/hook/protocol/chunk_map.h`` has the layout."""
+"""Where a chunk map is written over: ``phosd/hook/protocol/chunk_map.h`` has the layout."""
 
 
 LIES: dict[str, Callable[[Message], Message]] = {
@@ -191,7 +191,7 @@ class Relay:
                 request = receive(end)
                 kind = HEADER.unpack(request[0])[2]
                 slabs = len(request[2]) - 1
-                board = os.dup(request[2][0]) if kind == ARM else -1
+                chunk_map = os.dup(request[2][0]) if kind == ARM else -1
                 send(inner, request)
                 answer = receive(inner)
                 if kind == DETACH:  # CRIU must meet no socket
@@ -199,7 +199,7 @@ class Relay:
                     self._detach()
                 send(end, self._lie(answer) if kind == self._request else answer)
                 if kind == ARM and self._words is not None and slabs > 0:  # not only watched
-                    scribbler = threading.Thread(target=scribble, args=(board, self._words))
+                    scribbler = threading.Thread(target=scribble, args=(chunk_map, self._words))
                     scribbler.daemon = True
                     scribbler.start()
                 if kind == DETACH:

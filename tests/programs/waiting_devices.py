@@ -7,9 +7,9 @@ from exchange import BOARD, Rank
 from gpu import Device, Report, allocate, ok
 
 
-def second(report: Report, device: Device, board: int) -> None:
+def second(report: Report, device: Device, chunk_map: int) -> None:
     device.make_current()
-    rank = Rank(device, board, 1)
+    rank = Rank(device, chunk_map, 1)
     for step in report.steps():
         rank.step(step, step)
 
@@ -17,12 +17,12 @@ def second(report: Report, device: Device, board: int) -> None:
 def main() -> None:
     report = Report()
     other, device = Device(1), Device(0)
-    board = allocate(BOARD)
+    chunk_map = allocate(BOARD)
     other.make_current()
     ok(driver.cuCtxEnablePeerAccess(device.context, 0))
     device.make_current()
-    rank = Rank(device, board, 0)
-    threading.Thread(target=second, args=(Report(), other, board), daemon=True).start()
+    rank = Rank(device, chunk_map, 0)
+    threading.Thread(target=second, args=(Report(), other, chunk_map), daemon=True).start()
     for step in report.steps():
         report.tell(step, rank.step(step, report.seed))
 

@@ -35,14 +35,14 @@ def first(peer: socket.socket) -> None:
     minimum = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     size = int(ok(driver.cuMemGetAllocationGranularity(properties(), minimum)))
     handle = ok(driver.cuMemCreate(size, properties(), 0))
-    board = map_memory(handle, size)
-    ok(driver.cuMemsetD8(board, 0, size))
+    chunk_map = map_memory(handle, size)
+    ok(driver.cuMemsetD8(chunk_map, 0, size))
     ok(driver.cuCtxSynchronize())
     descriptor = int(ok(driver.cuMemExportToShareableHandle(handle, POSIX, 0)))
     peer.sendall(size.to_bytes(8, "little"))
     socket.send_fds(peer, [b"m"], [descriptor])
     os.close(descriptor)
-    rank = Rank(device, board, 0)
+    rank = Rank(device, chunk_map, 0)
     for step in report.steps():
         report.tell(step, rank.step(step, report.seed))
     os.wait()

@@ -1,9 +1,10 @@
-"""The board: memory shared by a process's hook, the movers and the engine while chunks are saved.
+"""The chunk map: memory shared by a process's hook, the movers and the engine while chunks are
+saved.
 
 ``phosd/hook/protocol/chunk_map.h`` is its layout and says what the states mean. The engine makes
-one for each process (:meth:`Board.create`), gives its descriptor to the hook and to the movers, and
-keeps it to learn of freed memory. What is read here was written by the program, or could have been:
-it is good for choices and statistics, never for deciding what an image holds.
+one for each process (:meth:`ChunkMap.create`), gives its descriptor to the hook and to the movers,
+and keeps it to learn of freed memory. What is read here was written by the program, or could have
+been: it is good for choices and statistics, never for deciding what an image holds.
 """
 
 import ctypes
@@ -21,7 +22,7 @@ from phosd.engine.system import native
 from phosd.errors import Internal
 
 FREED_RING = 1024
-"""Freed blocks that a board can hold before somebody takes them."""
+"""Freed blocks that a chunk map can hold before somebody takes them."""
 
 _BLOCK = struct.Struct("<QII")
 _SLAB = struct.Struct("<iIII")
@@ -30,7 +31,7 @@ _FNV_OFFSET, _FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
 
 
 class Phase(enum.IntEnum):
-    """What a board is for at the moment."""
+    """What a chunk map is for at the moment."""
 
     ARMED = 0
     WATCHED = 1
@@ -71,14 +72,14 @@ class KernelRow:
 
     @property
     def packed(self) -> bytes:
-        """``KernelRow`` of board.h."""
+        """``KernelRow`` of chunk_map.h."""
         flags = self.suspect | (self.written is not None) << 1
         return _KERNEL.pack(self.name_hash, self.module, flags, 0, self.written or 0)
 
 
 @dataclass(frozen=True)
-class BoardStatistics:
-    """What the hook has counted on a board.
+class ChunkMapStatistics:
+    """What the hook has counted in a chunk map.
 
     ``submissions`` were looked at in ``looked_ns``, waits excluded; ``conservative`` of them were
     taken to write everything. ``shadowed_chunks`` were copied into slots. Threads of the program
@@ -97,8 +98,8 @@ class BoardStatistics:
     look_median_ns: int
 
 
-class Board:
-    """A board, mapped here. ``fd`` stays open until :meth:`close`."""
+class ChunkMap:
+    """Map the memory with a word for each chunk. ``fd`` stays open until :meth:`close`."""
 
     def __init__(self, view: int, fd: int, blocks: dict[int, tuple[int, int]]) -> None:
         self._view = view
@@ -113,7 +114,7 @@ class Board:
         slabs: Sequence[tuple[int, int]],
         kernels: Sequence[KernelRow] = (),
     ) -> Self:
-        """A new board, phase armed, every chunk pending.
+        """A new chunk map, phase armed, every chunk pending.
 
         ``blocks``: (block id, number of chunks), by id; ``slabs``: (the process's ordinal of the
         device, number of slots), in which order their slots are counted.
@@ -124,7 +125,7 @@ class Board:
             places[block_id] = (first, count)
             first += count
         if list(places) != sorted(places) or len(places) != len(blocks):
-            raise Internal("the blocks of a board must be sorted by id, each once")
+            raise Internal("the blocks of a chunk map must be sorted by id, each once")
         rows = sorted(kernels, key=lambda row: (row.name_hash, row.module))
         tables = (
             *(b"".join(_BLOCK.pack(block, 0, count) for block, count in blocks), len(blocks)),
@@ -134,7 +135,7 @@ class Board:
         fd = ctypes.c_int()
         view = library().phos_board_create(*tables, ctypes.byref(fd))
         if not view:
-            raise _failed("making a board")
+            raise _failed("making a chunk map")
         return cls(view, fd.value, places)
 
     def first_chunk(self, block_id: int) -> int:
@@ -142,11 +143,11 @@ class Board:
         return self._blocks[block_id][0]
 
     def mark_saved(self, chunks: Iterable[int]) -> None:
-        """Mark chunks that need no saving, by number, before the board is given to anybody."""
+        """Mark chunks that need no saving, by number, before the chunk map is given to anybody."""
         numbers = array("I", chunks)
         end = sum(self._blocks[max(self._blocks)]) if self._blocks else 0
         if numbers and max(numbers) >= end:
-            raise Internal(f"a board of {end} chunks has no chunk {max(numbers)}")
+            raise Internal(f"a chunk map of {end} chunks has no chunk {max(numbers)}")
         library().phos_board_mark_saved(self._view, numbers.tobytes(), len(numbers))
 
     def touched(self, block_id: int) -> Sequence[int]:
@@ -157,11 +158,11 @@ class Board:
         """The words of a block's chunks: :class:`ChunkState` in the low three bits."""
         return self._read(block_id)[0]
 
-    def statistics(self) -> BoardStatistics:
+    def statistics(self) -> ChunkMapStatistics:
         """What the hook has counted so far."""
         numbers = (ctypes.c_uint64 * 8)()
         library().phos_board_statistics(self._view, numbers)
-        return BoardStatistics(*numbers)
+        return ChunkMapStatistics(*numbers)
 
     @property
     def phase(self) -> Phase | None:
@@ -170,7 +171,7 @@ class Board:
         return Phase(value) if value in iter(Phase) else None
 
     def watch(self) -> None:
-        """All chunks are saved; from now on the board tells what is freed."""
+        """All chunks are saved; from now on the chunk map tells what is freed."""
         library().phos_board_set_phase(self._view, Phase.WATCHED)
 
     def abort(self) -> None:
@@ -180,7 +181,7 @@ class Board:
 
     def hold(self, device: int, byte_count: int) -> None:
         """So much memory of a device (the process's ordinal) will be given back, in time or when
-        the program cannot wait (:attr:`is_starving`). For a board that is only watched.
+        the program cannot wait (:attr:`is_starving`). For a chunk map that is only watched.
         """
         library().phos_board_hold(self._view, device, byte_count)
 
@@ -206,7 +207,7 @@ class Board:
         return before != self._posted
 
     def close(self) -> None:
-        """Unmap the board and close its descriptor. Can be called twice."""
+        """Unmap the chunk map and close its descriptor. Can be called twice."""
         if self._view:
             library().phos_board_close(self._view)
             os.close(self.fd)
@@ -226,13 +227,13 @@ class Board:
         return words, touched
 
 
-class View:
-    """Somebody else's board, opened by its descriptor, which stays the caller's."""
+class ChunkMapView:
+    """Map the chunk map of another process by its descriptor, which stays the caller's."""
 
     def __init__(self, fd: int) -> None:
         self.handle: int = library().phos_board_open(fd) or 0
         if not self.handle:
-            raise _failed("opening a board")
+            raise _failed("opening a chunk map")
 
     def close(self) -> None:
         """Unmap it."""
@@ -241,7 +242,7 @@ class View:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The native library of boards and plans, its functions declared."""
+    """The native library of chunk maps and plans, its functions declared."""
     found = ctypes.CDLL(str(native.board_library()), use_errno=True)
     pointer, number, text = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_char_p
     tables = (text, number) * 3
@@ -269,8 +270,8 @@ def library() -> ctypes.CDLL:
 
 def _failed(what: str) -> Internal:
     code = ctypes.get_errno()
-    strange = code in (errno.EBADMSG, errno.EINVAL)  # no seals, or not laid out as a board
-    hint = "it is not a board of this version; run `make build`"
+    strange = code in (errno.EBADMSG, errno.EINVAL)  # no seals, or not laid out as a chunk map
+    hint = "it is not a chunk map of this version; run `make build`"
     return Internal(
         f"{what} failed ({os.strerror(code)})",
         hint=hint if strange else "free memory and descriptors, and try again",

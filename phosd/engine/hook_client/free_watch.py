@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from phosd.engine.chunk_map.chunk_map import Board
+from phosd.engine.chunk_map.chunk_map import ChunkMap
 from phosd.engine.system import procfs
 from phosd.errors import PhosError
 
@@ -15,21 +15,21 @@ _LOOK_SECONDS = 0.1
 
 
 class Watch:
-    """Reads the board of one process from a thread of its own, until :meth:`end`.
+    """Reads the chunk map of one process from a thread of its own, until :meth:`end`.
 
     ``freed`` is called with the ids of freed blocks, or None when some may have been missed, and
     says whether their memory is free by then; if it is later, :meth:`settle` must be called.
-    ``gone`` is called when the process has ended. The board is the watch's to close.
+    ``gone`` is called when the process has ended. The chunk map is the watch's to close.
     """
 
     def __init__(
         self,
         pid: int,
-        board: Board,
+        chunk_map: ChunkMap,
         freed: Callable[[list[int] | None], bool],
         gone: Callable[[], None],
     ) -> None:
-        self.board = board
+        self.chunk_map = chunk_map
         self._pid = pid
         self._freed = freed
         self._gone = gone
@@ -46,19 +46,19 @@ class Watch:
 
     def settle(self) -> None:
         """All memory that the process has been known to free is free."""
-        self.board.taken()
+        self.chunk_map.taken()
 
     def end(self) -> None:
         """Watch no more. May be called from the callbacks."""
         self._over.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-            self.board.close()
+            self.chunk_map.close()
 
     def _run(self) -> None:
         try:
             while not self._over.is_set():
-                posted = self.board.wait(_LOOK_SECONDS)
+                posted = self.chunk_map.wait(_LOOK_SECONDS)
                 stat = procfs.stat(self._pid)
                 if stat is None or stat.dead or stat.start_time != self._start:
                     self._gone()
@@ -69,6 +69,6 @@ class Watch:
             _log.warning("what process %d frees is no longer known: %s", self._pid, error)
 
     def _take(self) -> None:
-        freed = self.board.freed()
+        freed = self.chunk_map.freed()
         if freed != [] and self._freed(freed):
-            self.board.taken()
+            self.chunk_map.taken()

@@ -206,21 +206,21 @@ class HookLink:
         payload = b"" if ids is None else struct.pack(f"<{len(ids) + 1}Q", len(ids), *ids)
         return self._count(Type.REHOME, payload)
 
-    def arm(self, board: int, slabs: Sequence[int]) -> int:
-        """Begin copy-on-write, with the descriptors of a board and of its slabs, while the gate is
-        closed; how many chunks are pending. Losing this connection ends it. With a board that is
-        only watched the gate may be open.
+    def arm(self, chunk_map: int, slabs: Sequence[int]) -> int:
+        """Begin copy-on-write, with the descriptors of a chunk map and of its slabs, while the gate
+        is closed; how many chunks are pending. Losing this connection ends it. With a chunk map
+        that is only watched the gate may be open.
         """
-        return self._count(Type.ARM, ARM.pack(len(slabs), 0), [board, *slabs])
+        return self._count(Type.ARM, ARM.pack(len(slabs), 0), [chunk_map, *slabs])
 
     def disarm(self) -> int:
         """End copy-on-write: the hook lets go of the slabs, and goes on to post freed blocks on
-        the board; how many chunks it has shadowed.
+        the chunk map; how many chunks it has shadowed.
         """
         return self._count(Type.DISARM)
 
     def forget(self) -> None:
-        """Have the hook let go of the board."""
+        """Have the hook let go of the chunk map."""
         self._ask(Type.FORGET)
 
     def kernels(self) -> list[Kernel]:

@@ -22,7 +22,7 @@ VERSION = 1
 REPLY = 0x8000
 MAX_PAYLOAD = 1 << 16
 MAX_DESCRIPTORS = 128
-_SUSPECT = 1  # board.h's kSuspect
+_SUSPECT = 1  # chunk_map.h's kSuspect
 DEADLINE = 30.0
 """Seconds that one request may take. Unmapping 1,170 blocks took 27 ms on an H200."""
 

@@ -1,7 +1,7 @@
-"""Copying behind the program's back: shadow memory, boards, and the movers at work on them.
+"""Copying behind the program's back: shadow memory, chunk maps, and the movers at work on them.
 
-A board (``chunk_map.py``) tells hook and mover which chunks still are as they were at the stop. The
-hooks save what is about to be overwritten from :meth:`Drain.arm` on, before the gate opens. The
+A chunk map (``chunk_map.py``) tells hook and mover which chunks still are as they were at the stop.
+The hooks save what is about to be overwritten from :meth:`Drain.arm` on, before the gate opens. The
 movers begin when it is open; while the data are still parked, where shadows cannot hold everything.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from phosd.engine.chunk_map.chunk_map import Board, KernelRow
+from phosd.engine.chunk_map.chunk_map import ChunkMap, KernelRow
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.image.manifest import CHUNK, ChunkRef
 from phosd.engine.image.writer import ImageWriter
@@ -23,7 +23,7 @@ from phosd.engine.job.rollback import Undo, Undoing
 from phosd.engine.memory.background_copy import follow, spare_memory, starved
 from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.exported import ExportedBlock, if_alive, new_key
-from phosd.engine.mover.client.requests import DrainBoard, Drained
+from phosd.engine.mover.client.requests import Drained, DrainMap
 from phosd.errors import MisSpeculation, NoSuchProcess, OutOfMemory
 
 _SLABS = 32
@@ -46,12 +46,12 @@ class _Slab:
 
 @dataclass
 class _Member:
-    """One process: its hook, its slabs, its blocks that nobody else can write, and its board."""
+    """One process: its hook, slabs and chunk map, and its blocks that nobody else can write."""
 
     link: HookLink
     slabs: list[_Slab] = field(default_factory=list)
     blocks: list[ExportedBlock] = field(default_factory=list)
-    board: Board | None = None
+    chunk_map: ChunkMap | None = None
     armed: bool = False
 
 
@@ -123,12 +123,12 @@ class Drain(Undoing):
         assert self._begun is not None
         self._begun.result()
         for member in self._members:
-            assert member.board is not None
-            member.link.arm(member.board.fd, [slab.descriptor for slab in member.slabs])
+            assert member.chunk_map is not None
+            member.link.arm(member.chunk_map.fd, [slab.descriptor for slab in member.slabs])
             member.armed = True
             # From now on hook and mover hold the slabs; when both let go, the memory must be free.
             self._close_slabs(member)
-            self._memory.watch(member.link, member.board)
+            self._memory.watch(member.link, member.chunk_map)
 
     @property
     def bytes_total(self) -> int:
@@ -186,12 +186,13 @@ class Drain(Undoing):
                 slab.descriptor = -1
 
     def _prepare(self) -> None:
-        # What is freed from now on the new boards tell; to end a watch takes time, here nobody's.
+        # What is freed from now on the new chunk maps tell; to end a watch takes time, here
+        # nobody's.
         self._memory.unwatch(member.link.pid for member in self._members)
         blocks = [exported for member in self._members for exported in member.blocks]
         self._digests = self._memory.digest(blocks)
         for member in self._members:
-            member.board = Board.create(
+            member.chunk_map = ChunkMap.create(
                 [(exported.block.id, exported.chunks) for exported in member.blocks],
                 [(slab.device, slab.slots) for slab in member.slabs],
                 self._kernels,
@@ -208,7 +209,7 @@ class Drain(Undoing):
             self._drains.append(
                 self._pool.submit(
                     self._memory.mover(gpu).drain,
-                    [board for member in self._members if (board := _part(member, gpu))],
+                    [chunk_map for member in self._members if (chunk_map := _part(member, gpu))],
                     {exported.key: self._digests[exported.key] for exported in here},
                     self._memory.order(here),
                     self._writer,
@@ -221,24 +222,24 @@ class Drain(Undoing):
 
     def _tell(self, progress: Progress, drained: Sequence[Drained]) -> None:
         """What the copying took, and what it cost the program."""
-        boards = [member.board.statistics() for member in self._members if member.board]
+        chunk_maps = [member.chunk_map.statistics() for member in self._members if member.chunk_map]
         needless = [part.needless_shadows for part in drained]
         progress.details |= {
             "drain_seconds": time.monotonic() - self._started,
             "drain_bytes": sum(part.byte_count for part in drained),
-            "shadowed_chunks": sum(board.shadowed_chunks for board in boards),
+            "shadowed_chunks": sum(chunk_map.shadowed_chunks for chunk_map in chunk_maps),
             "needless_shadows": sum(n or 0 for n in needless) if self._audit else None,
-            "submissions": sum(board.submissions for board in boards),
-            "looked_seconds": sum(board.looked_ns for board in boards) / 1e9,
-            "look_median_seconds": max(board.look_median_ns for board in boards) / 1e9,
-            "waits": sum(board.waits for board in boards),
-            "waited_seconds": sum(board.waited_ns for board in boards) / 1e9,
+            "submissions": sum(chunk_map.submissions for chunk_map in chunk_maps),
+            "looked_seconds": sum(chunk_map.looked_ns for chunk_map in chunk_maps) / 1e9,
+            "look_median_seconds": max(chunk_map.look_median_ns for chunk_map in chunk_maps) / 1e9,
+            "waits": sum(chunk_map.waits for chunk_map in chunk_maps),
+            "waited_seconds": sum(chunk_map.waited_ns for chunk_map in chunk_maps) / 1e9,
             "wrong_chunks": sum(len(part.changed) for part in drained),
         }
         for member in self._members:
-            assert member.board is not None
+            assert member.chunk_map is not None
             for exported in member.blocks:
-                touched = member.board.touched(exported.block.id)
+                touched = member.chunk_map.touched(exported.block.id)
                 self._memory.touched[exported.pid, exported.block.id] = touched
 
     def _stop(self) -> None:
@@ -251,14 +252,14 @@ class Drain(Undoing):
                 each.add(self._disarm, member)
 
     def _disarm(self, member: _Member) -> None:
-        if member.board is None:
+        if member.chunk_map is None:
             return
         if not member.armed:
-            member.board.close()
+            member.chunk_map.close()
             return
         try:
             if self._complete:
-                member.board.watch()
+                member.chunk_map.watch()
                 member.link.disarm()
                 return
             member.link.forget()
@@ -275,18 +276,20 @@ class Drain(Undoing):
         ]
 
 
-def _part(member: _Member, gpu: int) -> DrainBoard | None:
-    """What a member's board has on one GPU; None for nothing."""
-    assert member.board is not None
+def _part(member: _Member, gpu: int) -> DrainMap | None:
+    """What a member's chunk map has on one GPU; None for nothing."""
+    assert member.chunk_map is not None
     blocks = [exported for exported in member.blocks if exported.gpu == gpu]
     if not blocks:
         return None
     slabs = [slab for slab in member.slabs if slab.gpu == gpu]
     before = itertools.takewhile(lambda slab: slab.gpu != gpu, member.slabs)
-    return DrainBoard(
-        fd=member.board.fd,
+    return DrainMap(
+        fd=member.chunk_map.fd,
         device=blocks[0].block.device,
-        blocks={exported.key: member.board.first_chunk(exported.block.id) for exported in blocks},
+        blocks={
+            exported.key: member.chunk_map.first_chunk(exported.block.id) for exported in blocks
+        },
         slabs=[slab.key for slab in slabs],
         first_slot=sum(slab.slots for slab in before),
     )

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from phosd.engine.chunk_map.chunk_map import Board
+from phosd.engine.chunk_map.chunk_map import ChunkMap
 from phosd.engine.hook_client.free_watch import Watch
 from phosd.engine.hook_client.link import Block, BlockFlag, HookLink
 from phosd.engine.image.manifest import CHUNK, ChunkRef
@@ -96,26 +96,26 @@ class DeviceMemory:
             with self._lock:
                 self._take(link, blocks)
 
-    def watch(self, link: HookLink, board: Board) -> None:
-        """Release what the process frees from now on, as ``board`` tells, which is ours now."""
+    def watch(self, link: HookLink, chunk_map: ChunkMap) -> None:
+        """Release what the process frees from now on, as ``chunk_map`` tells, which is ours now."""
         self.unwatch([link.pid])
         freed = partial(self._freed, link.pid, link.runtime_dir)
-        self._watches[link.pid] = Watch(link.pid, board, freed, partial(self._gone, link.pid))
+        self._watches[link.pid] = Watch(link.pid, chunk_map, freed, partial(self._gone, link.pid))
 
-    def watch_all(self, links: Sequence[HookLink]) -> list[Board]:
-        """Watch each process by a board of its own, which is ours. Nothing may be parked."""
-        boards = []
+    def watch_all(self, links: Sequence[HookLink]) -> list[ChunkMap]:
+        """Watch each process by a chunk map of its own, which is ours. Nothing may be parked."""
+        chunk_maps = []
         for link in links:
-            board = Board.create([], [])
-            board.watch()
+            chunk_map = ChunkMap.create([], [])
+            chunk_map.watch()
             try:
-                link.arm(board.fd, [])
+                link.arm(chunk_map.fd, [])
             except BaseException:
-                board.close()
+                chunk_map.close()
                 raise
-            self.watch(link, board)
-            boards.append(board)
-        return boards
+            self.watch(link, chunk_map)
+            chunk_maps.append(chunk_map)
+        return chunk_maps
 
     def unwatch(self, pids: Iterable[int] | None = None) -> None:
         """Watch these processes no more; all of them by default."""

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from phosd.engine.chunk_map.chunk_map import Board
+from phosd.engine.chunk_map.chunk_map import ChunkMap
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.image.manifest import CHUNK, ChunkRef
 from phosd.engine.image.writer import ImageWriter
@@ -74,7 +74,7 @@ class Snapshot(Undoing):
         self._limit = limit
         self._copies: dict[int, _Copy] = {}
         self._sizes: Counter[int] = Counter()
-        self._boards: list[tuple[Board, Sequence[int]]] = []
+        self._chunk_maps: list[tuple[ChunkMap, Sequence[int]]] = []
         self._lock = threading.Lock()
         self._digests: dict[int, list[bytes]] = {}
         self._wanted: dict[int, list[int]] = {}
@@ -125,10 +125,10 @@ class Snapshot(Undoing):
         """
         assert self._copied is not None
         self._copied.result()
-        boards = self._memory.watch_all(self._links)
+        chunk_maps = self._memory.watch_all(self._links)
         gpus = [self._memory.gpus_of(link.pid) for link in self._links]
         with self._lock:
-            self._boards = list(zip(boards, gpus, strict=True))
+            self._chunk_maps = list(zip(chunk_maps, gpus, strict=True))
             self._tell_held()
 
     @property
@@ -196,7 +196,8 @@ class Snapshot(Undoing):
             self._sizes[gpu] += slab.size
 
     def _hash(self) -> None:
-        # What is freed from now on the new boards tell; to end a watch takes time, here nobody's.
+        # What is freed from now on the new chunk maps tell; to end a watch takes time, here
+        # nobody's.
         self._memory.unwatch(link.pid for link in self._links)
         blocks = [h for h in distinct(self._memory.all()) if h.key in self._copies]
         self._bytes = sum(exported.block.size for exported in blocks)
@@ -259,7 +260,7 @@ class Snapshot(Undoing):
 
     def _look(self) -> None:
         """A program that has waited for memory in vain gets all of it."""
-        if any(board.is_starving for board, _ in self._boards):
+        if any(chunk_map.is_starving for chunk_map, _ in self._chunk_maps):
             self._is_starving = True
             self._account.cancel()
 
@@ -288,9 +289,9 @@ class Snapshot(Undoing):
 
     def _tell_held(self) -> None:
         """Hooks wait for memory only where there is some to come."""
-        for board, gpus in self._boards:
+        for chunk_map, gpus in self._chunk_maps:
             for device, gpu in enumerate(gpus):
-                board.hold(device, self._sizes[gpu])
+                chunk_map.hold(device, self._sizes[gpu])
 
     def _stop(self) -> None:
         self._account.cancel()

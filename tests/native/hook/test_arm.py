@@ -1,4 +1,4 @@
-"""Boards over the wire: real programs, and an engine that does a mover's work by hand."""
+"""Chunk maps over the wire: real programs, and an engine that does a mover's work by hand."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.chunk_map.chunk_map import Board, ChunkState, Phase
+from phosd.engine.chunk_map.chunk_map import ChunkMap, ChunkState, Phase
 from phosd.engine.hook_client.link import HookLink
 from phosd.errors import Busy, Internal
 from tests.native.hook.live import Live, linked, live
@@ -55,63 +55,65 @@ for line in sys.stdin:
 
 
 def rows(link: HookLink) -> list[tuple[int, int]]:
-    """What a board needs to know of a program's blocks."""
+    """What a chunk map needs to know of a program's blocks."""
     return [(block.id, -(-block.size // CHUNK)) for block in link.list_blocks()]
 
 
 @contextmanager
-def armed(program: Live) -> Iterator[Board]:
-    """A board without slots; the gate is open inside."""
+def armed(program: Live) -> Iterator[ChunkMap]:
+    """A chunk map without slots; the gate is open inside."""
     program.close_gate()
-    with Board.create(rows(program.link), []) as board:
-        pending = program.link.arm(board.fd, [])
+    with ChunkMap.create(rows(program.link), []) as chunk_map:
+        pending = program.link.arm(chunk_map.fd, [])
         assert pending == sum(count for _, count in rows(program.link))
         program.link.open_gate()
-        yield board
+        yield chunk_map
 
 
-def states(board: Board, link: HookLink) -> set[ChunkState]:
+def states(chunk_map: ChunkMap, link: HookLink) -> set[ChunkState]:
     """The states that chunks of a program are in."""
-    return {ChunkState(word & 7) for i, _ in rows(link) for word in board.states(i)}
+    return {ChunkState(word & 7) for i, _ in rows(link) for word in chunk_map.states(i)}
 
 
-def maps_a_board(pid: int) -> bool:
+def maps_a_chunk_map(pid: int) -> bool:
     return "phos-board" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def test_a_thread_waits_for_the_first_chunk_alone(tmp_path: Path) -> None:
     with live(WRITES, tmp_path) as program:
         assert program.hears() == "ready"
-        with armed(program) as board:
+        with armed(program) as chunk_map:
             program.tell()
-            assert board.wait(20), "the hook asks for a chunk"
+            assert chunk_map.wait(20), "the hook asks for a chunk"
             (block_id, count) = rows(program.link)[-1]
-            urgent = [word >> 3 & 1 for word in board.states(block_id)]
+            urgent = [word >> 3 & 1 for word in chunk_map.states(block_id)]
             assert urgent == [1] + [0] * (count - 1)
             time.sleep(0.1)
-            board.watch()
+            chunk_map.watch()
             assert program.hears() == "written"
             assert program.link.disarm() == 0
-            said = board.statistics()
+            said = chunk_map.statistics()
             assert (said.submissions, said.waits, said.touches) == (1, 1, 1)
             assert said.waited_ns > 50_000_000
             assert 0 < said.looked_ns < said.waited_ns, "looking is not waiting"
-            assert list(board.touched(block_id)) == [1] + [0] * (count - 1)
-            assert maps_a_board(program.process.pid)
+            assert list(chunk_map.touched(block_id)) == [1] + [0] * (count - 1)
+            assert maps_a_chunk_map(program.process.pid)
             program.link.forget()
-            assert not maps_a_board(program.process.pid)
+            assert not maps_a_chunk_map(program.process.pid)
 
 
 def test_a_lost_client_lets_the_program_go_on(tmp_path: Path) -> None:
     with live(WRITES, tmp_path) as program:
         assert program.hears() == "ready"
-        with armed(program) as board:
+        with armed(program) as chunk_map:
             program.tell()
-            assert board.wait(20)
+            assert chunk_map.wait(20)
             program.link.close()
             assert program.hears() == "written"
-            assert board.phase is Phase.ABORTED
-            wait_until(lambda: not maps_a_board(program.process.pid), "the board to be let go of")
+            assert chunk_map.phase is Phase.ABORTED
+            wait_until(
+                lambda: not maps_a_chunk_map(program.process.pid), "the chunk map to be let go of"
+            )
         with linked(program.process.pid, tmp_path) as link:
             assert link.kernels() == []
 
@@ -121,9 +123,9 @@ def test_a_watched_board_outlives_its_client_and_not_a_detach(tmp_path: Path) ->
     with live(code, tmp_path) as program:
         assert program.hears() == "ready"
         program.close_gate()
-        with Board.create([], []) as board:
-            board.watch()
-            assert program.link.arm(board.fd, []) == 0
+        with ChunkMap.create([], []) as chunk_map:
+            chunk_map.watch()
+            assert program.link.arm(chunk_map.fd, []) == 0
             program.link.open_gate()
             last = rows(program.link)[-1][0]
             program.link.close()
@@ -132,15 +134,17 @@ def test_a_watched_board_outlives_its_client_and_not_a_detach(tmp_path: Path) ->
             freed: list[int] = []
 
             def told() -> bool:
-                freed.extend(board.freed() or [])
+                freed.extend(chunk_map.freed() or [])
                 return last in freed
 
             wait_until(told, "the freed block to be told")
-            assert board.statistics().submissions == 0
-        assert maps_a_board(program.process.pid)
+            assert chunk_map.statistics().submissions == 0
+        assert maps_a_chunk_map(program.process.pid)
         program.link.connect()
         program.link.detach()
-        wait_until(lambda: not maps_a_board(program.process.pid), "the board to be let go of")
+        wait_until(
+            lambda: not maps_a_chunk_map(program.process.pid), "the chunk map to be let go of"
+        )
         program.link.reattach()
 
 
@@ -149,9 +153,9 @@ def test_kernels_are_listed_with_their_launches(tmp_path: Path) -> None:
         assert program.hears() == "ready"
         program.tell()
         assert program.hears() == "launched"
-        with armed(program) as board:
+        with armed(program) as chunk_map:
             assert program.link.kernels() == []
-            board.watch()
+            chunk_map.watch()
             for _ in range(3):
                 program.tell()
                 assert program.hears() == "launched"
@@ -179,18 +183,18 @@ def test_what_is_no_board_is_refused(tmp_path: Path, size: int) -> None:
 def test_a_board_needs_a_closed_gate_and_comes_alone(tmp_path: Path) -> None:
     with live(WRITES, tmp_path) as program:
         assert program.hears() == "ready"
-        with armed(program) as board:
+        with armed(program) as chunk_map:
             program.close_gate()
             with pytest.raises(Busy, match="armed already"):
-                program.link.arm(board.fd, [])
+                program.link.arm(chunk_map.fd, [])
             with pytest.raises(Busy, match="disarm it"):
                 program.link.park()
             program.link.open_gate()
-            assert states(board, program.link) == {ChunkState.PENDING}
+            assert states(chunk_map, program.link) == {ChunkState.PENDING}
             began = time.monotonic()
             program.link.forget()
             assert time.monotonic() - began < 1.9, "it waited for somebody, for all of its 2 s"
-        with Board.create([], []) as fresh:
+        with ChunkMap.create([], []) as fresh:
             with pytest.raises(Busy, match="closed gate"):
                 program.link.arm(fresh.fd, [])
             fresh.watch()
@@ -208,8 +212,8 @@ def test_a_child_has_no_part_in_a_board(tmp_path: Path) -> None:
     )
     with live(code, tmp_path) as program:
         assert program.hears() == "ready"
-        with armed(program) as board:
-            board.watch()
+        with armed(program) as chunk_map:
+            chunk_map.watch()
             assert re.search("phos-board", Path(f"/proc/{program.process.pid}/maps").read_text())
             program.tell()
             assert [program.hears(), program.hears()] == ["written", "0"]

@@ -1,4 +1,4 @@
-"""A program whose memory is drained while it runs; the test plays its hook on the board."""
+"""A program whose memory is drained while it runs; the test plays its hook."""
 
 import contextlib
 import os
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from phosd.engine.chunk_map.chunk_map import Board
+from phosd.engine.chunk_map.chunk_map import ChunkMap
 from phosd.engine.image.manifest import CHUNK, Block, Manifest, Tree
 from phosd.engine.image.packs import RECORD
 from phosd.engine.image.store import ImageWriter, Store
 from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client.mover import Mover
-from phosd.engine.mover.client.requests import DrainBoard, Drained
+from phosd.engine.mover.client.requests import Drained, DrainMap
 from tests.node.mover import owner
 from tests.node.mover.fake_hook import FakeHook
 from tests.node.mover.owner import Owner
@@ -35,11 +35,11 @@ SLOTS = 4
 
 @dataclass
 class Program:
-    """A program with its board: blocks 1, 2, ... have keys from ``key`` on; one slab of SLOTS."""
+    """A program with its chunk map: blocks 1, 2, ... have keys from ``key`` on; a slab of SLOTS."""
 
     owner: Owner
     mover: Mover
-    board: Board
+    chunk_map: ChunkMap
     hook: FakeHook
     data: list[bytes]
     digests: dict[int, list[bytes]]
@@ -49,14 +49,14 @@ class Program:
     """Slots in use, by chunk."""
 
     @property
-    def drained(self) -> DrainBoard:
+    def drained(self) -> DrainMap:
         """What the mover is told."""
         places = {self.key + i: self.chunk(i) for i in range(len(SIZES))}
-        return DrainBoard(self.board.fd, 0, places, [self.key + SLAB])
+        return DrainMap(self.chunk_map.fd, 0, places, [self.key + SLAB])
 
     def chunk(self, block: int, index: int = 0) -> int:
-        """The number of a chunk on the board."""
-        return self.board.first_chunk(1 + block) + index
+        """The number of a chunk in the chunk map."""
+        return self.chunk_map.first_chunk(1 + block) + index
 
     def word(self, block: int, index: int) -> int:
         """The word of a chunk."""
@@ -88,7 +88,7 @@ class Program:
         *,
         audit: bool = False,
     ) -> Drained:
-        """Have the mover drain the board."""
+        """Have the mover drain the chunk map."""
         given = ([self.drained], self.digests, order or {}, writer, progress)
         return self.mover.drain(*given, audit=audit, let_go=self.dropped.extend)
 
@@ -119,7 +119,7 @@ def prepared(store: Store, *, rate: str = "", fault: str = "") -> Iterator[Progr
 
 @contextlib.contextmanager
 def armed(process: Owner, mover: Mover, data: list[bytes], key: int = 10) -> Iterator[Program]:
-    """A board for what a process has, whose blocks get the keys from ``key`` on."""
+    """A chunk map for what a process has, whose blocks get the keys from ``key`` on."""
     keys = [key + i for i in range(len(data))]
     descriptors = process.create(SIZES)
     mover.adopt([(keys[i], len(d), descriptors[i]) for i, d in enumerate(data)])
@@ -130,9 +130,9 @@ def armed(process: Owner, mover: Mover, data: list[bytes], key: int = 10) -> Ite
     for index, content in enumerate(data):
         process.write(index, content)
     counts = [(1 + i, size // CHUNK) for i, size in enumerate(SIZES)]
-    with Board.create(counts, [(0, SLOTS)]) as board:
-        hook = FakeHook(board.fd)
-        yield Program(process, mover, board, hook, data, mover.digest(keys), key)
+    with ChunkMap.create(counts, [(0, SLOTS)]) as chunk_map:
+        hook = FakeHook(chunk_map.fd)
+        yield Program(process, mover, chunk_map, hook, data, mover.digest(keys), key)
         hook.close()
 
 

@@ -160,7 +160,7 @@ def test_a_cancelled_drain_lets_everybody_go_on(store: Store) -> None:
 
 
 def test_a_board_whose_job_is_over_is_not_drained(program: Program, store: Store) -> None:
-    program.board.abort()
+    program.chunk_map.abort()
     with store.begin(0) as writer, pytest.raises(Timeout, match="no longer waits"):
         program.drain(writer)
 
@@ -183,7 +183,7 @@ def test_a_failing_drain_leaves_nothing(store: Store, fault: str, error: type[Ph
         assert everything(store.state) == set()
         assert program.mover.alive != dies
         if dies:
-            program.board.abort()
+            program.chunk_map.abort()
         assert program.hook.phase == Phase.ABORTED
         assert program.owner.read(2) == program.data[2]
         if not dies:
@@ -244,9 +244,9 @@ def test_two_programs_on_one_gpu(program: Program, store: Store) -> None:
         other.shadow(2, 0, slot=3)
         program.overwrite(2, 0)
         other.overwrite(2, 0)
-        boards = [program.drained, other.drained]
+        chunk_maps = [program.drained, other.drained]
         digests = program.digests | other.digests
-        drained = program.mover.drain(boards, digests, {}, writer)
+        drained = program.mover.drain(chunk_maps, digests, {}, writer)
         assert (drained.changed, drained.from_slots) == ([], 2)
         made = publish(writer, drained)
         assert set(drained.chunks) == {10, 11, 12, 13, 200, 201, 202, 203}

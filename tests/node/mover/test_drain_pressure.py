@@ -1,4 +1,4 @@
-"""Draining while the program needs memory, and while it scribbles on its board."""
+"""Draining while the program needs memory, and while it scribbles on its chunk map."""
 
 import os
 import random
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.chunk_map.chunk_map import Board, ChunkState, Phase
+from phosd.engine.chunk_map.chunk_map import ChunkMap, ChunkState, Phase
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.image.store import Store
 from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client import requests
-from phosd.engine.mover.client.requests import DrainBoard, Drained
+from phosd.engine.mover.client.requests import Drained, DrainMap
 from phosd.errors import Internal
 from tests.node.mover.draining import (
     SIZES,
@@ -119,8 +119,8 @@ def test_memory_that_cannot_be_let_go_of_ends_the_drain(store: Store) -> None:
 
         def drain() -> Drained:
             with store.begin(0) as writer:
-                boards = [program.drained]
-                return program.mover.drain(boards, program.digests, {}, writer, let_go=fail)
+                chunk_maps = [program.drained]
+                return program.mover.drain(chunk_maps, program.digests, {}, writer, let_go=fail)
 
         with program.shadowing(2, 5, slot=0), beside(drain) as running:
             assert program.hook.await_saved(program.chunk(0, 0))
@@ -226,19 +226,19 @@ def test_a_board_full_of_nonsense_ends_in_a_right_image_or_an_error(
 def test_a_header_full_of_nonsense_is_refused(program: Program, store: Store) -> None:
     """Every field of the layout: magic, version, counts, size, offsets."""
     for at in (0, 8, 16, 32, 40, 48, 56, 64):
-        before = os.pread(program.board.fd, 8, at)
-        os.pwrite(program.board.fd, b"\xff" * 8, at)
-        with store.begin(0) as writer, pytest.raises(Internal, match="opening a board"):
+        before = os.pread(program.chunk_map.fd, 8, at)
+        os.pwrite(program.chunk_map.fd, b"\xff" * 8, at)
+        with store.begin(0) as writer, pytest.raises(Internal, match="opening a chunk map"):
             program.drain(writer)
-        os.pwrite(program.board.fd, before, at)
+        os.pwrite(program.chunk_map.fd, before, at)
     with store.begin(0) as writer:
         verify(store, publish(writer, program.drain(writer)).id, Progress())
 
 
 def test_a_board_of_other_blocks_is_refused(program: Program, store: Store) -> None:
-    with Board.create([(1, 3)], []) as small:
-        drained = DrainBoard(small.fd, 0, {12: 0})
-        with store.begin(0) as writer, pytest.raises(Internal, match="not on the board"):
+    with ChunkMap.create([(1, 3)], []) as small:
+        drained = DrainMap(small.fd, 0, {12: 0})
+        with store.begin(0) as writer, pytest.raises(Internal, match="not in the chunk map"):
             program.mover.drain([drained], program.digests, {}, writer)
     with store.begin(0) as writer, pytest.raises(Internal, match="has 6 chunks, not 5"):
         digests = program.digests | {12: program.digests[12][:5]}
@@ -246,11 +246,11 @@ def test_a_board_of_other_blocks_is_refused(program: Program, store: Store) -> N
 
 
 def test_what_is_no_board_is_refused(program: Program, store: Store, tmp_path: Path) -> None:
-    board = program.board.fd
+    chunk_map = program.chunk_map.fd
     plain = os.memfd_create("plain")
     os.truncate(plain, 1 << 20)
     for fd in (plain, os.open(tmp_path, os.O_RDONLY)):
-        os.dup2(fd, board)
-        with store.begin(0) as writer, pytest.raises(Internal, match="opening a board"):
+        os.dup2(fd, chunk_map)
+        with store.begin(0) as writer, pytest.raises(Internal, match="opening a chunk map"):
             program.drain(writer)
         os.close(fd)

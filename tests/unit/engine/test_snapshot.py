@@ -61,7 +61,7 @@ class Mover:
             time.sleep(0.0001)
 
 
-class Board:
+class ChunkMap:
     """Remembers what it was told."""
 
     is_starving = False
@@ -118,12 +118,12 @@ def snapshot_of(
 
 
 def test_all_gpus_are_saved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half the blocks need no saving; slabs are of many blocks, and boards hear of whole slabs."""
+    """Half the blocks need no saving; slabs have many blocks; chunk maps hear of whole slabs."""
     monkeypatch.setattr(snapshot, "Copies", lambda *_: SimpleNamespace(refs={}))
     monkeypatch.setattr(snapshot, "_SLAB", 100 * CHUNK)
     movers = {gpu: Mover(gpu, 64 * GB) for gpu in range(6)}
     blocks = [exported(gpu, number) for gpu in movers for number in range(1500)]
-    board = Board()
+    chunk_map = ChunkMap()
     with snapshot_of(blocks, movers) as shot:
         assert shot.make_room()
         assert {mover.free for mover in movers.values()} == {64 * GB - 1500 * CHUNK}
@@ -131,11 +131,11 @@ def test_all_gpus_are_saved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             shot._digests[each.key] = [each.key.to_bytes(16, "big")]
             shot._wanted[each.key] = [0] * (number % 2)
             shot._writer.stored[shot._digests[each.key][0].hex()] = cast(Any, each.key)
-        shot._boards.append((cast(Any, board), tuple(movers)))
+        shot._chunk_maps.append((cast(Any, chunk_map), tuple(movers)))
         shot._account.phase("drain")
         chunks: dict[int, Any] = dict(shot.finish(Progress()))
         assert chunks == {each.key: (each.key,) for each in blocks}
-        assert board.exported == dict.fromkeys(movers, 0)
+        assert chunk_map.exported == dict.fromkeys(movers, 0)
         assert {mover.free for mover in movers.values()} == {64 * GB}
 
 
@@ -143,14 +143,14 @@ def test_what_is_held_counts_until_its_slab_is_free(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(snapshot, "_SLAB", 4 * CHUNK)
     movers = {0: Mover(0, 64 * GB)}
     blocks = [exported(0, number, CHUNK - 4096) for number in range(6)]
-    board = Board()
+    chunk_map = ChunkMap()
     with snapshot_of(blocks, movers) as shot:
         assert shot.make_room()
-        shot._boards.append((cast(Any, board), (0,)))
+        shot._chunk_maps.append((cast(Any, chunk_map), (0,)))
         sizes = []
         for each in blocks:
             shot._drop([each.key])
-            sizes.append(board.exported[0] // CHUNK)
+            sizes.append(chunk_map.exported[0] // CHUNK)
         assert sizes == [6, 6, 6, 2, 2, 0]
 
 

@@ -20,8 +20,8 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client.launcher import MoverProcess, launch
 from phosd.engine.mover.client.requests import (
     Copies,
-    DrainBoard,
     Drained,
+    DrainMap,
     Saved,
     drain_request,
     enough,
@@ -226,7 +226,7 @@ class Mover:
 
     def drain(
         self,
-        boards: Sequence[DrainBoard],
+        chunk_maps: Sequence[DrainMap],
         digests: Mapping[int, Sequence[bytes]],
         order: Mapping[int, Sequence[int]],
         writer: ImageWriter,
@@ -240,22 +240,22 @@ class Mover:
 
         ``digests`` are those of the stop, by key, and ``packs`` as for :meth:`save`. What
         :func:`redundant` names is not copied. ``order`` may give a block's chunks the numbers of an
-        earlier job's ``Board.touched``: low ones are saved first, 0 is unknown. ``let_go`` is
+        earlier job's ``ChunkMap.touched``: low ones are saved first, 0 is unknown. ``let_go`` is
         called on this thread with the keys of blocks and slabs that the mover has dropped because
         their program needs the memory: it must close every other descriptor of them, and then the
         program is told that the memory is free.
 
-        May begin before the gates open. On failure the boards' phase becomes ``aborted``, unless
-        the mover died. Raises as :meth:`save` does.
+        May begin before the gates open. On failure the chunk maps' phase becomes ``aborted``,
+        unless the mover died. Raises as :meth:`save` does.
         """
-        request, packs = drain_request(boards, digests, order, writer, packs, audit=audit)
+        request, packs = drain_request(chunk_maps, digests, order, writer, packs, audit=audit)
 
         def dropped(keys: Sequence[int]) -> None:
             self._dropped.update(keys)
             if let_go is not None:
                 let_go(keys)
 
-        descriptors = [board.fd for board in boards] + [pack.fd for pack in packs]
+        descriptors = [chunk_map.fd for chunk_map in chunk_maps] + [pack.fd for pack in packs]
         answer, _ = self._to_host.ask(request, wire.Drained, descriptors, progress, dropped)
         found = (ref for _, refs in answer.blocks for ref in refs if ref is not None)
         writer.stored.update((ref.digest, ref) for ref in found)

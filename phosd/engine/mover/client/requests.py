@@ -27,12 +27,12 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class DrainBoard:
-    """A program's board for :meth:`Mover.drain`: what it has on the mover's GPU.
+class DrainMap:
+    """A program's chunk map for :meth:`Mover.drain`: what it has on the mover's GPU.
 
     ``device`` is the program's ordinal of that GPU. ``blocks`` maps keys to the numbers of their
-    first chunks on the board. ``slabs`` are the keys of its shadow slabs on this GPU, in the order
-    of the board; ``first_slot`` is the number of their first slot.
+    first chunks in the chunk map. ``slabs`` are the keys of its shadow slabs on this GPU, in the
+    order of the chunk map; ``first_slot`` is the number of their first slot.
     """
 
     fd: int
@@ -142,7 +142,7 @@ def target(writer: ImageWriter, packs: Sequence[Pack]) -> wire.Packs:
 
 
 def drain_request(
-    boards: Sequence[DrainBoard],
+    chunk_maps: Sequence[DrainMap],
     digests: Mapping[int, Sequence[bytes]],
     order: Mapping[int, Sequence[int]],
     writer: ImageWriter,
@@ -151,7 +151,7 @@ def drain_request(
     audit: bool,
 ) -> tuple[wire.Drain, list[Pack]]:
     """The request of :meth:`Mover.drain`, and the packs whose descriptors go with it."""
-    keys = [key for board in boards for key in board.blocks]
+    keys = [key for chunk_map in chunk_maps for key in chunk_map.blocks]
     known = {bytes.fromhex(digest) for digest in tuple(writer.stored)}
     wanted = {key: bytearray(b"\1" * len(digests[key])) for key in keys}
     for key, indices in redundant({key: digests[key] for key in keys}, known).items():
@@ -165,14 +165,14 @@ def drain_request(
 
     filled = enough(writer, packs, sum(map(sum, wanted.values())))
     request = wire.Drain(
-        boards=[
+        chunk_maps=[
             wire.DrainedBoard(
-                board.device,
-                [drained(key, first) for key, first in board.blocks.items()],
-                list(board.slabs),
-                board.first_slot,
+                chunk_map.device,
+                [drained(key, first) for key, first in chunk_map.blocks.items()],
+                list(chunk_map.slabs),
+                chunk_map.first_slot,
             )
-            for board in boards
+            for chunk_map in chunk_maps
         ],
         target=target(writer, filled),
         audit=audit,

@@ -109,7 +109,7 @@ class Save(Message, frozen=True):
 
 
 class DrainedBlock(msgspec.Struct, array_like=True, frozen=True):
-    """A block of a board: one byte in ``wanted`` and 16 in ``digests`` a chunk.
+    """A block of a chunk map: one byte in ``wanted`` and 16 in ``digests`` a chunk.
 
     ``order``: 32 bits a chunk, low numbers are saved first, 0 is unknown; or empty.
     """
@@ -122,7 +122,7 @@ class DrainedBlock(msgspec.Struct, array_like=True, frozen=True):
 
 
 class DrainedBoard(msgspec.Struct, array_like=True, frozen=True):
-    """A program's board: what it has on this GPU, which it calls ``device``.
+    """A program's chunk map: what it has on this GPU, which it calls ``device``.
 
     ``slabs`` are blocks for shadows, whose slots are counted from ``first_slot``.
     """
@@ -134,13 +134,13 @@ class DrainedBoard(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Save blocks whose programs run; the descriptors of the boards come before the packs'.
+    """Save blocks whose programs run; the descriptors of the chunk maps come before the packs'.
 
     ``audit``: also count the shadows that were not needed. ``patience``: seconds without anything
     else to do after which a shadow that is still being made is given up.
     """
 
-    boards: list[DrainedBoard]
+    chunk_maps: list[DrainedBoard]
     target: Packs
     audit: bool
     patience: float

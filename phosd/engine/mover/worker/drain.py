@@ -3,8 +3,8 @@
 The main loop claims chunks (plan.h gives the order) and starts batches; a batch's chunks are marked
 saved as soon as they lie in the staging slot, before they are hashed and written out, because a
 thread of the program may wait for them. Which chunks an image needs was decided before; what stands
-on a board only changes when and from where a chunk is copied, and its digest decides whether that
-was right.
+in a chunk map only changes when and from where a chunk is copied, and its digest decides whether
+that was right.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -48,12 +48,12 @@ def drain(
     let_go: LetGo,
     settled: Callable[[], bool],
 ) -> Drained:
-    """Save the chunks that are wanted. ``descriptors``: of the boards, then of the packs.
+    """Save the chunks that are wanted. ``descriptors``: of the chunk maps, then of the packs.
 
     ``settled`` tells whether the engine has let go of all that ``let_go`` named. When this fails,
-    the boards say that the job is over. Raises as :class:`CopyOut` does.
+    the chunk maps say that the job is over. Raises as :class:`CopyOut` does.
     """
-    count = len(request.boards)
+    count = len(request.chunk_maps)
     drained = _Drained(gpu, request)
     way = (gpu, ring, windows, request.target, descriptors[count:], cancelled, report)
     with Plan(gpu, request, descriptors[:count], len(ring.slots), ring.records) as plan:
@@ -69,7 +69,7 @@ class _Drained:
     def __init__(self, gpu: Gpu, request: Drain) -> None:
         self._gpu = gpu
         self._request = request
-        blocks = [block for board in request.boards for block in board.blocks]
+        blocks = [block for chunk_map in request.chunk_maps for block in chunk_map.blocks]
         self._digests = {block.key: block.digests for block in blocks}
         self._refs: dict[int, list[ChunkRef | None]] = {
             block.key: [None] * len(block.wanted) for block in blocks

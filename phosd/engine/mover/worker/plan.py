@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from phosd.engine.chunk_map import chunk_map
-from phosd.engine.chunk_map.chunk_map import View
+from phosd.engine.chunk_map.chunk_map import ChunkMapView
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.mover.protocol.wire import Drain, DrainedBlock
 from phosd.engine.mover.worker.copy_out import Chunk
@@ -23,8 +23,8 @@ _CLAIM = struct.Struct("<QIIII")
 class Look(NamedTuple):
     """How things stand.
 
-    ``left`` chunks are not claimed yet, for ``urgent`` of them a thread waits. ``aborted``: the
-    job of a board is over. ``wanted``: the level of pressure that is not answered yet. ``staging``
+    ``left`` chunks are not claimed yet, for ``urgent`` of them a thread waits. ``aborted``: the job
+    of a chunk map is over. ``wanted``: the level of pressure that is not answered yet. ``staging``
     batches are claimed and not yet in their staging slots.
     """
 
@@ -49,11 +49,11 @@ class Plan:
         self._keys: list[int] = []
         self._slabs: list[int] = []
         self._claims = ctypes.create_string_buffer(_CLAIM.size * records)
-        self._views: list[View] = []
+        self._views: list[ChunkMapView] = []
         self._order = 0
         try:
             for fd in descriptors:
-                self._views.append(View(fd))
+                self._views.append(ChunkMapView(fd))
             self._order = self._make(gpu, request, batches)
         except BaseException:
             self.close()
@@ -62,7 +62,7 @@ class Plan:
     def _make(self, gpu: Gpu, request: Drain, batches: int) -> int:
         blocks, slabs = [], []
         wanted, order = bytearray(), bytearray()
-        for number, each in enumerate(request.boards):
+        for number, each in enumerate(request.chunk_maps):
             for drained in each.blocks:
                 block = gpu.block(drained.key)
                 _check(drained, block)
@@ -79,13 +79,13 @@ class Plan:
                 slot += slots
         made = _library().phos_plan_create(
             (ctypes.c_void_p * len(self._views))(*(view.handle for view in self._views)),
-            array("I", [each.device for each in request.boards]).tobytes(),
+            array("I", [each.device for each in request.chunk_maps]).tobytes(),
             len(self._views),
             *(b"".join(blocks), len(blocks), bytes(wanted), bytes(order)),
             *(b"".join(slabs), len(slabs), batches, request.patience),
         )
         if not made:
-            raise Internal("a block is not on the board that the mover was given")
+            raise Internal("a block is not in the chunk map that the mover was given")
         return int(made)
 
     def look(self) -> Look:
@@ -145,7 +145,7 @@ class Plan:
         return found[0] / 1e9, found[1] / 1e9
 
     def close(self) -> None:
-        """Let go of the boards. No batch may be on its way any more."""
+        """Let go of the chunk maps. No batch may be on its way any more."""
         if self._order:
             _library().phos_plan_close(self._order)
             self._order = 0

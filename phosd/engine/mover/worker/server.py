@@ -179,7 +179,9 @@ def _used(request: wire.Message) -> list[int]:
         case wire.Fetch():
             return [key for pair in request.blocks for key in pair[:2]]
         case wire.Drain():
-            slabs = [key for board in request.boards for key in board.slabs]
-            return slabs + [block.key for board in request.boards for block in board.blocks]
+            slabs = [key for chunk_map in request.chunk_maps for key in chunk_map.slabs]
+            return slabs + [
+                block.key for chunk_map in request.chunk_maps for block in chunk_map.blocks
+            ]
         case _:
             return []
