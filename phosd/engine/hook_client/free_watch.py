@@ -1,4 +1,4 @@
-"""Learning what a program frees, so that its memory is not kept from it."""
+"""Learn what a program frees, so that the engine can release that memory."""
 
 import logging
 import threading
@@ -14,12 +14,12 @@ _LOOK_SECONDS = 0.1
 """How often to look whether the process still lives, which keeps its memory until then."""
 
 
-class Watch:
-    """Reads the chunk map of one process from a thread of its own, until :meth:`end`.
+class FreeWatcher:
+    """Read the freed blocks of one process from its chunk map, on a thread, until :meth:`end`.
 
     ``freed`` is called with the ids of freed blocks, or None when some may have been missed, and
     says whether their memory is free by then; if it is later, :meth:`settle` must be called.
-    ``gone`` is called when the process has ended. The chunk map is the watch's to close.
+    ``gone`` is called when the process has ended. The watcher closes the chunk map.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class Watch:
         return self._thread.is_alive() and not self._over.is_set()
 
     def settle(self) -> None:
-        """All memory that the process has been known to free is free."""
+        """Tell the hook that all memory that the process has freed is released."""
         self.chunk_map.taken()
 
     def end(self) -> None:
-        """Watch no more. May be called from the callbacks."""
+        """Stop watching. May be called from the callbacks."""
         self._over.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from phosd.engine.chunk_map.chunk_map import ChunkMap
-from phosd.engine.hook_client.free_watch import Watch
+from phosd.engine.hook_client.free_watch import FreeWatcher
 from phosd.engine.hook_client.link import Block, BlockFlag, HookLink
 from phosd.engine.image.manifest import CHUNK, ChunkRef
 from phosd.engine.image.writer import ImageWriter, Pack
@@ -58,7 +58,7 @@ class DeviceMemory:
         self._adopted: set[int] = set()
         self._packs: dict[int, list[Pack]] = {}
         self._pinned: dict[int, int] = {}
-        self._watches: dict[int, Watch] = {}
+        self._watchers: dict[int, FreeWatcher] = {}
         self._put_off: list[ExportedBlock] | None = None
         self._lock = threading.RLock()
         self.dropping: Callable[[list[int]], None] | None = None
@@ -72,7 +72,7 @@ class DeviceMemory:
         The processes are watched from then on. With a closed gate this is exact. Blocks without a
         descriptor are left out: ``rehome`` gives them one.
         """
-        self.watch_all([link for link in links if link.pid not in self._watches])
+        self.watch_all([link for link in links if link.pid not in self._watchers])
         for link in links:
             with self._lock:
                 self._take(link, link.list_blocks())
@@ -100,7 +100,9 @@ class DeviceMemory:
         """Release what the process frees from now on, as ``chunk_map`` tells, which is ours now."""
         self.unwatch([link.pid])
         freed = partial(self._freed, link.pid, link.runtime_dir)
-        self._watches[link.pid] = Watch(link.pid, chunk_map, freed, partial(self._gone, link.pid))
+        self._watchers[link.pid] = FreeWatcher(
+            link.pid, chunk_map, freed, partial(self._gone, link.pid)
+        )
 
     def watch_all(self, links: Sequence[HookLink]) -> list[ChunkMap]:
         """Watch each process by a chunk map of its own, which is ours. Nothing may be parked."""
@@ -119,14 +121,14 @@ class DeviceMemory:
 
     def unwatch(self, pids: Iterable[int] | None = None) -> None:
         """Watch these processes no more; all of them by default."""
-        for pid in list(self._watches if pids is None else pids):
-            if watch := self._watches.pop(pid, None):
-                watch.end()
+        for pid in list(self._watchers if pids is None else pids):
+            if watcher := self._watchers.pop(pid, None):
+                watcher.end()
 
     @property
     def watched(self) -> bool:
         """Whether it is known of every process what it frees, so that its memory may be kept."""
-        return all(pid in self._watches and self._watches[pid].alive for pid in self._gpus_of)
+        return all(pid in self._watchers and self._watchers[pid].alive for pid in self._gpus_of)
 
     def revive(self) -> None:
         """Have blocks whose mover has died adopted by the mover that came after it."""
@@ -157,8 +159,8 @@ class DeviceMemory:
             with self._lock:
                 late, self._put_off = self._put_off, None
                 self._drop(late)
-                for watch in self._watches.values():
-                    watch.settle()
+                for watcher in self._watchers.values():
+                    watcher.settle()
 
     def dropped(self, keys: Iterable[int]) -> None:
         """Forget blocks that their programs freed and that a mover has dropped by itself."""
