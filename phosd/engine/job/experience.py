@@ -12,8 +12,8 @@ class KernelMark:
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """An earlier checkpoint of the same process, which was done or failed.
+class PastCheckpoint:
+    """How a past checkpoint of the same process went, whether it was done or failed.
 
     ``mode`` is the one that it ended in. Mode ``concurrent`` was begun and given up if it
     ``guessed_wrong`` (the program wrote where nobody expected) or ``starved`` the program of the
@@ -28,12 +28,14 @@ class Earlier:
 
 @dataclass(frozen=True)
 class Experience:
-    """``suspects`` are kernels that have written where nobody expected: they are taken to write
-    everything. ``earlier`` are the last checkpoints of the process, the latest first.
+    """What past jobs tell of a program.
+
+    ``suspects`` are kernels that have written where nobody expected: they are taken to write
+    everything. ``past`` are the last checkpoints of the process, the latest first.
     """
 
     suspects: tuple[KernelMark, ...] = ()
-    earlier: tuple[Earlier, ...] = ()
+    past: tuple[PastCheckpoint, ...] = ()
 
 
 NONE = Experience()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.job.experience import Earlier
+from phosd.engine.job.experience import PastCheckpoint
 from phosd.engine.job.journal import JobRecord
 from phosd.errors import Internal, OutOfMemory
 from phosd.service.history.database import Database, Row, storable
@@ -40,9 +40,9 @@ def _image_row(manifest: Manifest) -> Row:
     }
 
 
-def _earlier(row: Row) -> Earlier:
+def _past_checkpoint(row: Row) -> PastCheckpoint:
     details = json.loads(row["details"])
-    return Earlier(
+    return PastCheckpoint(
         mode=row["mode"],
         guessed_wrong=row["wrong_guesses"] > 0,
         # Only a drain that had begun tells how long it took.
@@ -232,14 +232,14 @@ class History:
         """Every schedule, of processes that have ended, too."""
         return self._database.recall("select * from schedules")
 
-    def earlier(self, process: str) -> tuple[Earlier, ...]:
+    def past_checkpoints(self, process: str) -> tuple[PastCheckpoint, ...]:
         """The last checkpoints of a process that were done or failed, the latest first."""
         rows = self._database.recall(
             "select mode, error, wrong_guesses, stop_seconds, details from jobs where process = ? "
             "and operation = 'checkpoint' and state in ('done', 'failed') order by id desc limit ?",
             [process, _REMEMBERED],
         )
-        return tuple(_earlier(row) for row in rows)
+        return tuple(_past_checkpoint(row) for row in rows)
 
     def event(self, event: Event) -> None:
         """Something worth knowing later."""

@@ -109,7 +109,7 @@ class Checkpoints:
     ) -> Manifest:
         """Have the engine do it; a parent that phosd chose and that is of no use is left out."""
         experience = Experience(
-            self._history.suspects.of(known), self._history.earlier(named(target))
+            self._history.suspects.of(known), self._history.past_checkpoints(named(target))
         )
         if request.parent == "auto":
             request = msgspec.structs.replace(request, parent=self._latest_of(target))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from phosd.engine.job.experience import Earlier, Experience
+from phosd.engine.job.experience import Experience, PastCheckpoint
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions
 from tests.node.checkpoint_restore.cycle import AFTER, bring_back, check
@@ -61,11 +61,11 @@ def test_auto_goes_by_what_was_seen_before(
 ) -> None:
     target = start("single")
     target.wait_for_steps(5)
-    wrong = Earlier("recopy", guessed_wrong=True, starved=False, lost=1.0)
+    wrong = PastCheckpoint("recopy", guessed_wrong=True, starved=False, lost=1.0)
     with slow_movers(node, target, SECONDS):
         manifest, _ = watched(node, target, CheckpointOptions())
         assert manifest.mode == "concurrent"
-        again = CheckpointOptions(experience=Experience(earlier=(wrong, wrong)))
+        again = CheckpointOptions(experience=Experience(past=(wrong, wrong)))
         manifest, _ = watched(node, target, again)
         assert manifest.mode == "recopy"
         assert "guess was wrong" in manifest.why

@@ -223,7 +223,7 @@ def test_suspects_of_a_program_are_remembered_for_its_next_checkpoint(service: S
     wait_for(service, begin(service), "done")
     assert service.engine.experience[0].suspects == ()
     assert set(service.engine.experience[1].suspects) == set(KERNELS)
-    (earlier,) = service.engine.experience[1].earlier
+    (earlier,) = service.engine.experience[1].past
     assert (earlier.guessed_wrong, earlier.starved) == (True, False)
     with subprocess.Popen(["sleep", "60"]) as other:  # another program has other kernels
         try:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from sqlite_utils import Database
 
-from phosd.engine.job.experience import Earlier, KernelMark
+from phosd.engine.job.experience import KernelMark, PastCheckpoint
 from phosd.engine.job.journal import JobRecord, Journal
 from phosd.engine.system.procfs import boot_id
 from phosd.errors import Cancelled, Internal, OutOfMemory, PhosError
@@ -329,17 +329,17 @@ def test_what_earlier_checkpoints_of_a_process_came_to(tmp_path: Path) -> None:
     history.job(checkpoint_of(6, "auto", mine, drained, error=Cancelled("cancelled")))
     history.job(checkpoint_of(7, "recopy", mine, drained, wrong=2))
     history.flush()
-    assert history.earlier(mine) == (
-        Earlier("recopy", guessed_wrong=True, starved=False, lost=0.5),
-        Earlier("auto", guessed_wrong=False, starved=False, lost=0.0),
-        Earlier("auto", guessed_wrong=False, starved=True, lost=0.5),
-        Earlier("stop", guessed_wrong=False, starved=False, lost=0.0),
-        Earlier("concurrent", guessed_wrong=False, starved=False, lost=0.5),
+    assert history.past_checkpoints(mine) == (
+        PastCheckpoint("recopy", guessed_wrong=True, starved=False, lost=0.5),
+        PastCheckpoint("auto", guessed_wrong=False, starved=False, lost=0.0),
+        PastCheckpoint("auto", guessed_wrong=False, starved=True, lost=0.5),
+        PastCheckpoint("stop", guessed_wrong=False, starved=False, lost=0.0),
+        PastCheckpoint("concurrent", guessed_wrong=False, starved=False, lost=0.5),
     )
     for number in range(8, 20):
         history.job(checkpoint_of(number, "stop", mine))
     history.flush()
-    assert [e.mode for e in history.earlier(mine)] == ["stop"] * 8
+    assert [e.mode for e in history.past_checkpoints(mine)] == ["stop"] * 8
     history.close()
 
 

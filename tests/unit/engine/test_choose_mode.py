@@ -2,7 +2,7 @@
 
 import pytest
 
-from phosd.engine.job.experience import Earlier
+from phosd.engine.job.experience import PastCheckpoint
 from phosd.engine.operations.checkpoint.choose_mode import choose
 from phosd.errors import Unsupported
 
@@ -15,22 +15,22 @@ class Able:
         self.why_not_by_driver = lambda: not_by_driver
 
 
-def done(mode: str, lost: float = 1.0) -> Earlier:
-    return Earlier(mode, guessed_wrong=False, starved=False, lost=lost)
+def done(mode: str, lost: float = 1.0) -> PastCheckpoint:
+    return PastCheckpoint(mode, guessed_wrong=False, starved=False, lost=lost)
 
 
-WRONG = Earlier("recopy", guessed_wrong=True, starved=False, lost=3.0)
-STARVED = Earlier("auto", guessed_wrong=False, starved=True, lost=1.0)
+WRONG = PastCheckpoint("recopy", guessed_wrong=True, starved=False, lost=3.0)
+STARVED = PastCheckpoint("auto", guessed_wrong=False, starved=True, lost=1.0)
 
 
-def chosen(*earlier: Earlier) -> str:
-    choice = choose(Able(), "auto", earlier)  # type: ignore[arg-type]
+def chosen(*past: PastCheckpoint) -> str:
+    choice = choose(Able(), "auto", past)  # type: ignore[arg-type]
     assert choice.why
     return choice.mode
 
 
 @pytest.mark.parametrize(
-    ("earlier", "mode"),
+    ("past", "mode"),
     [
         ((), "concurrent"),
         ((WRONG,), "concurrent"),  # its suspects are known now
@@ -48,8 +48,8 @@ def chosen(*earlier: Earlier) -> str:
         ((done("recopy", 1.0),) * 5, "concurrent"),  # nothing to compare with
     ],
 )
-def test_what_experience_teaches(earlier: tuple[Earlier, ...], mode: str) -> None:
-    assert chosen(*earlier) == mode
+def test_what_experience_teaches(past: tuple[PastCheckpoint, ...], mode: str) -> None:
+    assert chosen(*past) == mode
 
 
 def test_what_cannot_be_parked_is_for_the_driver_whatever_was_seen() -> None:

@@ -49,7 +49,7 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         group = job.enter_context(
             discover_group(pid, node.config.runtime_dir, _dumpable(node, job, options))
         )
-        choice = choose(group, options.mode, options.experience.earlier)
+        choice = choose(group, options.mode, options.experience.past)
         if choice.why:
             progress.note(f"mode {choice.mode}: {choice.why}")
         progress.about_to_touch(group.affected)

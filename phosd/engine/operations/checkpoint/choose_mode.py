@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from phosd.engine.job.experience import Earlier
+from phosd.engine.job.experience import PastCheckpoint
 from phosd.engine.program.group import CheckpointGroup
 from phosd.errors import Unsupported
 
@@ -24,12 +24,12 @@ class Choice:
     why: str = ""
 
 
-def choose(group: CheckpointGroup, wanted: str, earlier: Sequence[Earlier] = ()) -> Choice:
+def choose(group: CheckpointGroup, wanted: str, past: Sequence[PastCheckpoint] = ()) -> Choice:
     """The mode to begin with. Raises :class:`Unsupported` when the one that is wanted cannot be."""
     why_not = group.why_not_parked()
     choice = Choice(wanted)
     if wanted == "auto":
-        choice = Choice("driver", why_not) if why_not else _by_experience(earlier)
+        choice = Choice("driver", why_not) if why_not else _by_experience(past)
     elif wanted != "driver" and why_not:
         raise Unsupported(f"mode {wanted} is not possible: {why_not}", hint="use mode=driver")
     if choice.mode == "driver" and (why_not := group.why_not_by_driver()):
@@ -37,13 +37,13 @@ def choose(group: CheckpointGroup, wanted: str, earlier: Sequence[Earlier] = ())
     return choice
 
 
-def _by_experience(earlier: Sequence[Earlier]) -> Choice:
+def _by_experience(past: Sequence[PastCheckpoint]) -> Choice:
     """``concurrent``, unless it has failed again and again or has cost the program more.
 
     Free device memory decides nothing here: without it the program waits for its chunks, but for
     no longer than another mode would stop it (docs/benchmarks.md).
     """
-    tried = [e for e in earlier if e.mode == "concurrent" or e.guessed_wrong or e.starved]
+    tried = [e for e in past if e.mode == "concurrent" or e.guessed_wrong or e.starved]
     last = tried[:_ENOUGH]
     if len(last) == _ENOUGH:
         if all(e.guessed_wrong for e in last):
@@ -55,7 +55,7 @@ def _by_experience(earlier: Sequence[Earlier]) -> Choice:
                 f"{_ENOUGH} times",
             )
     losses = defaultdict(list)
-    for e in earlier:
+    for e in past:
         if not (e.guessed_wrong or e.starved):
             losses[e.mode].append(e.lost)
     means = {mode: fmean(lost) for mode, lost in losses.items() if len(lost) >= _ENOUGH}
