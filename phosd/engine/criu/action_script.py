@@ -1,6 +1,6 @@
-"""Meeting CRIU at points of its run.
+"""Answer CRIU at points of its run, through its action script.
 
-CRIU runs an action script at certain points and waits for it. The script tells us through a fifo
+CRIU runs the script at certain points and waits for it. It tells us through a fifo
 where CRIU is, and waits for our word: ``ok``, and CRIU goes on; anything else makes it give up, and
 the tree goes on as well.
 """
@@ -29,8 +29,8 @@ done
 """
 
 
-class Meetings:
-    """Waits for CRIU at its start, and calls an action once when the tree is frozen.
+class ActionScript:
+    """Wait for CRIU at its start, and call an action once when the tree is frozen.
 
     ``work`` is CRIU's working folder, and ``reader`` the user whom the script runs as. What the
     action raises is kept in ``error``, and CRIU gives up.
@@ -70,7 +70,7 @@ class Meetings:
         return self._reached
 
     def attend(self) -> None:
-        """Look whether CRIU waits for us. When the tree is frozen, do the action and answer."""
+        """Take what CRIU has said. When the tree is frozen, do the action and answer."""
         try:
             where = os.read(self._reached, 64).decode(errors="replace").strip()
         except BlockingIOError:  # it is not there yet

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from phosd.engine.criu import file_records, preflight, stdio
-from phosd.engine.criu.action_script import FROZEN, Meetings
+from phosd.engine.criu.action_script import FROZEN, ActionScript
 from phosd.engine.criu.core_image import parent_death_signal
 from phosd.engine.criu.page_store import PageStore
 from phosd.engine.criu.program import Criu, Owner
@@ -138,12 +138,12 @@ class Dump:
             self._plan = check(self._criu, self._tree, self._options.tcp)
             owner = dumping_user(self._tree)
             work = stack.enter_context(working_folder(self._folder, owner))
-            self._meetings = stack.enter_context(Meetings(work, owner.uid, self._note))
+            self._script = stack.enter_context(ActionScript(work, owner.uid, self._note))
             stack.enter_context(_lent(self._folder, owner))
             self._running = stack.enter_context(
                 self._criu.start(
                     "dump",
-                    [*_words(self._tree, self._options), *self._plan.words, *Meetings.WORDS],
+                    [*_words(self._tree, self._options), *self._plan.words, *ActionScript.WORDS],
                     owner=owner,
                     images=self._folder,
                     work=work,
@@ -151,7 +151,7 @@ class Dump:
                     environment=self._pages.environment if self._pages else None,
                 )
             )
-            self._running.wait_until_started(_START_SECONDS, self._meetings)
+            self._running.wait_until_started(_START_SECONDS, self._script)
             self._stack = stack.pop_all()
         return self
 
@@ -165,14 +165,14 @@ class Dump:
         if progress is not None:
             progress.check()
         try:
-            self._meetings.let_go_on()
+            self._script.let_go_on()
             deadline = self._options.deadline
-            self._running.wait_and_meet(deadline, progress, self._meetings, self._released)
+            self._running.wait_and_answer(deadline, progress, self._script, self._released)
         except Internal:
-            if self._meetings.error is not None:
-                raise self._meetings.error from None
+            if self._script.error is not None:
+                raise self._script.error from None
             raise
-        if FROZEN not in self._meetings.reached:
+        if FROZEN not in self._script.reached:
             raise Internal("criu dump never said that the tree is frozen", "report this")
         noted = self._noted
         root = noted.tree.root

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from phosd.engine.criu import launch
-from phosd.engine.criu.action_script import FROZEN, STARTED, Meetings
+from phosd.engine.criu.action_script import FROZEN, STARTED, ActionScript
 from phosd.engine.criu.launch import Started
 from phosd.engine.job.progress import Progress
 from phosd.engine.system import privileges
@@ -216,34 +216,34 @@ class Running:
                 progress.check()
         self._require_success()
 
-    def wait_until_started(self, deadline: float, meetings: Meetings) -> None:
-        """Wait until it has come to the first of the ``meetings``."""
+    def wait_until_started(self, deadline: float, script: ActionScript) -> None:
+        """Wait until it has come to the first point of ``script``."""
         began = time.monotonic()
-        while STARTED not in meetings.reached and self._look([meetings]):
+        while STARTED not in script.reached and self._look([script]):
             self._require_in_time(began, deadline)
-            meetings.attend()
-        if STARTED not in meetings.reached:
+            script.attend()
+        if STARTED not in script.reached:
             self._require_success()
 
-    def wait_and_meet(
+    def wait_and_answer(
         self,
         deadline: float,
         progress: Progress | None,
-        meetings: Meetings,
+        script: ActionScript,
         released: Callable[[], bool],
     ) -> None:
-        """As :meth:`wait`, keeping ``meetings``; or until CRIU has ``released`` the tree, when it
+        """As :meth:`wait`, answering ``script``; or until CRIU has ``released`` the tree, when it
         has only to clean up (:meth:`wait` then tells whether it succeeded). When the job is
         cancelled, or the ``deadline`` is over, CRIU is not killed but made to give up: nothing is
         raised while it holds the tree.
         """
         began = time.monotonic()  # it may have waited for long before it was let go on
         given_up: Cancelled | Timeout | None = None
-        while self._look([meetings], soon=FROZEN in meetings.reached):
-            meetings.attend()
+        while self._look([script], soon=FROZEN in script.reached):
+            script.attend()
             if given_up is not None:
                 continue
-            if FROZEN in meetings.reached and released():
+            if FROZEN in script.reached and released():
                 return
             try:
                 self._require_in_time(began, deadline)
@@ -251,12 +251,12 @@ class Running:
                     progress.check()
             except (Cancelled, Timeout) as error:
                 given_up = error
-                meetings.refuse()
+                script.refuse()
         if given_up is not None:
             raise given_up
         self._require_success()
 
-    def _look(self, readable: Sequence[Meetings], *, soon: bool = False) -> bool:
+    def _look(self, readable: Sequence[ActionScript], *, soon: bool = False) -> bool:
         """Wait a little, or until something happens. Whether it still runs."""
         if self._poll() is not None:
             return False
