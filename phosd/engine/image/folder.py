@@ -9,7 +9,7 @@ from pathlib import Path
 
 from phosd.engine.digest import DigestKey
 from phosd.engine.image import private_files
-from phosd.engine.image.quota import Promise
+from phosd.engine.image.quota import SpaceReservation
 from phosd.errors import Internal
 
 _SECRET = 32
@@ -28,7 +28,7 @@ class StoreFolder:
         for folder in (state, self.images, self.packs):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             private_files.require_private(folder)
-        self.promises: dict[str, Promise] = {}
+        self.reservations: dict[str, SpaceReservation] = {}
         """What the images that are being made will take."""
         with self._locked_folder():
             self.key = DigestKey(self.secret())

@@ -12,23 +12,25 @@ _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class Promise:
-    """What an image that is being made for a user will take, in bytes, as far as is known."""
+class SpaceReservation:
+    """Bytes that an unfinished image of user ``owner`` will take, as far as is known."""
 
     owner: int
     size: int
 
 
 def require_within(
-    quota: int, image: str, promises: Mapping[str, Promise], images: Sequence[Manifest]
+    quota: int, image: str, reservations: Mapping[str, SpaceReservation], images: Sequence[Manifest]
 ) -> None:
     """Raise :class:`OutOfSpace` when the user of ``image`` would exceed the quota (bytes).
 
-    ``promises`` are those of all images that are being made, this one's included; ``images`` all
-    that there are, oldest first.
+    ``reservations`` are those of all images that are being made, this one's included; ``images``
+    all that there are, oldest first.
     """
-    mine = promises[image]
-    others = sum(p.size for name, p in promises.items() if p.owner == mine.owner and name != image)
+    mine = reservations[image]
+    others = sum(
+        p.size for name, p in reservations.items() if p.owner == mine.owner and name != image
+    )
     theirs = [published for published in images if published.owner == mine.owner]
     usage = Usage(theirs)
     excess = usage.total + others + mine.size - quota

@@ -20,7 +20,7 @@ from phosd.engine.image.folder import StoreFolder
 from phosd.engine.image.mac import sealed
 from phosd.engine.image.manifest import ChunkRef, FileDigest, Manifest
 from phosd.engine.image.packs import CAPACITY, pack_count, record_size
-from phosd.engine.image.quota import Promise, require_within
+from phosd.engine.image.quota import SpaceReservation, require_within
 from phosd.engine.image.usage import file_bytes, pack_bytes
 from phosd.engine.image.validate import check_manifest, valid_relative
 from phosd.errors import Internal, InvalidOption
@@ -96,13 +96,13 @@ class ImageWriter:
         """
         self.stored.update((ref.digest, ref) for block in parent.blocks for ref in block.chunks)
 
-    def promise(self, size: int) -> None:
-        """The image will take about ``size`` bytes. Raises :class:`OutOfSpace` when its user may
-        not have as many.
+    def reserve(self, size: int) -> None:
+        """Reserve about ``size`` bytes for the image. Raises :class:`OutOfSpace` when its user
+        may not have as many.
         """
-        self._store.promises[self.id] = Promise(self.owner, size)
+        self._store.reservations[self.id] = SpaceReservation(self.owner, size)
         if self._quota is not None:
-            require_within(self._quota, self.id, self._store.promises, self._published())
+            require_within(self._quota, self.id, self._store.reservations, self._published())
 
     def packs(self, chunk_count: int) -> list[Pack]:
         """New empty packs with room for ``chunk_count`` chunks, for one mover to fill side by side.
@@ -150,7 +150,7 @@ class ImageWriter:
         for here, _, _ in os.walk(root, topdown=False):
             private_files.sync_folder(Path(here))
         self._file_bytes += sum(file.size for file in digests)
-        self.promise(self._file_bytes + self._chunk_bytes())
+        self.reserve(self._file_bytes + self._chunk_bytes())
         return digests
 
     def _chunk_bytes(self) -> int:
@@ -167,7 +167,7 @@ class ImageWriter:
             raise Internal(f"image {self.id} belongs to user {self.owner}, not {manifest.owner}")
         check_manifest(manifest, self.id)
         own = {pack: size for pack, size in pack_bytes(manifest).items() if pack in self._packs}
-        self.promise(file_bytes(manifest) + sum(own.values()))
+        self.reserve(file_bytes(manifest) + sum(own.values()))
         with private_files.space_errors(f"image {self.id}"):
             self._sync_packs(manifest)
             private_files.sync_folder(self._store.packs)
@@ -222,7 +222,7 @@ class ImageWriter:
         for pack in self._packs.values():
             private_files.close_locked(pack.fd)
         private_files.close_locked(self._lock)
-        self._store.promises.pop(self.id, None)
+        self._store.reservations.pop(self.id, None)
 
     def __enter__(self) -> "ImageWriter":
         return self

@@ -53,37 +53,37 @@ def test_an_image_beyond_the_quota_is_refused_and_told_what_to_delete(store: Sto
     publish(store, chunks(1, 2, 3), owner=8)
     quota = 2 * (CHUNK + FILES) + 100
     with store.begin(7, quota) as writer:
-        writer.promise(100)
+        writer.reserve(100)
         with pytest.raises(OutOfSpace) as caught:
-            writer.promise(CHUNK)
+            writer.reserve(CHUNK)
         assert str(caught.value) == (
             "the image takes about 2.10 MB, but the images of uid 7 take 4.21 MB of the 4.21 MB "
             f"that they may; delete {first.id} (`phos rm`), the oldest, which frees 2.11 MB"
         )
         with pytest.raises(OutOfSpace, match=f"delete {first.id}, {second.id} "):
-            writer.promise(2 * CHUNK + FILES)
+            writer.reserve(2 * CHUNK + FILES)
         with pytest.raises(OutOfSpace, match="it does not fit: have the quota raised"):
-            writer.promise(quota + 1)
+            writer.reserve(quota + 1)
     with store.begin(8, 4 * CHUNK) as writer, pytest.raises(OutOfSpace):
-        writer.promise(CHUNK)
+        writer.reserve(CHUNK)
     with store.begin(9, CHUNK) as writer:
-        writer.promise(CHUNK)
+        writer.reserve(CHUNK)
 
 
 def test_images_that_are_being_made_count(store: Store) -> None:
     with store.begin(7, 3 * CHUNK) as one, store.begin(7, 3 * CHUNK) as two:
-        one.promise(2 * CHUNK)
-        two.promise(CHUNK)
+        one.reserve(2 * CHUNK)
+        two.reserve(CHUNK)
         with pytest.raises(OutOfSpace):
-            two.promise(CHUNK + 1)
+            two.reserve(CHUNK + 1)
         one.abort()
-        two.promise(3 * CHUNK)
-    assert store.promises == {}
+        two.reserve(3 * CHUNK)
+    assert store.reservations == {}
 
 
 def test_what_was_written_is_held_against_the_quota_again(store: Store) -> None:
     with store.begin(7, CHUNK + FILES - 1) as writer:
-        writer.promise(0)
+        writer.reserve(0)
         with pytest.raises(OutOfSpace):
             writer.publish(fill(store, writer, chunks(1)))
     assert store.list() == []

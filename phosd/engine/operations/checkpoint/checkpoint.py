@@ -87,7 +87,7 @@ def _make_image(
         if parent is not None:
             writer.inherit(parent)
         # Nobody knows before the copying how much of it the parent has.
-        writer.promise(needs.cpu + (needs.gpu if parent is None else 0))
+        writer.reserve(needs.cpu + (needs.gpu if parent is None else 0))
         node.store.preallocate(needs.gpu)
         blocks = _MODES[choice.mode](Attempt(node, group, writer, cpu, options, progress))
         progress.phase("persist")
