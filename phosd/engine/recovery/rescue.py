@@ -15,7 +15,7 @@ from pathlib import Path
 from phosd.engine.criu.owned_processes import is_criu
 from phosd.engine.hook_client.link import WAKE_SECONDS, HookLink, HookState, reach
 from phosd.engine.job.journal import JobRecord, read_records
-from phosd.engine.mover.client.rescue_client import Visit, visits
+from phosd.engine.mover.client.rescue_client import RescueClient, rescue_clients
 from phosd.engine.node.placement import whole
 from phosd.engine.node.suspended import Register
 from phosd.engine.program import driver_checkpoint, process
@@ -54,8 +54,8 @@ class Account:
 def left_parked(runtime_dir: Path) -> set[ProcessId]:
     """The processes for which a mover keeps memory or room."""
     found: set[ProcessId] = set()
-    for visit in visits(runtime_dir):
-        with visit, _descriptors(visit) as memory:
+    for client in rescue_clients(runtime_dir):
+        with client, _descriptors(client) as memory:
             found |= memory.keys()
     return found
 
@@ -64,8 +64,8 @@ def kept_for(processes: Collection[ProcessId], runtime_dir: Path) -> bool:
     """Whether a mover keeps memory for one of these. Raises when one does not tell."""
     silent: list[PhosError] = []
     found = False
-    for visit in visits(runtime_dir, silent):
-        with visit, _descriptors(visit) as memory:
+    for client in rescue_clients(runtime_dir, silent):
+        with client, _descriptors(client) as memory:
             found = found or any(memory.get(each) for each in processes)
     if silent and not found:
         raise silent[0]
@@ -81,7 +81,7 @@ def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
     alive = [each for each in processes if procfs.process_id(each.pid) == each]
     silent: list[PhosError] = []
     with contextlib.ExitStack() as stack:
-        movers = [stack.enter_context(visit) for visit in visits(runtime_dir, silent)]
+        movers = [stack.enter_context(client) for client in rescue_clients(runtime_dir, silent)]
         _wait_for_dumps(alive, account)
         for pid in {pid for pid, _ in alive} - account.failures.keys():
             with _noted(account, pid):
@@ -105,9 +105,9 @@ def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
 def let_rest(processes: Collection[ProcessId], runtime_dir: Path) -> None:
     """These are suspended: the movers need keep nothing for them."""
     with contextlib.ExitStack() as stack:
-        for visit in visits(runtime_dir) if processes else ():
-            stack.enter_context(visit).unguard(processes)
-            visit.give_room(processes)
+        for client in rescue_clients(runtime_dir) if processes else ():
+            stack.enter_context(client).unguard(processes)
+            client.unreserve(processes)
 
 
 def bring_back(
@@ -246,7 +246,7 @@ def _line_of(pid: int) -> set[int]:
 
 def _back_from_driver(
     processes: Collection[ProcessId],
-    movers: Collection[Visit],
+    movers: Collection[RescueClient],
     jobs: Collection[JobRecord],
     account: Account,
 ) -> None:
@@ -257,7 +257,7 @@ def _back_from_driver(
     if not stopped:
         return
     for mover in movers:
-        mover.give_room(processes)
+        mover.unreserve(processes)
     _finish_moves(stopped, jobs, account)
     for pid, error in driver_checkpoint.back_to_running(stopped).items():
         if error is None:
@@ -326,7 +326,7 @@ def _kept(memory: Memory, gpu: int, block: int) -> int | None:
 
 
 @contextlib.contextmanager
-def _descriptors(mover: Visit) -> Iterator[dict[ProcessId, dict[int, int]]]:
+def _descriptors(mover: RescueClient) -> Iterator[dict[ProcessId, dict[int, int]]]:
     """What a mover guards; the descriptors are closed afterwards."""
     memory = mover.parked()
     try:

@@ -15,7 +15,7 @@ from phosd.engine.mover.protocol.connection import Connection, PeerGone
 from phosd.engine.mover.worker import gpu as gpu_module
 from phosd.engine.mover.worker.gpu import Block, Gpu
 from phosd.engine.mover.worker.guarded import Parked
-from phosd.engine.mover.worker.main import Life
+from phosd.engine.mover.worker.main import MoverDaemon
 from phosd.engine.system.procfs import ProcessId, process_id
 from phosd.errors import Internal
 
@@ -63,17 +63,17 @@ def gpu_without_device(monkeypatch: pytest.MonkeyPatch) -> tuple[Gpu, list[Any]]
 def test_the_main_loop_goes_on_after_any_error(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    life = Life(0, 0, 30.0)
+    daemon = MoverDaemon(0, 0, 30.0)
     errors = [Internal("the driver is gone"), RuntimeError("dictionary changed"), KeyError(7)]
 
     def look() -> None:
-        os.eventfd_write(life._wake, 1)  # at once again
+        os.eventfd_write(daemon._wake, 1)  # at once again
         if errors:
             raise errors.pop()
-        life._end(3)
+        daemon._end(3)
 
-    monkeypatch.setattr(life, "_look", look)
-    assert life.run(listener) == 3
+    monkeypatch.setattr(daemon, "_look", look)
+    assert daemon.run(listener) == 3
     assert "Traceback" in caplog.text and "dictionary changed" in caplog.text
 
 
@@ -83,12 +83,12 @@ def test_a_client_for_whom_there_is_no_thread_is_sent_away(
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    life = Life(0, 0, 30.0)
+    daemon = MoverDaemon(0, 0, 30.0)
     with socket.socket(socket.AF_UNIX) as end:
         end.connect(listener.getsockname())
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
-            life._admit(listener)
+            daemon._admit(listener)
         with pytest.raises(PeerGone):
             Connection(end).receive(10)
 

@@ -20,7 +20,7 @@ from phosd.engine.image.manifest import CHUNK
 from phosd.engine.image.packs import RECORD
 from phosd.engine.mover.client import rescue_client as visit_module
 from phosd.engine.mover.client.mover import Mover
-from phosd.engine.mover.client.rescue_client import Visit, visits
+from phosd.engine.mover.client.rescue_client import RescueClient, rescue_clients
 from phosd.engine.mover.protocol import wire
 from phosd.engine.mover.protocol.endpoint import connect, folder_of, path_of
 from phosd.engine.system.native import python_environment
@@ -67,8 +67,8 @@ def engine(place: Path) -> Mover:
 
 def die(mover: Mover) -> None:
     """End the engine's connections as its death does; the mover may live on."""
-    for line in mover._lines:
-        line.close()
+    for channel in mover._channels:
+        channel.close()
 
 
 def ended(pid: int) -> None:
@@ -84,9 +84,9 @@ def _reaped(pid: int) -> bool:
 
 def kept(place: Path) -> dict[ProcessId, list[int]]:
     """The ids of the blocks that are kept, by process."""
-    (visit,) = visits(place)
-    with visit:
-        found = visit.parked()
+    (client,) = rescue_clients(place)
+    with client:
+        found = client.parked()
     for blocks in found.values():
         for descriptor in blocks.values():
             os.close(descriptor)
@@ -107,16 +107,16 @@ def test_what_is_guarded_comes_back_through_a_visitor(
     program.write(7, b"seven")
     mover.guard([(sleeper, 100 + key, key) for key in range(count - 1)])
     die(mover)
-    (visit,) = visits(place)
-    with visit:
-        memory = visit.parked()[sleeper]
+    (client,) = rescue_clients(place)
+    with client:
+        memory = client.parked()[sleeper]
         assert sorted(memory) == list(range(100, 100 + count - 1))
         program.attach([memory[107]], [CHUNK])
         assert program.read(count).startswith(b"seven")
         for fd in memory.values():
             os.close(fd)
-        visit.unguard([sleeper])
-        assert visit.parked() == {}
+        client.unguard([sleeper])
+        assert client.parked() == {}
     again = engine(place)
     assert again.pid == mover.pid
     with pytest.raises(Internal, match="holds no block"):
@@ -160,9 +160,9 @@ def test_what_is_guarded_is_not_dropped(place: Path, program: Owner, sleeper: Pr
         for key in (1, 2):  # as far as the engine can tell
             with pytest.raises(Internal, match="holds no block"):
                 mover.digest([key])
-        (visit,) = visits(place)
-        with visit:
-            memory = visit.parked()
+        (client,) = rescue_clients(place)
+        with client:
+            memory = client.parked()
             assert list(memory) == [sleeper] and list(memory[sleeper]) == [5]
             descriptor = memory[sleeper][5]
             program.attach([descriptor], [CHUNK])
@@ -170,8 +170,8 @@ def test_what_is_guarded_is_not_dropped(place: Path, program: Owner, sleeper: Pr
             program.kill()
             os.close(descriptor)
             free, _ = mover.free_memory()
-            visit.unguard([sleeper])
-            assert visit.parked() == {}
+            client.unguard([sleeper])
+            assert client.parked() == {}
         assert mover.free_memory()[0] == free + CHUNK
     ended(mover.pid)
 
@@ -207,14 +207,14 @@ def test_room_is_kept_for_a_stopped_process(place: Path, sleeper: ProcessId) -> 
         before.reserve(4 * CHUNK, [sleeper])
         before.reserve(2 * CHUNK)  # for this engine only
         die(before)
-        (visit,) = visits(place)
-        with visit:
-            wait_until(lambda: visit.parked() == {sleeper: {}}, "the session to be over")
+        (client,) = rescue_clients(place)
+        with client:
+            wait_until(lambda: client.parked() == {sleeper: {}}, "the session to be over")
         with engine(place) as after:
             assert after.free_memory()[0] == free - 4 * CHUNK
-            (visit,) = visits(place)
-            with visit:
-                visit.give_room([sleeper])
+            (client,) = rescue_clients(place)
+            with client:
+                client.unreserve([sleeper])
             assert after.free_memory()[0] == free
     ended(before.pid)
 
@@ -277,7 +277,7 @@ def test_a_killed_one_is_replaced(place: Path) -> None:
         os.kill(mover.pid, signal.SIGKILL)
         wait_until(lambda: not mover.alive, "its end")
     assert path_of(place, 0).exists()
-    assert visits(place) == []
+    assert rescue_clients(place) == []
     with engine(place) as another:
         assert another.free_memory()[1] > 0
 
@@ -287,12 +287,12 @@ def test_a_visitor_may_not_do_an_engines_work(place: Path, refused: wire.Message
     with engine(place) as mover:
         connection = connect(path_of(place, 0))
         assert connection is not None
-        with closing(Visit(path_of(place, 0), connection)) as visit:
+        with closing(RescueClient(path_of(place, 0), connection)) as client:
             connection.send(9, refused)
             received = connection.receive(10)
             assert received is not None
             assert received[0] == 9 and isinstance(received[1], wire.Failed)
-            assert visit.parked() == {}
+            assert client.parked() == {}
         assert mover.free_memory()[1] > 0
 
 
@@ -335,5 +335,5 @@ def test_one_that_does_not_answer_is_told_of(place: Path, monkeypatch: pytest.Mo
     with socket.socket(socket.AF_UNIX) as hung:
         hung.bind(str(path_of(place, 0)))
         hung.listen()
-        assert visits(place, silent) == []
+        assert rescue_clients(place, silent) == []
     assert len(silent) == 1 and "says nothing" in str(silent[0])

@@ -371,7 +371,7 @@ def test_a_mover_that_cannot_start_says_why(store: Store) -> None:
 
 def test_a_mover_ends_with_its_engine(store: Store) -> None:
     mover = Mover.start(0, RING, store.key)
-    mover._lines[0].close()
+    mover._channels[0].close()
     deadline = time.monotonic() + 20
     while mover.alive and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -27,7 +27,7 @@ from phosd.engine.mover.client.requests import (
     enough,
     target,
 )
-from phosd.engine.mover.client.rpc import Line
+from phosd.engine.mover.client.rpc import RpcChannel
 from phosd.engine.mover.protocol import wire
 from phosd.engine.mover.protocol.connection import Connection
 from phosd.engine.mover.protocol.endpoint import connect, folder_of, path_of
@@ -42,26 +42,27 @@ START_SECONDS = 120.0
 """``cuInit`` can take seconds, pinning half a second a GB."""
 _END_SECONDS = 10.0
 _LOOK_SECONDS = 0.01
-_MORE_LINES = 3
+_MORE_CHANNELS = 3
 """Connections beside the first, which go to the mover with :class:`~wire.Attach`."""
 
 
 class Mover:
     """A running data mover. Found or made by :meth:`start`.
 
-    It has four lines, and requests take turns on each: one for what goes to the host or comes from
-    there, one to pin host memory for that, one for what stays on the GPUs, and one for what moves
-    no data. So the stop of one program does not wait for what takes seconds while another one runs.
+    It has four channels, and requests take turns on each: one for what goes to the host or comes
+    from there, one to pin host memory for that, one for what stays on the GPUs, and one for what
+    moves no data. So the stop of one program does not wait for what takes seconds while another one
+    runs.
 
     Blocks go by ``key``, any number below 2^63 that the engine chooses, unique within a mover. A
     mover that died or fell silent answers every call with :class:`Internal`; start another.
     """
 
-    def __init__(self, gpu: int, process: MoverProcess, lines: Sequence[Line]) -> None:
+    def __init__(self, gpu: int, process: MoverProcess, channels: Sequence[RpcChannel]) -> None:
         self.gpu = gpu
         self._process = process
-        self._lines = tuple(lines)
-        self._to_host, self._pinning, self._on_gpu, self._aside = self._lines
+        self._channels = tuple(channels)
+        self._to_host, self._pinning, self._on_gpu, self._aside = self._channels
         self._dropped: set[int] = set()
         self._own_folder: Path | None = None
 
@@ -128,20 +129,20 @@ class Mover:
         except ProcessLookupError:
             connection.close()
             return None
-        pairs = [socket.socketpair() for _ in range(_MORE_LINES)]
+        pairs = [socket.socketpair() for _ in range(_MORE_CHANNELS)]
         ends = (connection, *(Connection(ours) for ours, _ in pairs))
-        mover = cls(gpu, process, [Line(gpu, process, end) for end in ends])
-        first = mover._lines[0]
+        mover = cls(gpu, process, [RpcChannel(gpu, process, end) for end in ends])
+        first = mover._channels[0]
         try:
             with contextlib.ExitStack() as stack:
                 theirs = [stack.enter_context(end).fileno() for _, end in pairs]
                 first.send(wire.Attach(key.packed), theirs)
-            for line in mover._lines:
-                line.reply(wire.Done, START_SECONDS)
+            for channel in mover._channels:
+                channel.reply(wire.Done, START_SECONDS)
         except BaseException as error:
             ending = first.broken and process.ended_well and isinstance(error, Internal)
-            for line in mover._lines:
-                line.close()
+            for channel in mover._channels:
+                channel.close()
             process.close()
             if ending:
                 return None
@@ -151,7 +152,7 @@ class Mover:
     @property
     def alive(self) -> bool:
         """Whether it can be asked for anything."""
-        return not any(line.broken for line in self._lines) and self._process.running
+        return not any(channel.broken for channel in self._channels) and self._process.running
 
     @property
     def pid(self) -> int:
@@ -353,18 +354,16 @@ class Mover:
         self._aside.ask(wire.Unguard(list(processes)), wire.Done)
 
     def close(self) -> None:
-        """Need the mover no more: it ends, unless something is parked. What nobody else holds of
-        the rest is gone.
-        """
-        stays = any(line.out_of_step for line in self._lines)  # it may keep something
+        """Release the mover. It exits unless it guards parked memory; everything else is freed."""
+        stays = any(channel.out_of_step for channel in self._channels)  # it may keep something
         told = self.alive
         if told:
             try:
                 stays = self._aside.ask(wire.Leave(), wire.Farewell)[0].stays
             except PhosError:
                 told = False  # it is ended like one that no longer answers
-        for line in self._lines:
-            line.close()
+        for channel in self._channels:
+            channel.close()
         if not stays and not self._process.wait(_END_SECONDS if told else 0):
             self._process.kill()
             self._process.wait(_END_SECONDS)

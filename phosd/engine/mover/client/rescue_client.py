@@ -1,4 +1,4 @@
-"""A visit to a mover whose engine is gone, or busy with other things: what it keeps parked."""
+"""Ask a mover whose engine is gone, or busy, for the memory of parked processes."""
 
 import itertools
 import logging
@@ -18,8 +18,8 @@ _log = logging.getLogger(__name__)
 _R = TypeVar("_R", bound=wire.Message)
 
 
-class Visit:
-    """A visitor's connection. It never harms the mover, whatever that does."""
+class RescueClient:
+    """Connect to a mover beside its engine. Whatever becomes of this client, the mover goes on."""
 
     def __init__(self, path: Path, connection: Connection) -> None:
         self._path = path
@@ -31,8 +31,8 @@ class Visit:
         self._reply(0, wire.Done)
 
     def parked(self) -> dict[ProcessId, dict[int, int]]:
-        """The blocks that are guarded: by process and block id, a descriptor that the caller must
-        close. Processes for which only room is kept have no blocks.
+        """List the guarded blocks: by process and block id, a descriptor that the caller must
+        close. Processes for which only device memory is reserved have no blocks.
         """
         answer, descriptors = self._ask(wire.ListParked(), wire.Parked)
         found: dict[ProcessId, dict[int, int]] = {process: {} for process in answer.room}
@@ -41,15 +41,15 @@ class Visit:
         return found
 
     def unguard(self, processes: Iterable[ProcessId]) -> None:
-        """They have their memory again."""
+        """Guard nothing of these processes any more: they have their memory again."""
         self._ask(wire.Unguard(list(processes)), wire.Done)
 
-    def give_room(self, processes: Iterable[ProcessId]) -> None:
-        """Let go of the device memory that is kept for these, because they come back now."""
+    def unreserve(self, processes: Iterable[ProcessId]) -> None:
+        """Release the device memory that is reserved for these, because they come back now."""
         self._ask(wire.Reserve(0, list(processes)), wire.Done)
 
     def close(self) -> None:
-        """End the visit."""
+        """Close the connection."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -78,8 +78,10 @@ class Visit:
         return answer, descriptors
 
 
-def visits(runtime_dir: Path, silent: "list[PhosError] | None" = None) -> list[Visit]:
-    """A visit to each mover that runs in ``runtime_dir``, to be closed.
+def rescue_clients(
+    runtime_dir: Path, silent: "list[PhosError] | None" = None
+) -> list[RescueClient]:
+    """Connect to each mover that runs in ``runtime_dir``. The caller closes the clients.
 
     One that does not answer is noted in ``silent``, and what it keeps is not known.
     """
@@ -89,7 +91,7 @@ def visits(runtime_dir: Path, silent: "list[PhosError] | None" = None) -> list[V
         if connection is None:
             continue  # it has ended, or was killed
         try:
-            found.append(Visit(path, connection))
+            found.append(RescueClient(path, connection))
         except PeerGone:
             connection.close()  # it ended just now, which one that keeps something does not
         except PhosError as error:

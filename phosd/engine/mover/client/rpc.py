@@ -1,4 +1,4 @@
-"""A line to a data mover: one request at a time, until it answers, dies or falls silent."""
+"""Send requests to a data mover, one at a time, until it answers, dies or falls silent."""
 
 import threading
 import time
@@ -20,11 +20,12 @@ _R = TypeVar("_R", bound=wire.Message)
 Dropped = Callable[[Sequence[int]], object]
 
 
-class Line:
+class RpcChannel:
     """The engine's end of a connection to the mover of GPU ``gpu``.
 
-    Requests from several threads take turns. A ``broken`` line answers every one with
-    :class:`Internal`; one that is ``out_of_step`` as well is so by our fault, and the mover works.
+    Requests from several threads take turns. A ``broken`` channel answers every one
+    with :class:`Internal`. If it is ``out_of_step`` as well, the engine has lost its place in the
+    stream, and the mover still works.
     """
 
     def __init__(self, gpu: int, process: MoverProcess, connection: Connection) -> None:

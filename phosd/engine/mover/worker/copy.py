@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from phosd.engine.digest import split
 from phosd.engine.image.packs import record_size
 from phosd.engine.mover.protocol.wire import Copied, Copy
-from phosd.engine.mover.worker.copy_out import Chunk, CopyOut, Item, Lanes, fill
+from phosd.engine.mover.worker.copy_out import Chunk, CopyOut, Item, Stripes, fill
 from phosd.engine.mover.worker.gpu import Gpu
-from phosd.engine.mover.worker.pinned_packs import Windows
+from phosd.engine.mover.worker.pinned_packs import PinnedPacks
 from phosd.engine.mover.worker.ring import Ring
 from phosd.engine.mover.worker.transfer import Report
 from phosd.errors import Cancelled, Internal
@@ -19,7 +19,7 @@ from phosd.errors import Cancelled, Internal
 def copy(
     gpu: Gpu,
     ring: Ring,
-    windows: Windows,
+    pinned_packs: PinnedPacks,
     request: Copy,
     descriptors: Sequence[int],
     cancelled: Callable[[], bool],
@@ -40,7 +40,7 @@ def copy(
         for item, digest in zip(items, digests, strict=True):
             found[item.chunk.key, item.chunk.index] = digest
 
-    way = (gpu, ring, windows, request.target, descriptors, cancelled, report)
+    way = (gpu, ring, pinned_packs, request.target, descriptors, cancelled, report)
     with CopyOut(*way, copied) as out:
         for items in _batches(gpu, request, ring.records):
             for item in items:
@@ -136,11 +136,11 @@ def _batches(gpu: Gpu, request: Copy, records: int) -> Iterator[list[Item]]:
     old.sort(key=lambda place: place[:2])
     for at in range(0, len(old), records):
         yield list(_in_place(old[at : at + records]))
-    lanes = Lanes(request.target, request.used)
+    stripes = Stripes(request.target, request.used)
     done = 0
     while done < len(new):
-        lane, room = lanes.next(records)
-        yield fill(lane, new[done : done + room])
+        stripe, room = stripes.next(records)
+        yield fill(stripe, new[done : done + room])
         done += room
 
 

@@ -27,11 +27,11 @@ from phosd.engine.image.packs import HEADER, RECORD, header_fields, record_size
 from phosd.engine.image.private_files import space_errors
 from phosd.engine.mover.protocol.wire import Packs
 from phosd.engine.mover.worker.gpu import Gpu
-from phosd.engine.mover.worker.pinned_packs import Windows
+from phosd.engine.mover.worker.pinned_packs import PinnedPacks
 from phosd.engine.mover.worker.ring import Ring, Slot
 from phosd.engine.mover.worker.transfer import (
-    Crew,
     Report,
+    WorkerPool,
     close_all,
     copy_rows,
     reopen_direct,
@@ -98,7 +98,7 @@ class _Work(NamedTuple):
 
 
 @dataclass
-class _Lane:
+class _Stripe:
     """A pack being filled; ``pack`` is its place in the request."""
 
     pack: int
@@ -106,37 +106,37 @@ class _Lane:
     offset: int = 0
 
 
-class Lanes:
-    """Packs that are filled side by side: a file system lets one thread at a time write a file.
+class Stripes:
+    """Fill several packs side by side: a file system lets one thread at a time write a file.
 
     ``used``: bytes at the beginning of each that are taken; empty for none.
     """
 
     def __init__(self, packs: Packs, used: Sequence[int] = ()) -> None:
         taken = used or [0] * len(packs.packs)
-        self._lanes = deque(
-            _Lane(i, capacity, start)
+        self._stripes = deque(
+            _Stripe(i, capacity, start)
             for i, ((_, capacity), start) in enumerate(zip(packs.packs, taken, strict=True))
         )
 
-    def next(self, most: int) -> tuple[_Lane, int]:
+    def next(self, most: int) -> tuple[_Stripe, int]:
         """The pack whose turn it is, and how many chunks it takes, up to ``most``."""
-        while self._lanes:
-            lane = self._lanes.popleft()
-            if room := min(most, (lane.capacity - lane.offset) // RECORD):
-                self._lanes.append(lane)
-                return lane, room
+        while self._stripes:
+            stripe = self._stripes.popleft()
+            if room := min(most, (stripe.capacity - stripe.offset) // RECORD):
+                self._stripes.append(stripe)
+                return stripe, room
         raise OutOfSpace("the packs of the image are full", hint="give the mover more packs")
 
 
-def fill(lane: _Lane, chunks: Iterable[Chunk]) -> list[Item]:
+def fill(stripe: _Stripe, chunks: Iterable[Chunk]) -> list[Item]:
     """Give chunks the next records of a pack."""
     items = []
     at = 0
     for chunk in chunks:
-        items.append(Item(chunk, at, lane.pack, lane.offset))
+        items.append(Item(chunk, at, stripe.pack, stripe.offset))
         at += record_size(chunk.length)
-        lane.offset += record_size(chunk.length)
+        stripe.offset += record_size(chunk.length)
     return items
 
 
@@ -160,7 +160,7 @@ class CopyOut:
         self,
         gpu: Gpu,
         ring: Ring,
-        windows: Windows,
+        pinned_packs: PinnedPacks,
         packs: Packs,
         descriptors: Sequence[int],
         cancelled: Callable[[], bool],
@@ -170,7 +170,7 @@ class CopyOut:
         self._gpu = gpu
         self._ring = ring
         self._packs = packs
-        self._pinned = [windows.find(fd) for fd in descriptors]
+        self._pinned = [pinned_packs.find(fd) for fd in descriptors]
         self._buffered = descriptors
         self._cancelled = cancelled
         self._report = report
@@ -185,8 +185,8 @@ class CopyOut:
             self._stagers = cycle(self._all_stagers)
             self._all_buses = stack.enter_context(streams(2))
             self._buses = cycle(self._all_buses)
-            self._crew = stack.enter_context(Crew(self._gpu, _WRITERS, self._cancelled))
-            self._watcher = stack.enter_context(Crew(self._gpu, 1, self._cancelled))
+            self._workers = stack.enter_context(WorkerPool(self._gpu, _WRITERS, self._cancelled))
+            self._watcher = stack.enter_context(WorkerPool(self._gpu, 1, self._cancelled))
             self._stack = stack.pop_all()
         return self
 
@@ -195,7 +195,7 @@ class CopyOut:
 
     def check(self) -> None:
         """Raise :class:`Cancelled` when the caller has given up or a batch has failed."""
-        self._crew.check()
+        self._workers.check()
         self._watcher.check()
 
     def wait_staged(self) -> None:
@@ -222,7 +222,7 @@ class CopyOut:
             call("cuEventRecord", slot.event, bus)
         work = _Work(slot, items, moves)
         if staged is None:
-            self._crew.submit(self._finish, work)
+            self._workers.submit(self._finish, work)
         else:
             self._watcher.submit(self._await_staged, (work, staged))
 
@@ -247,7 +247,7 @@ class CopyOut:
                     sides = (("host", target, RECORD), ("device", source, CHUNK))
                     copy_rows(*sides, length, rows, bus)
             call("cuEventRecord", slot.event, bus)
-        self._crew.submit(self._finish, _Work(slot, items, moves, digests, left))
+        self._workers.submit(self._finish, _Work(slot, items, moves, digests, left))
 
     @contextmanager
     def _starting(self, slot: Slot, *used: Any) -> Iterator[None]:
@@ -283,7 +283,7 @@ class CopyOut:
         except BaseException:
             self._ring.give(batch.slot)
             raise
-        self._crew.submit(self._finish, batch)
+        self._workers.submit(self._finish, batch)
 
     def _finish(self, work: _Work) -> None:
         slot, items, moves, proven, left = work
@@ -324,9 +324,9 @@ class CopyOut:
         return [self._move(slot, run) for run in _joined(items)]
 
     def _move(self, slot: Slot, run: _Run) -> _Move:
-        window, end = self._pinned[run.pack], run.offset + run.size
-        if window is not None and end <= len(window.view):
-            return _Move(run, window.address + run.offset, window.view[run.offset : end], True)
+        pack, end = self._pinned[run.pack], run.offset + run.size
+        if pack is not None and end <= len(pack.view):
+            return _Move(run, pack.address + run.offset, pack.view[run.offset : end], True)
         first, last = run.slot_offset, run.slot_offset + run.size
         return _Move(run, slot.host + first, slot.view[first:last], False)
 

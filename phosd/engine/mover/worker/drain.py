@@ -14,10 +14,10 @@ from functools import partial
 from phosd.engine.digest import SIZE
 from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.mover.protocol.wire import Drain, Drained
-from phosd.engine.mover.worker.copy_out import Chunk, CopyOut, Item, Lanes, fill
+from phosd.engine.mover.worker.copy_out import Chunk, CopyOut, Item, Stripes, fill
 from phosd.engine.mover.worker.gpu import Gpu
-from phosd.engine.mover.worker.pinned_packs import Windows
-from phosd.engine.mover.worker.plan import Look, Plan
+from phosd.engine.mover.worker.pinned_packs import PinnedPacks
+from phosd.engine.mover.worker.plan import Plan, PlanStatus
 from phosd.engine.mover.worker.ring import Ring
 from phosd.engine.mover.worker.transfer import Report
 from phosd.errors import Timeout
@@ -40,7 +40,7 @@ LetGo = Callable[[list[int]], None]
 def drain(
     gpu: Gpu,
     ring: Ring,
-    windows: Windows,
+    pinned_packs: PinnedPacks,
     request: Drain,
     descriptors: Sequence[int],
     cancelled: Callable[[], bool],
@@ -55,10 +55,10 @@ def drain(
     """
     count = len(request.chunk_maps)
     drained = _Drained(gpu, request)
-    way = (gpu, ring, windows, request.target, descriptors[count:], cancelled, report)
+    way = (gpu, ring, pinned_packs, request.target, descriptors[count:], cancelled, report)
     with Plan(gpu, request, descriptors[:count], len(ring.slots), ring.records) as plan:
         with CopyOut(*way, drained.copied) as out, _or_abort(plan):
-            loop = _Loop(gpu, ring, Lanes(request.target), plan, out, drained)
+            loop = _Loop(gpu, ring, Stripes(request.target), plan, out, drained)
             gave_up = not loop.run(let_go, settled)
         return drained.result(plan, gave_up=gave_up)
 
@@ -131,11 +131,11 @@ class _Loop:
     """Claims and starts batches until every chunk is written."""
 
     def __init__(
-        self, gpu: Gpu, ring: Ring, lanes: Lanes, plan: Plan, out: CopyOut, drained: _Drained
+        self, gpu: Gpu, ring: Ring, stripes: Stripes, plan: Plan, out: CopyOut, drained: _Drained
     ) -> None:
         self._gpu = gpu
         self._ring = ring
-        self._lanes = lanes
+        self._stripes = stripes
         self._plan = plan
         self._out = out
         self._drained = drained
@@ -148,35 +148,35 @@ class _Loop:
         """
         while not self._drained.changed:
             self._out.check()
-            look = self._plan.look()
-            if look.wanted >= _GIVE_UP:
+            status = self._plan.status()
+            if status.wanted >= _GIVE_UP:
                 self._give_up(let_go, settled)
                 return False
-            if look.aborted:
+            if status.aborted:
                 raise Timeout(
                     "a program no longer waits for its memory to be saved",
                     hint="the disk may be too slow for mode=concurrent; use mode=stop",
                 )
-            if look.wanted and settled():
-                self._relieve(look.wanted, let_go)
-            if not look.left and self._ring.free == len(self._ring.slots):
+            if status.wanted and settled():
+                self._relieve(status.wanted, let_go)
+            if not status.left and self._ring.free == len(self._ring.slots):
                 break
-            if not self._start(look):
+            if not self._start(status):
                 self._plan.wait(_PAUSE_SECONDS)
         return True
 
-    def _start(self, look: Look) -> bool:
+    def _start(self, status: PlanStatus) -> bool:
         """Claim and start a batch, if there is a chunk and a slot for it."""
-        reserved = 0 if look.urgent else self._reserved
-        if not look.left or self._ring.free <= reserved or look.staging >= _STAGING:
+        reserved = 0 if status.urgent else self._reserved
+        if not status.left or self._ring.free <= reserved or status.staging >= _STAGING:
             return False
-        lane, room = self._lanes.next(self._ring.records)
+        stripe, room = self._stripes.next(self._ring.records)
         slot = self._ring.take()
         chunks, shadows = self._plan.claim(slot.index, room)
         if not chunks:  # what is left is being copied into shadow slots
             self._ring.give(slot)
             return False
-        items = fill(lane, chunks)
+        items = fill(stripe, chunks)
         self._out.put(slot, items, partial(self._plan.staged, slot.index))
         self._drained.place(items, shadows)
         return True

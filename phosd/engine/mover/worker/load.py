@@ -17,8 +17,8 @@ from phosd.engine.mover.protocol.wire import Load
 from phosd.engine.mover.worker.gpu import Gpu
 from phosd.engine.mover.worker.ring import Ring
 from phosd.engine.mover.worker.transfer import (
-    Crew,
     Report,
+    WorkerPool,
     close_all,
     copy_rows,
     reopen_direct,
@@ -91,7 +91,7 @@ def load(
     def fetch(batch: list[_Chunk]) -> None:
         slot = ring.take()
         try:
-            crew.check()
+            workers.check()
             first, last = batch[0].ref, batch[-1].ref
             size = last.offset + record_size(last.length) - first.offset
             if first.pack not in sources:
@@ -113,9 +113,12 @@ def load(
             ring.give(slot)
 
     try:
-        with streams(2) as pair, Crew(gpu, min(_READERS, len(ring.slots)), cancelled) as crew:
+        with (
+            streams(2) as pair,
+            WorkerPool(gpu, min(_READERS, len(ring.slots)), cancelled) as workers,
+        ):
             for batch in _batches(chunks, ring.records):
-                crew.submit(fetch, batch)
+                workers.submit(fetch, batch)
         with streams(1) as (stream,):
             for chunk in chunks:
                 for address in chunk.addresses[1:]:

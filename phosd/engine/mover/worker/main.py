@@ -22,7 +22,7 @@ from phosd.engine.mover.protocol.connection import Connection
 from phosd.engine.mover.protocol.endpoint import listening
 from phosd.engine.mover.worker.gpu import Gpu
 from phosd.engine.mover.worker.guarded import Parked
-from phosd.engine.mover.worker.pinned_packs import Windows
+from phosd.engine.mover.worker.pinned_packs import PinnedPacks
 from phosd.engine.mover.worker.ring import Ring
 from phosd.engine.mover.worker.server import Server
 from phosd.engine.mover.worker.transfer import close_all
@@ -42,8 +42,8 @@ _LOOK_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Life:
-    """The mover of GPU ``gpu``, from its first client to its end."""
+class MoverDaemon:
+    """Serve the clients of GPU ``gpu``'s mover, until nothing needs it any more."""
 
     def __init__(self, gpu: int, ring_bytes: int, linger: float) -> None:
         self._ordinal = gpu
@@ -58,7 +58,7 @@ class Life:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def run(self, listener: socket.socket) -> int:
-        """Serve who connects; the exit status."""
+        """Serve each client that connects. Returns the exit status."""
         poller = select.poll()
         poller.register(listener, select.POLLIN)
         poller.register(self._wake, select.POLLIN)
@@ -107,7 +107,7 @@ class Life:
 
     def _serve(self, end: socket.socket) -> None:
         connection = Connection(end)
-        lines = [connection]
+        connections = [connection]
         try:
             if connection.peer()[1] not in (0, os.geteuid()):
                 return  # the folder is closed to others; so is this door
@@ -116,15 +116,15 @@ class Life:
                 case (_, wire.Attach(key=b""), []):
                     self._serve_visitor(connection)
                 case (_, wire.Attach(key=key), [_, _, _] as others):
-                    lines += (Connection(socket.socket(fileno=other)) for other in others)
-                    self._serve_engine(lines, key)
+                    connections += (Connection(socket.socket(fileno=other)) for other in others)
+                    self._serve_engine(connections, key)
                 case (_, _, descriptors):
                     close_all(descriptors)
         except PhosError as error:
             _log.debug("a client is gone: %s", error)
         finally:
-            for line in lines:
-                line.close()
+            for connection in connections:
+                connection.close()
 
     def _serve_visitor(self, connection: Connection) -> None:
         connection.send(0, wire.Done())
@@ -141,19 +141,19 @@ class Life:
                 answer = wire.Failed(error.code, error.what, error.hint), []
             connection.send(sequence, *answer)
 
-    def _serve_engine(self, lines: Sequence[Connection], key: bytes) -> None:
+    def _serve_engine(self, connections: Sequence[Connection], key: bytes) -> None:
         if not self._turn.acquire(timeout=_TURN_SECONDS):
             what = f"the data mover of GPU {self._ordinal} works for another phosd"
-            lines[0].send(0, wire.Failed("Busy", what, "end that one first"))
+            connections[0].send(0, wire.Failed("Busy", what, "end that one first"))
             return
         try:
             gpu, ring, parked = self._made_ready(DigestKey.from_packed(key))
         except PhosError as error:
-            lines[0].send(0, wire.Failed(error.code, error.what, error.hint))
+            connections[0].send(0, wire.Failed(error.code, error.what, error.hint))
             self._end(1)
             return
         else:
-            self._work(lines, gpu, ring, parked)
+            self._work(connections, gpu, ring, parked)
         finally:
             self._turn.release()
 
@@ -165,18 +165,22 @@ class Life:
         self._ready[0].use(key)
         return self._ready
 
-    def _work(self, lines: Sequence[Connection], gpu: Gpu, ring: Ring, parked: Parked) -> None:
+    def _work(
+        self, connections: Sequence[Connection], gpu: Gpu, ring: Ring, parked: Parked
+    ) -> None:
         self._patience = self._linger
-        windows = Windows(gpu)
-        servers = [Server(line, gpu, ring, windows, parked) for line in lines]
+        pinned_packs = PinnedPacks(gpu)
+        servers = [
+            Server(connection, gpu, ring, pinned_packs, parked) for connection in connections
+        ]
         usable: list[bool] = []
 
         def serve(server: Server) -> None:
             try:
                 usable.append(server.run())
             finally:
-                for line in lines:  # the engine has all of them, or none
-                    line.shut_down()
+                for connection in connections:  # the engine has all of them, or none
+                    connection.shut_down()
 
         threads = [threading.Thread(target=serve, args=(each,), daemon=True) for each in servers]
         for thread in threads:
@@ -188,7 +192,7 @@ class Life:
             return
         gpu.attach()
         try:
-            windows.unpin_all()
+            pinned_packs.unpin_all()
             parked.end_session()
         except PhosError as error:
             _log.error("what the engine had cannot be dropped: %s", error)
@@ -223,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with listening(options.runtime_dir, options.gpu) as listener:
             Supervisor().ready()
-            return Life(options.gpu, options.ring, options.linger).run(listener)
+            return MoverDaemon(options.gpu, options.ring, options.linger).run(listener)
     except Busy:
         return 0  # somebody else was quicker: the engine finds that one
     except (PhosError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Packs in memory, mapped and pinned: the device writes its chunks straight into them.
+"""Map and pin packs that lie in memory: the device writes its chunks straight into them.
 
 A pack on a tmpfs is host memory already. Pinning it takes 0.07 s a GB once its pages are there
 (H200, driver 580.159), so it is done before the program stops; then copying out runs at the speed
@@ -25,22 +25,22 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 
 @dataclass(frozen=True)
-class Window:
-    """A pinned pack: its host ``address`` and its bytes."""
+class PinnedPack:
+    """One mapped pack: its host ``address`` and its bytes."""
 
     address: int
     view: memoryview
 
 
-class Windows:
-    """The pinned packs of a mover, known by the file that a descriptor is open on.
+class PinnedPacks:
+    """Pin packs, and find them by the file that a descriptor is open on.
 
-    One thread pins and unpins; others may look for windows meanwhile.
+    One thread pins and unpins; others may look for packs meanwhile.
     """
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._windows: dict[tuple[int, int], Window] = {}
+        self._packs: dict[tuple[int, int], PinnedPack] = {}
         self._pins: dict[int, list[tuple[int, int]]] = {}
         self._numbers = itertools.count(1)
 
@@ -51,32 +51,32 @@ class Windows:
         number = next(self._numbers)
         pinned = self._pins[number] = []
         with ThreadPoolExecutor(_THREADS, initializer=self._gpu.attach) as pool:
-            for descriptor, window in zip(descriptors, pool.map(_pin, descriptors), strict=True):
-                if window is not None:
+            for descriptor, pack in zip(descriptors, pool.map(_pin, descriptors), strict=True):
+                if pack is not None:
                     file = _identity(descriptor)
-                    self._windows[file] = window
+                    self._packs[file] = pack
                     pinned.append(file)
         return number
 
-    def find(self, descriptor: int) -> Window | None:
-        """The window of the pack that the descriptor is open on."""
-        return self._windows.get(_identity(descriptor))
+    def find(self, descriptor: int) -> PinnedPack | None:
+        """The pinned pack that the descriptor is open on."""
+        return self._packs.get(_identity(descriptor))
 
     def unpin(self, number: int) -> None:
-        """Let go of what :meth:`pin` pinned. The packs keep their bytes."""
+        """Unpin what :meth:`pin` pinned. The packs keep their bytes."""
         self._let_go(self._pins.pop(number, []))
 
     def unpin_all(self) -> None:
-        """Let go of all."""
+        """Unpin all packs."""
         self._pins.clear()
-        self._let_go([*self._windows])
+        self._let_go([*self._packs])
 
     def _let_go(self, files: Iterable[tuple[int, int]]) -> None:
-        windows = [self._windows.pop(file) for file in files]
-        if not windows:
+        packs = [self._packs.pop(file) for file in files]
+        if not packs:
             return
         with ThreadPoolExecutor(_THREADS, initializer=self._gpu.attach) as pool:
-            list(pool.map(_unpin, windows))
+            list(pool.map(_unpin, packs))
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
@@ -84,7 +84,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _pin(descriptor: int) -> Window | None:
+def _pin(descriptor: int) -> PinnedPack | None:
     status = os.fstat(descriptor)
     if status.st_dev not in procfs.memory_devices() or not status.st_size:
         return None
@@ -97,9 +97,9 @@ def _pin(descriptor: int) -> Window | None:
     except (OSError, PhosError) as error:
         _log.warning("a pack is written through the file system: %s", error)
         return None
-    return Window(address, view)
+    return PinnedPack(address, view)
 
 
-def _unpin(window: Window) -> None:
-    call("cuMemHostUnregister", window.address)
-    window.view.release()
+def _unpin(pack: PinnedPack) -> None:
+    call("cuMemHostUnregister", pack.address)
+    pack.view.release()

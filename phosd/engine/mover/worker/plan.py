@@ -20,8 +20,8 @@ _SLAB = struct.Struct("<QIIII")
 _CLAIM = struct.Struct("<QIIII")
 
 
-class Look(NamedTuple):
-    """How things stand.
+class PlanStatus(NamedTuple):
+    """How far a plan is.
 
     ``left`` chunks are not claimed yet, for ``urgent`` of them a thread waits. ``aborted``: the job
     of a chunk map is over. ``wanted``: the level of pressure that is not answered yet. ``staging``
@@ -88,11 +88,11 @@ class Plan:
             raise Internal("a block is not in the chunk map that the mover was given")
         return int(made)
 
-    def look(self) -> Look:
-        """What has changed."""
+    def status(self) -> PlanStatus:
+        """Read how far the plan is, and what its programs ask for."""
         found = (ctypes.c_uint32 * 5)()
         _library().phos_plan_look(self._order, found)
-        return Look(*found)
+        return PlanStatus(*found)
 
     def claim(self, batch: int, most: int) -> tuple[list[Chunk], list[Chunk]]:
         """Claim chunks: all of them, by address, and those of them that lie in shadow slots."""

@@ -6,9 +6,9 @@ from itertools import islice
 from phosd.engine.digest import SIZE
 from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.mover.protocol.wire import Save, Stored
-from phosd.engine.mover.worker.copy_out import Chunk, CopyOut, Item, Lanes, fill
+from phosd.engine.mover.worker.copy_out import Chunk, CopyOut, Item, Stripes, fill
 from phosd.engine.mover.worker.gpu import Gpu
-from phosd.engine.mover.worker.pinned_packs import Windows
+from phosd.engine.mover.worker.pinned_packs import PinnedPacks
 from phosd.engine.mover.worker.ring import Ring
 from phosd.engine.mover.worker.transfer import Report
 from phosd.errors import Internal
@@ -58,7 +58,7 @@ class _Wanted:
 def save(
     gpu: Gpu,
     ring: Ring,
-    windows: Windows,
+    pinned_packs: PinnedPacks,
     request: Save,
     descriptors: Sequence[int],
     cancelled: Callable[[], bool],
@@ -69,7 +69,7 @@ def save(
     A chunk whose digest the image already has is not copied. Raises as :class:`CopyOut` does.
     """
     wanted = _Wanted(gpu, request)
-    lanes = Lanes(request.target)
+    stripes = Stripes(request.target)
     chunks = wanted.chunks()
     changed: list[tuple[int, int]] = []
 
@@ -78,11 +78,11 @@ def save(
             if digest != wanted.digest(chunk):
                 changed.append((chunk.key, chunk.index))
 
-    way = (gpu, ring, windows, request.target, descriptors, cancelled, report)
+    way = (gpu, ring, pinned_packs, request.target, descriptors, cancelled, report)
     with CopyOut(*way, copied) as out:
         while batch := list(islice(chunks, 1)):
-            lane, room = lanes.next(ring.records)
-            items = fill(lane, batch + list(islice(chunks, room - 1)))
+            stripe, room = stripes.next(ring.records)
+            items = fill(stripe, batch + list(islice(chunks, room - 1)))
             for item in items:
                 wanted.place(item)
             out.put(ring.take(), items)

@@ -13,7 +13,7 @@ from phosd.engine.mover.worker.fetch import fetch
 from phosd.engine.mover.worker.gpu import Gpu
 from phosd.engine.mover.worker.guarded import Parked
 from phosd.engine.mover.worker.load import load
-from phosd.engine.mover.worker.pinned_packs import Windows
+from phosd.engine.mover.worker.pinned_packs import PinnedPacks
 from phosd.engine.mover.worker.ring import Ring
 from phosd.engine.mover.worker.save import save
 from phosd.engine.mover.worker.transfer import close_all
@@ -26,14 +26,19 @@ class Server:
     """Carries out requests until the engine closes the connection."""
 
     def __init__(
-        self, connection: Connection, gpu: Gpu, ring: Ring, windows: Windows, parked: Parked
+        self,
+        connection: Connection,
+        gpu: Gpu,
+        ring: Ring,
+        pinned_packs: PinnedPacks,
+        parked: Parked,
     ) -> None:
         self.leaving = False
         """Whether the engine has said that it needs the mover no more."""
         self._connection = connection
         self._gpu = gpu
         self._ring = ring
-        self._windows = windows
+        self._pinned_packs = pinned_packs
         self._parked = parked
         self._requests: queue.SimpleQueue[tuple[int, wire.Message, list[int]] | None]
         self._requests = queue.SimpleQueue()
@@ -114,22 +119,24 @@ class Server:
                 blobs = gpu.digest(request.keys)
                 return wire.Digests(list(zip(request.keys, blobs, strict=True))), []
             case wire.Save():
-                way = (gpu, self._ring, self._windows)
+                way = (gpu, self._ring, self._pinned_packs)
                 return save(*way, request, descriptors, self._given_up, self._report), []
             case wire.Copy():
-                way = (gpu, self._ring, self._windows)
+                way = (gpu, self._ring, self._pinned_packs)
                 ends = (self._given_up, self._report, self._let_go)
                 return copy(*way, request, descriptors, *ends), []
             case wire.Drain():
                 self._settled.set()
                 ask = (self._let_go, self._settled.is_set)
                 tell = (self._given_up, self._report)
-                answer = drain(gpu, self._ring, self._windows, request, descriptors, *tell, *ask)
+                answer = drain(
+                    gpu, self._ring, self._pinned_packs, request, descriptors, *tell, *ask
+                )
                 return answer, []
             case wire.Pin():
-                return wire.Pinned(self._windows.pin(descriptors)), []
+                return wire.Pinned(self._pinned_packs.pin(descriptors)), []
             case wire.Unpin():
-                self._windows.unpin(request.number)
+                self._pinned_packs.unpin(request.number)
             case wire.Load():
                 load(gpu, self._ring, request, descriptors, self._given_up, self._report)
             case wire.Fetch():

@@ -19,8 +19,8 @@ Report = Callable[[int], None]
 _T = TypeVar("_T")
 
 
-class Crew:
-    """Threads that work for one request; the first failure stops the rest."""
+class WorkerPool:
+    """Run the threads of one request; the first failure stops the rest."""
 
     def __init__(self, gpu: Gpu, size: int, cancelled: Callable[[], bool]) -> None:
         self._pool = ThreadPoolExecutor(size, "mover", initializer=gpu.attach)
@@ -52,7 +52,7 @@ class Crew:
         if future.exception() is not None:
             self._failed.set()
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "WorkerPool":
         return self
 
     def __exit__(self, kind: object, error: object, _: object) -> None:
