@@ -176,7 +176,7 @@ def _runs(pid: int) -> bool:
 
     threading.Thread(target=ask, name=f"state-{pid}", daemon=True).start()
     try:
-        return answer.result(_WAKE_SECONDS)
+        return answer.result(_ANSWER_SECONDS)
     except TimeoutError:
         return False
 

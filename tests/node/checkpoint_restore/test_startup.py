@@ -195,9 +195,11 @@ def test_a_restored_process_that_criu_never_let_go_of_is_ended(
         wait_until(lambda: not alive(pid), "its end")
         return driver_checkpoint.State.RUNNING
 
-    monkeypatch.setattr(startup, "_WAKE_SECONDS", 0.5)
+    monkeypatch.setattr(startup, "_ANSWER_SECONDS", 0.5)
     monkeypatch.setattr(driver_checkpoint, "state", asked)
-    concern = AffectedSet((AffectedProcess(target.pid, None, gpu=True, hooked=False),), (0,), image, since)
+    concern = AffectedSet(
+        (AffectedProcess(target.pid, None, gpu=True, hooked=False),), (0,), image, since
+    )
     said = settle(node, [InterruptedJob(1, concern)])
     assert said == {1: f"what was restored of it (pid {target.pid}) was ended; start the job again"}
     assert not alive(target.pid)
@@ -217,7 +219,9 @@ def test_what_a_killed_criu_leaves_standing_is_ended_and_not_waited_for(
     target.wait_for_steps(3)
     image = save(node, target, "stop").id
     target.kill()
-    concern = AffectedSet((AffectedProcess(target.pid, None, gpu=True, hooked=True),), (0,), image, now())
+    concern = AffectedSet(
+        (AffectedProcess(target.pid, None, gpu=True, hooked=True),), (0,), image, now()
+    )
     fake = tmp_path / "criu"
     shutil.copy("/bin/sh", fake)
     lead = "import subprocess, sys\nprint(subprocess.Popen(sys.argv[1:]).pid, flush=True)\ninput()"
