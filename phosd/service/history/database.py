@@ -131,10 +131,12 @@ class Database:
                 work.set()
                 continue
             if len(self._late) == _MOST_WAITING:
+                self._catch_up()  # the trouble may be over
+            if len(self._late) == _MOST_WAITING:
                 _log.warning("what was recorded first since the trouble began is lost")
             self._late.append(work)
-            if self._queue.empty():
-                self._catch_up()
+            # Also while more is waiting in the queue, which need never be empty.
+            self._catch_up()
         self._not_before = 0.0
         self._catch_up()
         if self._late:

@@ -5,6 +5,7 @@ import re
 import shutil
 import sqlite3
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -303,6 +304,21 @@ def test_what_a_long_trouble_leaves_in_memory_is_bounded(
     wait_until(lambda: not watched.file.trouble, "the file to be written again")
     assert watched.texts() == [f"{number}" for number in range(100 - 64, 100)]
     watched.file.close()
+
+
+def test_nothing_is_lost_of_what_comes_during_one_slow_write(watched: Watched) -> None:
+    """More than may wait while the file is in trouble, which it is not."""
+    go_on = threading.Event()
+
+    def blocks(_: Tables) -> None:
+        go_on.wait()
+
+    watched.file.record(blocks)
+    for number in range(5_000):
+        watched.event(f"{number}")
+    go_on.set()
+    watched.file.flush()
+    assert watched.texts() == [f"{number}" for number in range(5_000)]
 
 
 @pytest.mark.parametrize("name", ["m001.db", "m002.db", "m003.db"])
