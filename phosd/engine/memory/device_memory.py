@@ -248,18 +248,17 @@ class DeviceMemory:
         """The packs that are ready for a GPU's chunks; each may be used once."""
         return self._packs.pop(gpu, [])
 
-    def prepare_packs(self, links: Sequence[HookLink], writer: ImageWriter) -> set[int]:
-        """Prepare and pin packs for all blocks of the processes, while they still run. Returns the
-        GPUs that have some.
+    def gpus(self, links: Sequence[HookLink]) -> set[int]:
+        """Return the GPUs on which the processes have blocks. They may run."""
+        return set(self._chunks_by_gpu(links))
+
+    def prepare_packs(self, links: Sequence[HookLink], writer: ImageWriter) -> None:
+        """Prepare and pin packs for all blocks of the processes, while they still run. Call it with a
+        turn to copy: it may be as much host memory as the processes have device memory.
         """
-        chunks: Counter[int] = Counter()
-        for link in links:
-            for block in link.list_blocks():
-                chunks[self._gpu_of(link.pid, block)] += -(-block.size // CHUNK)
-        for gpu, count in chunks.items():
+        for gpu, count in self._chunks_by_gpu(links).items():
             self._packs[gpu] = writer.packs(count)
             self._pinned[gpu] = self.mover(gpu).pin(self._packs[gpu])
-        return set(chunks)
 
     def unpin(self) -> None:
         """Release the packs, when the program runs again."""
@@ -373,6 +372,13 @@ class DeviceMemory:
                 os.close(descriptor)
                 raise
         return fresh
+
+    def _chunks_by_gpu(self, links: Sequence[HookLink]) -> Counter[int]:
+        chunks: Counter[int] = Counter()
+        for link in links:
+            for block in link.list_blocks():
+                chunks[self._gpu_of(link.pid, block)] += -(-block.size // CHUNK)
+        return chunks
 
     def _gpu_of(self, pid: int, block: Block) -> int:
         """The node's ordinal of the GPU that has the block. Raises when there is none."""

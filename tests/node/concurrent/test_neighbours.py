@@ -1,13 +1,15 @@
 """Programs on one GPU that are copied one after the other: none stands still for another one."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from phosd.engine.image.writer import Pack
 from phosd.engine.job.progress import Progress
+from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.restore import RestoreOptions, restore
@@ -64,9 +66,22 @@ def test_nobody_else_copies_until_all_is_copied(mode: str, node: Node, start: St
 
 @pytest.mark.parametrize("job", JOBS)
 def test_who_waits_for_its_turn_runs_on(
-    job: str, node: Node, start: Starter, undisturbed: Undisturbed
+    job: str,
+    node: Node,
+    start: Starter,
+    undisturbed: Undisturbed,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Nor has it pinned host memory, which whoever copies may need."""
     target = started(start)
+    pins: list[int] = []
+    pin = Mover.pin
+
+    def counted(mover: Mover, packs: Sequence[Pack]) -> int:
+        pins.append(len(packs))
+        return pin(mover, packs)
+
+    monkeypatch.setattr(Mover, "pin", counted)
     progress, cancelled = Progress(), Progress()
     with ThreadPoolExecutor(1) as pool:
         with node.movers.turn_to_copy({0}, Progress()):
@@ -79,7 +94,9 @@ def test_who_waits_for_its_turn_runs_on(
             waits(progress)
             target.more_steps(20)
             assert not any(phase.stopped for phase in progress.phases)
+            assert pins == []
         result = running.result()
+    assert len(pins) == (job != "suspend")
     if job == "suspend":
         resume(node, target.pid, ResumeOptions(), Progress())
         result = checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress())

@@ -26,10 +26,11 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
     group, progress = attempt.group, attempt.progress
     with attempt.node.kept_memory.of(group) as memory:
         try:
-            gpus = memory.prepare_packs(group.links, attempt.writer)
+            gpus = memory.gpus(group.links)
             memory.take(group.links)
             with ExitStack() as stack:
                 stack.enter_context(attempt.node.movers.turn_to_copy(gpus, progress))
+                memory.prepare_packs(group.links, attempt.writer)
                 saving = _with_room(attempt, memory, stack)
                 attempt.cpu.prepare(group.trees)
                 progress.check()

@@ -16,11 +16,12 @@ def recopy(attempt: Attempt) -> tuple[Block, ...]:
     group, progress = attempt.group, attempt.progress
     with attempt.node.kept_memory.of(group) as memory:
         try:
-            gpus = memory.prepare_packs(group.links, attempt.writer)
+            gpus = memory.gpus(group.links)
             with (
                 attempt.node.movers.turn_to_copy(gpus, progress),
                 Precopy(memory, group.links, attempt.writer) as copies,
             ):
+                holdings.prepare_packs(unit.links, attempt.writer)
                 copies.while_running(progress)
                 attempt.cpu.prepare(group.trees)
                 progress.phase("quiesce", stopped=True)

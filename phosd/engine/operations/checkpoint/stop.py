@@ -15,9 +15,10 @@ def stop(attempt: Attempt) -> tuple[Block, ...]:
     group, progress = attempt.group, attempt.progress
     with attempt.node.kept_memory.of(group) as memory, ExitStack() as turn:
         try:
-            gpus = memory.prepare_packs(group.links, attempt.writer)
+            gpus = memory.gpus(group.links)
             memory.take(group.links)
             turn.enter_context(attempt.node.movers.turn_to_copy(gpus, progress))
+            memory.prepare_packs(group.links, attempt.writer)
             attempt.cpu.prepare(group.trees)
             progress.check()
             progress.phase("quiesce", stopped=True)
