@@ -1,12 +1,13 @@
 #include "intercept/legacy_ipc.h"
 
-#include <signal.h>
+#include <fcntl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
@@ -29,7 +30,13 @@ namespace {
 
 constexpr uint64_t kMagic = 0x3143'5049'534f'4850;  // "PHOSIPC1"
 constexpr uint16_t kAskForMemory = 0x100;           // apart from the types of the engine's protocol
-constexpr int kTries = 500;                         // of 10 ms, while the owner is parked
+constexpr long kPause = 10'000'000;                 // nanoseconds between two questions
+// Nanoseconds for an owner that does not listen. It may be detached for a dump, and is then to be
+// waited for; or it may have become another program by exec(), which nobody can tell from outside.
+constexpr uint64_t kDetached = 600'000'000'000;
+// For a process that has the owner's pid and began at another time: it is a stranger, or it was
+// restored, and its hook listens soon.
+constexpr uint64_t kStranger = 5'000'000'000;
 
 // What travels in the 64 opaque bytes of a CUipcMemHandle.
 struct Ticket {
@@ -39,6 +46,7 @@ struct Ticket {
     uint64_t block_size;
     uint64_t offset;  // of the allocation in the block
     uint64_t size;    // of the allocation
+    uint64_t began;   // the owner, when it made the ticket: see began()
     int32_t pid;
 };
 static_assert(sizeof(Ticket) <= sizeof(CUipcMemHandle));
@@ -75,36 +83,57 @@ std::string socket_name(int pid, uint64_t nonce) {
     return name;
 }
 
-// One question to the owner: a descriptor of the block, or -1, and whether to ask again.
-int ask(const Ticket& ticket, bool* again) {
-    *again = false;
-    const int peer = channel::connect_abstract(socket_name(ticket.pid, ticket.nonce), ticket.pid);
-    if (peer < 0) {
-        *again = errno == ECONNREFUSED && kill(ticket.pid, 0) == 0;  // detached for a dump
-        return -1;
+// When a process began, in ticks since the machine did; 0 when it is gone, zombies included.
+uint64_t began(int pid) {
+    char text[1024];
+    std::snprintf(text, sizeof text, "/proc/%d/stat", pid);
+    const int file = open(text, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return 0;
+    const ssize_t got = read(file, text, sizeof text - 1);
+    close(file);
+    if (got <= 0) return 0;
+    text[got] = 0;
+    const char* field = std::strrchr(text, ')');  // the name may hold anything
+    if (!field || !*++field) return 0;
+    const char state = field[1];
+    if (state == 'Z' || state == 'X') return 0;
+    for (int number = 2; number < 22; ++number) {
+        field = std::strchr(field, ' ');
+        if (!field) return 0;
+        ++field;
     }
-    const wire::Header header{
-        wire::kMagic, wire::kVersion, kAskForMemory, 0, 0, sizeof ticket.block, 0};
-    channel::Message answer;
-    int descriptor = -1;
-    if (channel::send(peer, header, &ticket.block, {}) && channel::receive(peer, &answer)) {
-        *again = answer.header.status == static_cast<uint32_t>(wire::Status::busy);
-        if (answer.descriptors.size() == 1) descriptor = answer.descriptors[0];
-    }
-    for (const int other : answer.descriptors)
-        if (other != descriptor) descriptors::release(other);
-    descriptors::release(peer);
-    return descriptor;
+    return std::strtoull(field, nullptr, 10);
 }
 
-int fetch(const Ticket& ticket) {
-    for (int i = 0; i < kTries; ++i) {
-        bool again = false;
-        const int descriptor = ask(ticket, &again);
-        if (descriptor >= 0 || !again) return descriptor;
-        pause_for(10'000'000);
+enum class Answer { given, refused, parked, silent };
+
+// One question to the owner, for a descriptor of the block.
+Answer ask(const Ticket& ticket, int* descriptor) {
+    const int peer = channel::connect_abstract(socket_name(ticket.pid, ticket.nonce), ticket.pid);
+    if (peer < 0) return errno == ECONNREFUSED ? Answer::silent : Answer::refused;
+    const wire::Header header{
+        wire::kMagic, wire::kVersion, kAskForMemory, 0, 0, sizeof ticket.block, 0};
+    channel::Message message;
+    Answer answer = Answer::silent;  // also when it detaches, or is stopped, in the middle
+    if (channel::send(peer, header, &ticket.block, {}) && channel::receive(peer, &message)) {
+        const bool busy = message.header.status == static_cast<uint32_t>(wire::Status::busy);
+        answer = busy ? Answer::parked : Answer::refused;
+        if (message.descriptors.size() == 1) {
+            *descriptor = message.descriptors[0];
+            answer = Answer::given;
+        }
     }
-    return -1;
+    for (const int other : message.descriptors)
+        if (answer != Answer::given || other != *descriptor) descriptors::release(other);
+    descriptors::release(peer);
+    return answer;
+}
+
+// Whether an owner that does not answer may still do so.
+bool may_come_back(const Ticket& ticket, uint64_t silent_since) {
+    const uint64_t found = began(ticket.pid);
+    const uint64_t patience = found == ticket.began ? kDetached : kStranger;
+    return found && monotonic_ns() - silent_since < patience;
 }
 
 // Imports and maps a peer's block. Takes the descriptor.
@@ -143,7 +172,10 @@ CUresult map_block(const Ticket& ticket, int descriptor, int device, uint64_t* a
     return result;
 }
 
-CUresult open_ticket(const Ticket& ticket, CUdeviceptr* address) {
+// One try. What the owner said, where that was not the memory, is in `answer`.
+CUresult open_ticket(const Ticket& ticket, CUdeviceptr* address, Answer* answer) {
+    const gate::Pass pass;
+    *answer = Answer::given;
     CUcontext context = nullptr;
     int device = 0;
     if (!address) return CUDA_ERROR_INVALID_VALUE;
@@ -156,12 +188,10 @@ CUresult open_ticket(const Ticket& ticket, CUdeviceptr* address) {
     std::unique_lock lock(blocks::mutex);
     if (!mapped.count(owner)) {
         lock.unlock();
-        const int descriptor = fetch(ticket);
+        int descriptor = -1;
+        *answer = ask(ticket, &descriptor);
+        if (*answer != Answer::given) return CUDA_ERROR_INVALID_VALUE;
         lock.lock();
-        if (descriptor < 0) {
-            log::note("process %d gives no memory for its IPC handle", ticket.pid);
-            return CUDA_ERROR_INVALID_VALUE;
-        }
         if (mapped.count(owner)) {
             descriptors::release(descriptor);  // another thread was faster
         } else {
@@ -217,6 +247,7 @@ CUresult share(CUipcMemHandle* handle, CUdeviceptr address, uint64_t* to_reexpor
                         block.size,
                         found->first - mapping->first,
                         found->second.size,
+                        began(getpid()),
                         getpid()};
     std::memset(handle, 0, sizeof *handle);
     std::memcpy(handle, &ticket, sizeof ticket);
@@ -232,11 +263,31 @@ CUresult overrides::cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr addres
 
 CUresult overrides::cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle,
                                           unsigned flags) {
-    const gate::Pass pass;
     Ticket ticket{};
     std::memcpy(&ticket, &handle, sizeof ticket);
-    if (ticket.magic != kMagic) return native(driver.cuIpcOpenMemHandle_v2(address, handle, flags));
-    return open_ticket(ticket, address);
+    if (ticket.magic != kMagic) {
+        const gate::Pass pass;
+        return native(driver.cuIpcOpenMemHandle_v2(address, handle, flags));
+    }
+    const KeepErrno keep;
+    uint64_t silent_since = 0;
+    for (;;) {
+        // Each try passes the gate anew: as long as this thread waits for a parked owner, it keeps
+        // nobody from parking this process, too.
+        Answer answer;
+        const CUresult result = open_ticket(ticket, address, &answer);
+        if (answer == Answer::given) return result;
+        if (answer != Answer::silent)
+            silent_since = 0;
+        else if (!silent_since)
+            silent_since = monotonic_ns();
+        if (answer == Answer::refused ||
+            (answer == Answer::silent && !may_come_back(ticket, silent_since))) {
+            log::note("process %d gives no memory for its IPC handle", ticket.pid);
+            return result;
+        }
+        pause_for(kPause);
+    }
 }
 
 CUresult overrides::cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle,

@@ -1,7 +1,11 @@
 // Memory that came back from a checkpoint and is then shared for the first time: an import, which
 // the driver exports to nobody.
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <ctime>
 #include <set>
 
 #include "workload.h"
@@ -160,14 +164,84 @@ void memory_in_use_for_long(Client& client) {
     client.open_gate();
 }
 
+// A peer that allocates memory, gives its handle away and waits.
+struct Peer {
+    int pid;
+    CUipcMemHandle handle;
+};
+
+Peer start_peer() {
+    int ends[2];
+    Peer peer{};
+    CHECK(pipe(ends) == 0);
+    peer.pid = fork();
+    if (peer.pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        start_workload();
+        CUdeviceptr memory = 0;
+        OK(cuMemAlloc_v2(&memory, kSize));
+        OK(cuMemsetD32_v2(memory, 99, kSize / 4));
+        OK(cuIpcGetMemHandle(&peer.handle, memory));
+        CHECK(write(ends[1], &peer.handle, sizeof peer.handle) == sizeof peer.handle);
+        for (;;) pause();
+    }
+    close(ends[1]);
+    CHECK(peer.pid > 0 && read(ends[0], &peer.handle, sizeof peer.handle) == sizeof peer.handle);
+    close(ends[0]);
+    return peer;
+}
+
+// The owner is parked for longer than anybody's patience; meanwhile the one that waits for it is
+// brought to rest as well.
+void memory_of_a_parked_peer(Client& client, const Peer& peer) {
+    Client owner(peer.pid);
+    CHECK(owner.close_gate(kDeadline));
+    const auto held = owner.export_all();
+    owner.park();
+    std::atomic<bool> opened{false};
+    CUdeviceptr memory = 0;
+    std::thread opener([&] {
+        OK(cuCtxSetCurrent(context));
+        OK(cuIpcOpenMemHandle_v2(&memory, peer.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+        opened = true;
+    });
+    sleep(1);
+    CHECK(client.close_gate(kDeadline));
+    client.open_gate();
+    sleep(7);
+    CHECK(!opened);
+    owner.unpark(held);
+    owner.open_gate();
+    for (const auto& [id, descriptor] : held) close(descriptor);
+    opener.join();
+    CHECK(value_at(memory + kSize - 4) == 99);
+    OK(cuIpcCloseMemHandle(memory));
+}
+
+// Nobody has waited for its end: it is still there as a zombie.
+void memory_of_a_dead_peer(const Peer& peer) {
+    siginfo_t ended{};
+    CHECK(kill(peer.pid, SIGKILL) == 0);
+    CHECK(waitid(P_PID, static_cast<id_t>(peer.pid), &ended, WEXITED | WNOWAIT) == 0);
+    const time_t begin = time(nullptr);
+    CUdeviceptr memory = 0;
+    CHECK(cuIpcOpenMemHandle_v2(&memory, peer.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) ==
+          CUDA_ERROR_INVALID_VALUE);
+    CHECK(time(nullptr) - begin < 4);
+    CHECK(waitid(P_PID, static_cast<id_t>(peer.pid), &ended, WEXITED) == 0);
+}
+
 }  // namespace
 
 int main() {
+    const Peer peer = start_peer();  // before this process has a driver
     start_workload();
     Client client(getpid());
     memory_of_the_program(client);
     memory_of_cu_mem_alloc_under_load(client);
     memory_in_use_for_long(client);
+    memory_of_a_parked_peer(client, peer);
+    memory_of_a_dead_peer(peer);
     CHECK(client.hello().parkable == 1);
     std::puts("ok");
 }
