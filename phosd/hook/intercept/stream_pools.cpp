@@ -106,28 +106,35 @@ bool allocate(CUdeviceptr* address, size_t size, CUmemoryPool pool, CUstream str
     return true;
 }
 
+// The driver may block in recording, when the stream's queue is full, so it is asked without the
+// lock. Until the event is there the memory is nobody else's: it is marked, as cuMemFree does.
 bool free_later(CUdeviceptr address, CUstream stream, const StreamCalls& calls, CUresult* result) {
     if (calls.capturing(stream)) return false;
     CUcontext context = nullptr;
     if (calls.context_of(stream, &context) != CUDA_SUCCESS) return false;
-    const std::lock_guard lock(blocks::mutex);
-    const auto* found = heap::find(address);
-    if (!found) return false;
-    if (found->first != address || found->second.freeing) {
-        *result = CUDA_ERROR_INVALID_VALUE;
-        return true;
+    {
+        const std::lock_guard lock(blocks::mutex);
+        auto* found = heap::find(address);
+        if (!found) return false;
+        if (found->first != address || found->second.freeing) {
+            *result = CUDA_ERROR_INVALID_VALUE;
+            return true;
+        }
+        found->second.freeing = true;
     }
     const Current current(context);
     CUevent event = nullptr;
     *result = current ? driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
                       : CUDA_ERROR_INVALID_CONTEXT;
-    if (*result != CUDA_SUCCESS) return true;
-    *result = calls.record(event, stream);
-    if (*result != CUDA_SUCCESS) {
-        driver.cuEventDestroy_v2(event);
-        return true;
+    if (*result == CUDA_SUCCESS) {
+        *result = calls.record(event, stream);
+        if (*result != CUDA_SUCCESS) driver.cuEventDestroy_v2(event);
     }
-    stream_frees::keep(address, calls.key(context, stream), event);
+    const std::lock_guard lock(blocks::mutex);
+    auto* found = heap::find(address);
+    if (!found || found->first != address) return true;  // it went with its context meanwhile
+    found->second.freeing = false;
+    if (*result == CUDA_SUCCESS) stream_frees::keep(address, calls.key(context, stream), event);
     return true;
 }
 

@@ -168,6 +168,53 @@ void what_was_freed_in_a_context_that_stays_is_waited_for() {
     OK(cuMemFree_v2(flag));
 }
 
+std::atomic<bool> recording{false};
+std::atomic<bool> may_record{false};
+
+CUresult record_late(CUevent event, CUstream stream) {
+    recording = true;
+    while (!may_record) usleep(1000);
+    return DIRECT(cuEventRecord)(event, stream);
+}
+
+// The driver blocks in cuMemFreeAsync as long as the queue of the stream is full. Who would empty
+// it must not need a lock for that.
+void a_free_that_blocks_keeps_nobody_from_memory() {
+    CUdeviceptr freed = 0;
+    OK(cuMemAllocAsync(&freed, 4 << 20, nullptr));
+    std::atomic<bool> done{false};
+    {
+        const Replaced replaced(driver.cuEventRecord, &record_late);
+        std::thread freeing([&] {
+            OK(cuCtxSetCurrent(context));
+            OK(cuMemFreeAsync(freed, nullptr));
+        });
+        while (!recording) usleep(1000);
+        std::thread other([&] {
+            CUdeviceptr mine = 0;
+            CUdeviceptr base = 0;
+            OK(cuCtxSetCurrent(context));
+            OK(cuMemAlloc_v2(&mine, 4 << 20));
+            CHECK(mine != freed);
+            OK(cuMemGetAddressRange_v2(&base, nullptr, mine));
+            OK(cuMemFree_v2(mine));
+            CHECK(cuMemFree_v2(freed) == CUDA_ERROR_INVALID_VALUE);
+            CHECK(cuMemFreeAsync(freed, nullptr) == CUDA_ERROR_INVALID_VALUE);
+            done = true;
+        });
+        for (int i = 0; i < 10000 && !done; ++i) usleep(1000);
+        CHECK(done);
+        may_record = true;
+        other.join();
+        freeing.join();
+    }
+    CUdeviceptr again = 0;
+    OK(cuMemAllocAsync(&again, 4 << 20, nullptr));
+    CHECK(again == freed);
+    OK(cuMemFreeAsync(again, nullptr));
+    OK(cuCtxSynchronize());
+}
+
 std::string calls;  // that the hook made, in order
 
 // A copy into a slot that no event follows may still run: neither what it reads from nor what it
@@ -272,6 +319,8 @@ int main() {
     what_was_freed_in_a_context_outlives_it(client);
     what_was_freed_in_a_context_that_stays_is_waited_for();
     std::puts("contexts");
+    a_free_that_blocks_keeps_nobody_from_memory();
+    std::puts("frees");
     copies_that_no_event_follows_are_waited_for(client);
     std::puts("copies");
     imported_memory_never_becomes_the_programs_own(client);
