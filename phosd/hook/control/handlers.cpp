@@ -13,6 +13,7 @@
 #include "control/torch_cache.h"
 #include "cow/session.h"
 #include "gate/gate.h"
+#include "intercept/stream_pools.h"
 #include "memory/contexts.h"
 #include "park/quiesce.h"
 #include "park/reexport.h"
@@ -56,6 +57,7 @@ Reply hello() {
 Reply list_blocks(const Message& request, bool with_descriptors) {
     wire::Cursor cursor{};
     if (!read(request, &cursor)) return {Status::bad_message, "the cursor is missing"};
+    if (with_descriptors) stream_pools::give_back_all();
     const park::Listing listing = park::list(cursor.after, with_descriptors);
     if (listing.outcome.status != Status::ok) {
         for (const int descriptor : listing.descriptors) descriptors::release(descriptor);
@@ -77,6 +79,7 @@ Reply close_gate(const Message& request) {
     if (gate::state() == State::running) {
         if (const CUresult fault = faults::point(faults::Point::close_gate); fault != CUDA_SUCCESS)
             return {Status::driver, std::string("closing failed with ") + error_name(fault)};
+        stream_pools::give_back_all();
         quiesce::begin();
     }
     if (!gate::close(wanted.deadline_ms))

@@ -54,6 +54,31 @@ class Pass {
     Slot* slot_;
 };
 
+// As Pass, for what can be left out: does not wait, and is false at a closed gate.
+class TryPass {
+  public:
+    TryPass() : slot_(own_slot ? own_slot : first_pass()) {
+        if (!slot_) return;
+        const uint32_t depth = slot_->depth.load(std::memory_order_relaxed);
+        slot_->depth.store(depth + 1, std::memory_order_relaxed);
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        if (!shut.load(std::memory_order_acquire) || depth) return;
+        slot_->depth.store(0, std::memory_order_release);
+        slot_ = nullptr;
+    }
+    ~TryPass() {
+        if (slot_)
+            slot_->depth.store(slot_->depth.load(std::memory_order_relaxed) - 1,
+                               std::memory_order_release);
+    }
+    TryPass(const TryPass&) = delete;
+    TryPass& operator=(const TryPass&) = delete;
+    explicit operator bool() const { return slot_ != nullptr; }
+
+  private:
+    Slot* slot_;
+};
+
 // What the closer sees. `inside` counts threads in a gated call, `waiting` those held.
 struct View {
     wire::State state;

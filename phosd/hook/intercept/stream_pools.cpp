@@ -1,6 +1,8 @@
 // Stream-ordered memory of device pools, redirected to memory of the hook. Memory that a capture
 // allocates or frees belongs to the graph, and pools that can be exported belong to their importers
 // as well; the driver keeps both.
+#include "intercept/stream_pools.h"
+
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -71,6 +73,29 @@ PoolState* redirected(CUmemoryPool pool) {
             return &(pools[pool] = PoolState{device});
     }
     return nullptr;
+}
+
+uint64_t keep_of(const heap::Heap& heap) {
+    const auto state = pools.find(heap.pool);
+    return std::max(state == pools.end() ? 0 : state->second.threshold, kKeep);
+}
+
+// Neither waits for the gate nor for the lock: whoever calls this may be the one that somebody else
+// waits for.
+void give_back_if_possible(uint64_t (*keep)(const heap::Heap& heap)) {
+    const gate::TryPass pass;
+    if (!pass) return;
+    const std::unique_lock lock(blocks::mutex, std::try_to_lock);
+    if (!lock) return;
+    const RelaxedCapture relaxed;
+    stream_frees::give_back_passed(keep);
+}
+
+// What pools hold beyond their threshold is free when the program has waited for its work, as with
+// the driver.
+CUresult synchronized(CUresult result) {
+    if (result == CUDA_SUCCESS && stream_frees::kept() > kKeep) give_back_if_possible(keep_of);
+    return result;
 }
 
 // True when the call was redirected, with its result.
@@ -187,6 +212,23 @@ CUresult overrides::cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
                : driver.cuMemFreeAsync_ptsz(address, stream);
 }
 
+// Not held at the gate: what these wait for may be what a closing gate waits for.
+CUresult overrides::cuCtxSynchronize() {
+    return synchronized(driver.cuCtxSynchronize());
+}
+CUresult overrides::cuCtxSynchronize_v2(CUcontext context) {
+    return synchronized(driver.cuCtxSynchronize_v2(context));
+}
+CUresult overrides::cuStreamSynchronize(CUstream stream) {
+    return synchronized(driver.cuStreamSynchronize(stream));
+}
+CUresult overrides::cuStreamSynchronize_ptsz(CUstream stream) {
+    return synchronized(driver.cuStreamSynchronize_ptsz(stream));
+}
+CUresult overrides::cuEventSynchronize(CUevent event) {
+    return synchronized(driver.cuEventSynchronize(event));
+}
+
 CUresult overrides::cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
     const CUresult result = driver.cuMemPoolCreate(pool, properties);
     if (result != CUDA_SUCCESS) return result;
@@ -275,6 +317,11 @@ CUresult overrides::cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc*
     const std::lock_guard lock(blocks::mutex);
     const PoolState* state = redirected(pool);
     return state ? heap::change_access(heap::of_pool(pool, state->device), access, count) : result;
+}
+
+void stream_pools::give_back_all() {
+    if (stream_frees::kept())
+        give_back_if_possible([](const heap::Heap&) -> uint64_t { return 0; });
 }
 
 }  // namespace phos

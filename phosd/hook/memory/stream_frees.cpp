@@ -1,5 +1,7 @@
 #include "memory/stream_frees.h"
 
+#include <atomic>
+#include <set>
 #include <vector>
 
 #include "memory/contexts.h"
@@ -17,7 +19,8 @@ struct Freed {
 };
 
 // Guarded by blocks::mutex.
-std::vector<Freed> all_freed;  // oldest first
+std::vector<Freed> all_freed;         // oldest first
+std::atomic<uint64_t> kept_bytes{0};  // of them all; written under the lock
 
 bool passed(const Freed& entry) {
     if (entry.ending) return false;
@@ -33,6 +36,11 @@ void forget_event(const Freed& entry) {
     if (current) driver.cuEventDestroy_v2(entry.event);
 }
 
+std::vector<Freed>::iterator erase(std::vector<Freed>::iterator entry) {
+    kept_bytes -= entry->allocation.reserved;
+    return all_freed.erase(entry);
+}
+
 void give_back_all(heap::Heap* heap) {
     for (auto entry = all_freed.begin(); entry != all_freed.end();) {
         if (entry->allocation.heap != heap) {
@@ -41,7 +49,7 @@ void give_back_all(heap::Heap* heap) {
         }
         forget_event(*entry);
         heap::give_back(entry->address, entry->allocation);
-        entry = all_freed.erase(entry);
+        entry = erase(entry);
     }
 }
 
@@ -49,6 +57,7 @@ void give_back_all(heap::Heap* heap) {
 
 void keep(uint64_t address, const StreamKey& stream, CUevent event) {
     all_freed.push_back({address, heap::retire(address), stream, stream.context, event, false});
+    kept_bytes += all_freed.back().allocation.reserved;
 }
 
 bool give_back_passed(const heap::Heap* heap, uint64_t keep) {
@@ -64,10 +73,20 @@ bool give_back_passed(const heap::Heap* heap, uint64_t keep) {
         held -= entry->allocation.reserved;
         forget_event(*entry);
         heap::give_back(entry->address, entry->allocation);
-        entry = all_freed.erase(entry);
+        entry = erase(entry);
         any = true;
     }
     return any;
+}
+
+void give_back_passed(uint64_t (*keep)(const heap::Heap& heap)) {
+    std::set<const heap::Heap*> heaps;
+    for (const Freed& entry : all_freed) heaps.insert(entry.allocation.heap);
+    for (const heap::Heap* heap : heaps) give_back_passed(heap, keep(*heap));
+}
+
+uint64_t kept() {
+    return kept_bytes.load(std::memory_order_relaxed);
 }
 
 uint64_t reuse(const heap::Heap* heap, uint64_t size, const StreamKey& stream) {
@@ -80,7 +99,7 @@ uint64_t reuse(const heap::Heap* heap, uint64_t size, const StreamKey& stream) {
         const uint64_t address = entry->address;
         forget_event(*entry);
         heap::revive(address, entry->allocation, size);
-        all_freed.erase(entry);
+        erase(entry);
         return address;
     }
     return 0;

@@ -28,6 +28,12 @@ uint64_t reuse(const heap::Heap* heap, uint64_t size, const StreamKey& stream);
 // as long as more than `keep` bytes remain.
 bool give_back_passed(const heap::Heap* heap, uint64_t keep);
 
+// Of each heap as above, as long as more than `keep(heap)` bytes remain.
+void give_back_passed(uint64_t (*keep)(const heap::Heap& heap));
+
+// Bytes freed that are kept for now. Needs no lock.
+uint64_t kept();
+
 // Gives back what was freed on streams, waiting for the current context if nothing can be had
 // without; the lock is let go meanwhile. False when nothing was freed.
 bool reclaim(std::unique_lock<std::mutex>& lock);

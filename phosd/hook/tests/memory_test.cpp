@@ -188,6 +188,63 @@ void stream_ordered_memory(Client& client) {
     OK(cuStreamDestroy_v2(two));
 }
 
+size_t free_memory() {
+    size_t free = 0;
+    size_t total = 0;
+    OK(cuMemGetInfo_v2(&free, &total));
+    return free;
+}
+
+// Also when the program never allocates again: after it has waited, and before it is saved.
+void what_a_stream_freed_is_free(Client& client) {
+    constexpr size_t kSize = 96 << 20;
+    CUstream stream = nullptr;
+    CUevent event = nullptr;
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    const auto waits = [&](int way) {
+        if (way == 0) OK(cuStreamSynchronize(stream));
+        if (way == 1) OK(cuCtxSynchronize());
+        if (way == 2) OK(cuEventSynchronize(event));
+    };
+    for (int way = 0; way < 3; ++way) {
+        const size_t before = free_memory();
+        CUdeviceptr memory = 0;
+        OK(cuMemAllocAsync(&memory, kSize, stream));
+        OK(cuMemFreeAsync(memory, stream));
+        OK(cuEventRecord(event, stream));
+        CHECK(free_memory() + kSize <= before);
+        waits(way);
+        CHECK(free_memory() == before);
+    }
+    // A pool that is to keep it does so, until a checkpoint comes.
+    CUmemoryPool pool = nullptr;
+    cuuint64_t threshold = UINT64_MAX;
+    OK(cuDeviceGetDefaultMemPool(&pool, 0));
+    OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
+    const size_t before = free_memory();
+    for (const bool closes : {true, false}) {
+        CUdeviceptr memory = 0;
+        OK(cuMemAllocAsync(&memory, kSize, stream));
+        OK(cuMemFreeAsync(memory, stream));
+        OK(cuStreamSynchronize(stream));
+        CHECK(client.list().back().size == kSize);
+        CHECK(free_memory() + kSize <= before);
+        if (closes) {
+            CHECK(client.close_gate(5000));
+            client.open_gate();
+        } else {
+            for (const auto& [id, descriptor] : client.export_all()) close(descriptor);
+        }
+        CHECK(client.list().back().size != kSize);
+        CHECK(free_memory() == before);
+    }
+    threshold = 0;
+    OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
+    OK(cuEventDestroy_v2(event));
+    OK(cuStreamDestroy_v2(stream));
+}
+
 void parked_memory_comes_back(Client& client) {
     std::vector<CUdeviceptr> all(300);
     for (size_t i = 0; i < all.size(); ++i) {
@@ -245,6 +302,7 @@ int main() {
     small_allocations_share_slabs(client);
     virtual_memory_of_the_program(client);
     stream_ordered_memory(client);
+    what_a_stream_freed_is_free(client);
     parked_memory_comes_back(client);
     CHECK(client.hello().parkable == 1);
     std::puts("ok");
