@@ -14,6 +14,7 @@
 #include "cow/session.h"
 #include "gate/gate.h"
 #include "intercept/stream_pools.h"
+#include "intercept/unsupported.h"
 #include "memory/contexts.h"
 #include "park/quiesce.h"
 #include "park/reexport.h"
@@ -79,6 +80,8 @@ Reply close_gate(const Message& request) {
     if (gate::state() == State::running) {
         if (const CUresult fault = faults::point(faults::Point::close_gate); fault != CUDA_SUCCESS)
             return {Status::driver, std::string("closing failed with ") + error_name(fault)};
+        // Not in the stop, where a thread may have the loader's lock.
+        note_libraries();
         stream_pools::give_back_all();
         quiesce::begin();
     }

@@ -8,6 +8,7 @@
 #include "base/driver.h"
 #include "base/process.h"
 #include "gate/gate.h"
+#include "intercept/unsupported.h"
 #include "park/park.h"
 
 namespace phos {
@@ -30,6 +31,7 @@ std::vector<wire::DeviceId> visible_devices() {
 HelloReply make_hello() {
     HelloReply said{{}, visible_devices()};
     wire::Hello& hello = said.hello;
+    note_libraries();
     const Fitness fit = fitness();
     int version = 0;
     if (driver.cuDriverGetVersion) driver.cuDriverGetVersion(&version);

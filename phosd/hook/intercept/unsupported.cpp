@@ -1,5 +1,9 @@
 #include "intercept/unsupported.h"
 
+#include <link.h>
+
+#include <cstring>
+
 #include "base/overrides.h"
 #include "base/process.h"
 
@@ -11,6 +15,27 @@ constexpr const char* kVariable = "the program uses managed memory (a __managed_
 CUresult note_use(CUresult result, const char* reason) {
     if (result == CUDA_SUCCESS) mark_unsupported(reason);
     return result;
+}
+
+// Their names without what a version adds, and what they are for.
+constexpr struct {
+    const char* name;
+    const char* reason;
+} kPrivate[] = {
+    {"libnvidia-encode.so", "the program has NVENC loaded (libnvidia-encode)"},
+    {"libnvcuvid.so", "the program has NVDEC loaded (libnvcuvid)"},
+    {"libnvoptix.so", "the program has OptiX loaded (libnvoptix)"},
+};
+
+// Called under the loader's lock: only looks.
+int find_private(dl_phdr_info* object, size_t, void* reason) {
+    if (!object->dlpi_name) return 0;
+    const char* slash = std::strrchr(object->dlpi_name, '/');
+    const char* name = slash ? slash + 1 : object->dlpi_name;
+    for (const auto& each : kPrivate)
+        if (std::strncmp(name, each.name, std::strlen(each.name)) == 0)
+            *static_cast<const char**>(reason) = each.reason;
+    return 0;
 }
 
 // A __managed__ variable is known by its address alone.
@@ -27,6 +52,21 @@ void note_if_managed(unsigned long long address, const char* reason) {
             CUDA_SUCCESS &&
         managed)
         mark_unsupported(reason);
+}
+
+void note_libraries() {
+    const char* reason = nullptr;
+    dl_iterate_phdr(find_private, &reason);
+    if (reason) mark_not_parkable(reason);
+}
+
+// What runs in them is asked for in none of the contexts that the hook knows.
+CUresult overrides::cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc resources,
+                                     CUdevice device, unsigned flags) {
+    const CUresult result = driver.cuGreenCtxCreate(context, resources, device, flags);
+    if (result == CUDA_SUCCESS)
+        mark_not_parkable("the program uses green contexts (cuGreenCtxCreate)");
+    return result;
 }
 
 CUresult overrides::cuMemAllocManaged(CUdeviceptr* address, size_t size, unsigned flags) {

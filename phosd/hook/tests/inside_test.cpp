@@ -2,6 +2,7 @@
 // and its own be called: what happens seldom, and must not harm the program then.
 #include <pthread.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 #include <new>
 #include <string>
@@ -305,9 +306,33 @@ void imported_memory_never_becomes_the_programs_own(Client& client) {
     OK(cuMemRelease(handle));
 }
 
+// In a process of its own, which is not parkable afterwards.
+void green_contexts_are_named() {
+    const int pid = fork();
+    if (pid == 0) {
+        start_workload();
+        CUgreenCtx green = nullptr;
+        answer = CUDA_ERROR_INVALID_VALUE;
+        const Replaced replaced(
+            driver.cuGreenCtxCreate,
+            +[](CUgreenCtx*, CUdevResourceDesc, CUdevice, unsigned) { return answer; });
+        CHECK(cuGreenCtxCreate(&green, nullptr, 0, 0) == CUDA_ERROR_INVALID_VALUE);
+        CHECK(fitness().parkable);
+        answer = CUDA_SUCCESS;
+        OK(cuGreenCtxCreate(&green, nullptr, 0, 0));
+        const Fitness fit = fitness();
+        CHECK(!fit.parkable && !fit.unsupported);
+        CHECK(fit.reason.find("cuGreenCtxCreate") != std::string::npos);
+        _exit(0);
+    }
+    int status = 0;
+    CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0);
+}
+
 }  // namespace
 
 int main() {
+    green_contexts_are_named();  // before this process has a driver
     std::setvbuf(stdout, nullptr, _IOLBF, 0);
     start_workload();
     Client client(getpid());
