@@ -9,7 +9,7 @@ from phosd.cli import options
 from phosd.cli.client import call
 from phosd.cli.jobs import seconds
 from phosd.cli.settings import Settings, command
-from phosd.client.rows import unpacked
+from phosd.client.rows import first_page, next_page, unpacked
 from phosd.client.text import rate
 from phosd.client.times import moment, time_text
 
@@ -50,9 +50,14 @@ def history(settings: Settings, **filters: Any) -> None:
       phos history --state failed --since 2026-11-01 --limit 1000 --json
     """
     wanted = {name: value for name, value in filters.items() if value is not None}
-    (found,) = call(settings, "ListHistory", "a{sv}", variants(wanted))
+    rows: list[dict[str, Any]] = []
+    page: dict[str, Any] | None = first_page(wanted)
+    while page is not None:
+        (found,) = call(settings, "ListHistory", "a{sv}", variants(page))
+        rows += found
+        page = next_page(page, found, wanted["limit"] - len(rows))
     settings.rows(
-        [row | unpacked(row) for row in found],
+        [row | unpacked(row) for row in rows],
         {
             "JOB": lambda row: str(row["id"]),
             "STARTED": lambda row: time_text(int(row["started"] * 1e6)),

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from phosd.bus import ROOT, path_of, variants
 from phosd.client.errors import CommandError
+from phosd.client.rows import first_page, next_page
 from phosd.tui.records import Gpu, Image, Job, Manager, Process, Record
 
 MANAGER = "org.phos.Manager1"
@@ -272,9 +273,15 @@ class Node:
         """Have a job stop at its next safe point."""
         await self.ask(job, "Cancel")
 
-    async def history(self, **options: int | str) -> list[dict[str, Any]]:
-        """Past jobs, newest first, as ``ListHistory`` tells them."""
-        return list(await self._manager("ListHistory", "a{sv}", variants(options)))
+    async def history(self, limit: int, **options: int | str) -> list[dict[str, Any]]:
+        """At most ``limit`` past jobs, newest first, as ``ListHistory`` tells them."""
+        rows: list[dict[str, Any]] = []
+        page: dict[str, Any] | None = first_page({"limit": limit, **options})
+        while page is not None:
+            found = await self._manager("ListHistory", "a{sv}", variants(page))
+            rows += found
+            page = next_page(page, found, limit - len(rows))
+        return rows
 
     async def events(self, **options: int | str) -> list[dict[str, Any]]:
         """What the daemon noted, newest first, as ``ListEvents`` tells it."""

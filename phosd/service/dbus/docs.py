@@ -48,7 +48,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "ListGPUs": "The GPUs: ordinal, UUID, name, memory, used memory, path.",
         "ListHistory": (
             "The latest jobs that the caller may see, newest first, with their phases; options: "
-            "limit, pid, operation, state, since, until."
+            "limit, pid, operation, state, since, until, before."
         ),
         "ListEvents": (
             "What happened lately of which the caller may know, newest first; options: limit, "

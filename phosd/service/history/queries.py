@@ -16,6 +16,7 @@ and (:pid is null or operation = 'restore' and result = :pid
 and (:operation is null or operation = :operation)
 and (:state is null or state = :state)
 and cast(started * 1e6 as integer) between :since and :until
+and id < :before
 order by id desc limit :limit
 """
 _PHASES = """
@@ -50,6 +51,7 @@ def jobs(history: History, wanted: HistoryOptions = ANY_JOB, owner: int | None =
             "state": wanted.state,
             "since": wanted.since,
             "until": wanted.until,
+            "before": wanted.before,
             "limit": wanted.limit,
         },
     )

@@ -135,7 +135,8 @@ class SampleOptions(Options, frozen=True):
 
 class HistoryOptions(Options, frozen=True):
     """Options of ``ListHistory``: how many jobs, and of which: those that worked on process
-    ``pid`` or restored it, and those that began from ``since`` to ``until``.
+    ``pid`` or restored it, those that began from ``since`` to ``until``, and those with a lower
+    number than ``before``: with the last number of an answer, what follows it.
     """
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 50
@@ -144,6 +145,7 @@ class HistoryOptions(Options, frozen=True):
     state: Literal["queued", "running", "done", "failed", "cancelled", "interrupted"] | None = None
     since: Time = 0
     until: Time = _END_OF_TIME
+    before: Annotated[int, msgspec.Meta(ge=1, le=_END_OF_TIME)] = _END_OF_TIME
 
 
 class EventOptions(Options, frozen=True):

@@ -71,6 +71,14 @@ def test_the_history_of_a_process_with_its_timeline(service: Service) -> None:
     assert found("--operation", "verify")[0]["target"] == "i"
     assert found("--until", "1h") == []
     assert found("--limit", "1")[0]["operation"] == "verify"
+    past = [
+        {"id": number, "operation": "delete", "target": "x", "owner": 0, "state": "done"}
+        | {"started": 1.0}
+        for number in range(1_000, 1_600)
+    ]
+    service.history._database.record(lambda tables: tables["jobs"].insert_all(past))
+    numbers = [row["id"] for row in found("--limit", "555", "--operation", "delete")]
+    assert numbers == [*range(1_599, 1_044, -1)]
     assert "image-0" in phos(service, "history", "--pid", ME).stdout
     refused = phos(service, "history", "--since", "then")
     assert refused.returncode == 2

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from phosd.bus import NAME, Connection, Signal
+from phosd.client import rows
 from phosd.engine.job.experience import KernelMark
 from phosd.engine.job.journal import JobRecord
 from phosd.engine.job.progress import Progress
@@ -99,6 +100,33 @@ def test_jobs_by_process_operation_state_and_time(history: History) -> None:
     assert found(since=1003 * SECOND + 1) == [7, 6, 5, 4]
     assert found(until=1003 * SECOND) == [3, 2, 1]
     assert found(since=1002 * SECOND, until=1004 * SECOND, limit=2) == [4, 3]
+
+
+def test_the_pages_together_are_one_call(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_PAGE", 3)
+    for number in range(1, 12):
+        history.job(job(number, target="77" if number % 3 else "7"))
+    calls: list[int] = []
+
+    def found(**wanted: Any) -> list[Any]:
+        asked: dict[str, Any] | None = rows.first_page(wanted)
+        told: list[Any] = []
+        while asked is not None:
+            page = queries.jobs(history, HistoryOptions(**asked))
+            calls.append(len(page))
+            told += page
+            asked = rows.next_page(asked, page, wanted["limit"] - len(told))
+        return told
+
+    for limit in range(1, 13):
+        assert found(limit=limit) == queries.jobs(history, HistoryOptions(limit=limit))
+        assert found(limit=limit, pid=77) == queries.jobs(
+            history, HistoryOptions(limit=limit, pid=77)
+        )
+    assert max(calls) == 3
+    calls.clear()
+    assert [row["id"] for row in found(limit=7)] == [11, 10, 9, 8, 7, 6, 5]
+    assert calls == [3, 3, 1]
 
 
 def test_a_time_that_was_told_finds_its_job(history: History) -> None:

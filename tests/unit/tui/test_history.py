@@ -163,12 +163,33 @@ def test_an_export_has_all_that_the_filters_let_through(tmp_path: Path, kind: st
             screen.query_one("#file", Input).focus()
             await pilot.press("enter")
             await until_shown(pilot, "2 jobs are in")
-            assert {"limit": 10_000, "pid": 4711} in asked(link)
+            assert {"limit": 500, "pid": 4711} in asked(link)
 
     run(body)
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file)) if kind == "csv" else json.load(file)
     assert [str(row["id"]) for row in rows] == ["13", "12"]
+
+
+def test_an_export_asks_for_page_after_page() -> None:
+    node, link = past()
+    every = [{"id": number} for number in range(1200, 0, -1)]
+    pages = []
+
+    async def call(
+        path: str, interface: str, member: str, signature: str = "", *args: Any
+    ) -> list[Any]:
+        wanted = {name: variant.value for name, variant in args[0].items()}
+        pages.append(wanted)
+        return [[row for row in every if row["id"] < wanted.get("before", 9999)][: wanted["limit"]]]
+
+    link.call = call  # type: ignore[method-assign]
+    assert asyncio.run(node.history(10_000, pid=7)) == every
+    assert pages == [
+        {"limit": 500, "pid": 7},
+        {"limit": 500, "pid": 7, "before": 701},
+        {"limit": 500, "pid": 7, "before": 201},
+    ]
 
 
 def test_an_export_that_is_not_possible_says_why(tmp_path: Path) -> None:
