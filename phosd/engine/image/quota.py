@@ -1,4 +1,6 @@
-"""How much a user's images may take, those that are being made included."""
+"""How much a user's images, and data of suspended programs, may take; those that are being made
+included.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +21,27 @@ class SpaceReservation:
     size: int
 
 
+def taken(
+    owner: int, reservations: Mapping[str, SpaceReservation], images: Sequence[Manifest]
+) -> int:
+    """Return the bytes of a user's images, and of those that are being made."""
+    theirs = [image for image in images if image.owner == owner]
+    making = sum(each.size for each in reservations.values() if each.owner == owner)
+    return Usage(theirs).total + making
+
+
 def require_within(
-    quota: int, image: str, reservations: Mapping[str, SpaceReservation], images: Sequence[Manifest]
+    quota: int,
+    image: str,
+    reservations: Mapping[str, SpaceReservation],
+    images: Sequence[Manifest],
+    suspended: int = 0,
 ) -> None:
     """Raise :class:`OutOfSpace` when the user of ``image`` would exceed the quota (bytes).
 
     ``reservations`` are those of all images that are being made, this one's included; ``images``
-    all that there are, oldest first.
+    all that there are, oldest first. ``suspended`` bytes are what the user's suspended programs had
+    on their GPUs.
     """
     mine = reservations[image]
     others = sum(
@@ -33,13 +49,29 @@ def require_within(
     )
     theirs = [published for published in images if published.owner == mine.owner]
     usage = Usage(theirs)
-    excess = usage.total + others + mine.size - quota
+    before = usage.total + others + suspended
+    excess = before + mine.size - quota
     if excess <= 0:
         return
+    whose = "images and suspended programs" if suspended else "images"
     raise OutOfSpace(
-        f"the image takes about {_bytes(mine.size)}, but the images of uid {mine.owner} take "
-        f"{_bytes(usage.total + others)} of the {_bytes(quota)} that they may",
+        f"the image takes about {_bytes(mine.size)}, but the {whose} of uid {mine.owner} take "
+        f"{_bytes(before)} of the {_bytes(quota)} that they may",
         hint=_what_to_delete(theirs, usage, excess),
+    )
+
+
+def require_suspendable(quota: int, owner: int, size: int, before: int) -> None:
+    """Raise :class:`OutOfSpace` when a user would exceed the quota with ``size`` bytes of a program
+    that is to be suspended, ``before`` being what there is.
+    """
+    if before + size <= quota:
+        return
+    raise OutOfSpace(
+        f"the program's data take about {_bytes(size)}, but the images and suspended programs of "
+        f"uid {owner} take {_bytes(before)} of the {_bytes(quota)} that they may",
+        hint="delete images (`phos rm`), resume or end a suspended program, or have the quota "
+        "raised ([[limits]] in phosd.toml)",
     )
 
 

@@ -20,7 +20,7 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +33,7 @@ from phosd.engine.image.folder import StoreFolder
 from phosd.engine.image.mac import unsealed
 from phosd.engine.image.manifest import CHUNK, FORMAT, Manifest
 from phosd.engine.image.packs import CAPACITY, RECORD, pack_count
+from phosd.engine.image.quota import taken
 from phosd.engine.image.reader import Image, packs_of
 from phosd.engine.image.validate import check_manifest, valid_id
 from phosd.engine.image.writer import ImageWriter
@@ -111,14 +112,24 @@ class Store(StoreFolder):
                     image.packs[number] = self._open_pack(image_id, number)
             yield image
 
-    def begin(self, owner: int, quota: int | None = None) -> ImageWriter:
+    def begin(
+        self,
+        owner: int,
+        quota: int | None = None,
+        suspended: Callable[[int], int] = lambda owner: 0,
+    ) -> ImageWriter:
         """Start a new image of user id ``owner``, invisible until the writer publishes it.
 
-        ``quota`` is how many bytes all images of this user may take.
+        ``quota`` is how many bytes all images of this user may take, with what ``suspended`` tells
+        of the user's suspended programs.
         """
         with self.locked():
             self.require_writable()
-            return ImageWriter(self, self.list, owner, quota)
+            return ImageWriter(self, self.list, owner, quota, suspended)
+
+    def taken(self, owner: int) -> int:
+        """Bytes that a user's images take, those that are being made included."""
+        return taken(owner, dict(self.reservations), self.list())
 
     def delete(self, image_id: str) -> None:
         """Delete an image: its manifest first, then its files and the packs that nothing needs.

@@ -68,11 +68,13 @@ class ImageWriter:
         published: Callable[[], list[Manifest]],
         owner: int,
         quota: int | None = None,
+        suspended: Callable[[int], int] = lambda owner: 0,
     ) -> None:
         self._store = store
         self._published = published
         self.owner = owner
         self._quota = quota
+        self._suspended = suspended
         self._file_bytes = 0
         self._packs: dict[int, Pack] = {}
         self._finished = False
@@ -102,7 +104,10 @@ class ImageWriter:
         """
         self._store.reservations[self.id] = SpaceReservation(self.owner, size)
         if self._quota is not None:
-            require_within(self._quota, self.id, self._store.reservations, self._published())
+            others = self._suspended(self.owner)
+            require_within(
+                self._quota, self.id, self._store.reservations, self._published(), others
+            )
 
     def packs(self, chunk_count: int) -> list[Pack]:
         """New empty packs with room for ``chunk_count`` chunks, for one mover to fill side by side.

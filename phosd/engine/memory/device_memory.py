@@ -253,8 +253,8 @@ class DeviceMemory:
         return set(self._chunks_by_gpu(links))
 
     def prepare_packs(self, links: Sequence[HookLink], writer: ImageWriter) -> None:
-        """Prepare and pin packs for all blocks of the processes, while they still run. Call it with a
-        turn to copy: it may be as much host memory as the processes have device memory.
+        """Prepare and pin packs for all blocks of the processes, while they still run. Call it with
+        a turn to copy: it may be as much host memory as the processes have device memory.
         """
         for gpu, count in self._chunks_by_gpu(links).items():
             self._packs[gpu] = writer.packs(count)

@@ -48,6 +48,20 @@ class SuspendStore:
                 self._shelves[where] = Store(self._folders[where], like=self._images)
             return self._shelves[where]
 
+    def taken(self, owner: int) -> int:
+        """Bytes that a user's suspended programs take, those that are being suspended included."""
+        there = {each.image: each for each in self._register.all()}
+        with self._lock:
+            making = {
+                image: reserved
+                for shelf in self._shelves.values()
+                for image, reserved in dict(shelf.reservations).items()
+                if image not in there
+            }
+        return sum(each.stored_bytes for each in there.values() if each.owner == owner) + sum(
+            reserved.size for reserved in making.values() if reserved.owner == owner
+        )
+
     def forget_the_dead(self) -> None:
         """Remove what suspended programs had that have ended since."""
         for each in self._register.all():

@@ -15,6 +15,7 @@ from functools import partial
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.gate import DEADLINE, close_gates
 from phosd.engine.image.manifest import Block, Manifest, Tree
+from phosd.engine.image.quota import require_suspendable
 from phosd.engine.image.store import Store
 from phosd.engine.image.usage import pack_bytes
 from phosd.engine.image.writer import ImageWriter
@@ -29,7 +30,12 @@ from phosd.engine.node.machine import describe_gpus, this_host
 from phosd.engine.node.node import Node
 from phosd.engine.node.staging import available_memory
 from phosd.engine.node.suspended import Suspended
-from phosd.engine.operations.admission import context_bytes, require_host_memory
+from phosd.engine.operations.admission import (
+    UNLIMITED,
+    DiskLimits,
+    context_bytes,
+    require_host_memory,
+)
 from phosd.engine.operations.manifest_records import block_records, process_records
 from phosd.engine.operations.move_checks import claimed, device_needs, may_park
 from phosd.engine.operations.permissions import ROOT
@@ -53,6 +59,7 @@ class SuspendOptions:
     deadline: float = DEADLINE
     caller: int = ROOT
     """The user id that it is done for. Only root may suspend what is not wholly its own."""
+    limits: DiskLimits = UNLIMITED
     leave: bool = True
     """Whether phosd, too, leaves GPUs on which it has nothing else to do."""
 
@@ -76,7 +83,12 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         require_host_memory(context_bytes() * len(group.gpu_pids) if parks else sum(needs.values()))
         where = _place(node, group, options.where, size)
         shelf = node.suspend_store.shelf(where)
-        writer = job.enter_context(shelf.begin(group.trees[0].root.uid))
+        owner = group.trees[0].root.uid
+        quota, before = options.limits.quota(owner), _taken(node, owner)
+        writer = job.enter_context(shelf.begin(owner))
+        writer.reserve(size)
+        if quota is not None:
+            require_suspendable(quota, owner, size, before)
         job.callback(shelf.drop_spares)
         shelf.preallocate(size)
         progress.check()
@@ -195,6 +207,11 @@ def _place(node: Node, group: CheckpointGroup, wanted: str, size: int) -> str:
         f" {'in memory or on the disk' if wanted == 'auto' else f'({wanted})'}",
         hint="free host memory, delete images (`phos rm`), or migrate it instead",
     )
+
+
+def _taken(node: Node, owner: int) -> int:
+    """Bytes of a user's images and suspended programs."""
+    return node.store.taken(owner) + node.suspend_store.taken(owner)
 
 
 def _room(shelf: Store, where: str, contexts: int) -> int:

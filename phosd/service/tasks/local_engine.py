@@ -14,10 +14,10 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node import inspection
 from phosd.engine.node.gpus import GpuInfo, divided, list_gpus
 from phosd.engine.node.node import Node, NodeConfig
-from phosd.engine.operations.admission import DiskLimits, context_bytes
+from phosd.engine.operations.admission import UNLIMITED, DiskLimits, context_bytes
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.migrate import MigrateOptions, migrate
-from phosd.engine.operations.permissions import require_may_restore
+from phosd.engine.operations.permissions import ROOT, require_may_restore
 from phosd.engine.operations.restore import RestoreOptions, restore
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
@@ -96,7 +96,9 @@ class NodeEngine:
         return migrate(self._node, pid, options, progress)
 
     def suspend(self, pid: int, request: SuspendRequest, caller: int, progress: Progress) -> str:
-        options = SuspendOptions(request.where, request.deadline or DEADLINE, caller)
+        # An administrator makes room on a GPU whatever its user may keep.
+        limits = UNLIMITED if caller == ROOT else self._limits
+        options = SuspendOptions(request.where, request.deadline or DEADLINE, caller, limits)
         suspended = suspend(self._node, pid, options, progress)
         progress.details["stored_bytes"] = float(suspended.stored_bytes)
         return suspended.where

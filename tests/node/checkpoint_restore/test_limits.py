@@ -7,6 +7,8 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import DiskLimits, KeptFree
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.operations.resume import ResumeOptions, resume
+from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.errors import OutOfSpace
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.support.samples import everything
@@ -36,6 +38,34 @@ def test_a_checkpoint_beyond_a_limit_is_refused_before_the_stop(
     assert progress.stop_seconds == 0
     assert everything(node.store.state) == set()
     target.more_steps(2)
+
+
+def test_images_and_suspended_programs_count_together(node: Node, start: Starter) -> None:
+    first, second = start("single"), start("single")
+    for target in (first, second):
+        target.wait_for_steps(2)
+    image = checkpoint(node, first.pid, CheckpointOptions(mode="stop"), Progress())
+    taken = Usage([image]).total
+    little = of_all(taken + (1 << 18))
+    progress = Progress()
+    message = "the images and suspended programs of uid 0 take"
+    with pytest.raises(OutOfSpace, match=message):
+        suspend(node, first.pid, SuspendOptions(limits=little), progress)
+    assert progress.stop_seconds == 0
+    assert node.suspend_store.taken(0) == 0
+    first.more_steps(2)
+    node.store.delete(image.id)
+    # The data alone fit, and then no image beside them.
+    suspended = suspend(node, first.pid, SuspendOptions(limits=little), Progress())
+    assert node.suspend_store.taken(0) == suspended.stored_bytes > 1 << 18
+    with pytest.raises(OutOfSpace, match=f"{message} {suspended.stored_bytes / 1e6:.2f} MB"):
+        checkpoint(node, second.pid, CheckpointOptions(mode="stop", limits=little), Progress())
+    less = of_all(suspended.stored_bytes + (1 << 18))
+    with pytest.raises(OutOfSpace, match=message):
+        suspend(node, second.pid, SuspendOptions(limits=less), Progress())
+    resume(node, first.pid, ResumeOptions(), Progress())
+    assert node.suspend_store.taken(0) == 0
+    first.more_steps(2)
 
 
 def test_a_child_is_measured_by_what_it_stores(node: Node, start: Starter) -> None:

@@ -46,6 +46,17 @@ def test_shared_chunks_are_counted_once(store: Store) -> None:
     assert usage.total == CHUNK + FILES
 
 
+def test_suspended_programs_count_with_the_images(store: Store) -> None:
+    publish(store, chunks(1), owner=7)
+    assert store.taken(7) == CHUNK + FILES
+    suspended = {7: CHUNK, 8: 10 * CHUNK}
+    with store.begin(7, 3 * CHUNK + FILES, suspended.__getitem__) as writer:
+        writer.reserve(CHUNK)
+        assert store.taken(7) == 2 * CHUNK + FILES
+        with pytest.raises(OutOfSpace, match="the images and suspended programs of uid 7 take"):
+            writer.reserve(CHUNK + 1)
+
+
 def test_an_image_beyond_the_quota_is_refused_and_told_what_to_delete(store: Store) -> None:
     for value in (1, 2):
         publish(store, chunks(value), owner=7)

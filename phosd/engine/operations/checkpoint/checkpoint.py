@@ -80,7 +80,7 @@ def _make_image(
     needs = check_space(node, group, choice.mode, options.limits)
     owner = group.trees[0].root.uid
     with (
-        node.store.begin(owner, options.limits.quota(owner)) as writer,
+        node.store.begin(owner, options.limits.quota(owner), node.suspend_store.taken) as writer,
         node.staging.folder(needs.cpu) as staging,
         CpuParts(node.criu, writer, staging, DumpOptions(tcp=options.tcp), pages=needs.cpu) as cpu,
     ):

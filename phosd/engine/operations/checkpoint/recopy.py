@@ -21,7 +21,7 @@ def recopy(attempt: Attempt) -> tuple[Block, ...]:
                 attempt.node.movers.turn_to_copy(gpus, progress),
                 Precopy(memory, group.links, attempt.writer) as copies,
             ):
-                holdings.prepare_packs(unit.links, attempt.writer)
+                memory.prepare_packs(group.links, attempt.writer)
                 copies.while_running(progress)
                 attempt.cpu.prepare(group.trees)
                 progress.phase("quiesce", stopped=True)
