@@ -177,7 +177,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
         last: str | None = None
         began = time.perf_counter()
         while len(results) < arguments.count and time.perf_counter() - began < arguments.seconds:
-            parent = last if arguments.incremental else None
+            parent = (last or "") if arguments.incremental else ""
             options = CheckpointOptions(mode=arguments.mode, parent=parent, audit=arguments.audit)
             result = one(node, training, options, arguments.between)
             results.append(result)

@@ -8,7 +8,7 @@ from phosd.bus.connection import (
     Connection,
     Server,
 )
-from phosd.bus.dbus import MAX_ARGUMENTS, Call, NoBusError, Signal, Variant, plain
+from phosd.bus.dbus import MAX_ARGUMENTS, Call, NoBusError, Signal, Variant, complete_types, plain
 from phosd.bus.values import ROOT, clean, is_path, path_of, variants
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Signal",
     "Variant",
     "clean",
+    "complete_types",
     "is_path",
     "path_of",
     "plain",

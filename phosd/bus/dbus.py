@@ -1,7 +1,22 @@
 """The D-Bus library, and what it lacks. The only module that imports ``dbus_next``.
 
 What strangers send is read with care: the library parses whatever comes, remembers every signature
-that it has seen, and gives up the whole connection when it cannot read one message.
+that it has seen, and gives up the whole connection when it cannot read one message. No public name
+mends that, so this module uses these private ones, as they are in version 0.2.3:
+
+- ``Unmarshaller`` with ``read``, ``read_argument``, ``read_signature``, ``buf``, ``offset``,
+  ``endian`` and ``MarshallerStreamEndError``: nothing public reads values;
+- ``Message._marshall``: nothing public encodes a message without sending it, and what is large is
+  encoded in a thread;
+- ``MessageBus._message_reader``: what is called when there is something to read;
+- ``MessageBus._on_message``: gives a reply to who waits in the public ``call``;
+- ``MessageBus._writer`` with ``messages`` and ``schedule_write``: sends what is encoded already,
+  and tells how much waits to be sent;
+- ``MessageBus._finalize``, ``_disconnected`` and ``_disconnect_future``: what the public
+  ``wait_for_disconnect`` tells of;
+- ``MessageBus._stream`` and ``_sock``: the public ``disconnect`` closes neither.
+
+tests/unit/bus/test_dbus_next.py fails when another version has them otherwise.
 """
 
 import asyncio
@@ -86,7 +101,7 @@ class _Reader(_Untyped):  # type: ignore[misc]
     def complete(self) -> bool:
         """Whether a message is there in full; ``found`` is None when it is of no use."""
         try:
-            self._unmarshall()
+            self._read_message()
         except MarshallerStreamEndError:
             return False
         return True
@@ -94,22 +109,20 @@ class _Reader(_Untyped):  # type: ignore[misc]
     def read_variant(self, _: Any = None) -> Variant:
         """With signatures that are not kept for ever."""
         signature = self.read_signature()
-        keep = len(signature) == 1
-        tree = SignatureTree._get(signature) if keep else SignatureTree(signature)
+        tree = _SIMPLE.get(signature) or SignatureTree(signature)
         return Variant(tree, self.read_argument(tree.types[0]))
 
-    def _unmarshall(self) -> None:
+    def _read_message(self) -> None:
         self.offset = 0
         self.read(16)
         kind, flags = self.buf[1], self.buf[2]
         order = "<III" if self.buf[0] == ord("l") else ">III"
         body_length, serial, fields_length = struct.unpack_from(order, self.buf, 4)
-        body_at = 16 + fields_length + self._padding(fields_length, 8)
+        body_at = 16 + fields_length + -fields_length % 8
         self.read(body_at + body_length - 16)
         try:
             if kind in (MessageType.METHOD_RETURN.value, MessageType.ERROR.value):
-                super()._unmarshall()
-                self.found = self.message
+                self.found = self._reply(MessageType(kind), bytes(self.buf[body_at:]))
             elif kind == MessageType.METHOD_CALL.value and fields_length <= 2 * MAX_ARGUMENTS:
                 self.found = self._call(flags, serial, bytes(self.buf[body_at:]))
             elif kind == MessageType.SIGNAL.value and len(self.buf) <= 8 * MAX_ARGUMENTS:
@@ -138,6 +151,20 @@ class _Reader(_Untyped):  # type: ignore[misc]
             too_large=len(body) > MAX_ARGUMENTS,
         )
 
+    def _reply(self, kind: MessageType, body: bytes) -> Message:
+        fields = self._fields()
+        signature = fields.get(8, "")
+        message: Any = Message
+        reply: Message = message(
+            message_type=kind,
+            reply_serial=fields[5],
+            error_name=fields.get(4),
+            sender=fields.get(7),
+            signature=SignatureTree(signature),
+            body=_decode(self.buf[0], signature, body) if body else [],
+        )
+        return reply
+
     def _signal(self, body: bytes) -> Signal:
         fields = self._fields()
         values = _decode(self.buf[0], fields.get(8, ""), body)
@@ -146,6 +173,7 @@ class _Reader(_Untyped):  # type: ignore[misc]
 
 
 _FIELDS = SignatureTree("a(yv)").types[0]
+_SIMPLE = {kind: SignatureTree(kind) for kind in "ybnqiuxtdsogv"}
 
 
 def _decode(endian: int, signature: str, body: bytes) -> list[Any]:
@@ -157,12 +185,11 @@ def _decode(endian: int, signature: str, body: bytes) -> list[Any]:
 class Bus(_UntypedBus):  # type: ignore[misc]
     """The library's connection, which does not let who sends much hold up the event loop."""
 
-    _unmarshaller: Any
-
     def __init__(self, take: Callable[[Call | Signal], None], **where: Any) -> None:
         super().__init__(**where)
         self._take = take
         self._more: asyncio.Handle | None = None
+        self._reader = _Reader(self._stream)
         self._disconnect_future.add_done_callback(_forget)
 
     @staticmethod
@@ -178,9 +205,6 @@ class Bus(_UntypedBus):  # type: ignore[misc]
             raise NoBusError(f"no D-Bus at {where}: {error}") from error
         return bus
 
-    def _create_unmarshaller(self) -> _Reader:
-        return _Reader(self._stream)
-
     def _message_reader(self) -> None:
         if self._more is None:
             self._read_some()
@@ -191,9 +215,9 @@ class Bus(_UntypedBus):  # type: ignore[misc]
             return
         try:
             for _ in range(_AT_ONCE):
-                if not self._unmarshaller.complete():
+                if not self._reader.complete():
                     return
-                found, self._unmarshaller = self._unmarshaller.found, self._create_unmarshaller()
+                found, self._reader = self._reader.found, _Reader(self._stream)
                 if isinstance(found, Message):
                     self._on_message(found)
                 elif found is not None:
@@ -201,7 +225,7 @@ class Bus(_UntypedBus):  # type: ignore[misc]
         except (EOFError, OSError) as error:
             self._finalize(error)
             return
-        self._more = self._loop.call_soon(self._read_some)
+        self._more = asyncio.get_running_loop().call_soon(self._read_some)
 
     @property
     def outgoing(self) -> int:
@@ -224,7 +248,7 @@ class Bus(_UntypedBus):  # type: ignore[misc]
 
     def put_bytes(self, data: bytes) -> "asyncio.Future[None]":
         """Send an encoded message; done when the bus has taken it."""
-        sent: asyncio.Future[None] = self._loop.create_future()
+        sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         sent.add_done_callback(_forget)
         self._writer.messages.put_nowait((data, [], sent))
         self._writer.schedule_write()
@@ -292,6 +316,11 @@ def error_of(reply: Message) -> tuple[str, str] | None:
     if reply.message_type is not MessageType.ERROR:
         return None
     return reply.error_name, str(reply.body[0]) if reply.body else ""
+
+
+def complete_types(signature: str) -> list[str]:
+    """The signatures of the values of which this one tells."""
+    return [kind.signature for kind in SignatureTree(signature).types]
 
 
 def plain(value: Any) -> Any:

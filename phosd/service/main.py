@@ -21,8 +21,8 @@ from phosd.engine.system.instance_lock import alone
 from phosd.engine.system.sd_notify import Supervisor
 from phosd.errors import PhosError
 from phosd.service import config as configuration
+from phosd.service.api.compose import compose
 from phosd.service.api.manager import Manager
-from phosd.service.api.manager_interface import publish
 from phosd.service.config import Config, ConfigError
 from phosd.service.history.history import History
 from phosd.service.jobs import job_log
@@ -133,8 +133,7 @@ async def serve(config: Config, engine: Engine, where: str, config_file: Path) -
         _log.error("%s; %s", error, error.hint)
         return 1
     with closing(connection), closing(History(config.state_dir / "history.db")) as history:
-        manager = Manager(config, engine, connection, history)
-        publish(manager)
+        manager = compose(config, engine, connection, history)
         supervisor.status("Settling what an earlier phosd has left")
         async with _alongside(supervisor.prolong()):
             await manager.settle()

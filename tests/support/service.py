@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from phosd.bus import NAME, Connection
+from phosd.service.api.compose import compose
 from phosd.service.api.manager import Manager
-from phosd.service.api.manager_interface import publish
 from phosd.service.config import Config
 from phosd.service.history.history import History
 from tests.support.bus import busctl, private_bus
@@ -93,8 +93,7 @@ def serving(bus: str, config: Config, engine: FakeEngine) -> Iterator[Service]:
         connections.append(connection)
         history = History(config.state_dir / "history.db")
         histories.append(history)
-        manager = Manager(config, engine, connection, history)
-        publish(manager)
+        manager = compose(config, engine, connection, history)
         managers.append(manager)
         assert await connection.own(NAME)
         await manager.settle()

@@ -7,6 +7,9 @@ so that each lets through, one by one, what the working one may be waiting for.
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Annotated
+
+import msgspec
 
 from phosd.engine.hook_client.link import GateState, HookLink
 from phosd.engine.job.progress import Progress
@@ -15,6 +18,9 @@ from phosd.errors import Busy, NoSuchProcess
 
 DEADLINE = 10.0
 """Seconds to wait for a program to become idle before it is left alone again."""
+LONGEST_DEADLINE = 86_400.0
+Deadline = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_DEADLINE)]
+"""What may be said instead."""
 
 _POLL = 0.0002
 

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from phosd.engine.faults import Point, point
-from phosd.engine.hook_client.gate import DEADLINE, closed_gates
+from phosd.engine.hook_client.gate import DEADLINE, Deadline, closed_gates
 from phosd.engine.job.affected import AffectedSet
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
@@ -34,18 +37,28 @@ from phosd.errors import InvalidOption, PhosError
 MODES = ("auto", "precopy", "driver")
 
 
-@dataclass(frozen=True)
-class MigrateOptions:
-    """How to migrate. ``to`` is a GPU, or ``OLD:NEW`` for each of several (placement.py).
+if TYPE_CHECKING:  # whoever calls the engine itself learns from it what there is
+    Mode = str
+else:
+    Mode = Literal[MODES]
+
+
+class MigrateChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What users may say of a migration.
 
     ``mode``: ``precopy`` copies the memory before the stop; ``driver`` leaves everything to the
     driver, which needs no hook and stops the program for long; ``auto`` chooses. ``deadline`` is
     how many seconds the program may take to come to rest.
     """
 
+    mode: Mode = "auto"
+    deadline: Deadline = DEADLINE
+
+
+class MigrateOptions(MigrateChoices, frozen=True):
+    """How to migrate. ``to`` is a GPU, or ``OLD:NEW`` for each of several (placement.py)."""
+
     to: str
-    mode: str = "auto"
-    deadline: float = DEADLINE
     caller: int = ROOT
     """The user id that it is done for. Only root may move what is not wholly its own."""
 

@@ -10,6 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.file_worker import Policy
@@ -28,19 +31,23 @@ from phosd.engine.operations.load import device_bytes, loaded
 from phosd.engine.program import driver_checkpoint
 from phosd.errors import Internal
 
+if TYPE_CHECKING:  # whoever calls the engine itself learns from it what there is
+    Files = str
+else:
+    Files = Literal[tuple(map(str, Policy))]
 
-@dataclass(frozen=True)
-class RestoreOptions:
+
+class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to restore.
 
     ``files``: what becomes of files that the program only wrote and that grew since: ``keep``
     (refuse unless they are appended to) or ``cut`` them to their old length, the rest beside.
     ``output``: an append-only file for what the program prints, when its standard output was a
-    pipe or a terminal.
+    pipe or a terminal; empty: none.
     """
 
-    files: str = "keep"
-    output: Path | None = None
+    files: Files = "keep"
+    output: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,8 @@ class _CpuSide:
 
     def __init__(self, node: Node, manifest: Manifest, options: RestoreOptions) -> None:
         self._criu = node.criu
-        self._options = CpuOptions(files=Policy(options.files), output=options.output)
+        output = Path(options.output) if options.output else None
+        self._options = CpuOptions(files=Policy(options.files), output=output)
         folder = node.store.images / manifest.id
         self._trees = [
             (tree, [p for p in manifest.processes if p.tree == number], folder / tree.folder)

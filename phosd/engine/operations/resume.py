@@ -6,7 +6,9 @@ the program had stays until it runs.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.link import HookLink, HookState, reach
@@ -27,11 +29,17 @@ from phosd.engine.recovery.rescue import free, kept_for
 from phosd.errors import Internal, InvalidOption, NotAuthorized, PhosError, Unsupported
 
 
-@dataclass(frozen=True)
-class ResumeOptions:
-    """How to resume. ``to`` is a GPU, or ``OLD:NEW`` for each of several; empty for the same."""
+class ResumeChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What users may say of a resumption. ``gpu`` is one, or ``OLD:NEW`` for each of several; empty
+    for the same.
+    """
 
-    to: str = ""
+    gpu: str = ""
+
+
+class ResumeOptions(ResumeChoices, frozen=True):
+    """How to resume: what the user has said, and what phosd adds."""
+
     caller: int = ROOT
     """The user id that it is done for. Only root may resume what is not its own."""
 
@@ -59,7 +67,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
             progress.finish()
             return moves
         gpus = list_gpus()
-        moves = _moves(options.to, suspended, manifest, gpus)
+        moves = _moves(options.gpu, suspended, manifest, gpus)
         moves = _away(moves | _moved_before(node, suspended, manifest))
         blocks = device_bytes(manifest, moves)
         needs = dict(blocks)  # it may have come to more than it had when it was asked

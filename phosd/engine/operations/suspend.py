@@ -11,9 +11,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from phosd.engine.faults import Point, point
-from phosd.engine.hook_client.gate import DEADLINE, close_gates
+from phosd.engine.hook_client.gate import DEADLINE, Deadline, close_gates
 from phosd.engine.image.manifest import Block, Manifest, Tree
 from phosd.engine.image.quota import require_suspendable
 from phosd.engine.image.store import Store
@@ -49,14 +52,25 @@ _SPARE = 1 / 16
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class SuspendOptions:
-    """How to suspend. ``where``: ``memory``, ``disk``, or ``auto``, which is memory where there is
-    enough. ``deadline`` is how many seconds the program may take to come to rest.
+if TYPE_CHECKING:  # whoever calls the engine itself learns from it what there is
+    Where = str
+else:
+    Where = Literal[("auto", *PLACES)]
+
+
+class SuspendChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What users may say of a suspension. ``where``: ``memory``, ``disk``, or ``auto``, which is
+    memory where there is enough. ``deadline`` is how many seconds the program may take to come to
+    rest.
     """
 
-    where: str = "auto"
-    deadline: float = DEADLINE
+    where: Where = "auto"
+    deadline: Deadline = DEADLINE
+
+
+class SuspendOptions(SuspendChoices, frozen=True):
+    """How to suspend: what the user has said, and what phosd adds."""
+
     caller: int = ROOT
     """The user id that it is done for. Only root may suspend what is not wholly its own."""
     limits: DiskLimits = UNLIMITED

@@ -1,23 +1,17 @@
 """Swapping: two programs take turns on GPUs that hold only one of them."""
 
-from dataclasses import dataclass
-
-from phosd.engine.hook_client.gate import DEADLINE
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.resume import ResumeOptions, require_resumable, resume
-from phosd.engine.operations.suspend import SuspendOptions, suspend
+from phosd.engine.operations.suspend import SuspendChoices, SuspendOptions, suspend
 from phosd.errors import InvalidOption, PhosError
 
 
-@dataclass(frozen=True)
-class SwapOptions:
+class SwapOptions(SuspendChoices, frozen=True):
     """As :class:`SuspendOptions`, for the program that leaves."""
 
-    where: str = "auto"
-    deadline: float = DEADLINE
     caller: int = ROOT
 
 

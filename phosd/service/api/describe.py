@@ -6,17 +6,16 @@
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
-from phosd.service.api.manager_interface import manager_interface
-from phosd.service.api.object_interfaces import (
-    gpu_interface,
-    image_interface,
-    job_interface,
-    process_interface,
-)
-from phosd.service.dbus.spec import Interface, by_the_tree, describe
+from phosd.service.api.images import Images
+from phosd.service.api.job_interface import JobMethods, job_interface
+from phosd.service.api.listing import Lists
+from phosd.service.api.manager import manager_interface
+from phosd.service.api.moves import Moves
+from phosd.service.api.object_interfaces import gpu_interface, image_interface, process_interface
+from phosd.service.api.object_methods import GpuMethods, ImageMethods, ProcessMethods
+from phosd.service.dbus.spec import Interface, describe
 
 
 def write(interfaces: Iterable[Interface], folder: Path) -> None:
@@ -36,22 +35,14 @@ def document(interface: Interface) -> str:
     return ElementTree.tostring(node, encoding="unicode") + "\n"
 
 
-class _Nobody:
-    """Takes the place of whoever answers the calls, where only the interface is asked for."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self if name in ("lists", "moves") else by_the_tree
-
-
 def own_interfaces() -> tuple[Interface, ...]:
     """The interfaces that are phosd's own."""
-    nobody: Any = _Nobody()
     return (
-        manager_interface(nobody),
-        job_interface(by_the_tree),
-        process_interface(nobody),
-        image_interface(nobody),
-        gpu_interface(nobody),
+        manager_interface(Images, Moves, Lists),
+        job_interface(JobMethods),
+        process_interface(ProcessMethods),
+        image_interface(ImageMethods),
+        gpu_interface(GpuMethods),
     )
 
 

@@ -12,8 +12,7 @@ from phosd.engine.image.manifest import Manifest
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.program.process import GpuProcess
 from phosd.errors import PhosError
-from phosd.service.api.object_interfaces import gpu_interface, image_interface, process_interface
-from phosd.service.api.object_methods import Details
+from phosd.service.api.object_interfaces import ObjectInterfaces
 from phosd.service.api.views import ImageView, ProcessView, gpu_path, image_path, process_path
 from phosd.service.config import Config
 from phosd.service.dbus.object_tree import ObjectTree
@@ -71,7 +70,7 @@ class Inventory:
         tree: ObjectTree,
         history: History,
         periodic: Periodic,
-        details: Details,
+        interfaces: ObjectInterfaces,
         samples: Samples,
     ) -> None:
         self._config = config
@@ -79,9 +78,7 @@ class Inventory:
         self._tree = tree
         self._history = history
         self._periodic = periodic
-        self._process_interface = process_interface(details)
-        self._image_interface = image_interface(details)
-        self._gpu_interface = gpu_interface(details)
+        self._interfaces = interfaces
         looking = asyncio.Lock()
         self.refresh_processes = _Look(looking, self._look_for_processes)
         self.refresh_images = _Look(looking, self._look_for_images)
@@ -148,7 +145,7 @@ class Inventory:
             if path in self.processes:
                 self._tree.replace(path, view)
                 continue
-            self._tree.publish(path, self._process_interface, view, process.uid)
+            self._tree.publish(path, self._interfaces.process, view, process.uid)
             self._tree.signal(ROOT, "ProcessNew", path)
         gone = self.processes.keys() - current.keys()
         self.processes = current
@@ -174,7 +171,7 @@ class Inventory:
             if path in self.images:
                 self._tree.replace(path, image)
                 continue
-            self._tree.publish(path, self._image_interface, image, image.manifest.owner)
+            self._tree.publish(path, self._interfaces.image, image, image.manifest.owner)
             self._tree.signal(ROOT, "ImageNew", path)
         self.images = current
         for process in self.processes.values():
@@ -204,7 +201,7 @@ class Inventory:
             if path in self.gpus:
                 self._tree.replace(path, gpu)
             else:
-                self._tree.publish(path, self._gpu_interface, gpu, None)
+                self._tree.publish(path, self._interfaces.gpu, gpu, None)
         self._seen_gpus = time.monotonic()
         self._samples.take(found, time.time())
         listed_anew = self.gpus.keys() != current.keys()

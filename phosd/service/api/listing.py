@@ -1,7 +1,7 @@
 """What ``org.phos.Manager1`` lists: to everybody their own, to administrators everything."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from phosd.bus import Variant, variants
 from phosd.errors import NoSuchProcess
@@ -10,18 +10,24 @@ from phosd.service.api.views import created, job_path
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Rights
 from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.spec import method
 from phosd.service.history import queries
 from phosd.service.history.database import Row
 from phosd.service.history.history import History
-from phosd.service.jobs.options import EventOptions, HistoryOptions, parse_options
+from phosd.service.history.queries import EventOptions, HistoryOptions
 from phosd.service.jobs.table import JobTable
 from phosd.service.process_identity import identify
 
 _Thing = TypeVar("_Thing")
 
+ProcessRow = tuple[int, int, str, int, str, str, str]
+ImageRow = tuple[str, int, int, int, int, str, str]
+JobRow = tuple[int, str, str, str, str]
+GpuRow = tuple[int, str, str, int, int, str]
+
 
 class Lists:
-    """Each method gets the caller, the manager, then its arguments. For the event loop."""
+    """Methods of the manager. For the event loop."""
 
     def __init__(
         self,
@@ -37,7 +43,9 @@ class Lists:
         self._rights = rights
         self._readers = readers
 
-    async def get_process(self, caller: Caller, _: object, pid: int) -> list[Any]:
+    @method("GetProcess", "u", process="o")
+    async def get_process(self, caller: Caller, pid: int) -> str:
+        """The object of a GPU process."""
         if self._inventory.process(pid) is None:
             identify(pid)
             await self._inventory.refresh_processes()
@@ -48,80 +56,90 @@ class Lists:
             )
         owner = self._inventory.processes[path].uid
         await self._rights.require_sight(caller, owner, f"process {pid}")
-        return [path]
+        return path
 
-    async def list_processes(self, caller: Caller, _: object) -> list[Any]:
+    @method("ListProcesses", processes="a(uustsso)")
+    async def list_processes(self, caller: Caller) -> list[ProcessRow]:
+        """The GPU processes that the caller may see: pid, user, command line, device bytes, hook
+        state, state, path.
+        """
         await self._inventory.refresh_processes()
         found = sorted(self._inventory.processes.items(), key=lambda item: item[1].pid)
         return [
-            [
-                [
-                    p.pid,
-                    p.uid,
-                    " ".join(p.command),
-                    p.device_bytes,
-                    p.hook_state,
-                    p.state,
-                    path,
-                ]
-                for path, p in await self._seen(caller, found, lambda item: item[1].uid)
-            ]
+            (
+                p.pid,
+                p.uid,
+                " ".join(p.command),
+                p.device_bytes,
+                p.hook_state,
+                p.state,
+                path,
+            )
+            for path, p in await self._seen(caller, found, lambda item: item[1].uid)
         ]
 
-    async def list_images(self, caller: Caller, _: object) -> list[Any]:
+    @method("ListImages", images="a(stuttso)")
+    async def list_images(self, caller: Caller) -> list[ImageRow]:
+        """The images that the caller may see: id, created, owner, total bytes, stored bytes, mode,
+        path.
+        """
         await self._inventory.refresh_images()
         found = sorted(self._inventory.images.items())
         return [
-            [
-                [
-                    view.manifest.id,
-                    created(view.manifest),
-                    view.manifest.owner,
-                    view.total_bytes,
-                    view.stored_bytes,
-                    view.manifest.mode,
-                    path,
-                ]
-                for path, view in await self._seen(caller, found, lambda i: i[1].manifest.owner)
-            ]
+            (
+                view.manifest.id,
+                created(view.manifest),
+                view.manifest.owner,
+                view.total_bytes,
+                view.stored_bytes,
+                view.manifest.mode,
+                path,
+            )
+            for path, view in await self._seen(caller, found, lambda i: i[1].manifest.owner)
         ]
 
-    async def list_jobs(self, caller: Caller, _: object) -> list[Any]:
+    @method("ListJobs", jobs="a(ussso)")
+    async def list_jobs(self, caller: Caller) -> list[JobRow]:
+        """The jobs that the caller may see: number, operation, target, state, path."""
         return [
-            [
-                [job.number, job.task.operation, job.task.target, str(job.state), job_path(job)]
-                for job in await self._seen(caller, self._jobs, lambda job: job.task.owner)
-            ]
+            (job.number, job.task.operation, job.task.target, str(job.state), job_path(job))
+            for job in await self._seen(caller, self._jobs, lambda job: job.task.owner)
         ]
 
-    async def list_gpus(self, _caller: Caller, _: object) -> list[Any]:
+    @method("ListGPUs", gpus="a(usstto)")
+    async def list_gpus(self) -> list[GpuRow]:
+        """The GPUs: ordinal, UUID, name, memory, used memory, path."""
         await self._inventory.refresh_gpus()
         return [
-            [
-                [gpu.ordinal, gpu.uuid, gpu.name, gpu.memory_total, gpu.memory_used or 0, path]
-                for path, gpu in sorted(self._inventory.gpus.items(), key=lambda x: x[1].ordinal)
-            ]
+            (gpu.ordinal, gpu.uuid, gpu.name, gpu.memory_total, gpu.memory_used or 0, path)
+            for path, gpu in sorted(self._inventory.gpus.items(), key=lambda x: x[1].ordinal)
         ]
 
-    async def list_history(self, caller: Caller, _: object, options: dict[str, Any]) -> list[Any]:
-        request = parse_options(options, HistoryOptions)
+    @method("ListHistory", "a{sv}", jobs="aa{sv}")
+    async def list_history(
+        self, caller: Caller, options: HistoryOptions
+    ) -> list[dict[str, Variant]]:
+        """The latest jobs that the caller may see, newest first, with their phases; options:
+        {options}.
+        """
         owner = None if await self._rights.inspects(caller) else caller.uid
 
         def read() -> list[dict[str, Variant]]:
-            found = queries.jobs(self._history, request, owner)
+            found = queries.jobs(self._history, options, owner)
             phases = queries.phases(self._history, found)
             return [
                 _told(row) | {"phases": Variant("a(stdtb)", phases.get(row["id"], []))}
                 for row in found
             ]
 
-        return [await self._readers.run(caller.uid, read)]
+        return await self._readers.run(caller.uid, read)
 
-    async def list_events(self, caller: Caller, _: object, options: dict[str, Any]) -> list[Any]:
-        request = parse_options(options, EventOptions)
+    @method("ListEvents", "a{sv}", events="aa{sv}")
+    async def list_events(self, caller: Caller, options: EventOptions) -> list[dict[str, Variant]]:
+        """What happened lately of which the caller may know, newest first; options: {options}."""
         owner = None if await self._rights.inspects(caller) else caller.uid
-        found = await self._readers.run(caller.uid, queries.events, self._history, request, owner)
-        return [[_told(row) for row in found]]
+        found = await self._readers.run(caller.uid, queries.events, self._history, options, owner)
+        return [_told(row) for row in found]
 
     async def _seen(
         self, caller: Caller, things: Iterable[_Thing], owner: Callable[[_Thing], int]

@@ -1,9 +1,10 @@
-"""Jobs that take processes off their GPUs, to others or to memory and disk, and bring them back."""
+"""Jobs that take processes off their GPUs, to others or to memory and disk, and bring them back,
+also those that somebody else has left off them.
+"""
 
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
 
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
@@ -16,29 +17,23 @@ from phosd.service.api.views import job_path
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Action, Rights
 from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.spec import method
 from phosd.service.jobs.engine import Engine
-from phosd.service.jobs.options import (
-    MigrateRequest,
-    MoveRequest,
-    Options,
-    ResumeRequest,
-    SuspendRequest,
-    parse_options,
-)
+from phosd.service.jobs.options import MigrateRequest, ResumeRequest, SuspendRequest
 from phosd.service.jobs.table import Job, JobTable, Outcome, Task
 from phosd.service.process_identity import Target, identify, program, require_same
 from phosd.service.tasks.checkpoints import claim_of, named, require_free_tree
 
 OPERATIONS = ("migrate", "suspend", "resume", "swap")
 _DESTINATION = re.compile("[0-9A-Za-z:, -]{1,2048}")
+StepRow = tuple[int, str, int, str, str, str]
+MoveRequest = MigrateRequest | SuspendRequest | ResumeRequest
 SUSPENDED = "suspended"
 """The state of a process that was taken off its GPUs."""
 
 
 class Moves:
-    """Each method gets the caller, the manager, then its arguments. ``write_down`` puts a job into
-    the journal. For the event loop.
-    """
+    """Methods of the manager. ``write_down`` puts a job into the journal. For the event loop."""
 
     def __init__(
         self,
@@ -56,51 +51,53 @@ class Moves:
         self._readers = readers
         self._write_down = write_down
 
+    @method("Migrate", "usa{sv}", job="o")
     async def migrate(
-        self, caller: Caller, _: object, pid: int, destination: str, options: dict[str, Any]
-    ) -> list[Any]:
-        request = parse_options(options, MigrateRequest)
+        self, caller: Caller, pid: int, destination: str, options: MigrateRequest
+    ) -> str:
+        """Move a process to another GPU (its number, the beginning of its UUID, or old:new for each
+        of several, with commas) while it runs on; options: {options}.
+        """
         _require_destination(destination)
         target, acting = await self._theirs(caller, pid)
 
         def work(progress: Progress) -> Outcome:
             require_same(target)
-            moved = self._engine.migrate(pid, destination, request, acting, progress)
+            moved = self._engine.migrate(pid, destination, options, acting, progress)
             return Outcome(_mapping(moved))
 
-        return self._begin("migrate", caller, (target,), request, work, request.mode, destination)
+        return self._begin("migrate", caller, (target,), options, work, options.mode, destination)
 
-    async def suspend(
-        self, caller: Caller, _: object, pid: int, options: dict[str, Any]
-    ) -> list[Any]:
-        request = parse_options(options, SuspendRequest)
+    @method("Suspend", "ua{sv}", job="o")
+    async def suspend(self, caller: Caller, pid: int, options: SuspendRequest) -> str:
+        """Take a process off its GPUs, to host memory or disk; it keeps its pid. Options:
+        {options}.
+        """
         target, acting = await self._theirs(caller, pid)
 
         def work(progress: Progress) -> Outcome:
             require_same(target)
-            where = self._engine.suspend(pid, request, acting, progress)
+            where = self._engine.suspend(pid, options, acting, progress)
             return Outcome(where, where)
 
-        return self._begin("suspend", caller, (target,), request, work, mode=request.where)
+        return self._begin("suspend", caller, (target,), options, work, mode=options.where)
 
-    async def resume(
-        self, caller: Caller, _: object, pid: int, options: dict[str, Any]
-    ) -> list[Any]:
-        request = parse_options(options, ResumeRequest)
-        if request.gpu:
-            _require_destination(request.gpu)
+    @method("Resume", "ua{sv}", job="o")
+    async def resume(self, caller: Caller, pid: int, options: ResumeRequest) -> str:
+        """Bring a suspended process back, on its GPUs or others; options: {options}."""
+        if options.gpu:
+            _require_destination(options.gpu)
         target, acting = await self._theirs(caller, pid)
 
         def work(progress: Progress) -> Outcome:
             require_same(target)
-            return Outcome(_mapping(self._engine.resume(pid, request, acting, progress)))
+            return Outcome(_mapping(self._engine.resume(pid, options, acting, progress)))
 
-        return self._begin("resume", caller, (target,), request, work, destination=request.gpu)
+        return self._begin("resume", caller, (target,), options, work, destination=options.gpu)
 
-    async def swap(
-        self, caller: Caller, _: object, leaving: int, coming: int, options: dict[str, Any]
-    ) -> list[Any]:
-        request = parse_options(options, SuspendRequest)
+    @method("Swap", "uua{sv}", job="o")
+    async def swap(self, caller: Caller, leaving: int, coming: int, options: SuspendRequest) -> str:
+        """Suspend one process and resume another in its place; options: {options}."""
         if leaving == coming:
             raise InvalidOption(
                 f"process {leaving} cannot take its own place",
@@ -114,15 +111,17 @@ class Moves:
             require_same(come)
             # Root's rights for one of them are none for the other.
             rights = acting if acting == acting_too else caller.uid
-            self._engine.swap(leaving, coming, request, rights, progress)
+            self._engine.swap(leaving, coming, options, rights, progress)
             return Outcome(str(coming))
 
-        return self._begin("swap", caller, (out, come), request, work, mode=request.where)
+        return self._begin("swap", caller, (out, come), options, work, mode=options.where)
 
-    async def plan_evacuation(
-        self, caller: Caller, _: object, gpu: str, options: dict[str, Any]
-    ) -> list[Any]:
-        parse_options(options, Options)
+    @method("PlanEvacuation", "sa{sv}", steps="a(ustsss)")
+    async def plan_evacuation(self, caller: Caller, gpu: str) -> list[StepRow]:
+        """What would become of the caller's processes if this GPU were to be cleared, a step for
+        each: pid, migrate, suspend or stay, bytes on the GPU, destination for Migrate, why,
+        command line.
+        """
         await self._inventory.refresh_gpus()
         await self._inventory.refresh_processes()
         gpus = list(self._inventory.gpus.values())
@@ -130,7 +129,30 @@ class Moves:
         found = next(each for each in gpus if each.ordinal == ordinal)
         everybody = await self._rights.inspects(caller)
         steps = await self._readers.run(caller.uid, self._plan, found, caller, everybody)
-        return [[_told(found.ordinal, step) for step in steps]]
+        return [_told(found.ordinal, step) for step in steps]
+
+    @method("Recover", "ua{sv}", done="s")
+    async def recover(self, caller: Caller, pid: int) -> str:
+        """Set a process running again that was left locked, checkpointed or parked; returns what
+        was done when it is over.
+        """
+        target = identify(pid)
+        await self._rights.require(
+            caller, Action.RECOVER, target.uid, f"process {pid}", pid=str(pid)
+        )
+
+        def work(_: Progress) -> Outcome:
+            require_same(target)
+            return Outcome(self._engine.recover(pid))
+
+        task = Task("recover", str(pid), caller.uid, frozenset((claim_of(pid),)), work)
+        # It looks before each step, so nobody has to set it right if it is not ended.
+        job = self._jobs.submit(task, lambda _: None)
+        try:
+            outcome = await self._jobs.result(job)
+        finally:
+            await self._inventory.refresh_processes()
+        return outcome.result
 
     # How a job begins.
 
@@ -147,11 +169,11 @@ class Moves:
         operation: str,
         caller: Caller,
         targets: tuple[Target, ...],
-        request: MoveRequest | ResumeRequest,
+        request: MoveRequest,
         work: Callable[[Progress], Outcome],
         mode: str = "",
         destination: str = "",
-    ) -> list[Any]:
+    ) -> str:
         def before(job: Job) -> None:
             for target in targets:
                 require_free_tree(self._jobs, target.pid)
@@ -172,7 +194,7 @@ class Moves:
             process=named(targets[0]),
             gpus=frozenset().union(*ours, self._named_in(destination)),
         )
-        return [job_path(self._jobs.submit(task, before))]
+        return job_path(self._jobs.submit(task, before))
 
     def _named_in(self, destination: str) -> frozenset[int]:
         """The ordinals of the GPUs that a destination names, as far as they are known."""
@@ -240,8 +262,8 @@ def _mapping(moved: Mapping[int, int]) -> str:
     return ",".join(f"{old}:{new}" for old, new in sorted(moved.items()))
 
 
-def _told(gpu: int, step: Step) -> list[Any]:
+def _told(gpu: int, step: Step) -> StepRow:
     process = step.tenant.process
     to = f"{gpu}:{step.to}" if step.fate is Fate.MIGRATE else ""
     command = " ".join(process.command)
-    return [process.pid, str(step.fate), step.tenant.bytes, to, step.why, command]
+    return process.pid, str(step.fate), step.tenant.bytes, to, step.why, command

@@ -1,13 +1,12 @@
 """What is told of one process, image or GPU to whoever looks at it closely, and what can be set
 right there.
-
-Each method gets the caller, what the object is about, then its arguments. What is told of processes
-and images is for the owner and for administrators.
 """
 
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Annotated, TypeVar
+
+import msgspec
 
 from phosd.engine.hook_client.link import Block, BlockFlag
 from phosd.engine.job.experience import KernelMark
@@ -18,17 +17,10 @@ from phosd.service.api.views import ImageView, ProcessView, microseconds, or_unk
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Action, Rights
 from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.spec import Options, method
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
-from phosd.service.jobs.options import (
-    BlockOptions,
-    ImageBlockOptions,
-    KernelOptions,
-    Options,
-    SampleOptions,
-    TrustOptions,
-    parse_options,
-)
+from phosd.service.jobs.options import Time
 from phosd.service.process_identity import Target, has_ended, identify, program
 from phosd.service.samples import Sample, Samples
 
@@ -44,58 +36,95 @@ _FLAGS = {
 
 _T = TypeVar("_T")
 
+_Limit = Annotated[int, msgspec.Meta(ge=1, le=20_000)]
 
-class Details:
-    """Answers by the engine and the history, from threads of its own. For the event loop."""
+BlockRow = tuple[int, int, int, int, list[str]]
+KernelRow = tuple[str, str, int, bool]
+ImageBlockRow = tuple[int, int, int, int, int, int, int, int]
+SampleRow = tuple[int, float, int, float, float]
 
-    def __init__(
-        self,
-        engine: Engine,
-        history: History,
-        rights: Rights,
-        readers: Readers,
-        samples: Samples,
-    ) -> None:
+
+class BlockOptions(Options, frozen=True):
+    """How many at most, of the lowest ids."""
+
+    limit: _Limit = 5_000
+
+
+class KernelOptions(Options, frozen=True):
+    """How many at most, suspects first."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=4_000)] = 500
+
+
+class TrustOptions(Options, frozen=True):
+    """Those of this name only; empty: all."""
+
+    kernel: str = ""
+
+
+class ImageBlockOptions(Options, frozen=True):
+    """How many at most, after the first ``offset``."""
+
+    limit: _Limit = 5_000
+    offset: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)] = 0
+
+
+class SampleOptions(Options, frozen=True):
+    """The figures of ``since`` or later."""
+
+    since: Time = 0
+
+
+class ProcessMethods:
+    """Asks the hook and the history, from threads of its own. What is told is for the owner and
+    for administrators.
+    """
+
+    def __init__(self, engine: Engine, history: History, rights: Rights, readers: Readers) -> None:
         self._engine = engine
         self._history = history
         self._rights = rights
         self._readers = readers
-        self._samples = samples
 
-    async def process_blocks(
-        self, caller: Caller, view: ProcessView, options: dict[str, Any]
-    ) -> list[Any]:
-        request = parse_options(options, BlockOptions)
+    @method("ListBlocks", "a{sv}", blocks="a(tttias)")
+    async def list_blocks(
+        self, caller: Caller, view: ProcessView, options: BlockOptions
+    ) -> list[BlockRow]:
+        """Its device memory, in order of id: id, address, size, GPU (-1: host memory), flags;
+        options: {options}.
+        """
         found = await self._ask(caller, view, lambda _, process: self._engine.blocks(process))
-        return [[_block(block, gpu) for block, gpu in found[: request.limit]]]
+        return [_block(block, gpu) for block, gpu in found[: options.limit]]
 
-    async def process_kernels(
-        self, caller: Caller, view: ProcessView, options: dict[str, Any]
-    ) -> list[Any]:
-        request = parse_options(options, KernelOptions)
+    @method("ListKernels", "a{sv}", kernels="a(sstb)")
+    async def list_kernels(
+        self, caller: Caller, view: ProcessView, options: KernelOptions
+    ) -> list[KernelRow]:
+        """The kernels launched since a checkpoint last began to copy on write, and its program's
+        suspects that were not (0 launches), suspects first: name, hash of the module, launches,
+        whether it is a suspect; options: {options}.
+        """
 
-        def read(target: Target, process: ProcessId) -> list[list[Any]]:
+        def read(target: Target, process: ProcessId) -> list[KernelRow]:
             suspects = set(self._history.suspects.of(program(target)))
             launched = {KernelMark(k.name, k.module): k for k in self._engine.kernels(process)}
-            rows: list[list[Any]] = [
-                [mark.name, f"{mark.module:016x}", k.launches, k.suspect or mark in suspects]
+            rows: list[KernelRow] = [
+                (mark.name, f"{mark.module:016x}", k.launches, k.suspect or mark in suspects)
                 for mark, k in launched.items()
             ]
             # In force, too, though the hook has met none of them since its process began.
             rows += [
-                [mark.name, f"{mark.module:016x}", 0, True] for mark in suspects - launched.keys()
+                (mark.name, f"{mark.module:016x}", 0, True) for mark in suspects - launched.keys()
             ]
-            return sorted(rows, key=lambda row: (not row[3], -row[2], row[:2]))[: request.limit]
+            return sorted(rows, key=lambda row: (not row[3], -row[2], row[:2]))[: options.limit]
 
-        return [await self._ask(caller, view, read)]
+        return await self._ask(caller, view, read)
 
-    async def trust_kernels(
-        self, caller: Caller, view: ProcessView, options: dict[str, Any]
-    ) -> list[Any]:
-        """Have suspects of the process's program taken for what their arguments tell again; how
-        many.
+    @method("TrustKernels", "a{sv}", count="u")
+    async def trust_kernels(self, caller: Caller, view: ProcessView, options: TrustOptions) -> int:
+        """Its program's suspects are taken for what their arguments tell again, from the next
+        checkpoint on; options: {options} (those of this name only). How many.
         """
-        request = parse_options(options, TrustOptions)
         target = _still(view)
         await self._rights.require(
             caller, Action.CHECKPOINT, target.uid, f"process {target.pid}", pid=str(target.pid)
@@ -104,41 +133,22 @@ class Details:
         def trust() -> int:
             known = program(target)
             suspects = self._history.suspects.of(known)
-            meant = [mark for mark in suspects if request.kernel in ("", mark.name)]
-            if request.kernel and not meant:
+            meant = [mark for mark in suspects if options.kernel in ("", mark.name)]
+            if options.kernel and not meant:
                 raise InvalidOption(
-                    f"{request.kernel!r} is no suspect of {known.executable}",
+                    f"{options.kernel!r} is no suspect of {known.executable}",
                     hint="`phos ps PID` lists the kernels and which of them are suspects",
                 )
             self._history.suspects.trust(known, meant)
             self._history.flush()
             return len(meant)
 
-        return [await self._readers.run(caller.uid, trust)]
+        return await self._readers.run(caller.uid, trust)
 
-    async def process_log(
-        self, caller: Caller, view: ProcessView, options: dict[str, Any]
-    ) -> list[Any]:
-        parse_options(options, Options)
-        return [await self._ask(caller, view, lambda _, process: self._engine.hook_log(process))]
-
-    async def image_blocks(
-        self, caller: Caller, view: ImageView, options: dict[str, Any]
-    ) -> list[Any]:
-        request = parse_options(options, ImageBlockOptions)
-        manifest = view.manifest
-        await self._rights.require_sight(caller, manifest.owner, f"image {manifest.id}")
-        return [await self._readers.run(caller.uid, _content, view, request)]
-
-    async def gpu_samples(self, _: Caller, gpu: GpuInfo, options: dict[str, Any]) -> list[Any]:
-        request = parse_options(options, SampleOptions)
-        found = self._samples.of(gpu.uuid)
-        if not found:
-            raise Unsupported(
-                f"{gpu.name} tells no figures: there is no NVML for it",
-                hint="`ListProcesses` tells what each process holds of its memory",
-            )
-        return [[_figures(each) for each in found if microseconds(each.time) >= request.since]]
+    @method("ReadLog", "a{sv}", log="s")
+    async def read_log(self, caller: Caller, view: ProcessView) -> str:
+        """What the hook in it has counted and noted, a line each."""
+        return await self._ask(caller, view, lambda _, process: self._engine.hook_log(process))
 
     async def _ask(
         self, caller: Caller, view: ProcessView, ask: Callable[[Target, ProcessId], _T]
@@ -146,6 +156,47 @@ class Details:
         now = _still(view)
         await self._rights.require_sight(caller, now.uid, f"process {now.pid}")
         return await self._readers.run(caller.uid, ask, now, now.id)
+
+
+class ImageMethods:
+    """What is told of an image is for its owner and for administrators."""
+
+    def __init__(self, rights: Rights, readers: Readers) -> None:
+        self._rights = rights
+        self._readers = readers
+
+    @method("ListBlocks", "a{sv}", blocks="a(utttiutt)")
+    async def list_blocks(
+        self, caller: Caller, view: ImageView, options: ImageBlockOptions
+    ) -> list[ImageBlockRow]:
+        """Its device memory, in the order in which it is loaded: pid, id, address, size, GPU (-1:
+        host memory), chunks (0: another row has them), stored bytes, bytes of those that an
+        older image holds, too; options: {options}.
+        """
+        manifest = view.manifest
+        await self._rights.require_sight(caller, manifest.owner, f"image {manifest.id}")
+        return await self._readers.run(caller.uid, _content, view, options)
+
+
+class GpuMethods:
+    """What anybody may know of a GPU."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    @method("ListSamples", "a{sv}", samples="a(tdtdd)")
+    async def list_samples(self, gpu: GpuInfo, options: SampleOptions) -> list[SampleRow]:
+        """What it did during the last ten minutes, oldest first: time in microseconds since the
+        epoch, utilisation, used memory, temperature, power, as the properties have them;
+        options: {options}.
+        """
+        found = self._samples.of(gpu.uuid)
+        if not found:
+            raise Unsupported(
+                f"{gpu.name} tells no figures: there is no NVML for it",
+                hint="`ListProcesses` tells what each process holds of its memory",
+            )
+        return [_figures(each) for each in found if microseconds(each.time) >= options.since]
 
 
 def _still(view: ProcessView) -> Target:
@@ -156,27 +207,27 @@ def _still(view: ProcessView) -> Target:
     return now
 
 
-def _figures(sample: Sample) -> list[Any]:
-    return [
+def _figures(sample: Sample) -> SampleRow:
+    return (
         microseconds(sample.time),
         or_unknown(sample.utilisation),
         sample.memory_used or 0,
         or_unknown(sample.temperature),
         or_unknown(sample.power),
-    ]
+    )
 
 
-def _block(block: Block, gpu: int) -> list[Any]:
+def _block(block: Block, gpu: int) -> BlockRow:
     flags = [name for flag, name in _FLAGS.items() if block.flags & flag]
-    return [block.id, block.va, block.size, gpu, flags]
+    return block.id, block.va, block.size, gpu, flags
 
 
-def _content(view: ImageView, request: ImageBlockOptions) -> list[list[Any]]:
+def _content(view: ImageView, options: ImageBlockOptions) -> list[ImageBlockRow]:
     """A chunk that several blocks have counts for the first."""
     manifest = view.manifest
-    rows = []
+    rows: list[ImageBlockRow] = []
     counted: set[tuple[int, int]] = set()
-    for block in islice(manifest.blocks, request.offset + request.limit):
+    for block in islice(manifest.blocks, options.offset + options.limit):
         new = {(chunk.pack, chunk.offset): chunk.length for chunk in block.chunks}
         sizes = {place: length for place, length in new.items() if place not in counted}
         counted |= sizes.keys()
@@ -184,5 +235,5 @@ def _content(view: ImageView, request: ImageBlockOptions) -> list[list[Any]]:
         gpu = HOST if block.host else block.gpu
         pid = manifest.processes[block.process].pid
         stored = sum(sizes.values())
-        rows.append([pid, block.id, block.va, block.size, gpu, len(block.chunks), stored, older])
-    return rows[request.offset :]
+        rows.append((pid, block.id, block.va, block.size, gpu, len(block.chunks), stored, older))
+    return rows[options.offset :]

@@ -1,11 +1,16 @@
-"""Interfaces as data, and how they are described to whoever asks."""
+"""Interfaces as data, made from the handlers that answer, and told to whoever asks."""
 
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from xml.etree import ElementTree
 
-from phosd.service.dbus.docs import DESCRIPTIONS
+import msgspec
+
+from phosd.bus import complete_types
+from phosd.errors import InvalidOption
+from phosd.service.dbus.caller import Caller
 
 _DBUS = "org.freedesktop.DBus"
 PROPERTIES = f"{_DBUS}.Properties"
@@ -17,6 +22,13 @@ _EMITS = f"{_DBUS}.Property.EmitsChangedSignal"
 
 Args = tuple[tuple[str, str], ...]
 """(name, D-Bus signature) of each argument."""
+_OPTIONS = ("options", "a{sv}")
+_PYTHON: Mapping[str, type] = {"u": int, "s": str}
+"""What a handler takes for an argument."""
+_DECLARED = "_dbus_method"
+
+_Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[object]])
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 async def by_the_tree(*_: Any) -> list[Any]:
@@ -26,12 +38,16 @@ async def by_the_tree(*_: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Method:
-    """A method. ``run`` gets the caller, the object and the arguments; it returns the reply."""
+    """A method. ``run`` gets the caller, the object and the arguments; it returns the reply.
+    ``options`` are those of its last argument, if it has any.
+    """
 
     name: str
     takes: Args = ()
     gives: Args = ()
     run: Callable[..., Awaitable[list[Any]]] = by_the_tree
+    doc: str = ""
+    options: type[msgspec.Struct] | None = None
 
     @property
     def signature(self) -> str:
@@ -52,6 +68,7 @@ class Property:
 
     name: str
     signature: str
+    doc: str
     read: Callable[[Any], Any]
     private: bool = False
     constant: bool = False
@@ -63,6 +80,7 @@ class Event:
 
     name: str
     takes: Args
+    doc: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,32 +88,148 @@ class Interface:
     """What an object can do, tell and announce."""
 
     name: str
+    doc: str = ""
     methods: tuple[Method, ...] = ()
     properties: tuple[Property, ...] = ()
     signals: tuple[Event, ...] = ()
 
 
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The ``a{sv}`` of a call that takes no options."""
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """How a call of a method becomes one of its handler."""
+
+    name: str
+    takes: Args
+    gives: Args
+    doc: str
+    with_caller: bool
+    with_object: bool
+    options: type[msgspec.Struct] | None
+
+    def of(self, handler: Callable[..., Awaitable[object]]) -> Method:
+        """The method, answered by this handler."""
+
+        async def run(caller: Caller, target: object, *args: object) -> list[Any]:
+            values = list(args)
+            if _OPTIONS in self.takes:
+                given = parse_options(values.pop(), self.options or Options)
+                if self.options is not None:
+                    values.append(given)
+            before = [caller] * self.with_caller + [target] * self.with_object
+            reply = await handler(*before, *values)
+            return [reply] if self.gives else []
+
+        return Method(self.name, self.takes, self.gives, run, self.doc, self.options)
+
+
+def method(name: str, takes: str = "", /, **gives: str) -> Callable[[_Handler], _Handler]:
+    """Have an ``async`` method of a handler answer the D-Bus method ``name``.
+
+    ``takes`` is the signature of its arguments, which are called as the handler's parameters are;
+    ``gives`` names what it returns, with the signature of that, if it returns something. Before
+    the arguments a handler may take the caller, as ``caller: Caller``, and then the object that was
+    called. Options are an ``a{sv}`` at the end, and its parameter ``options``, a Struct, says which
+    there are: names, types, bounds. Without that parameter there are none.
+
+    The first paragraph of the docstring is what introspection tells; in it ``{options}`` stands for
+    the names of the options. Raises :class:`TypeError` for a handler that does not fit.
+    """
+
+    def declare(handler: _Handler) -> _Handler:
+        handler.__dict__[_DECLARED] = _declared(name, takes, gives, handler)
+        return handler
+
+    return declare
+
+
+def _declared(
+    name: str, takes: str, gives: Mapping[str, str], handler: Callable[..., Awaitable[object]]
+) -> _Declared:
+    parameters = list(inspect.signature(handler).parameters.values())[1:]  # without self
+    types = complete_types(takes)
+    options = None
+    if types[-1:] == [_OPTIONS[1]]:
+        types.pop()
+        if parameters and parameters[-1].name == _OPTIONS[0]:
+            options = _closed(name, parameters.pop().annotation)
+    with_caller = bool(parameters) and parameters[0].annotation is Caller
+    arguments = parameters[1:] if with_caller else parameters
+    with_object = len(arguments) == len(types) + 1
+    arguments = arguments[with_object:]
+    if [a.annotation for a in arguments] != [_PYTHON.get(kind) for kind in types]:
+        raise TypeError(f"{name} takes '{takes}', and its handler {arguments}")
+    if len(gives) > 1:
+        raise TypeError(f"{name} gives more than one value: give a struct")
+    named = tuple((a.name, kind) for a, kind in zip(arguments, types, strict=True))
+    doc = " ".join((inspect.getdoc(handler) or "").partition("\n\n")[0].split())
+    if not doc:
+        raise TypeError(f"{name} has no docstring, which is its documentation on the bus")
+    return _Declared(
+        name=name,
+        takes=(*named, _OPTIONS) if takes.endswith(_OPTIONS[1]) else named,
+        gives=tuple(gives.items()),
+        doc=doc.replace("{options}", ", ".join((options or Options).__struct_fields__)),
+        with_caller=with_caller,
+        with_object=with_object,
+        options=options,
+    )
+
+
+def _closed(name: str, kind: type) -> type[msgspec.Struct]:
+    """The Struct, which must refuse what it does not know."""
+    if issubclass(kind, msgspec.Struct) and kind.__struct_config__.forbid_unknown_fields:
+        return kind
+    raise TypeError(f"{name} would take options that nobody knows: {kind}")
+
+
+def methods_of(*handlers: object) -> tuple[Method, ...]:
+    """What handlers answer, in the order in which they say so. Of a class, which answers nothing,
+    the methods can be described.
+    """
+    found = []
+    for handler in handlers:
+        kind = handler if isinstance(handler, type) else type(handler)
+        for name, member in vars(kind).items():
+            declared = getattr(member, _DECLARED, None)
+            if declared is not None:
+                found.append(declared.of(getattr(handler, name)))
+    return tuple(found)
+
+
+def parse_options(values: Any, kind: type[_Struct]) -> _Struct:
+    """The options of a call, checked. Raises :class:`InvalidOption` naming what is wrong."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        names = ", ".join(kind.__struct_fields__) or "none"
+        text = str(error).replace("Object contains unknown field", "there is no option")
+        raise InvalidOption(text, hint=f"the options of this call are: {names}") from None
+
+
 def describe(interface: Interface) -> ElementTree.Element:
     """The interface as introspection tells it."""
     element = ElementTree.Element("interface", name=interface.name)
-    docs = DESCRIPTIONS.get(interface.name, {})
-    _annotate(element, _DOC, docs.get("", ""))
+    _annotate(element, _DOC, interface.doc)
     for method in interface.methods:
         child = ElementTree.SubElement(element, "method", name=method.name)
-        _annotate(child, _DOC, docs.get(method.name, ""))
+        _annotate(child, _DOC, method.doc)
         for direction, args in (("in", method.takes), ("out", method.gives)):
             for name, signature in args:
                 ElementTree.SubElement(child, "arg", name=name, type=signature, direction=direction)
     for signal in interface.signals:
         child = ElementTree.SubElement(element, "signal", name=signal.name)
-        _annotate(child, _DOC, docs.get(signal.name, ""))
+        _annotate(child, _DOC, signal.doc)
         for name, signature in signal.takes:
             ElementTree.SubElement(child, "arg", name=name, type=signature)
     for p in interface.properties:
         child = ElementTree.SubElement(
             element, "property", name=p.name, type=p.signature, access="read"
         )
-        _annotate(child, _DOC, docs.get(p.name, ""))
+        _annotate(child, _DOC, p.doc)
         emits = "const" if p.constant else "invalidates" if p.private else ""
         _annotate(child, _EMITS, emits)
     return element
@@ -107,11 +241,13 @@ def _annotate(element: ElementTree.Element, name: str, value: str) -> None:
 
 
 STANDARD = (
-    Interface(INTROSPECTABLE, (Method("Introspect", gives=(("xml_data", "s"),)),)),
-    Interface(PEER, (Method("Ping"), Method("GetMachineId", gives=(("machine_uuid", "s"),)))),
+    Interface(INTROSPECTABLE, methods=(Method("Introspect", gives=(("xml_data", "s"),)),)),
+    Interface(
+        PEER, methods=(Method("Ping"), Method("GetMachineId", gives=(("machine_uuid", "s"),)))
+    ),
     Interface(
         PROPERTIES,
-        (
+        methods=(
             Method("Get", (("interface_name", "s"), ("property_name", "s")), (("value", "v"),)),
             Method("GetAll", (("interface_name", "s"),), (("properties", "a{sv}"),)),
             Method("Set", (("interface_name", "s"), ("property_name", "s"), ("value", "v"))),
@@ -131,7 +267,7 @@ STANDARD = (
 """What every object has."""
 OBJECT_MANAGER = Interface(
     MANAGER,
-    (Method("GetManagedObjects", gives=(("objects", "a{oa{sa{sv}}}"),)),),
+    methods=(Method("GetManagedObjects", gives=(("objects", "a{oa{sa{sv}}}"),)),),
     signals=(
         Event(
             "InterfacesAdded", (("object_path", "o"), ("interfaces_and_properties", "a{sa{sv}}"))

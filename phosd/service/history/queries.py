@@ -1,12 +1,15 @@
 """What the history tells to those who ask over the bus."""
 
 import json
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
+
+from phosd.service.dbus.spec import Options
 from phosd.service.history.database import Row
 from phosd.service.history.events import Severity
 from phosd.service.history.history import History
-from phosd.service.jobs.options import EventOptions, HistoryOptions
+from phosd.service.jobs.options import END_OF_TIME, Time
 
 _JOBS = """
 select * from jobs where (:owner is null or owner = :owner)
@@ -32,6 +35,44 @@ order by id desc limit :limit
 """
 Phase = list[Any]
 """Name, begin (microseconds since the epoch), seconds, bytes, and if the program stood still."""
+
+Operation = Literal[
+    "checkpoint",
+    "restore",
+    "verify",
+    "delete",
+    "recover",
+    "migrate",
+    "suspend",
+    "resume",
+    "swap",
+]
+
+
+class HistoryOptions(Options, frozen=True):
+    """Options of ``ListHistory``: how many jobs, and of which: those that worked on process
+    ``pid`` or restored it, those that began from ``since`` to ``until``, and those with a lower
+    number than ``before``: with the last number of an answer, what follows it.
+    """
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 50
+    pid: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    operation: Operation | None = None
+    state: Literal["queued", "running", "done", "failed", "cancelled", "interrupted"] | None = None
+    since: Time = 0
+    until: Time = END_OF_TIME
+    before: Annotated[int, msgspec.Meta(ge=1, le=END_OF_TIME)] = END_OF_TIME
+
+
+class EventOptions(Options, frozen=True):
+    """Options of ``ListEvents``: how many, of at least this severity, that happened at ``since`` or
+    later.
+    """
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 200
+    severity: Literal["info", "warning", "error"] = "info"
+    since: Time = 0
+
 
 ANY_JOB = HistoryOptions()
 ANY_EVENT = EventOptions()

@@ -142,6 +142,13 @@ class JobTable:
         """Wait until the job has ended."""
         await job.over.wait()
 
+    async def result(self, job: Job) -> Outcome:
+        """Wait until the job has ended; what came of it. Raises what made it fail."""
+        await self.wait(job)
+        if job.error is not None:
+            raise job.error
+        return job.outcome
+
     def cancel(self, job: Job) -> None:
         """Ask the job to stop at its next safe point. Raises :class:`Unsupported` when it ended."""
         if job.state.ended:

@@ -1,9 +1,10 @@
 """The engine of this node, as the daemon uses it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from typing import TypeVar
 
-from phosd.engine.hook_client.gate import DEADLINE
+import msgspec
+
 from phosd.engine.hook_client.link import Block, Kernel
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.repack import compact
@@ -14,11 +15,11 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node import inspection
 from phosd.engine.node.gpus import GpuInfo, divided, list_gpus
 from phosd.engine.node.node import Node, NodeConfig
-from phosd.engine.operations.admission import UNLIMITED, DiskLimits, context_bytes
+from phosd.engine.operations.admission import DiskLimits, context_bytes
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.migrate import MigrateOptions, migrate
-from phosd.engine.operations.permissions import ROOT, require_may_restore
-from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.permissions import require_may_restore
+from phosd.engine.operations.restore import restore
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.operations.swap import SwapOptions, swap
@@ -35,6 +36,8 @@ from phosd.service.jobs.options import (
     ResumeRequest,
     SuspendRequest,
 )
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class NodeEngine:
@@ -64,16 +67,8 @@ class NodeEngine:
         experience: Experience,
         progress: Progress,
     ) -> Manifest:
-        options = CheckpointOptions(
-            mode=request.mode,
-            tcp=request.tcp,
-            deadline=request.deadline or DEADLINE,
-            caller=caller,
-            fallback=request.fallback != "none",
-            parent=request.parent or None,
-            experience=experience,
-            limits=self._limits,
-            release_cached=request.release_cached,
+        options = _chosen(
+            CheckpointOptions, request, caller=caller, experience=experience, limits=self._limits
         )
         return checkpoint(self._node, pid, options, progress)
 
@@ -85,20 +80,16 @@ class NodeEngine:
 
     def restore(self, image: str, request: RestoreRequest, caller: int, progress: Progress) -> int:
         require_may_restore(self.image(image), caller)
-        output = Path(request.output) if request.output else None
-        options = RestoreOptions(files=request.files, output=output)
-        return restore(self._node, image, options, progress).pid
+        return restore(self._node, image, request, progress).pid
 
     def migrate(
         self, pid: int, to: str, request: MigrateRequest, caller: int, progress: Progress
     ) -> dict[int, int]:
-        options = MigrateOptions(to, request.mode, request.deadline or DEADLINE, caller)
+        options = _chosen(MigrateOptions, request, to=to, caller=caller)
         return migrate(self._node, pid, options, progress)
 
     def suspend(self, pid: int, request: SuspendRequest, caller: int, progress: Progress) -> str:
-        # An administrator makes room on a GPU whatever its user may keep.
-        limits = UNLIMITED if caller == ROOT else self._limits
-        options = SuspendOptions(request.where, request.deadline or DEADLINE, caller, limits)
+        options = _chosen(SuspendOptions, request, caller=caller)
         suspended = suspend(self._node, pid, options, progress)
         progress.details["stored_bytes"] = float(suspended.stored_bytes)
         return suspended.where
@@ -106,12 +97,13 @@ class NodeEngine:
     def resume(
         self, pid: int, request: ResumeRequest, caller: int, progress: Progress
     ) -> dict[int, int]:
-        return resume(self._node, pid, ResumeOptions(request.gpu, caller), progress)
+        options = _chosen(ResumeOptions, request, caller=caller)
+        return resume(self._node, pid, options, progress)
 
     def swap(
         self, leaving: int, coming: int, request: SuspendRequest, caller: int, progress: Progress
     ) -> None:
-        options = SwapOptions(request.where, request.deadline or DEADLINE, caller)
+        options = _chosen(SwapOptions, request, caller=caller)
         swap(self._node, leaving, coming, options, progress)
 
     def divided(self, gpu: int) -> str:
@@ -160,3 +152,9 @@ class NodeEngine:
 
     def close(self) -> None:
         self._node.close()
+
+
+def _chosen(kind: type[_Struct], request: msgspec.Struct, **added: object) -> _Struct:
+    """Options of an operation: what the request says of them, and what is added."""
+    said = msgspec.structs.asdict(request)
+    return kind(**{name: said[name] for name in kind.__struct_fields__ if name in said}, **added)

@@ -70,7 +70,7 @@ def test_output_that_is_gone_at_the_restore(
     target.kill()
     reader.close()
     original, output = reader.values(), place / "restored.txt"
-    result = restore(node, image, RestoreOptions(output=output), Progress())
+    result = restore(node, image, RestoreOptions(output=str(output)), Progress())
     assert result.pid == target.pid
 
     def printed() -> dict[int, str] | None:

@@ -29,7 +29,7 @@ def test_copying_begins_in_the_stop_only_where_slots_are_missing(
     node.config = replace(node.config, shadow_limit=limit)
     target = start("single")
     target.wait_for_steps(5)
-    options = CheckpointOptions(mode="concurrent", fallback=False)
+    options = CheckpointOptions(mode="concurrent", fallback="none")
     for _ in range(2):  # the second time the program is watched
         checkpoint(node, target.pid, options, progress)
     assert in_the_stop == [limit is not None] * 2

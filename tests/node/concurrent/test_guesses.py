@@ -72,7 +72,7 @@ def test_a_wrong_guess(way: str, node: Node, start: Starter, undisturbed: Undist
     chance = random.Random(way)
     for _ in range(INSTANTS):
         time.sleep(chance.uniform(0, 0.02))
-        options = CheckpointOptions(mode="concurrent", fallback=False)
+        options = CheckpointOptions(mode="concurrent", fallback="none")
         manifest, watch = guessed_wrong(node, target, options)
         assert manifest is None, "an image was published"
         assert node.store.list() == [], "an image was published"
@@ -83,7 +83,7 @@ def test_a_wrong_guess(way: str, node: Node, start: Starter, undisturbed: Undist
     assert GUILTY[way] in {mark.name for mark in watch.progress.suspects} | {""}
     if GUILTY[way]:
         known = Experience(tuple(watch.progress.suspects))
-        options = CheckpointOptions(mode="concurrent", fallback=False, experience=known)
+        options = CheckpointOptions(mode="concurrent", fallback="none", experience=known)
         with braked_movers(node, target, ITERATIONS) as brake:
             manifest, _ = watched(node, target, options, brake)
         assert (manifest.mode, manifest.wrong_guesses) == ("concurrent", 0)
@@ -130,7 +130,7 @@ def guessed_wrong(
 
 def guessed_right(node: Node, target: Target) -> str:
     """An image that was made while the program made steps enough to be guessed wrong."""
-    options = CheckpointOptions(mode="concurrent", fallback=False)
+    options = CheckpointOptions(mode="concurrent", fallback="none")
     with braked_movers(node, target, ITERATIONS) as brake:
         manifest, watch = watched(node, target, options, brake)
     assert manifest.mode == "concurrent"

@@ -35,7 +35,7 @@ def test_values_are_equal_after_kill_and_restore(
     target = start(program)
     target.wait_for_steps(5)
     with braked_movers(node, target, ITERATIONS, gpus=2) as brake:
-        options = CheckpointOptions(mode=mode, fallback=False)
+        options = CheckpointOptions(mode=mode, fallback="none")
         manifest, watch = watched(node, target, options, brake)
     assert manifest.mode == mode
     assert manifest.wrong_guesses == 0
@@ -84,7 +84,7 @@ def test_one_checkpoint_after_the_other(
     target.wait_for_steps(5)
     with slow_movers(node, target, SECONDS):
         for mode in ("concurrent", "recopy", "concurrent", "stop", "concurrent", "driver"):
-            options = CheckpointOptions(mode=mode, fallback=False)
+            options = CheckpointOptions(mode=mode, fallback="none")
             manifest, _ = watched(node, target, options)
             assert manifest.mode == mode
             target.more_steps(2)

@@ -29,7 +29,7 @@ COPYING = {
 
 
 def saved(mode: str) -> Callable[[Node, int, Progress], object]:
-    options = CheckpointOptions(mode=mode, fallback=False)
+    options = CheckpointOptions(mode=mode, fallback="none")
     return lambda node, pid, progress: checkpoint(node, pid, options, progress)
 
 
@@ -60,7 +60,7 @@ def test_nobody_else_copies_until_all_is_copied(mode: str, node: Node, start: St
             node.movers._copying.release({0})
         free[progress.phases[-1].name] = ours
 
-    checkpoint(node, target.pid, CheckpointOptions(mode=mode, fallback=False), Progress(look))
+    checkpoint(node, target.pid, CheckpointOptions(mode=mode, fallback="none"), Progress(look))
     assert [name for name, ours in free.items() if not ours] == COPYING[mode]
 
 

@@ -50,7 +50,7 @@ def test_few_shadow_slots_or_none(
     target.wait_for_steps(5)
     node.config = replace(node.config, shadow_limit=slots * CHUNK)
     with braked_movers(node, target, STEPS, gpus=2) as brake:
-        options = CheckpointOptions(mode="concurrent", fallback=False)
+        options = CheckpointOptions(mode="concurrent", fallback="none")
         manifest, watch = watched(node, target, options, brake)
     assert watch.progress.details["waits"], "it never waited"
     assert (manifest.mode, manifest.wrong_guesses) == ("concurrent", 0)
@@ -66,7 +66,7 @@ def test_memory_is_full(
     target.wait_for_steps(5)
     with slow_movers(node, target, SECONDS, gpus=2):
         filler = fill(start_plainly, 0)
-        options = CheckpointOptions(mode="concurrent", fallback=False)
+        options = CheckpointOptions(mode="concurrent", fallback="none")
         manifest, _ = watched(node, target, options)
         filler.kill()
     assert (manifest.mode, manifest.wrong_guesses) == ("concurrent", 0)
@@ -90,7 +90,7 @@ def test_freed_memory_is_there_again(
     right = undisturbed("right", way)
     target = start("right", way)
     target.wait_for_steps(8)
-    options = CheckpointOptions(mode="concurrent", fallback=False)
+    options = CheckpointOptions(mode="concurrent", fallback="none")
     with slow_movers(node, target, SECONDS):
         if known:
             watched(node, target, options)
@@ -144,7 +144,7 @@ def test_the_memory_of_a_program_that_has_ended_is_free(node: Node, start: Start
     for _ in range(2):
         target = start("right", "by_value")
         target.more_steps(5)
-        watched(node, target, CheckpointOptions(mode="concurrent", fallback=False))
+        watched(node, target, CheckpointOptions(mode="concurrent", fallback="none"))
         target.more_steps(2)
         target.kill()
         wait_until(lambda: mover.free_memory()[0] >= before, "the memory to be free again")

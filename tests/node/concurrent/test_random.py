@@ -51,7 +51,7 @@ def test_random_programs(batch: int, node: Node, start: Starter) -> None:
         for number in numbers:
             hides = begins(target, number)
             time.sleep(chance.uniform(0, LATEST))
-            options = CheckpointOptions(mode="concurrent", fallback=hides)
+            options = CheckpointOptions(mode="concurrent", fallback="auto" if hides else "none")
             watch = Watch(node, target)
             manifest = watch.checkpoint(options)
             assert differences(node.store, manifest.id, watch.memories) == []

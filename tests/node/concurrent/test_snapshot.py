@@ -27,7 +27,7 @@ __all__ = ["staging"]  # a fixture: nobody else's files are where this engine st
 
 CHUNK = 2 << 20
 SECONDS = 1.0
-CONCURRENT = CheckpointOptions(mode="concurrent", fallback=False)
+CONCURRENT = CheckpointOptions(mode="concurrent", fallback="none")
 
 
 @pytest.fixture
@@ -202,9 +202,9 @@ def nothing(self: Mover, chunks: Any, progress: Progress | None = None) -> None:
     """The copy is not made."""
 
 
-@pytest.mark.parametrize("fallback", [False, True])
+@pytest.mark.parametrize("fallback", ["none", "auto"])
 def test_a_copy_that_is_not_equal_is_found(
-    fallback: bool,
+    fallback: str,
     node: Node,
     start: Starter,
     undisturbed: Undisturbed,
@@ -214,7 +214,7 @@ def test_a_copy_that_is_not_equal_is_found(
     options = CheckpointOptions(mode="concurrent", fallback=fallback)
     with monkeypatch.context() as patch:
         patch.setattr(Mover, "fetch", nothing)
-        if fallback:
+        if fallback == "auto":
             manifest, watch = watched(node, target, options)
             assert manifest.mode == "recopy"
             assert watch.progress.suspects == []  # no kernel of the program ran meanwhile

@@ -41,7 +41,7 @@ def save(
     node: Node, target: Target, mode: str = "concurrent", *, release: bool = True
 ) -> tuple[Manifest, Progress]:
     """A checkpoint whose image was compared with the memory of the stop."""
-    options = CheckpointOptions(mode=mode, fallback=False, release_cached=release)
+    options = CheckpointOptions(mode=mode, fallback="none", release_cached=release)
     manifest, watch = watched(node, target, options)
     return manifest, watch.progress
 

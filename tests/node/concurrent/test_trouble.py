@@ -30,7 +30,7 @@ __all__ = ["staging"]  # a fixture: nobody else's files are where this engine st
 pytestmark = pytest.mark.parametrize("snapshots", [True, False], ids=["snapshot", "on_write"])
 
 SECONDS = 0.5
-CONCURRENT = CheckpointOptions(mode="concurrent", fallback=False)
+CONCURRENT = CheckpointOptions(mode="concurrent", fallback="none")
 
 
 def amid(phase: str, action: Callable[[Progress], None]) -> Progress:
@@ -163,7 +163,7 @@ def test_a_job_is_cancelled_in_every_phase(
 ) -> None:
     target = start("single")
     target.wait_for_steps(5)
-    options = CheckpointOptions(mode=mode, fallback=False)
+    options = CheckpointOptions(mode=mode, fallback="none")
     with slow_movers(node, target, SECONDS):
         whole = Progress()
         checkpoint(node, target.pid, options, whole)

@@ -66,7 +66,7 @@ class Walk:
         to = self._elsewhere(target)
         moves = ",".join(f"{old}:{new}" for old, new in to.items())
         modes = ("auto",) if target.program in NOT_BY_DRIVER else ("auto", "auto", "driver")
-        options = MigrateOptions(moves, self._chance.choice(modes))
+        options = MigrateOptions(moves, mode=self._chance.choice(modes))
         self.done.append(f"{target.program}: migrate {moves} ({options.mode})")
         moved = migrate(self._node, target.pid, options, Progress())
         assert moved == {old: new for old, new in to.items() if old != new}, self.done

@@ -50,7 +50,7 @@ def refused(kind: type[PhosError], match: str, act: Callable[[Progress], object]
 
 
 def moving(node: Node, target: Target, to: str, mode: str = "auto") -> Callable[[Progress], object]:
-    return lambda progress: migrate(node, target.pid, MigrateOptions(to, mode), progress)
+    return lambda progress: migrate(node, target.pid, MigrateOptions(to, mode=mode), progress)
 
 
 @pytest.fixture

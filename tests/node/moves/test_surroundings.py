@@ -50,6 +50,6 @@ def test_what_the_program_chose_to_see(
     resume(node, target.pid, ResumeOptions(back), Progress())
     assert gpus_of(node, target) == (first,)
     target.more_steps(2)
-    migrate(node, target.pid, MigrateOptions(there, "driver"), Progress())
+    migrate(node, target.pid, MigrateOptions(there, mode="driver"), Progress())
     assert gpus_of(node, target) == (1 - first,)
     computes_right(target, undisturbed)

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from phosd.bus import NAME, CallError, Connection
-from phosd.service.api.manager import Manager
-from phosd.service.api.manager_interface import publish
+from phosd.service.api.compose import compose
 from phosd.service.config import Config
 from phosd.service.history.history import History
 from tests.support.bus import busctl, start_bus
@@ -61,8 +60,7 @@ async def daemon(
     config.runtime_dir.mkdir()
     connection = await Connection.open(bus.address, patience)
     history = History(config.state_dir / "history.db")
-    manager = Manager(config, engine, connection, history)
-    publish(manager)
+    manager = compose(config, engine, connection, history)
     assert await connection.own(NAME)
     await manager.start()
     closed = asyncio.create_task(connection.closed())

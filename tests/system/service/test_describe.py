@@ -1,10 +1,12 @@
 """What the running daemon says of itself is what docs/dbus/ holds, and complete."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
 from phosd.bus import path_of
@@ -43,7 +45,7 @@ def test_the_running_daemon_is_as_the_repository_says(everything: Service, name:
     assert ElementTree.canonicalize(
         ElementTree.tostring(interface, encoding="unicode"), strip_text=True
     ) in ElementTree.canonicalize(kept, strip_text=True), (
-        "write them again: python -m phosd.service.dbus.spec docs/dbus"
+        "write them again: python -m phosd.service.api.describe docs/dbus"
     )
 
 
@@ -62,6 +64,35 @@ def test_every_member_says_what_it_is_for() -> None:
                 docs = element.findall("annotation[@name='org.gtk.GDBus.DocString']")
                 assert len(docs) == 1, (interface.name, element.attrib)
         assert document(interface).startswith(f'<node>\n  <interface name="{interface.name}">')
+
+
+def dbus_type(kind: msgspec.inspect.Type) -> str:
+    """How an option travels."""
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return dbus_type(next(k for k in kind.types if k != msgspec.inspect.NoneType()))
+    if isinstance(kind, msgspec.inspect.IntType):
+        return "t" if kind.le is not None and kind.le > 1 << 32 else "u"
+    types = {
+        msgspec.inspect.BoolType: "b",
+        msgspec.inspect.FloatType: "d",
+        msgspec.inspect.StrType: "s",
+        msgspec.inspect.LiteralType: "s",
+    }
+    return types[type(kind)]
+
+
+def test_the_documentation_has_every_option_with_its_type() -> None:
+    text = (KEPT.parent / "dbus.md").read_text()
+    methods = [method for interface in own_interfaces() for method in interface.methods]
+    kinds = {method.options for method in methods if method.options is not None}
+    assert len(kinds) > 8
+    for kind in kinds:
+        described = msgspec.inspect.type_info(kind)
+        assert isinstance(described, msgspec.inspect.StructType)
+        for option in described.fields:
+            type_ = dbus_type(option.type)
+            told = rf"`{option.name}`(, `\w+`)* {type_}\b"
+            assert re.search(told, text), (kind, option.name, type_)
 
 
 def test_gdbus_finds_its_way(everything: Service) -> None:

@@ -95,7 +95,7 @@ def test_suspended_and_resumed(service: Service, asked: str, where: str) -> None
     assert service.get(job, "Job1", "Destination") == '"1"'
     assert service.get(job, "Job1", "Result") == '"0:1"'
     assert service.engine.moves == [
-        ("suspend", ME, SuspendRequest(where=asked), 0),  # type: ignore[arg-type]
+        ("suspend", ME, SuspendRequest(where=asked), 0),
         ("resume", ME, ResumeRequest(gpu="1"), 0),
     ]
 

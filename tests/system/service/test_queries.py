@@ -22,7 +22,7 @@ from phosd.errors import Busy, PhosError, Unsupported
 from phosd.service.history import queries
 from phosd.service.history.events import Event, Severity, of_end
 from phosd.service.history.history import History
-from phosd.service.jobs.options import EventOptions, HistoryOptions
+from phosd.service.history.queries import EventOptions, HistoryOptions
 from phosd.service.jobs.table import Job, JobState, Outcome, Task
 from tests.support.bus import busctl
 from tests.support.fake_engine import manifest

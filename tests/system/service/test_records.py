@@ -22,9 +22,8 @@ from phosd.engine.system.procfs import boot_id
 from phosd.errors import Cancelled, Internal, OutOfMemory, PhosError
 from phosd.service.history.events import Event
 from phosd.service.history.history import History
-from phosd.service.history.queries import jobs
+from phosd.service.history.queries import HistoryOptions, jobs
 from phosd.service.history.schema import migrations
-from phosd.service.jobs.options import HistoryOptions
 from phosd.service.jobs.table import Job, JobState, Outcome, Task
 from phosd.service.process_identity import Program
 from tests.support.fake_engine import manifest

@@ -4,6 +4,6 @@
 """
 
 from phosd.engine.operations.checkpoint.checkpoint import checkpoint
-from phosd.engine.operations.checkpoint.options import MODES, CheckpointOptions
+from phosd.engine.operations.checkpoint.options import MODES, CheckpointChoices, CheckpointOptions
 
-__all__ = ["MODES", "CheckpointOptions", "checkpoint"]
+__all__ = ["MODES", "CheckpointChoices", "CheckpointOptions", "checkpoint"]

@@ -62,7 +62,7 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
             try:
                 return _make_image(node, group, choice, parent, options, progress)
             except MisSpeculation as wrong:
-                if not options.fallback or choice.mode == _LADDER[-1]:
+                if options.fallback == "none" or choice.mode == _LADDER[-1]:
                     raise
                 choice = _after_wrong_guess(choice, wrong)
                 progress.note(f"mode {choice.mode}: {choice.why}")
@@ -136,9 +136,9 @@ def _after_wrong_guess(choice: Choice, wrong: MisSpeculation) -> Choice:
 
 
 @contextmanager
-def _parent(node: Node, group: CheckpointGroup, image_id: str | None) -> Iterator[Manifest | None]:
+def _parent(node: Node, group: CheckpointGroup, image_id: str) -> Iterator[Manifest | None]:
     """The parent image, which cannot be deleted inside."""
-    if image_id is None:
+    if not image_id:
         yield None
         return
     with node.store.open(image_id) as image:

@@ -1,0 +1,74 @@
+"""Put the parts of the service together: who knows whom is decided here."""
+
+from phosd.bus import ROOT, Connection
+from phosd.engine.job.journal import Journal
+from phosd.service.api.images import Images
+from phosd.service.api.inventory import Inventory
+from phosd.service.api.job_interface import JobMethods, job_interface
+from phosd.service.api.job_reports import JobReports
+from phosd.service.api.listing import Lists
+from phosd.service.api.maintenance import Upkeep
+from phosd.service.api.manager import Manager, manager_interface
+from phosd.service.api.moves import Moves
+from phosd.service.api.object_interfaces import (
+    ObjectInterfaces,
+    gpu_interface,
+    image_interface,
+    process_interface,
+)
+from phosd.service.api.object_methods import GpuMethods, ImageMethods, ProcessMethods
+from phosd.service.config import Config
+from phosd.service.dbus.object_tree import ObjectTree
+from phosd.service.dbus.polkit import Rights
+from phosd.service.dbus.query_pool import Readers
+from phosd.service.history.history import History
+from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.table import JobTable
+from phosd.service.samples import Samples
+from phosd.service.tasks.checkpoints import Checkpoints
+from phosd.service.tasks.periodic import Periodic
+
+
+def compose(config: Config, engine: Engine, connection: Connection, history: History) -> Manager:
+    """A manager with all that it works with, its methods on the bus.
+
+    Parts that know each other get functions of those that are made after them.
+    """
+    rights = Rights(connection)
+    tree = ObjectTree(connection, rights.inspects)
+    # Who asks for much of the past, or a slow program, does not delay looks at the present.
+    readers = Readers()
+    samples = Samples()
+    journal = Journal(config.runtime_dir / "journal")
+    job_object = job_interface(JobMethods(rights, lambda job: jobs.cancel(job)))
+    reports = JobReports(journal, history, tree, job_object, lambda job: manager.job_ended(job))
+    jobs = JobTable(reports.listener(), history.next_job(), config.job_limits)
+    checkpoints = Checkpoints(
+        engine, history, jobs, reports.write_down, lambda pid: inventory.gpus_of(pid)
+    )
+    periodic = Periodic(
+        checkpoints,
+        jobs,
+        history,
+        config.periodic,
+        lambda target: inventory.renew(target.pid),
+        lambda target: inventory.suspended(target.pid),
+    )
+    interfaces = ObjectInterfaces(
+        process_interface(ProcessMethods(engine, history, rights, readers)),
+        image_interface(ImageMethods(rights, readers)),
+        gpu_interface(GpuMethods(samples)),
+    )
+    inventory = Inventory(config, engine, tree, history, periodic, interfaces, samples)
+    upkeep = Upkeep(config, engine, history, jobs, inventory, periodic, lambda: tree.changed(ROOT))
+    manager = Manager(
+        config, engine, history, journal, tree, jobs, periodic, readers, inventory, upkeep
+    )
+    write_down = reports.write_down
+    interface = manager_interface(
+        Images(engine, history, jobs, rights, checkpoints, periodic, write_down),
+        Moves(engine, jobs, inventory, rights, readers, write_down),
+        Lists(inventory, jobs, history, rights, readers),
+    )
+    tree.publish(ROOT, interface, manager, owner=None)
+    return manager

@@ -1,0 +1,137 @@
+"""Jobs that make, restore, verify and delete images."""
+
+import asyncio
+from collections.abc import Callable
+
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.job.progress import Progress
+from phosd.errors import ImageCorrupt
+from phosd.service.api.views import job_path
+from phosd.service.dbus.caller import Caller
+from phosd.service.dbus.polkit import Action, Rights
+from phosd.service.dbus.spec import method
+from phosd.service.history.history import History
+from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.options import CheckpointRequest, JobOptions, RestoreRequest
+from phosd.service.jobs.table import Job, JobTable, Outcome, Task
+from phosd.service.process_identity import identify
+from phosd.service.tasks.checkpoints import Checkpoints, require_possible
+from phosd.service.tasks.periodic import Periodic
+
+NO_JOB = "/"
+"""Instead of a job's path, when a call ends a schedule."""
+
+
+class Images:
+    """Methods of the manager. ``write_down`` puts a job into the journal. For the event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        history: History,
+        jobs: JobTable,
+        rights: Rights,
+        checkpoints: Checkpoints,
+        periodic: Periodic,
+        write_down: Callable[[Job], None],
+    ) -> None:
+        self._engine = engine
+        self._history = history
+        self._jobs = jobs
+        self._rights = rights
+        self._checkpoints = checkpoints
+        self._periodic = periodic
+        self._write_down = write_down
+
+    @method("Checkpoint", "ua{sv}", job="o")
+    async def checkpoint(self, caller: Caller, pid: int, options: CheckpointRequest) -> str:
+        """Save a process while it runs on; options: {options}."""
+        require_possible(options)
+        target = identify(pid)
+        acting = await self._rights.require(
+            caller, Action.CHECKPOINT, target.uid, f"process {pid}", pid=str(pid)
+        )
+        if options.parent not in ("", "auto"):
+            await self._image_for(caller, Action.CHECKPOINT, options.parent)
+        if options.every == 0:
+            self._periodic.end(target, caller.uid)
+            return NO_JOB
+        begin = self._periodic.begin if options.every else self._checkpoints.start
+        return job_path(begin(target, options, caller.uid, acting=acting))
+
+    @method("Restore", "sa{sv}", job="o")
+    async def restore(self, caller: Caller, image: str, options: RestoreRequest) -> str:
+        """Bring an image back to life; options: {options}."""
+        manifest, acting = await self._image_for(caller, Action.RESTORE, image)
+        gpus = frozenset(gpu.ordinal for gpu in manifest.gpus)
+
+        def work(progress: Progress) -> Outcome:
+            pid = self._engine.restore(image, options, acting, progress)
+            return Outcome(str(pid), "eager")
+
+        return self._image_job("restore", caller, image, options.token, work, gpus)
+
+    @method("VerifyImage", "sa{sv}", job="o")
+    async def verify_image(self, caller: Caller, image: str, options: JobOptions) -> str:
+        """Read every byte of an image again; options: {options}."""
+        manifest, _acting = await self._image_for(caller, Action.VERIFY, image)
+
+        def work(progress: Progress) -> Outcome:
+            whole = None
+            try:
+                self._engine.verify(image, progress)
+                whole = True
+            except ImageCorrupt:
+                whole = False
+                raise
+            finally:
+                self._history.image(manifest, whole)
+                self._history.flush()  # what the image's object tells comes from there
+            return Outcome(image)
+
+        return self._image_job("verify", caller, image, options.token, work)
+
+    @method("DeleteImage", "sa{sv}")
+    async def delete_image(self, caller: Caller, image: str) -> None:
+        """Remove an image for good; returns when it is gone."""
+        owner = None
+        try:
+            manifest, _acting = await self._image_for(caller, Action.DELETE, image)
+            owner = manifest.owner
+        except ImageCorrupt:
+            if caller.uid != 0:  # whose it was is not known any more
+                raise
+
+        def work(_: Progress) -> Outcome:
+            self._engine.delete_image(image)
+            self._history.image_deleted(image, f"uid {caller.uid} asked for it", owner)
+            return Outcome(image)
+
+        claims = frozenset((f"image {image}",))
+        task = Task("delete", image, caller.uid, claims, work, short=True)
+        await self._jobs.result(self._jobs.submit(task, self._write_down))
+
+    # How they begin.
+
+    async def _image_for(self, caller: Caller, action: Action, image: str) -> tuple[Manifest, int]:
+        """The image, if the caller may use it: what is in it runs as its owner. With it, the user
+        id whose rights count.
+        """
+        manifest = await asyncio.to_thread(self._engine.image, image)
+        acting = await self._rights.require(
+            caller, action, manifest.owner, f"image {image}", image=image
+        )
+        return manifest, acting
+
+    def _image_job(
+        self,
+        operation: str,
+        caller: Caller,
+        image: str,
+        token: str,
+        work: Callable[[Progress], Outcome],
+        gpus: frozenset[int] = frozenset(),
+    ) -> str:
+        claims = frozenset((f"image {image}",))
+        task = Task(operation, image, caller.uid, claims, work, token=token, gpus=gpus)
+        return job_path(self._jobs.submit(task, self._write_down))

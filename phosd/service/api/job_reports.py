@@ -1,0 +1,84 @@
+"""How jobs begin, go on and end, as the journal, the history and the bus are told."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from phosd.bus import ROOT
+from phosd.engine.job.affected import AffectedSet
+from phosd.engine.job.journal import JobRecord, Journal
+from phosd.engine.system.procfs import boot_id
+from phosd.service.api.views import job_path
+from phosd.service.dbus.object_tree import ObjectTree
+from phosd.service.dbus.spec import Interface
+from phosd.service.history import events
+from phosd.service.history.history import History
+from phosd.service.jobs.table import Job, Listener
+from phosd.service.process_identity import Target
+
+
+class JobReports:
+    """``interface`` is what a job is on the bus; ``after`` sees to what follows the end of one. For
+    the event loop.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        history: History,
+        tree: ObjectTree,
+        interface: Interface,
+        after: Callable[[Job], None],
+    ) -> None:
+        self._journal = journal
+        self._history = history
+        self._tree = tree
+        self._interface = interface
+        self._after = after
+
+    def listener(self) -> Listener:
+        """For the table of the jobs."""
+        return Listener(self._started, self._moved, self._progressed, self._ended, self._forgotten)
+
+    def write_down(self, job: Job, target: Target | None = None) -> None:
+        """Put a job that begins into the journal, with the process that it is about."""
+        record = JobRecord(
+            job=job.number,
+            operation=job.task.operation,
+            target=job.task.target,
+            owner=job.task.owner,
+            started=job.started,
+            boot_id=boot_id(),
+            pid=target.pid if target else None,
+            start_time=target.start_time if target else None,
+        )
+        self._journal.write(record)
+
+        def write(affected: AffectedSet) -> None:
+            self._journal.write(msgspec.structs.replace(record, affected=affected))
+
+        job.progress.recorder = write
+
+    def _started(self, job: Job) -> None:
+        self._history.job(job)
+        self._tree.publish(job_path(job), self._interface, job, job.task.owner)
+        self._tree.signal(ROOT, "JobNew", job_path(job))
+
+    def _moved(self, job: Job) -> None:
+        """It begins after it had to wait, or waits again."""
+        self._history.job(job)
+        assert job.progress.observer is not None
+        job.progress.observer(job.progress)  # which tells of it, and not too often
+
+    def _progressed(self, job: Job) -> None:
+        self._tree.changed(job_path(job))
+
+    def _ended(self, job: Job) -> None:
+        self._history.job(job)
+        for event in events.of_end(job):
+            self._history.event(event)
+        self._journal.remove(job.number)
+        self._after(job)
+
+    def _forgotten(self, job: Job) -> None:
+        self._tree.withdraw(job_path(job))
