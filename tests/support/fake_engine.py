@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from phosd.engine.hook_client.link import Block as LiveBlock
-from phosd.engine.hook_client.link import Kernel
+from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import (
     CHUNK,
     Block,
@@ -116,7 +115,7 @@ class FakeEngine:
     why: str = ""
     limits: DiskLimits = UNLIMITED
     unreadable: dict[str, PhosError] = field(default_factory=dict)
-    live_blocks: list[tuple[LiveBlock, int]] = field(default_factory=list)
+    live_blocks: list[tuple[HookBlock, int]] = field(default_factory=list)
     launched: list[Kernel] = field(default_factory=list)
     asked: list[ProcessId] = field(default_factory=list)
     silent: PhosError | None = None
@@ -249,7 +248,7 @@ class FakeEngine:
         if self.silent is not None:
             raise self.silent
 
-    def blocks(self, process: ProcessId) -> list[tuple[LiveBlock, int]]:
+    def blocks(self, process: ProcessId) -> list[tuple[HookBlock, int]]:
         self._ask(process)
         return self.live_blocks
 

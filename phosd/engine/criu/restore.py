@@ -31,7 +31,7 @@ _LOOK_MILLISECONDS = 20
 
 
 @dataclass(frozen=True)
-class RestoreOptions:
+class TreeRestoreOptions:
     """``files`` says what becomes of grown files; ``output`` is the file that takes what the
     program prints, if it printed to a pipe, a terminal or a socket (None: it is thrown away).
 
@@ -68,7 +68,7 @@ def admission(
     tree: Tree,
     processes: Sequence[Process],
     folder: Path,
-    options: RestoreOptions,
+    options: TreeRestoreOptions,
 ) -> None:
     """Check everything that a restore of ``tree`` needs; nothing is touched.
 
@@ -101,7 +101,7 @@ def restore_tree(
     tree: Tree,
     processes: Sequence[Process],
     folder: Path,
-    options: RestoreOptions,
+    options: TreeRestoreOptions,
     progress: Progress | None = None,
 ) -> Restored:
     """Restore ``tree`` from ``folder``, its files first. Call :func:`admission` before.
@@ -234,7 +234,7 @@ def _check_listing(tree: Tree, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _orders(tree: Tree, folder: Path, options: RestoreOptions, mark: str) -> Iterator[Orders]:
+def _orders(tree: Tree, folder: Path, options: TreeRestoreOptions, mark: str) -> Iterator[Orders]:
     """Orders to the owner's file worker; root opens the saved bytes, the owner the paths."""
     details = _details(tree)
     user = restoring_user(tree)
@@ -265,7 +265,7 @@ def _checkable(details: CpuDetails) -> tuple[OpenFile, ...]:
 class _Files:
     """The files as the restore needs them, until it is settled or undone."""
 
-    def __init__(self, tree: Tree, folder: Path, options: RestoreOptions) -> None:
+    def __init__(self, tree: Tree, folder: Path, options: TreeRestoreOptions) -> None:
         with _orders(tree, folder, options, secrets.token_hex(4)) as orders:
             self._orders = Orders(orders.uid, orders.gid, orders.groups, orders.mark)
             self._changes: tuple[Change, ...] = ()
@@ -290,7 +290,7 @@ def _run(
     tree: Tree,
     details: CpuDetails,
     folder: Path,
-    options: RestoreOptions,
+    options: TreeRestoreOptions,
     progress: Progress | None,
     end_made: Callable[[], None],
 ) -> None:

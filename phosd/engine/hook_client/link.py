@@ -21,12 +21,12 @@ from phosd.engine.hook_client.wire import (
     MAX_DESCRIPTORS,
     MAX_KERNELS,
     U64,
-    Block,
     BlockFlag,
     Channel,
     Garbled,
     GateState,
     Hello,
+    HookBlock,
     HookState,
     Kernel,
     Release,
@@ -46,10 +46,10 @@ from phosd.errors import Internal, NoSuchProcess, NotAuthorized, Timeout
 
 __all__ = [
     "WAKE_SECONDS",
-    "Block",
     "BlockFlag",
     "GateState",
     "Hello",
+    "HookBlock",
     "HookLink",
     "HookState",
     "Kernel",
@@ -158,12 +158,12 @@ class HookLink:
         with self._decoding(Type.HELLO):
             return decode_hello(self._ask(Type.HELLO))
 
-    def list_blocks(self, after: int = 0) -> list[Block]:
+    def list_blocks(self, after: int = 0) -> list[HookBlock]:
         """Every block with an id above ``after``, in order of id."""
         until = time.monotonic() + self._deadline
         return [block for block, _ in self._blocks(Type.LIST_BLOCKS, after, until)]
 
-    def export_blocks(self, after: int = 0) -> Iterator[tuple[Block, int | None]]:
+    def export_blocks(self, after: int = 0) -> Iterator[tuple[HookBlock, int | None]]:
         """The same with a descriptor each (the caller's to close), None where there is none."""
         return self._blocks(Type.EXPORT_BLOCKS, after)
 
@@ -302,7 +302,7 @@ class HookLink:
 
     def _blocks(
         self, type_: Type, after: int, until: float | None = None
-    ) -> Iterator[tuple[Block, int | None]]:
+    ) -> Iterator[tuple[HookBlock, int | None]]:
         found, more = 0, True
         while more:
             body, descriptors = self._request(type_, U64.pack(after), until=until)

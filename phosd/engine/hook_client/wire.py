@@ -126,7 +126,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Block:
+class HookBlock:
     """One physical allocation; ``size`` in bytes, ``device`` as the process numbers it."""
 
     id: int
@@ -200,7 +200,7 @@ def decode_hello(body: bytes) -> Hello:
     return Hello(pid, version, devices, where, bool(parkable), bool(ever), bool(unsupported), text)
 
 
-def decode_blocks(body: bytes, after: int) -> tuple[list[Block], bool]:
+def decode_blocks(body: bytes, after: int) -> tuple[list[HookBlock], bool]:
     """The answer to ``LIST_BLOCKS`` and ``EXPORT_BLOCKS``: blocks with ids above ``after``,
     rising, and whether there are more. Raises :class:`Garbled`.
     """
@@ -209,7 +209,9 @@ def decode_blocks(body: bytes, after: int) -> tuple[list[Block], bool]:
     if len(rows) != count * BLOCK.size:
         raise Garbled(f"a block list of {len(body)} bytes for {count} blocks")
     fields = BLOCK.iter_unpack(rows)
-    blocks = [Block(i, va, size, device, BlockFlag(flags)) for i, va, size, device, flags in fields]
+    blocks = [
+        HookBlock(i, va, size, device, BlockFlag(flags)) for i, va, size, device, flags in fields
+    ]
     ids = [after, *(block.id for block in blocks)]
     if ids != sorted(set(ids)):  # else asking for the next ones might never end
         raise Garbled("blocks that are not in order of their ids")

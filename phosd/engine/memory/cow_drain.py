@@ -1,8 +1,9 @@
 """Copying behind the program's back: shadow memory, chunk maps, and the movers at work on them.
 
 A chunk map (``chunk_map.py``) tells hook and mover which chunks still are as they were at the stop.
-The hooks save what is about to be overwritten from :meth:`Drain.arm` on, before the gate opens. The
-movers begin when it is open; while the data are still parked, where shadows cannot hold everything.
+The hooks save what is about to be overwritten from :meth:`CowDrain.arm` on, before the gate opens.
+The movers begin when it is open; while the data are still parked, where shadows cannot hold
+everything.
 """
 
 import itertools
@@ -23,7 +24,7 @@ from phosd.engine.job.rollback import Undo, Undoing
 from phosd.engine.memory.background_copy import follow, spare_memory, starved
 from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.exported import ExportedBlock, if_alive, new_key
-from phosd.engine.mover.client.requests import Drained, DrainMap
+from phosd.engine.mover.client.requests import DrainMap, DrainResult
 from phosd.errors import MisSpeculation, NoSuchProcess, OutOfMemory
 
 _SLABS = 32
@@ -31,7 +32,7 @@ _SLABS = 32
 
 
 @dataclass
-class _Slab:
+class _ShadowSlab:
     """Shadow memory that the mover of ``gpu`` made for a process's ``device``.
 
     ``descriptor`` is -1 when it has been closed.
@@ -49,13 +50,13 @@ class _Member:
     """One process: its hook, slabs and chunk map, and its blocks that nobody else can write."""
 
     link: HookLink
-    slabs: list[_Slab] = field(default_factory=list)
+    slabs: list[_ShadowSlab] = field(default_factory=list)
     blocks: list[ExportedBlock] = field(default_factory=list)
     chunk_map: ChunkMap | None = None
     armed: bool = False
 
 
-class Drain(Undoing):
+class CowDrain(Undoing):
     """One concurrent copy of a group's memory into an image. Leaving its context ends it.
 
     The steps are called in the order in which they stand here. With ``audit`` it is also counted
@@ -82,7 +83,7 @@ class Drain(Undoing):
         self._pool = ThreadPoolExecutor(thread_name_prefix="drain")
         self._begun: Future[None] | None = None
         self._digests: dict[int, list[bytes]] = {}
-        self._drains: list[Future[Drained]] = []
+        self._drains: list[Future[DrainResult]] = []
         self._started = 0.0
         self._complete = False
 
@@ -176,7 +177,7 @@ class Drain(Undoing):
         self._undo.add(if_alive, mover, lambda: mover.drop(keys))
         self._undo.add(self._close_slabs, member)
         for key, size, descriptor in zip(keys, sizes, made, strict=True):
-            member.slabs.append(_Slab(device, gpu, key, size, descriptor))
+            member.slabs.append(_ShadowSlab(device, gpu, key, size, descriptor))
 
     @staticmethod
     def _close_slabs(member: _Member) -> None:
@@ -220,7 +221,7 @@ class Drain(Undoing):
                 )
             )
 
-    def _tell(self, progress: Progress, drained: Sequence[Drained]) -> None:
+    def _tell(self, progress: Progress, drained: Sequence[DrainResult]) -> None:
         """What the copying took, and what it cost the program."""
         chunk_maps = [member.chunk_map.statistics() for member in self._members if member.chunk_map]
         needless = [part.needless_shadows for part in drained]

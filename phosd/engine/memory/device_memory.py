@@ -15,7 +15,7 @@ from typing import Protocol
 
 from phosd.engine.chunk_map.chunk_map import ChunkMap
 from phosd.engine.hook_client.free_watch import FreeWatcher
-from phosd.engine.hook_client.link import Block, BlockFlag, HookLink
+from phosd.engine.hook_client.link import BlockFlag, HookBlock, HookLink
 from phosd.engine.image.manifest import CHUNK, ChunkRef
 from phosd.engine.image.writer import ImageWriter, Pack
 from phosd.engine.job.progress import Progress
@@ -35,7 +35,7 @@ from phosd.engine.system.kcmp import same_file
 from phosd.errors import Internal, Unsupported, changed_in_the_stop
 
 
-class Movers(Protocol):
+class MoverProvider(Protocol):
     """Gives the data mover of a GPU, by the node's ordinal."""
 
     def mover(self, gpu: int) -> Mover:
@@ -50,7 +50,7 @@ class DeviceMemory:
     to use from several threads.
     """
 
-    def __init__(self, movers: Movers, gpus_of: dict[int, list[int]]) -> None:
+    def __init__(self, movers: MoverProvider, gpus_of: dict[int, list[int]]) -> None:
         self._movers = movers
         self._gpus_of = gpus_of
         self._exported: dict[tuple[int, int], ExportedBlock] = {}
@@ -317,7 +317,7 @@ class DeviceMemory:
             undo.add(self._let_go, list(self._exported))
             self.unpin()
 
-    def _take(self, link: HookLink, blocks: Sequence[Block]) -> None:
+    def _take(self, link: HookLink, blocks: Sequence[HookBlock]) -> None:
         self._keep_only(link.pid, blocks)
         self._let_go([(link.pid, block.id) for block in blocks if self._changed(link.pid, block)])
         wanted = [
@@ -328,11 +328,11 @@ class DeviceMemory:
         if wanted:
             self._adopt(self._export(link, wanted[0] - 1))
 
-    def _keep_only(self, pid: int, blocks: Iterable[Block]) -> None:
+    def _keep_only(self, pid: int, blocks: Iterable[HookBlock]) -> None:
         alive = {(pid, block.id) for block in blocks}
         self._let_go([k for k in self._exported if k[0] == pid and k not in alive])
 
-    def _changed(self, pid: int, block: Block) -> bool:
+    def _changed(self, pid: int, block: HookBlock) -> bool:
         """Whether the program has begun to share the block, or mapped more of it, since it was
         taken: which other processes have that memory only a later export can tell.
         """
@@ -380,7 +380,7 @@ class DeviceMemory:
                 chunks[self._gpu_of(link.pid, block)] += -(-block.size // CHUNK)
         return chunks
 
-    def _gpu_of(self, pid: int, block: Block) -> int:
+    def _gpu_of(self, pid: int, block: HookBlock) -> int:
         """The node's ordinal of the GPU that has the block. Raises when there is none."""
         if block.flags & BlockFlag.HOST_LOCATED:
             raise Unsupported(
@@ -395,7 +395,7 @@ class DeviceMemory:
             )
         return gpus[block.device]
 
-    def _register(self, pid: int, block: Block, descriptor: int) -> ExportedBlock:
+    def _register(self, pid: int, block: HookBlock, descriptor: int) -> ExportedBlock:
         gpu = self._gpu_of(pid, block)
         key = new_key()
         if block.flags & SHARED:

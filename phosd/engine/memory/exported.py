@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from phosd.engine.hook_client.link import Block, BlockFlag
+from phosd.engine.hook_client.link import BlockFlag, HookBlock
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.mover.client.mover import Mover
 from phosd.errors import PhosError
@@ -24,7 +24,7 @@ class ExportedBlock:
     """
 
     pid: int
-    block: Block
+    block: HookBlock
     gpu: int
     descriptor: int
     key: int

@@ -36,7 +36,7 @@ nobody's.
 
 
 @dataclass
-class _Slab:
+class _CopySlab:
     """Memory of ``size`` bytes for the copies of ``parts`` blocks that are not saved yet."""
 
     gpu: int
@@ -49,7 +49,7 @@ class _Copy:
     """The mover of ``slab.gpu`` knows the copy of a block by ``key``."""
 
     key: int
-    slab: _Slab
+    slab: _CopySlab
 
 
 class Snapshot(Undoing):
@@ -187,7 +187,7 @@ class Snapshot(Undoing):
         return True
 
     def _allocate(self, gpu: int, blocks: Sequence[ExportedBlock]) -> None:
-        slab = _Slab(gpu, sum(map(_size, blocks)), len(blocks))
+        slab = _CopySlab(gpu, sum(map(_size, blocks)), len(blocks))
         copies = {exported.key: _Copy(new_key(), slab) for exported in blocks}
         rows = [(copies[exported.key].key, exported.block.size) for exported in blocks]
         self._memory.mover(gpu).create_together(rows)

@@ -8,7 +8,7 @@ Each raises :class:`Busy` while one does, :class:`Unsupported` when there is no 
 import contextlib
 from collections.abc import Iterator
 
-from phosd.engine.hook_client.link import Block, HookLink, Kernel
+from phosd.engine.hook_client.link import HookBlock, HookLink, Kernel
 from phosd.engine.node.node import Node
 from phosd.engine.program.process import placed
 from phosd.engine.system import procfs
@@ -19,7 +19,7 @@ _PATIENCE = 2.0
 """Seconds that a hook may take for each answer."""
 
 
-def blocks(node: Node, process: ProcessId) -> list[tuple[Block, int]]:
+def blocks(node: Node, process: ProcessId) -> list[tuple[HookBlock, int]]:
     """Every block in order of id, with the node's ordinal of its GPU (-1 for host memory)."""
     with _asked(node, process) as link:
         return placed(link.hello(), link.list_blocks())

@@ -36,9 +36,10 @@ class _Piece:
     allocation: Allocation
 
 
-class Memory:
-    """The blocks of all processes of an image. The keys of those that are somebody else's to let go
-    of are added to ``kept``.
+class LoadedMemory:
+    """Device memory with the blocks of all processes of an image.
+
+    ``kept`` collects the keys of blocks that are no longer ours to release.
     """
 
     def __init__(self, node: Node, pieces: list[_Piece], kept: set[int]) -> None:
@@ -59,7 +60,7 @@ class Memory:
             mover.guard((piece.process, piece.id, piece.allocation.key) for piece in pieces)
 
     def unguard(self) -> None:
-        """The processes have it."""
+        """Guard it no more: the processes have it."""
         with Undo() as each:
             for mover, pieces in self._by_mover().items():
                 processes = {piece.process for piece in pieces}
@@ -103,7 +104,7 @@ def device_bytes(manifest: Manifest, moves: Mapping[int, int] = _STAY) -> dict[i
 @contextmanager
 def loaded(
     node: Node, image: Image, progress: Progress, moves: Mapping[int, int] = _STAY
-) -> Iterator[Memory]:
+) -> Iterator[LoadedMemory]:
     """Device memory with the image's bytes, on its GPUs or on those that ``moves`` has for them.
 
     It lives on in who has mapped it, or keeps it. Raises :class:`ImageCorrupt` and
@@ -124,7 +125,7 @@ def loaded(
                 made[block.process, block.id] = Allocation(mover, key, descriptor)
             with node.movers.turn_to_copy({gpu}, progress):
                 mover.load({key: block.chunks for key, block in blocks.items()}, image, progress)
-        yield Memory(node, [_piece(manifest, block, made) for block in manifest.blocks], kept)
+        yield LoadedMemory(node, [_piece(manifest, block, made) for block in manifest.blocks], kept)
 
 
 def _let_go_but(kept: Collection[int], mover: Mover, keys: Iterable[int]) -> None:

@@ -16,8 +16,7 @@ import msgspec
 
 from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.file_worker import Policy
-from phosd.engine.criu.restore import Restored
-from phosd.engine.criu.restore import RestoreOptions as CpuOptions
+from phosd.engine.criu.restore import Restored, TreeRestoreOptions
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.link import HookLink, HookState
 from phosd.engine.image.manifest import Manifest
@@ -119,7 +118,7 @@ class _CpuSide:
     def __init__(self, node: Node, manifest: Manifest, options: RestoreOptions) -> None:
         self._criu = node.criu
         output = Path(options.output) if options.output else None
-        self._options = CpuOptions(files=Policy(options.files), output=output)
+        self._options = TreeRestoreOptions(files=Policy(options.files), output=output)
         folder = node.store.images / manifest.id
         self._trees = [
             (tree, [p for p in manifest.processes if p.tree == number], folder / tree.folder)

@@ -21,7 +21,7 @@ from phosd.engine.node.node import Node
 from phosd.engine.node.placement import parse_moves, require_fit, whole
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import require_device_memory
-from phosd.engine.operations.load import Memory, device_bytes, loaded
+from phosd.engine.operations.load import LoadedMemory, device_bytes, loaded
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.process import placed, require_going
@@ -197,7 +197,7 @@ def _parked_links(node: Node, manifest: Manifest) -> Iterator[HookLink]:
             yield reach(process.pid, node.config.runtime_dir)
 
 
-def _give_memory(links: Sequence[HookLink], memory: Memory) -> None:
+def _give_memory(links: Sequence[HookLink], memory: LoadedMemory) -> None:
     """The hooks map the memory; their gates stay closed, as long as they are connected."""
     for link in links:
         link.unpark(memory.of(link.pid))

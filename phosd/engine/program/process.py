@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from phosd.engine.hook_client.link import Block, Hello, HookLink, HookState
+from phosd.engine.hook_client.link import Hello, HookBlock, HookLink, HookState
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.system import cuda, procfs
 from phosd.engine.system.procfs import ProcessId
@@ -213,7 +213,7 @@ def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProces
     if not ask_hook:
         return _described(pid, stat.start_time, "hooked", "a job works on it", state.name)
     hook_state, reason, gate = "driver", "", HookState.RUNNING
-    memory: list[tuple[Block, int]] = []
+    memory: list[tuple[HookBlock, int]] = []
     if state is driver_checkpoint.State.RUNNING:
         try:
             with HookLink(pid, runtime_dir, _PATIENCE) as link:
@@ -231,7 +231,7 @@ def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProces
     return _described(pid, stat.start_time, hook_state, reason, shown, memory)
 
 
-def placed(hello: Hello, blocks: Sequence[Block]) -> list[tuple[Block, int]]:
+def placed(hello: Hello, blocks: Sequence[HookBlock]) -> list[tuple[HookBlock, int]]:
     """Each block with the node's ordinal of its GPU (-1 for host memory)."""
     gpus = gpus_of(hello)
     return [(b, gpus[b.device] if 0 <= b.device < len(gpus) else -1) for b in blocks]
@@ -243,7 +243,7 @@ def _described(
     hook_state: str,
     reason: str,
     state: str,
-    memory: Sequence[tuple[Block, int]] = (),
+    memory: Sequence[tuple[HookBlock, int]] = (),
 ) -> GpuProcess:
     return GpuProcess(
         pid=pid,

@@ -24,8 +24,8 @@ from phosd.engine.system.instance_lock import alone, in_use
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, PhosError
 
-Memory = Mapping[int, Mapping[int, int]]
-"""Of one process: by GPU and block, a descriptor of what the GPU's mover keeps."""
+GuardedBlocks = Mapping[int, Mapping[int, int]]
+"""The guarded memory of one process: by GPU and block, a descriptor."""
 Claim = Callable[[set[int]], contextlib.AbstractContextManager[None]]
 """Keeps jobs from some processes, by pid, as long as the context lasts."""
 _CRIU_SECONDS = 180.0
@@ -284,7 +284,7 @@ def _finish_moves(stopped: Collection[int], jobs: Collection[JobRecord], account
 def _back_from_parking(
     pid: int,
     runtime_dir: Path,
-    memory: Memory,
+    memory: GuardedBlocks,
     silent: Sequence[PhosError],
     account: Account,
 ) -> None:
@@ -315,7 +315,7 @@ def _back_from_parking(
         link.forget()
 
 
-def _kept(memory: Memory, gpu: int, block: int) -> int | None:
+def _kept(memory: GuardedBlocks, gpu: int, block: int) -> int | None:
     """A descriptor of a block of a process that is on ``gpu`` now. In the middle of a migration
     there are two, and the one where the process is counts.
     """

@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from phosd.engine.hook_client.link import Block, BlockFlag
+from phosd.engine.hook_client.link import BlockFlag, HookBlock
 from phosd.engine.job.experience import KernelMark
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.system.procfs import ProcessId
@@ -217,7 +217,7 @@ def _figures(sample: Sample) -> SampleRow:
     )
 
 
-def _block(block: Block, gpu: int) -> BlockRow:
+def _block(block: HookBlock, gpu: int) -> BlockRow:
     flags = [name for flag, name in _FLAGS.items() if block.flags & flag]
     return block.id, block.va, block.size, gpu, flags
 

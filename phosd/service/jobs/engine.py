@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from phosd.engine.hook_client.link import Block, Kernel
+from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.affected import InterruptedJob
 from phosd.engine.job.experience import Experience
@@ -98,7 +98,7 @@ class Engine(Protocol):
     def processes(self) -> list[GpuProcess]:
         """The GPU processes of this node."""
 
-    def blocks(self, process: ProcessId) -> list[tuple[Block, int]]:
+    def blocks(self, process: ProcessId) -> list[tuple[HookBlock, int]]:
         """The blocks of a process, (pid, start time), in order of id, each with the ordinal of its
         GPU (-1: host memory). Like the next two, this asks the hook; ``inspection.py`` has
         what it raises.

@@ -35,7 +35,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Drained:
+class DrainFigures:
     """How many bytes of device memory were saved, and how many seconds that took."""
 
     bytes: int
@@ -107,16 +107,16 @@ class Job:
         self.ended = self.started + time.monotonic() - self._since
 
     @property
-    def drained(self) -> Drained:
+    def drained(self) -> DrainFigures:
         """As the engine has measured it, or else what the phases named ``drain`` have done so far,
         of every attempt.
         """
         details = self.progress.details
         if (size := details.get("drain_bytes")) is not None:
-            return Drained(int(size), details.get("drain_seconds") or 0.0)
+            return DrainFigures(int(size), details.get("drain_seconds") or 0.0)
         now = time.monotonic()
         phases = [phase for phase in self.progress.phases if phase.name == "drain"]
-        return Drained(
+        return DrainFigures(
             sum(phase.bytes_done for phase in phases),
             sum((phase.end or now) - phase.start for phase in phases),
         )

@@ -12,10 +12,10 @@ from functools import partial
 from phosd.engine.job.progress import Progress
 from phosd.errors import Busy, Cancelled, Internal, InvalidOption, PhosError, Unsupported
 from phosd.service.jobs import job_log
-from phosd.service.jobs.job import Drained, Job, JobState, Outcome, Task
+from phosd.service.jobs.job import DrainFigures, Job, JobState, Outcome, Task
 from phosd.service.jobs.limits import MOST_JOBS, JobLimits, in_turn
 
-__all__ = ["Drained", "Job", "JobState", "JobTable", "Listener", "Outcome", "Task"]
+__all__ = ["DrainFigures", "Job", "JobState", "JobTable", "Listener", "Outcome", "Task"]
 
 KEPT = 64
 """Finished jobs that stay readable."""

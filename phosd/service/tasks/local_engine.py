@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import msgspec
 
-from phosd.engine.hook_client.link import Block, Kernel
+from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.repack import compact
 from phosd.engine.image.verify import verify
@@ -138,7 +138,7 @@ class NodeEngine:
         done = account.text(sorted({pid, *account.deeds, *account.failures}))
         return done or f"process {pid} runs; there was nothing to do"
 
-    def blocks(self, process: ProcessId) -> list[tuple[Block, int]]:
+    def blocks(self, process: ProcessId) -> list[tuple[HookBlock, int]]:
         return inspection.blocks(self._node, process)
 
     def kernels(self, process: ProcessId) -> list[Kernel]:

@@ -15,7 +15,7 @@ from phosd.engine.criu import dump as criu_dump
 from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.dump import DumpOptions, TreeDump
 from phosd.engine.criu.program import Criu
-from phosd.engine.criu.restore import Restored, RestoreOptions
+from phosd.engine.criu.restore import Restored, TreeRestoreOptions
 from phosd.engine.image.manifest import Process, Tree
 from phosd.engine.job.progress import Progress
 from phosd.engine.program import tree
@@ -143,7 +143,7 @@ class Life:
         assert self.record is not None
         processes = records(self.dumped.tree)
         criu_restore.admission(
-            self.criu, self.record, processes, self.images, RestoreOptions(**options)
+            self.criu, self.record, processes, self.images, TreeRestoreOptions(**options)
         )
 
     def restore(self, **options: Any) -> Restored:
@@ -153,7 +153,7 @@ class Life:
         assert self.record is not None
         processes = records(self.dumped.tree)
         restored = criu_restore.restore_tree(
-            self.criu, self.record, processes, self.images, RestoreOptions(**options)
+            self.criu, self.record, processes, self.images, TreeRestoreOptions(**options)
         )
         self.restored.append(restored)
         return restored

@@ -15,7 +15,7 @@ from phosd.engine.criu import dump as criu_dump
 from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu import restore as restore_module
 from phosd.engine.criu.dump import Dump, DumpOptions
-from phosd.engine.criu.restore import RestoreOptions
+from phosd.engine.criu.restore import TreeRestoreOptions
 from phosd.engine.job.progress import Progress
 from phosd.engine.program import tree
 from phosd.engine.recovery import rescue
@@ -252,7 +252,7 @@ def test_a_cancelled_restore_leaves_nothing_behind(life: Life, piped: bool) -> N
         threading.Timer(delay, progress.cancel).start()
         with contextlib.suppress(Cancelled):
             criu_restore.restore_tree(
-                life.criu, life.record, processes, life.images, RestoreOptions(), progress
+                life.criu, life.record, processes, life.images, TreeRestoreOptions(), progress
             ).abandon()
         time.sleep(0.1)
         assert (now := procfs.stat(life.pid)) is None or now.dead, "it does not come up later"

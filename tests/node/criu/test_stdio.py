@@ -16,7 +16,7 @@ from phosd.engine.criu import dump as criu_dump
 from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu import stdio
 from phosd.engine.criu.dump import DumpOptions
-from phosd.engine.criu.restore import RestoreOptions
+from phosd.engine.criu.restore import TreeRestoreOptions
 from phosd.engine.image.cpu_manifest import EndpointKind
 from phosd.engine.program import tree
 from phosd.engine.system import procfs
@@ -132,7 +132,7 @@ def restored_job(life: Life, pid: int, shell: "subprocess.Popen[bytes]") -> Path
     shell.kill()
     shell.wait()
     output = life.home / "output"
-    options = RestoreOptions(output=output)
+    options = TreeRestoreOptions(output=output)
     processes = records(life.dumped.tree)
     criu_restore.admission(life.criu, record, processes, life.images, options)
     life.restored.append(

@@ -15,7 +15,7 @@ from phosd.engine.image.packs import RECORD
 from phosd.engine.image.store import ImageWriter, Store
 from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client.mover import Mover
-from phosd.engine.mover.client.requests import Drained, DrainMap
+from phosd.engine.mover.client.requests import DrainMap, DrainResult
 from tests.node.mover import owner
 from tests.node.mover.fake_hook import FakeHook
 from tests.node.mover.owner import Owner
@@ -87,7 +87,7 @@ class Program:
         order: Mapping[int, Sequence[int]] | None = None,
         *,
         audit: bool = False,
-    ) -> Drained:
+    ) -> DrainResult:
         """Have the mover drain the chunk map."""
         given = ([self.drained], self.digests, order or {}, writer, progress)
         return self.mover.drain(*given, audit=audit, let_go=self.dropped.extend)
@@ -136,7 +136,7 @@ def armed(process: Owner, mover: Mover, data: list[bytes], key: int = 10) -> Ite
         hook.close()
 
 
-def publish(writer: ImageWriter, drained: Drained) -> Manifest:
+def publish(writer: ImageWriter, drained: DrainResult) -> Manifest:
     """Publish what was drained."""
     blocks = [
         Block(0, key, key << 32, sum(c.length for c in chunks), 0, chunks)
@@ -162,7 +162,7 @@ def loaded(program: Program, store: Store, made: Manifest) -> list[bytes]:
     return [program.owner.read(first + i) for i in range(len(sizes))]
 
 
-def in_order(drained: Drained) -> list[tuple[int, int]]:
+def in_order(drained: DrainResult) -> list[tuple[int, int]]:
     """(block, index) as they were claimed: the records of the one pack follow one another."""
     assert {ref.pack for refs in drained.chunks.values() for ref in refs} == {0}
     first: dict[int, tuple[int, int]] = {}
@@ -173,7 +173,7 @@ def in_order(drained: Drained) -> list[tuple[int, int]]:
 
 
 @contextlib.contextmanager
-def beside(action: Callable[[], Drained]) -> Iterator["Future[Drained]"]:
+def beside(action: Callable[[], DrainResult]) -> Iterator["Future[DrainResult]"]:
     """Drain on another thread."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(action)

@@ -15,7 +15,7 @@ from phosd.engine.image.store import Store
 from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client import requests
-from phosd.engine.mover.client.requests import Drained, DrainMap
+from phosd.engine.mover.client.requests import DrainMap, DrainResult
 from phosd.errors import Internal
 from tests.node.mover.draining import (
     SIZES,
@@ -117,7 +117,7 @@ def test_memory_that_cannot_be_let_go_of_ends_the_drain(store: Store) -> None:
 
     with prepared(store, rate=SLOW) as program:
 
-        def drain() -> Drained:
+        def drain() -> DrainResult:
             with store.begin(0) as writer:
                 chunk_maps = [program.drained]
                 return program.mover.drain(chunk_maps, program.digests, {}, writer, let_go=fail)

@@ -13,8 +13,8 @@ import pytest
 
 from phosd.engine.mover.protocol.connection import Connection, PeerGone
 from phosd.engine.mover.worker import gpu as gpu_module
-from phosd.engine.mover.worker.gpu import Block, Gpu
-from phosd.engine.mover.worker.guarded import Parked
+from phosd.engine.mover.worker.gpu import Gpu, GpuBlock
+from phosd.engine.mover.worker.guarded import GuardedMemory
 from phosd.engine.mover.worker.main import MoverDaemon
 from phosd.engine.system.procfs import ProcessId, process_id
 from phosd.errors import Internal
@@ -96,10 +96,10 @@ def test_a_client_for_whom_there_is_no_thread_is_sent_away(
 @pytest.mark.usefixtures("often")
 def test_who_is_dead_is_looked_for_while_others_are_parked(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, _ = gpu_without_device(monkeypatch)
-    parked = Parked(gpu)
+    parked = GuardedMemory(gpu)
     me = process_id(os.getpid())
     assert me is not None
-    gpu.blocks = {key: cast(Block, None) for key in range(100 * _ROWS)}
+    gpu.blocks = {key: cast(GpuBlock, None) for key in range(100 * _ROWS)}
     over = threading.Event()
 
     def guard() -> None:

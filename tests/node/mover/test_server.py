@@ -10,7 +10,7 @@ import pytest
 from phosd.engine.mover.protocol import wire
 from phosd.engine.mover.protocol.connection import Connection, PeerGone
 from phosd.engine.mover.worker.gpu import Gpu
-from phosd.engine.mover.worker.guarded import Parked
+from phosd.engine.mover.worker.guarded import GuardedMemory
 from phosd.engine.mover.worker.pinned_packs import PinnedPacks
 from phosd.engine.mover.worker.ring import Ring
 from phosd.engine.mover.worker.server import Server
@@ -47,7 +47,9 @@ def test_a_broken_context_ends_the_mover_after_its_answer(works: bool) -> None:
     end, other_end = socket.socketpair()
     ours = Connection(end)
     gpu = cast(Gpu, BrokenGpu(works))
-    server = Server(Connection(other_end), gpu, cast(Ring, None), PinnedPacks(gpu), Parked(gpu))
+    server = Server(
+        Connection(other_end), gpu, cast(Ring, None), PinnedPacks(gpu), GuardedMemory(gpu)
+    )
 
     def serve() -> None:
         server.run()

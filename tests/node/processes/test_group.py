@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 
 import pytest
 
-from phosd.engine.hook_client.link import Block, BlockFlag, Hello, HookState
+from phosd.engine.hook_client.link import BlockFlag, Hello, HookBlock, HookState
 from phosd.engine.job.progress import Progress
 from phosd.engine.memory.exported import ExportedBlock
 from phosd.engine.node.node import Node
@@ -80,13 +80,13 @@ def invented(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Invented:
             devices = node.devices.get(self.pid, ("GPU-a",))
             return Hello(self.pid, 13000, devices, HookState.RUNNING, True, False, False, "")
 
-        def list_blocks(self, after: int = 0) -> list[Block]:
+        def list_blocks(self, after: int = 0) -> list[HookBlock]:
             self._fail("list")
             flags = BlockFlag.HAS_DESCRIPTOR | BlockFlag.EXPORTED
             memory = enumerate(node.shared.get(self.pid, []), 1)
-            return [Block(i, 0, 1, 0, flags) for i, _ in memory]
+            return [HookBlock(i, 0, 1, 0, flags) for i, _ in memory]
 
-        def export_blocks(self, after: int = 0) -> Iterator[tuple[Block, int | None]]:
+        def export_blocks(self, after: int = 0) -> Iterator[tuple[HookBlock, int | None]]:
             for block, file in zip(self.list_blocks(), node.shared[self.pid], strict=True):
                 yield block, os.dup(file)
 
@@ -247,7 +247,7 @@ def test_who_has_come_to_share_memory(
     hooks = tmp_path / "hook"
     hooks.mkdir()
     flags = BlockFlag.HAS_DESCRIPTOR | BlockFlag.EXPORTED
-    exported = ExportedBlock(10, Block(1, 0, 1, 0, flags), 0, shared, 1)
+    exported = ExportedBlock(10, HookBlock(1, 0, 1, 0, flags), 0, shared, 1)
     with (
         discover_group(10, tmp_path, lambda tree: None) as group,
         subprocess.Popen(["/bin/sleep", "60"], pass_fds=(shared, other)) as peer,

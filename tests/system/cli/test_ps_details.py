@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from phosd.engine.hook_client.link import Block, BlockFlag, Kernel
+from phosd.engine.hook_client.link import BlockFlag, HookBlock, Kernel
 from phosd.engine.job.experience import KernelMark
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
@@ -22,8 +22,8 @@ def show(service: Service) -> None:
     assert found is not None
     service.engine.running = [this_process(start_time=found[1])]
     service.engine.live_blocks = [
-        (Block(1, 0x7F00_0000_0000, 2 << 20, 0, BlockFlag.EXPORTED), 0),
-        (Block(2, 0x1000, 4096, -1, BlockFlag.HOST_LOCATED), -1),
+        (HookBlock(1, 0x7F00_0000_0000, 2 << 20, 0, BlockFlag.EXPORTED), 0),
+        (HookBlock(2, 0x1000, 4096, -1, BlockFlag.HOST_LOCATED), -1),
     ]
     service.engine.launched = [
         Kernel("chase", 7, 3, suspect=True),

@@ -15,7 +15,7 @@ from phosd.engine.criu import dump as criu_dump
 from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.dump import DumpOptions
 from phosd.engine.criu.program import Criu
-from phosd.engine.criu.restore import RestoreOptions
+from phosd.engine.criu.restore import TreeRestoreOptions
 from phosd.engine.program import tree
 from tests.node.criu.life import COUNTER, SYSTEM_PYTHON, records
 from tests.support.harness import alive, wait_until
@@ -49,8 +49,8 @@ def test_a_program_of_phos_run_survives_kill_and_restore(
 
     killed_at = output.stat().st_size
     processes = records(dump.tree)
-    criu_restore.admission(found, record, processes, images, RestoreOptions())
-    restored = criu_restore.restore_tree(found, record, processes, images, RestoreOptions())
+    criu_restore.admission(found, record, processes, images, TreeRestoreOptions())
+    restored = criu_restore.restore_tree(found, record, processes, images, TreeRestoreOptions())
     try:
         assert (restored.pid, alive(pid)) == (pid, True)
         wait_until(lambda: output.read_bytes()[killed_at:].count(b"\n") > 5, "the restored program")

@@ -19,7 +19,7 @@ from phosd.cli.settings import Settings
 from phosd.cli.tables import table
 from phosd.client.errors import of_bus
 from phosd.client.text import plain
-from phosd.engine.hook_client.link import Block, BlockFlag, Kernel
+from phosd.engine.hook_client.link import BlockFlag, HookBlock, Kernel
 from phosd.engine.job.progress import Progress
 from phosd.engine.system.procfs import process_id
 from phosd.errors import OutOfSpace
@@ -44,7 +44,7 @@ def test_programs_send_no_commands_to_the_terminal(service: Service) -> None:
     service.engine.running = [
         this_process(start_time=found[1], command=("python", EVIL), reason=EVIL)
     ]
-    service.engine.live_blocks = [(Block(1, 0x1000, 4096, 0, BlockFlag.EXPORTED), 0)]
+    service.engine.live_blocks = [(HookBlock(1, 0x1000, 4096, 0, BlockFlag.EXPORTED), 0)]
     service.engine.launched = [Kernel(EVIL, 7, 3, suspect=True)]
     image = manifest("i", why=EVIL)
     program = replace(image.processes[0], command=(EVIL,))
@@ -160,7 +160,7 @@ def test_a_list_that_is_not_all_says_so(service: Service, monkeypatch: pytest.Mo
     assert found is not None
     service.engine.running = [this_process(start_time=found[1])]
     service.engine.live_blocks = [
-        (Block(n, n << 21, 4096, 0, BlockFlag.EXPORTED), 0) for n in range(1, 4)
+        (HookBlock(n, n << 21, 4096, 0, BlockFlag.EXPORTED), 0) for n in range(1, 4)
     ]
     service.engine.launched = [Kernel(f"k{n}", n, 3, suspect=False) for n in range(3)]
 

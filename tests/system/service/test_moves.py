@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from phosd.bus import NAME, Connection, Signal
-from phosd.engine.hook_client.link import Block, BlockFlag
+from phosd.engine.hook_client.link import BlockFlag, HookBlock
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.program.process import GpuProcess
 from phosd.errors import OutOfMemory
@@ -372,8 +372,8 @@ def test_without_nvml_what_hooks_tell_is_what_is_used(service: Service) -> None:
         this_process(pid=3, device_bytes=2 * GIB, gpus=(2,)),
     ]
     service.engine.live_blocks = [
-        (Block(id=1, va=0, size=GIB, device=0, flags=BlockFlag(0)), 0),
-        (Block(id=2, va=GIB, size=5 * GIB, device=1, flags=BlockFlag(0)), 1),
+        (HookBlock(id=1, va=0, size=GIB, device=0, flags=BlockFlag(0)), 0),
+        (HookBlock(id=2, va=GIB, size=5 * GIB, device=1, flags=BlockFlag(0)), 1),
     ]
     wait_until(lambda: '"GPU-2000-ab"' in service.call("ListGPUs"), "the GPUs")
     told = [row[:4] for row in planned(service)]

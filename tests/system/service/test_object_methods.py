@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from phosd.engine.hook_client.link import Block, BlockFlag, Kernel
-from phosd.engine.image.manifest import Block as Saved
-from phosd.engine.image.manifest import ChunkRef
+from phosd.engine.hook_client.link import BlockFlag, HookBlock, Kernel
+from phosd.engine.image.manifest import Block, ChunkRef
 from phosd.engine.job.experience import KernelMark
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
@@ -68,9 +67,9 @@ def test_the_blocks_of_a_process(service: Service) -> None:
     path = show(service, os.getpid())
     both = BlockFlag.EXPORTED | BlockFlag.PROGRAM_VMM | BlockFlag.HAS_DESCRIPTOR
     service.engine.live_blocks = [
-        (Block(1, 1 << 47, 2 << 20, 0, BlockFlag.HAS_DESCRIPTOR), 1),
-        (Block(2**64 - 1, 0, 4 << 20, 0, both), 0),
-        (Block(9, 4096, 4096, -1, BlockFlag.HOST_LOCATED), -1),
+        (HookBlock(1, 1 << 47, 2 << 20, 0, BlockFlag.HAS_DESCRIPTOR), 1),
+        (HookBlock(2**64 - 1, 0, 4 << 20, 0, both), 0),
+        (HookBlock(9, 4096, 4096, -1, BlockFlag.HOST_LOCATED), -1),
     ]
     rows = [
         [1, 1 << 47, 2 << 20, 1, []],
@@ -220,10 +219,10 @@ def test_the_content_of_an_image(service: Service) -> None:
     """A chunk that two blocks have is stored once; what an older image holds is told apart."""
     own = ChunkRef("a", 2, 0, 2 << 20)
     blocks = (
-        Saved(0, 1, 1 << 40, 4 << 20, 0, (ChunkRef("a", 1, 0, 2 << 20), own)),
-        Saved(0, 2, 0, 4 << 20, 0, (own, ChunkRef("b", 2, 4096, 2 << 20))),
-        Saved(0, 3, 4096, 2 << 20, 0, alias=(0, 1)),
-        Saved(0, 4, 8192, 4096, 0, (ChunkRef("c", 2, 8192, 4096),), host=True),
+        Block(0, 1, 1 << 40, 4 << 20, 0, (ChunkRef("a", 1, 0, 2 << 20), own)),
+        Block(0, 2, 0, 4 << 20, 0, (own, ChunkRef("b", 2, 4096, 2 << 20))),
+        Block(0, 3, 4096, 2 << 20, 0, alias=(0, 1)),
+        Block(0, 4, 8192, 4096, 0, (ChunkRef("c", 2, 8192, 4096),), host=True),
     )
     service.engine.stored["old"] = manifest("old", blocks=(block(1),))
     service.engine.stored["young"] = manifest("young", pid=77, owner=OWNER, blocks=blocks)

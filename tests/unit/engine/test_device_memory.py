@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
-from phosd.engine.hook_client.link import Block, BlockFlag, Hello, HookLink, HookState
+from phosd.engine.hook_client.link import BlockFlag, Hello, HookBlock, HookLink, HookState
 from phosd.engine.memory import device_memory as module
 from phosd.engine.memory import parking
-from phosd.engine.memory.device_memory import DeviceMemory, Movers
+from phosd.engine.memory.device_memory import DeviceMemory, MoverProvider
 from phosd.engine.memory.exported import distinct
 from phosd.engine.memory.parking import detached, parked
 from phosd.engine.system import procfs
@@ -50,14 +50,14 @@ class Link:
     def remove(self, number: int) -> None:
         os.close(self.files.pop(number))
 
-    def _block(self, number: int) -> Block:
+    def _block(self, number: int) -> HookBlock:
         size = self.sizes.get(number, SIZE)
-        return Block(number, number << 21, size, self.device, self.flags[number])
+        return HookBlock(number, number << 21, size, self.device, self.flags[number])
 
-    def list_blocks(self, after: int = 0) -> list[Block]:
+    def list_blocks(self, after: int = 0) -> list[HookBlock]:
         return [self._block(i) for i in sorted(self.files) if i > after]
 
-    def export_blocks(self, after: int = 0) -> Iterator[tuple[Block, int | None]]:
+    def export_blocks(self, after: int = 0) -> Iterator[tuple[HookBlock, int | None]]:
         for block in self.list_blocks(after):
             exportable = block.flags & HAS
             yield block, os.dup(self.files[block.id]) if exportable else None
@@ -134,11 +134,11 @@ class FakeMover:
 
 
 class Bench:
-    """Two movers, and holdings of processes 1 (GPU 0) and 2 (GPU 0 and 1)."""
+    """Two movers, and the memory of processes 1 (GPU 0) and 2 (GPU 0 and 1)."""
 
     def __init__(self) -> None:
         self.movers = {0: FakeMover(0), 1: FakeMover(1)}
-        self.memory = DeviceMemory(cast(Movers, self), {1: [0], 2: [0, 1]})
+        self.memory = DeviceMemory(cast(MoverProvider, self), {1: [0], 2: [0, 1]})
         self.before = open_files()
 
     def mover(self, gpu: int) -> FakeMover:

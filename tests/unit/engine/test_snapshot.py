@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from phosd.engine.hook_client.link import Block
+from phosd.engine.hook_client.link import HookBlock
 from phosd.engine.job.progress import Progress
 from phosd.engine.memory import snapshot
 from phosd.engine.memory.exported import ExportedBlock, new_key
@@ -98,7 +98,7 @@ def impatient() -> Iterator[None]:
 
 
 def exported(gpu: int, number: int, size: int = CHUNK) -> ExportedBlock:
-    block = cast(Block, SimpleNamespace(size=size, device=gpu, id=number))
+    block = cast(HookBlock, SimpleNamespace(size=size, device=gpu, id=number))
     return ExportedBlock(1, block, gpu, -1, new_key())
 
 

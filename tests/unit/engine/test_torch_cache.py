@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.hook_client.link import Block, BlockFlag, HookLink, Release
+from phosd.engine.hook_client.link import BlockFlag, HookBlock, HookLink, Release
 from phosd.engine.hook_client.wire import EMPTY_CACHE, Status
 from phosd.engine.job.progress import Progress
 from phosd.engine.operations import torch_cache
@@ -27,8 +27,8 @@ class Link(HookLink):
         super().__init__(os.getpid(), runtime)
         self._sizes = list(sizes)
 
-    def list_blocks(self, after: int = 0) -> list[Block]:
-        return [Block(1, 0, self._sizes.pop(0), 0, BlockFlag(0))]
+    def list_blocks(self, after: int = 0) -> list[HookBlock]:
+        return [HookBlock(1, 0, self._sizes.pop(0), 0, BlockFlag(0))]
 
 
 def notes(runtime: Path, script: Script, *sizes: int) -> list[str]:

@@ -20,8 +20,8 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client.launcher import MoverProcess, launch
 from phosd.engine.mover.client.requests import (
     Copies,
-    Drained,
     DrainMap,
+    DrainResult,
     Saved,
     drain_request,
     enough,
@@ -236,7 +236,7 @@ class Mover:
         *,
         audit: bool = False,
         let_go: Callable[[Sequence[int]], None] | None = None,
-    ) -> Drained:
+    ) -> DrainResult:
         """Save blocks while their programs run and their hooks copy on write.
 
         ``digests`` are those of the stop, by key, and ``packs`` as for :meth:`save`. What
@@ -264,7 +264,7 @@ class Mover:
             key: tuple(writer.stored[digest.hex()] for digest in digests[key])
             for key, _ in answer.blocks
         }
-        return Drained(chunks, *msgspec.structs.astuple(answer)[1:])
+        return DrainResult(chunks, *msgspec.structs.astuple(answer)[1:])
 
     def copy(
         self,

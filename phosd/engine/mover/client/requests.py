@@ -43,7 +43,7 @@ class DrainMap:
 
 
 @dataclass(frozen=True)
-class Drained:
+class DrainResult:
     """What :meth:`Mover.drain` did.
 
     ``changed`` lists (key, chunk index) found with other bytes than at the stop: somebody wrote

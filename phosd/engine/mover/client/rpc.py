@@ -17,7 +17,7 @@ SILENCE_SECONDS = 120.0
 _POLL_SECONDS = 0.1
 
 _R = TypeVar("_R", bound=wire.Message)
-Dropped = Callable[[Sequence[int]], object]
+OnDropped = Callable[[Sequence[int]], object]
 
 
 class RpcChannel:
@@ -48,7 +48,7 @@ class RpcChannel:
         kind: type[_R],
         descriptors: "list[int] | None" = None,
         progress: Progress | None = None,
-        dropped: Dropped | None = None,
+        dropped: OnDropped | None = None,
     ) -> tuple[_R, list[int]]:
         """Send a request and wait for its reply, passing on what comes before that.
 
@@ -74,7 +74,7 @@ class RpcChannel:
         kind: type[_R],
         patience: float,
         progress: Progress | None = None,
-        dropped: Dropped | None = None,
+        dropped: OnDropped | None = None,
     ) -> tuple[_R, list[int]]:
         """Wait for the reply to the last request, passing on what comes before it."""
         deadline = time.monotonic() + patience
@@ -114,7 +114,7 @@ class RpcChannel:
                     given_up = error
                     self.send(wire.Cancel())
 
-    def _pass_on(self, keys: Sequence[int], dropped: Dropped) -> None:
+    def _pass_on(self, keys: Sequence[int], dropped: OnDropped) -> None:
         try:
             dropped(keys)
         except BaseException:

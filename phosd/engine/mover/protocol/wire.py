@@ -256,7 +256,7 @@ class Dropped(Message, frozen=True):
 
 
 class Drained(Message, frozen=True):
-    """The end of a drain; see :class:`phosd.engine.mover.client.mover.Drained`.
+    """The end of a drain; see :class:`phosd.engine.mover.client.requests.DrainResult`.
 
     ``blocks``: where each chunk is that was wanted.
     """

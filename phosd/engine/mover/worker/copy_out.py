@@ -94,7 +94,7 @@ class _Work(NamedTuple):
     items: Sequence[Item]
     moves: Sequence[_Move]
     proven: Sequence[bytes] | None = None
-    left: "Left | None" = None
+    left: "OnLeft | None" = None
 
 
 @dataclass
@@ -140,11 +140,11 @@ def fill(stripe: _Stripe, chunks: Iterable[Chunk]) -> list[Item]:
     return items
 
 
-Copied = Callable[[Sequence[Item], Sequence[bytes]], None]
+OnCopied = Callable[[Sequence[Item], Sequence[bytes]], None]
 """Is told, from any thread, the digests of the chunks that were just saved."""
 
 
-Left = Callable[[Sequence[Item]], None]
+OnLeft = Callable[[Sequence[Item]], None]
 """Is told, from any thread, of chunks that have left the device."""
 
 
@@ -165,7 +165,7 @@ class CopyOut:
         descriptors: Sequence[int],
         cancelled: Callable[[], bool],
         report: Report,
-        copied: Copied,
+        copied: OnCopied,
     ) -> None:
         self._gpu = gpu
         self._ring = ring
@@ -232,7 +232,7 @@ class CopyOut:
             call("cuStreamSynchronize", bus)
 
     def put_proven(
-        self, slot: Slot, items: Sequence[Item], digests: Sequence[bytes], left: Left
+        self, slot: Slot, items: Sequence[Item], digests: Sequence[bytes], left: OnLeft
     ) -> None:
         """As :meth:`put`, for chunks with these digests that nobody else can write."""
         bus = next(self._buses)

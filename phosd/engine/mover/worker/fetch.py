@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from phosd.engine.faults import Point, point
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.mover.protocol.wire import Fetch
-from phosd.engine.mover.worker.gpu import Block, Gpu
+from phosd.engine.mover.worker.gpu import Gpu, GpuBlock
 from phosd.engine.mover.worker.transfer import Report, streams
 from phosd.engine.system.cuda import call
 from phosd.errors import Cancelled, Internal
@@ -38,7 +38,7 @@ def fetch(gpu: Gpu, request: Fetch, cancelled: Callable[[], bool], report: Repor
         settle()
 
 
-def _pieces(gpu: Gpu, request: Fetch) -> Iterator[tuple[Block, int, int, int]]:
+def _pieces(gpu: Gpu, request: Fetch) -> Iterator[tuple[GpuBlock, int, int, int]]:
     """(block there, address there, address here, bytes); neighbouring chunks in one piece."""
     for key, other, indices in request.blocks:
         here, there = gpu.block(key), gpu.block(other)

@@ -21,7 +21,7 @@ _POINTER = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
-class Block:
+class GpuBlock:
     """Device memory that this process has mapped at ``address``; ``size`` in bytes.
 
     ``chunks`` are (address, length in bytes), ``table`` the same for the digest kernel: made before
@@ -40,11 +40,11 @@ class Block:
     chunks: list[tuple[int, int]]
     table: bytes
     home: int | None = None
-    slab: "_Slab | None" = None
+    slab: "_MappedSlab | None" = None
 
 
 @dataclass
-class _Slab:
+class _MappedSlab:
     """An allocation of ``parts`` blocks."""
 
     address: int
@@ -74,7 +74,7 @@ class Gpu:
         self._hashing = threading.Lock()
         self._users: Counter[int] = Counter()
         self._using = threading.Lock()
-        self.blocks: dict[int, Block] = {}
+        self.blocks: dict[int, GpuBlock] = {}
 
     def use(self, key: DigestKey) -> None:
         """Compute digests with this key from now on."""
@@ -149,10 +149,10 @@ class Gpu:
         size = sum(_whole(size) for _, size in blocks)
         about = f"{len(blocks)} blocks of {size} bytes"
         handle = call("cuMemCreate", size, self._properties, 0, about=about)
-        slab = _Slab(self._map(size, handle, self._ordinal), size, handle, len(blocks))
+        slab = _MappedSlab(self._map(size, handle, self._ordinal), size, handle, len(blocks))
         at = slab.address
         for key, size in blocks:
-            self.blocks[key] = Block(at, size, None, -1, *_chunks(at, size), slab=slab)
+            self.blocks[key] = GpuBlock(at, size, None, -1, *_chunks(at, size), slab=slab)
             at += _whole(size)
 
     @contextlib.contextmanager
@@ -191,7 +191,7 @@ class Gpu:
         """The keys of the blocks; other threads add and drop some at any time."""
         return set(self.blocks)
 
-    def block(self, key: int) -> Block:
+    def block(self, key: int) -> GpuBlock:
         """The block of that key."""
         if key not in self.blocks:
             raise Internal(f"the data mover holds no block {key}")
@@ -231,7 +231,7 @@ class Gpu:
             about="the digest kernel",
         )
 
-    def copy_from(self, source: Block, at: int, address: int, size: int, stream: Any) -> None:
+    def copy_from(self, source: GpuBlock, at: int, address: int, size: int, stream: Any) -> None:
         """Copy ``size`` bytes from device address ``at``, in ``source``, to ``address``."""
         if source.home is None:
             call("cuMemcpyDtoDAsync", address, at, size, stream)
@@ -288,7 +288,7 @@ class Gpu:
         elif not slab.parts:
             self._unmap(slab)
 
-    def _require_unused(self, key: int, users: int) -> Block:
+    def _require_unused(self, key: int, users: int) -> GpuBlock:
         """The block, when no more requests than that keep it."""
         if self._users[key] > users:
             raise Internal(f"block {key} is being copied", hint="drop it afterwards")
@@ -331,7 +331,7 @@ class Gpu:
             call("cuMemRelease", handle)
             raise
         address = self._map(size, handle, self._ordinal if home is None else home)
-        self.blocks[key] = Block(address, size, handle, fd, *_chunks(address, size), home)
+        self.blocks[key] = GpuBlock(address, size, handle, fd, *_chunks(address, size), home)
 
     def _require_new(self, key: int, size: int) -> None:
         if key in self.blocks:
@@ -359,7 +359,7 @@ class Gpu:
             raise
         return address
 
-    def _unmap(self, mapped: Block | _Slab) -> None:
+    def _unmap(self, mapped: GpuBlock | _MappedSlab) -> None:
         call("cuMemUnmap", mapped.address, mapped.size)
         call("cuMemAddressFree", mapped.address, mapped.size + CHUNK)
         call("cuMemRelease", mapped.handle)

@@ -1,4 +1,4 @@
-"""What a mover keeps beyond the life of its engine: the memory of parked processes, and their room.
+"""Guard the memory of parked processes, and their reservations, when the engine is gone.
 
 An engine that is killed leaves processes whose memory only the mover holds. Whoever brings them
 back asks for it by process and block.
@@ -18,8 +18,8 @@ from phosd.errors import Internal, PhosError
 _log = logging.getLogger(__name__)
 
 
-class Parked:
-    """The guarded blocks of a mover's GPU, and the room that is kept on it. Thread-safe.
+class GuardedMemory:
+    """Guard blocks and reservations of a mover's GPU beyond the life of its engine. Thread-safe.
 
     A block that the engine is gone from, or has dropped, is known to the GPU by a negative key, so
     that no key of an engine is taken.

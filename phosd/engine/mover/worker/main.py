@@ -21,7 +21,7 @@ from phosd.engine.mover.protocol import wire
 from phosd.engine.mover.protocol.connection import Connection
 from phosd.engine.mover.protocol.endpoint import listening
 from phosd.engine.mover.worker.gpu import Gpu
-from phosd.engine.mover.worker.guarded import Parked
+from phosd.engine.mover.worker.guarded import GuardedMemory
 from phosd.engine.mover.worker.pinned_packs import PinnedPacks
 from phosd.engine.mover.worker.ring import Ring
 from phosd.engine.mover.worker.server import Server
@@ -50,7 +50,7 @@ class MoverDaemon:
         self._ring_bytes = ring_bytes
         self._linger = linger
         self._patience = linger
-        self._ready: tuple[Gpu, Ring, Parked] | None = None
+        self._ready: tuple[Gpu, Ring, GuardedMemory] | None = None
         self._turn = threading.Lock()
         self._clients: list[threading.Thread] = []
         self._needed = time.monotonic()
@@ -157,16 +157,16 @@ class MoverDaemon:
         finally:
             self._turn.release()
 
-    def _made_ready(self, key: DigestKey) -> tuple[Gpu, Ring, Parked]:
+    def _made_ready(self, key: DigestKey) -> tuple[Gpu, Ring, GuardedMemory]:
         """With the engine's key; the slow part is done once."""
         if self._ready is None:
             gpu = Gpu(self._ordinal, key)
-            self._ready = gpu, Ring(self._ring_bytes), Parked(gpu)
+            self._ready = gpu, Ring(self._ring_bytes), GuardedMemory(gpu)
         self._ready[0].use(key)
         return self._ready
 
     def _work(
-        self, connections: Sequence[Connection], gpu: Gpu, ring: Ring, parked: Parked
+        self, connections: Sequence[Connection], gpu: Gpu, ring: Ring, parked: GuardedMemory
     ) -> None:
         self._patience = self._linger
         pinned_packs = PinnedPacks(gpu)

@@ -12,7 +12,7 @@ from phosd.engine.chunk_map.chunk_map import ChunkMapView
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.mover.protocol.wire import Drain, DrainedBlock
 from phosd.engine.mover.worker.copy_out import Chunk
-from phosd.engine.mover.worker.gpu import Block, Gpu
+from phosd.engine.mover.worker.gpu import Gpu, GpuBlock
 from phosd.errors import Internal
 
 _BLOCK = struct.Struct("<QQII")
@@ -160,7 +160,7 @@ class Plan:
         self.close()
 
 
-def _check(drained: DrainedBlock, block: Block) -> None:
+def _check(drained: DrainedBlock, block: GpuBlock) -> None:
     count = len(block.chunks)
     if len(drained.wanted) != count or len(drained.order) not in (0, 4 * count):
         raise Internal(f"block {drained.key} has {count} chunks, not {len(drained.wanted)}")

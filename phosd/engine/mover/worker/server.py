@@ -11,7 +11,7 @@ from phosd.engine.mover.worker.copy import copy
 from phosd.engine.mover.worker.drain import drain
 from phosd.engine.mover.worker.fetch import fetch
 from phosd.engine.mover.worker.gpu import Gpu
-from phosd.engine.mover.worker.guarded import Parked
+from phosd.engine.mover.worker.guarded import GuardedMemory
 from phosd.engine.mover.worker.load import load
 from phosd.engine.mover.worker.pinned_packs import PinnedPacks
 from phosd.engine.mover.worker.ring import Ring
@@ -31,7 +31,7 @@ class Server:
         gpu: Gpu,
         ring: Ring,
         pinned_packs: PinnedPacks,
-        parked: Parked,
+        parked: GuardedMemory,
     ) -> None:
         self.leaving = False
         """Whether the engine has said that it needs the mover no more."""

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.image.manifest import Block
-from phosd.engine.memory.cow_drain import Drain
+from phosd.engine.memory.cow_drain import CowDrain
 from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.parking import parked
 from phosd.engine.memory.snapshot import Snapshot
@@ -57,7 +57,7 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
     return attempt.blocks(blocks, chunks)
 
 
-def _with_room(attempt: Attempt, memory: DeviceMemory, stack: ExitStack) -> Snapshot | Drain:
+def _with_room(attempt: Attempt, memory: DeviceMemory, stack: ExitStack) -> Snapshot | CowDrain:
     """How the data are saved, with the device memory that it takes; ended with ``stack``."""
     node, options = attempt.node, attempt.options
     way = (memory, attempt.group.links, attempt.writer)
@@ -70,7 +70,7 @@ def _with_room(attempt: Attempt, memory: DeviceMemory, stack: ExitStack) -> Snap
         snapshot = stack.enter_context(Snapshot(*way, turn, limit))
         if snapshot.make_room():
             return snapshot
-    drain = stack.enter_context(Drain(*way, options.experience.suspects, audit=options.audit))
+    drain = stack.enter_context(CowDrain(*way, options.experience.suspects, audit=options.audit))
     with turn({exported.gpu for exported in memory.all()}):
         drain.make_room(limit)
     return drain
