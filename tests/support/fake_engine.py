@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from phosd.engine.hook_client.link import HookBlock, Kernel
@@ -114,6 +114,7 @@ class FakeEngine:
     made: int = 0
     why: str = ""
     limits: DiskLimits = UNLIMITED
+    outputs_before: list[float] = field(default_factory=list)
     unreadable: dict[str, PhosError] = field(default_factory=dict)
     live_blocks: list[tuple[HookBlock, int]] = field(default_factory=list)
     launched: list[Kernel] = field(default_factory=list)
@@ -265,6 +266,10 @@ class FakeEngine:
         return self.devices
 
     def compact(self, go_on: Callable[[], bool]) -> int:
+        return 0
+
+    def remove_outputs(self, users: Iterable[int], before: float) -> int:
+        self.outputs_before.append(before)
         return 0
 
     def limit(self, limits: DiskLimits) -> None:

@@ -5,6 +5,7 @@ Orders come as one JSON object on standard input, the answer goes out as one on 
 """
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -24,6 +25,9 @@ from phosd.errors import Internal, Unsupported
 PATIENCE = 600.0
 """Seconds that the file work of a restore may take."""
 
+_OUTPUT = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
+"""The names that ``phos run`` gives."""
+
 
 class Policy(StrEnum):
     """What becomes of a file that was only written, and has grown since the checkpoint."""
@@ -38,6 +42,16 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str
     beside: str
     cut_to: int | None = None
+
+
+class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Folders of output in ``folder`` that were not written to since ``before`` (seconds since the
+    epoch): those to ``remove``, or without any, which there are.
+    """
+
+    folder: str
+    before: float
+    remove: tuple[str, ...] = ()
 
 
 class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,13 +73,17 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sources: tuple[int, ...] = ()
     undo: tuple[Change, ...] = ()
     settle: tuple[Change, ...] = ()
+    outputs: Outputs | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``problems`` are sentences for the user; with any of them, nothing was changed."""
+    """``problems`` are sentences for the user; with any of them, nothing was changed. ``outputs``
+    are the names of folders that were found, or removed.
+    """
 
     problems: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
+    outputs: tuple[str, ...] = ()
 
 
 def work(orders: Orders) -> Answer:
@@ -101,6 +119,8 @@ def require_usable(answer: Answer) -> None:
 
 
 def _perform(orders: Orders) -> Answer:
+    if orders.outputs is not None:
+        return Answer(outputs=tuple(_outputs(orders.outputs)))
     for change in reversed(orders.undo):
         _undo(change)
     for change in orders.settle:
@@ -254,6 +274,42 @@ def _undo(change: Change) -> None:
         Path(change.beside).rename(change.path)
     else:
         Path(change.path).unlink(missing_ok=True)
+
+
+def _names(folder: int) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries]
+
+
+def _outputs(wanted: Outputs) -> Iterator[str]:
+    """The old folders, removed if that is wanted."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        runs = os.open(wanted.folder, flags)
+    except FileNotFoundError:
+        return
+    for name in wanted.remove or sorted(_names(runs)):
+        if not _OUTPUT.fullmatch(name):
+            continue
+        try:
+            folder = os.open(name, flags, dir_fd=runs)
+        except OSError:  # a link, or gone
+            continue
+        try:
+            files = _names(folder)
+            found = [os.stat(file, dir_fd=folder, follow_symlinks=False) for file in files]
+            plain = all(stat.S_ISREG(status.st_mode) for status in found)
+            if not plain or max(s.st_mtime for s in (os.fstat(folder), *found)) >= wanted.before:
+                continue
+            if wanted.remove:
+                for file in files:
+                    os.unlink(file, dir_fd=folder)
+                os.rmdir(name, dir_fd=runs)
+            yield name
+        except OSError:  # somebody is at work there: another day
+            continue
+        finally:
+            os.close(folder)
 
 
 def main() -> None:

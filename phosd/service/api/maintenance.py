@@ -58,6 +58,7 @@ class Upkeep:
             self.forget_old()
             await self.delete_old()
             await self.compact()
+            await self.remove_outputs()
             await asyncio.sleep(_DAY)
 
     def forget_old(self) -> None:
@@ -105,6 +106,15 @@ class Upkeep:
                     await self._inventory.refresh_images()
             except (PhosError, OSError) as error:
                 _log.warning("old images could not be deleted: %s", error)
+
+    async def remove_outputs(self) -> None:
+        """Have the output of programs removed that is older than the history."""
+        before = age_clock() - self.config.retention_days * _DAY
+        removed = await asyncio.to_thread(
+            lambda: self._engine.remove_outputs(self._history.users(), before)
+        )
+        if removed:
+            _log.info("%d output folders of `phos run` were removed", removed)
 
     async def compact(self) -> None:
         """Give back what deleted images have left in packs that others share, while nobody waits

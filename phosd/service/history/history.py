@@ -297,6 +297,10 @@ class History:
             return int(time.time())
         return 1 + int(last)
 
+    def users(self) -> set[int]:
+        """Everybody whose programs had a job."""
+        return {row["owner"] for row in self._database.recall("select distinct owner from jobs")}
+
     def verified(self) -> dict[str, tuple[float, bool]]:
         """When each image was verified last, and whether it was whole."""
         rows = self._database.recall(

@@ -1,6 +1,6 @@
 """What the daemon asks of the engine."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from phosd.engine.hook_client.link import HookBlock, Kernel
@@ -116,6 +116,11 @@ class Engine(Protocol):
     def compact(self, go_on: Callable[[], bool]) -> int:
         """Give back the bytes of images that nobody needs any more; how many. ``go_on`` is asked
         now and then.
+        """
+
+    def remove_outputs(self, users: Iterable[int], before: float) -> int:
+        """Remove folders of these users that ``phos run`` made, that nobody needs, and that were
+        not written to since ``before`` (seconds since the epoch); how many.
         """
 
     def limit(self, limits: DiskLimits) -> None:

@@ -1,10 +1,15 @@
 """The engine of this node, as the daemon uses it."""
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import os
+import pwd
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from phosd.engine.criu.output_folders import remove_unneeded
 from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.repack import compact
@@ -18,7 +23,7 @@ from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.admission import DiskLimits, context_bytes
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.migrate import MigrateOptions, migrate
-from phosd.engine.operations.permissions import require_may_restore
+from phosd.engine.operations.permissions import ROOT, require_may_restore
 from phosd.engine.operations.restore import restore
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
@@ -37,6 +42,7 @@ from phosd.service.jobs.options import (
     SuspendRequest,
 )
 
+_log = logging.getLogger(__name__)
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
@@ -74,6 +80,24 @@ class NodeEngine:
 
     def compact(self, go_on: Callable[[], bool]) -> int:
         return compact(self._node.store, go_on)
+
+    def remove_outputs(self, users: Iterable[int], before: float) -> int:
+        if self._node.store.damaged():
+            return 0  # nobody knows which folders those images need
+        images = self._node.store.list()
+        removed = 0
+        for uid in {ROOT, *users}:
+            try:
+                user = pwd.getpwuid(uid)
+                home = Path(user.pw_dir) / ".local/state/phos"
+                folder = (self._node.config.state_dir if uid == ROOT else home) / "run"
+                groups = tuple(os.getgrouplist(user.pw_name, user.pw_gid))
+                # Only the worker looks at the folder: a home may hang whoever touches it.
+                gone = remove_unneeded(folder, (uid, user.pw_gid, groups), images, before)
+                removed += len(gone)
+            except (KeyError, OSError, PhosError) as error:
+                _log.info("output folders of user %d stay: %s", uid, error)
+        return removed
 
     def limit(self, limits: DiskLimits) -> None:
         self._limits = limits

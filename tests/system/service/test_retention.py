@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +15,11 @@ import pytest
 from phosd.engine.image.manifest import CHUNK, Manifest
 from phosd.engine.system.procfs import boot_id
 from phosd.errors import Busy
+from phosd.service.config import Config
 from phosd.service.history.history import History
 from phosd.service.jobs.limits import UserLimits
 from phosd.service.process_identity import identify
+from phosd.service.tasks.local_engine import NodeEngine
 from phosd.service.tasks.retention import Retention, due, last_good
 from tests.support.fake_engine import FakeEngine, block, manifest
 from tests.support.harness import wait_until
@@ -150,3 +153,30 @@ def test_images_go_after_a_checkpoint_but_not_the_last_of_a_process_that_runs(
     told = dataclasses.replace(old, keep_last=False)
     service.reconfigure(dataclasses.replace(service.config, limits=(told,)))
     wait_until(lambda: not service.engine.stored, "the last one to go")
+
+
+def test_output_is_kept_as_long_as_the_history(service: Service) -> None:
+    wait_until(lambda: service.engine.outputs_before, "the daily upkeep")
+    (before,) = service.engine.outputs_before
+    assert abs(time.time() - before - 90 * DAY) < 600
+
+
+def test_the_output_of_roots_programs_lies_beside_the_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where root may not look at every process of root's, everything stays.
+    monkeypatch.setattr("phosd.engine.criu.output_folders._open", lambda names, owner: set())
+    name = "20260101T000000-0000ff"
+    folder = tmp_path / "state" / "run" / name
+    engine = NodeEngine(Config(state_dir=tmp_path / "state", runtime_dir=tmp_path / "runtime"))
+    try:
+        folder.mkdir(parents=True)
+        (folder / "stdout").write_text("x")
+        for path in (folder / "stdout", folder):
+            os.utime(path, (DAY, DAY))
+        nobody = 4_000_000_000
+        assert engine.remove_outputs([nobody], DAY) == 0
+        assert engine.remove_outputs([nobody], DAY + 1) == 1
+        assert not folder.exists()
+    finally:
+        engine.close()
