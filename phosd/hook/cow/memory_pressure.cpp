@@ -14,12 +14,7 @@ using board::kGiveUp;
 
 namespace {
 
-#ifdef PHOS_THREAD_SANITIZER  // everything is several times slower
-constexpr uint64_t kSlowness = 4;
-#else
-constexpr uint64_t kSlowness = 1;
-#endif
-constexpr uint64_t kPatience = kSlowness * 3'000'000'000;  // nanoseconds of one level
+constexpr uint64_t kPatience = 3'000'000'000;  // nanoseconds of one level
 constexpr long kPause = 500'000;
 constexpr unsigned kTries = 10;  // after the job has given up, for its movers to let go
 
