@@ -41,6 +41,8 @@ void a_library_with_private_tables_is_named(Client& client) {
 }
 
 void one_that_was_loaded_since_is_found_when_the_gate_closes(Client& client) {
+    CUdeviceptr memory = 0;
+    OK(cuMemAlloc_v2(&memory, 1 << 20));
     load_encoder();
     CHECK(client.close_gate(4000));
     client.export_all();
