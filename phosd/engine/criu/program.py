@@ -243,8 +243,6 @@ class Running:
             script.attend()
             if given_up is not None:
                 continue
-            if FROZEN in script.reached and released():
-                return
             try:
                 self._require_in_time(began, deadline)
                 if progress is not None:
@@ -252,6 +250,9 @@ class Running:
             except (Cancelled, Timeout) as error:
                 given_up = error
                 script.refuse()
+                continue
+            if FROZEN in script.reached and released():
+                return
         if given_up is not None:
             raise given_up
         self._require_success()

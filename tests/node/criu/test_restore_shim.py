@@ -22,11 +22,17 @@ def test_killed_at_any_moment_it_leaves_nobody(tmp_path: Path) -> None:
         words, user=(0, 0, ()), inputs=(), output=None, terminal=None, parent=True
     )
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    began = time.monotonic()
+    with subprocess.Popen(command, env=environment) as process:
+        wait_until(ran.exists, "the command to run")
+        step = (time.monotonic() - began) / 40
+        process.kill()
+    ran.unlink()
     for moment in range(80):  # until the command runs, which takes about half of them
         reader, writer = os.pipe()
         with subprocess.Popen(command, env=environment, pass_fds=(writer,)) as process:
             os.close(writer)
-            time.sleep(0.002 * moment)
+            time.sleep(step * moment)
             process.kill()
         os.set_blocking(reader, False)
         wait_until(lambda: ended(reader), "the last of them to end", 20.0)  # noqa: B023

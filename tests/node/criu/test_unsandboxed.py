@@ -166,7 +166,8 @@ def test_nobody_else_has_commands_run(service: Path, tmp_path: Path) -> None:
     )
     assert "status" not in theirs.stdout
     assert not mark.exists()
-    assert f"user {USER} is at the other end" in (tmp_path / "service.log").read_text()
+    log = tmp_path / "service.log"
+    wait_for(lambda: f"user {USER} is at the other end" in log.read_text())
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,8 @@ def test_a_sandbox_of_our_own_is_no_obstacle(
     images.mkdir()
     saving = (
         "import sys; from pathlib import Path\n"
-        "from phosd.engine.program import tree; from phosd.engine.criu import *\n"
+        "from phosd.engine.program import tree; from phosd.engine.criu.program import Criu\n"
+        "from phosd.engine.criu.dump import DumpOptions, dump_tree\n"
         "pid, images, program, *service = sys.argv[1:]\n"
         "criu = Criu(Path(program), *map(Path, service))\n"
         "dump_tree(criu, tree.scan(int(pid)), Path(images), DumpOptions())\n"
