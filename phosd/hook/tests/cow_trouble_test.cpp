@@ -144,46 +144,6 @@ size_t free_memory() {
     return free;
 }
 
-// The program frees and allocates nearly all of the device: slots and what was freed give way, and
-// only if that is not enough, the job.
-void a_full_device_is_the_jobs_trouble(Client& client) {
-    const size_t all = free_memory() / kChunk;
-    const size_t half = all / 2 - 4;
-    for (const bool give_up : {false, true}) {
-        const CUdeviceptr first = filled(half, 1);
-        const CUdeviceptr second = filled(half - 8, 2);
-        close_gate(client);
-        FakeMover mover(client, {12});
-        count_of(mover.arm(client));
-        Pace pace;
-        pace.only_urgent = true;
-        pace.answers_without_doing = give_up;
-        mover.start(pace);
-        client.open_gate();
-        OK(cuMemFree_v2(first));
-        CUdeviceptr anew = 0;
-        const auto began = Clock::now();
-        if (give_up) {
-            // Only the slabs are let go of. That is enough for what is too large otherwise.
-            CHECK(cuMemAlloc_v2(&anew, 2 * all * kChunk) == CUDA_ERROR_OUT_OF_MEMORY);
-            CHECK(mover.board().header().phase == board::armed);  // nothing would have helped
-            CHECK(seconds_since(began) < at_once);
-            CHECK(cuMemAlloc_v2(&anew, half * kChunk) == CUDA_ERROR_OUT_OF_MEMORY);
-            CHECK(mover.board().header().phase == board::aborted);
-        } else {
-            OK(cuMemAlloc_v2(&anew, half * kChunk));
-            CHECK(mover.board().header().phase == board::armed);
-            OK(cuMemFree_v2(anew));
-        }
-        CHECK(seconds_since(began) < patience_of_hook);
-        for (const board::Pressure& pressure : mover.board().header().pressure)
-            CHECK(pressure.wanted == 0 && pressure.given == 0);
-        mover.stop();
-        CHECK(client.ask(wire::Type::forget).status == wire::Status::ok);
-        OK(cuMemFree_v2(second));
-    }
-}
-
 // An allocation that fails without waiting for anybody. The quickest of three, since others work on
 // this machine too.
 void fails_at_once(size_t size) {
@@ -195,6 +155,43 @@ void fails_at_once(size_t size) {
         quickest = std::min(quickest, seconds_since(began));
     }
     CHECK(quickest < at_once);
+}
+
+// The program frees and allocates nearly all of the device: slots and what was freed give way, and
+// only if that is not enough, the job. This mover ends with its job and does not answer then.
+void a_full_device_is_the_jobs_trouble(Client& client, bool give_up) {
+    const size_t all = free_memory() / kChunk;
+    const size_t half = all / 2 - 4;
+    const CUdeviceptr first = filled(half, 1);
+    const CUdeviceptr second = filled(half - 8, 2);
+    close_gate(client);
+    FakeMover mover(client, {12});
+    count_of(mover.arm(client));
+    Pace pace;
+    pace.only_urgent = true;
+    pace.answers_without_doing = give_up;
+    mover.start(pace);
+    client.open_gate();
+    OK(cuMemFree_v2(first));
+    CUdeviceptr anew = 0;
+    if (give_up) {
+        // Only the slabs are let go of. That is enough for what is too large otherwise.
+        fails_at_once(2 * all * kChunk);
+        CHECK(mover.board().header().phase == board::armed);  // nothing would have helped
+        CHECK(cuMemAlloc_v2(&anew, half * kChunk) == CUDA_ERROR_OUT_OF_MEMORY);
+        CHECK(mover.board().header().phase == board::aborted);
+    } else {
+        const auto began = Clock::now();
+        OK(cuMemAlloc_v2(&anew, half * kChunk));
+        CHECK(seconds_since(began) < patience_of_hook);
+        CHECK(mover.board().header().phase == board::armed);
+        OK(cuMemFree_v2(anew));
+    }
+    for (const board::Pressure& pressure : mover.board().header().pressure)
+        CHECK(pressure.wanted == 0 && pressure.given == 0);
+    mover.stop();
+    CHECK(client.ask(wire::Type::forget).status == wire::Status::ok);
+    OK(cuMemFree_v2(second));
 }
 
 // Afterwards an allocation waits for the engine to let go of what was freed; not for one that is
@@ -399,6 +396,7 @@ int main(int count, char** arguments) {
     start_workload();
     Client client(getpid());
     if (count > 1 && std::strcmp(arguments[1], "out") == 0) {
+        a_full_device_is_the_jobs_trouble(client, true);
         a_watched_board_is_waited_for(client, false);
         what_is_held_beside_is_waited_for(client, false);
         who_gives_nothing_back_is_waited_for_once(client);
@@ -414,7 +412,7 @@ int main(int count, char** arguments) {
     contexts_end_while_armed(client);
     mappings_change_while_armed(client);
     std::puts("mappings");
-    a_full_device_is_the_jobs_trouble(client);
+    a_full_device_is_the_jobs_trouble(client, false);
     a_watched_board_is_waited_for(client, true);
     what_is_held_beside_is_waited_for(client, true);
     std::puts("ok");
