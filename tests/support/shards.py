@@ -20,6 +20,7 @@ TESTS = Path(__file__).parent.parent
 ISOLATED = Path(__file__).with_name("isolated.sh")
 RECORDED = TESTS / "durations.json"
 """Seconds that each module took when they were last recorded (``--record-durations``)."""
+FAILED = TESTS.parent / "build" / "logs" / "failed-tests.log"
 WHOLE = 45.0
 """Seconds that a module which is dealt whole may take."""
 
@@ -77,13 +78,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Times:
-    """Seconds that each module's tests took, in whatever shard."""
+    """Seconds that each module's tests took, in whatever shard. What failed is written to
+    ``build/logs/failed-tests.log`` at once: a run takes long.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
+        FAILED.unlink(missing_ok=True)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid.partition("::")[0]] += report.duration
+        if report.failed:
+            FAILED.parent.mkdir(parents=True, exist_ok=True)
+            with FAILED.open("a") as file:
+                file.write(f"{report.nodeid} ({report.when})\n{report.longreprtext}\n\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
