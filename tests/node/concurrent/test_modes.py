@@ -23,6 +23,7 @@ ITERATIONS = 8
 """Steps that a program makes meanwhile, at the least."""
 
 
+@pytest.mark.rotated(of=2)
 @pytest.mark.parametrize(
     ("mode", "snapshots"),
     [("concurrent", True), ("concurrent", False), ("recopy", False), ("stop", False)],

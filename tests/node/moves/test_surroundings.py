@@ -11,6 +11,12 @@ from phosd.engine.program.process import gpu_uuids
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
 from tests.node.moves.random_moves import gpus_of
+from tests.support.harness import Target, wait_until
+
+
+def is_on(node: Node, target: Target, gpu: int) -> None:
+    """Wait until the target is listed on this GPU and no other; a busy one is not asked for long."""
+    wait_until(lambda: gpus_of(node, target) == (gpu,), f"{target.program} on GPU {gpu}")
 
 
 @pytest.mark.parametrize("program", ["single", "two_devices"])
@@ -41,15 +47,15 @@ def test_what_the_program_chose_to_see(
     first = 0 if visible == "0" else 1
     target = start("single", extra={"CUDA_VISIBLE_DEVICES": chosen})
     target.wait_for_steps(3)
-    assert gpus_of(node, target) == (first,)
+    is_on(node, target, first)
     there, back = str(1 - first), str(first)
     assert migrate(node, target.pid, MigrateOptions(there), Progress()) == {first: 1 - first}
-    assert gpus_of(node, target) == (1 - first,)
+    is_on(node, target, 1 - first)
     target.more_steps(2)
     suspend(node, target.pid, SuspendOptions(), Progress())
     resume(node, target.pid, ResumeOptions(back), Progress())
-    assert gpus_of(node, target) == (first,)
+    is_on(node, target, first)
     target.more_steps(2)
     migrate(node, target.pid, MigrateOptions(there, mode="driver"), Progress())
-    assert gpus_of(node, target) == (1 - first,)
+    is_on(node, target, 1 - first)
     computes_right(target, undisturbed)

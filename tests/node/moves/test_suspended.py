@@ -103,7 +103,7 @@ def test_the_engine_is_killed(
     """At every step. The next one finds it running, or suspended, and then resumes it."""
     program = f"""
 import sys, pathlib
-from phosd.engine.{action} import *
+from phosd.engine.operations.{action} import *
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.job.progress import Progress
 place = pathlib.Path(sys.argv[1])
