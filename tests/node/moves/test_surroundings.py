@@ -15,7 +15,7 @@ from tests.support.harness import Target, wait_until
 
 
 def is_on(node: Node, target: Target, gpu: int) -> None:
-    """Wait until the target is listed on this GPU and no other; a busy one is not asked for long."""
+    """Wait until the target is listed on this GPU alone: a busy one is not asked for long."""
     wait_until(lambda: gpus_of(node, target) == (gpu,), f"{target.program} on GPU {gpu}")
 
 
