@@ -126,6 +126,8 @@ def scan(pid: int) -> ProcessTree:
     if root is None or root.dead or pid not in procfs.threads(pid):
         why = "does not exist" if root is None else "has ended and waits for its parent"
         raise NoSuchProcess(f"process {pid} {why}", hint="`phos ps` lists the GPU processes")
+    if root.of_kernel:
+        raise NoSuchProcess(f"process {pid} is a thread of the kernel", hint="choose a program")
     found: list[TreeProcess] = []
     waiting = [pid]
     while waiting:
@@ -138,8 +140,6 @@ def scan(pid: int) -> ProcessTree:
                 raise NoSuchProcess(
                     f"process {pid} ended while it was looked at", hint="start it again"
                 ) from None
-    if not found[0].command:
-        raise NoSuchProcess(f"process {pid} is a thread of the kernel", hint="choose a program")
     return ProcessTree(tuple(found))
 
 

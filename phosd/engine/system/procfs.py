@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 PROC = Path("/proc")
 _PF_EXITING = 4
+_PF_KTHREAD = 0x200000
 
 
 class ProcessId(NamedTuple):
@@ -24,7 +25,11 @@ class ProcessId(NamedTuple):
 
 @dataclass(frozen=True)
 class Stat:
-    """Of ``/proc/pid/stat``. ``start_time`` is field 22, in clock ticks since boot."""
+    """Of ``/proc/pid/stat``. ``start_time`` is field 22, in clock ticks since boot.
+
+    ``of_kernel`` tells a thread of the kernel. An empty command line does not: a program has none
+    for a moment in each ``execve``, and may clear it.
+    """
 
     pid: int
     name: str
@@ -34,6 +39,7 @@ class Stat:
     session: int
     terminal: int
     exiting: bool
+    of_kernel: bool
     start_time: int
 
     @property
@@ -112,8 +118,19 @@ def stat(pid: int) -> Stat | None:
         return None
     name, rest = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
     parent, group, session, terminal = map(int, rest[1:5])
-    exiting = bool(int(rest[6]) & _PF_EXITING)
-    return Stat(pid, name, rest[0], parent, group, session, terminal, exiting, int(rest[19]))
+    flags = int(rest[6])
+    return Stat(
+        pid=pid,
+        name=name,
+        state=rest[0],
+        parent=parent,
+        group=group,
+        session=session,
+        terminal=terminal,
+        exiting=bool(flags & _PF_EXITING),
+        of_kernel=bool(flags & _PF_KTHREAD),
+        start_time=int(rest[19]),
+    )
 
 
 def lines(path: Path) -> list[str]:

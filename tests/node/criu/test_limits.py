@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -195,7 +196,9 @@ def test_pids_that_are_no_programs(life: Life, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(NoSuchProcess, match="does not exist"):
         tree.scan(free_pid())
     with monkeypatch.context() as patch:  # none of the kernel's can be seen in a pid namespace
-        patch.setattr(procfs, "command_line", lambda pid: ())
+        own = procfs.stat(os.getpid())
+        assert own is not None
+        patch.setattr(procfs, "stat", lambda pid: replace(own, of_kernel=True))
         with pytest.raises(NoSuchProcess, match="thread of the kernel"):
             tree.scan(os.getpid())
     zombie = subprocess.Popen(["true"])
@@ -203,6 +206,12 @@ def test_pids_that_are_no_programs(life: Life, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(NoSuchProcess, match="has ended and waits for its parent"):
         tree.scan(zombie.pid)
     zombie.wait()
+
+
+def test_a_program_without_a_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As each is for a moment in its ``execve``."""
+    monkeypatch.setattr(procfs, "command_line", lambda pid: ())
+    assert tree.scan(os.getpid()).root.command == ()
 
 
 def test_a_thread_is_no_process(life: Life) -> None:

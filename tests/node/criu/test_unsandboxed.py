@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -141,13 +142,18 @@ def test_a_service_that_ends_without_a_word(service: Path) -> None:
     command.close()
 
 
-def test_nobody_else_has_commands_run(service: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Open to all, as pytest's own folders are not."""
+    with tempfile.TemporaryDirectory(prefix="phos-open-") as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        yield folder
+
+
+def test_nobody_else_has_commands_run(open_folder: Path) -> None:
     """Not even if the socket were open to all."""
-    for path in (service, tmp_path):
-        path.chmod(0o777)
-    for folder in tmp_path.parents[:2]:
-        folder.chmod(0o755)
-    mark = tmp_path / "mark"
+    mark, log = open_folder / "mark", open_folder / "service.log"
     order = {"command": ["/usr/bin/touch", str(mark)], "descriptors": [], "environment": {}}
     client = (
         "import socket, sys\n"
@@ -157,17 +163,24 @@ def test_nobody_else_has_commands_run(service: Path, tmp_path: Path) -> None:
         "print([s.recv(4096), s.recv(4096)])\n"
     )
     packet = json.dumps(order | {"tied": False})
-    words = [SYSTEM_PYTHON, "-c", client, str(service), packet]
-    ours = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert '"status": 0' in ours.stdout
-    mark.unlink()
-    theirs = subprocess.run(
-        words, user=USER, group=USER, extra_groups=[], capture_output=True, text=True, check=False
-    )
-    assert "status" not in theirs.stdout
-    assert not mark.exists()
-    log = tmp_path / "service.log"
-    wait_for(lambda: f"user {USER} is at the other end" in log.read_text())
+    with listening(open_folder) as service:
+        service.chmod(0o777)
+        words = [SYSTEM_PYTHON, "-c", client, str(service), packet]
+        ours = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert '"status": 0' in ours.stdout
+        mark.unlink()
+        theirs = subprocess.run(
+            words,
+            user=USER,
+            group=USER,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "status" not in theirs.stdout
+        assert not mark.exists()
+        wait_for(lambda: f"user {USER} is at the other end" in log.read_text())
 
 
 @pytest.mark.parametrize(
