@@ -22,7 +22,6 @@ from phosd.engine.system import procfs
 from phosd.engine.system.native import hook_library, softgpu_folder
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
-FOLDERS = (PROGRAMS,)
 PATIENCE = 60.0
 """Seconds that anything may take on a busy machine before a test gives up."""
 SLOWEST_STEP = 0.05
@@ -173,7 +172,7 @@ def start(
     extra: Mapping[str, str] | None = None,
     stdout: int | IO[bytes] | None = None,
 ) -> Target:
-    """Start a program of :data:`FOLDERS`; its log and errors go into ``folder``.
+    """Start a program of :data:`PROGRAMS`; its log and errors go into ``folder``.
 
     ``stdout`` replaces the log, for programs that print elsewhere.
     """
@@ -193,7 +192,7 @@ def start(
 
 def script(program: str) -> Path:
     """The file of a program."""
-    return next(path for f in FOLDERS if (path := f / f"{program}.py").exists())
+    return PROGRAMS / f"{program}.py"
 
 
 def undisturbed(
@@ -233,7 +232,7 @@ def _read_values(path: Path) -> dict[int, str]:
 @functools.cache
 def _programs() -> str:
     """A digest of all test programs and of what they compute with."""
-    files = [path for f in FOLDERS for path in sorted(f.iterdir()) if path.is_file()]
+    files = [path for path in sorted(PROGRAMS.iterdir()) if path.is_file()]
     digest = hashlib.sha256(sys.version.encode())
     for path in (*files, softgpu_folder() / "libcuda.so.1"):
         digest.update(hashlib.sha256(path.read_bytes()).digest())

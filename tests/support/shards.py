@@ -84,7 +84,6 @@ class Times:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        FAILED.unlink(missing_ok=True)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid.partition("::")[0]] += report.duration
@@ -95,8 +94,12 @@ class Times:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Times(), "times")
+    if hasattr(config, "workerinput"):
+        return
+    config.pluginmanager.register(Times(), "times")
+    times = config.getoption("--times")
+    if not (times and times.exists()):  # else this is a further part of the same suite
+        FAILED.unlink(missing_ok=True)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
