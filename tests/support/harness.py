@@ -35,14 +35,16 @@ _OF_NO_MATTER = ("PYTHONPATH", "PHOS_TEST_CACHE", "PHOS_TEST_PACE", "PHOS_SOFTGP
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T | None], what: str, patience: float = PATIENCE) -> T:
+def wait_until(
+    condition: Callable[[], T | None], what: str, patience: float = PATIENCE, *, every: float = 0.02
+) -> T:
     """The first true value of ``condition``; fails the test, naming ``what``, when none comes."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         value = condition()
         if value:
             return value
-        time.sleep(0.02)
+        time.sleep(every)
     raise AssertionError(f"waited {patience:.0f} s in vain for {what}")
 
 

@@ -18,6 +18,7 @@ from tests.support import harness
 PROGRAMS = ("single", "threads", "features", "churn", "workers", "two_devices")
 
 
+@pytest.mark.rotated(of=2)
 @pytest.mark.parametrize("mode", ["stop", "driver"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_values_are_equal_after_kill_and_restore(

@@ -114,7 +114,7 @@ def test_a_hook_that_lies_at_one_request(
     honest = start("single")
     honest.wait_for_steps(2)
     save(node, honest, "auto")
-    for lie in part(f"lies at {request_.name}", LIES, 3):
+    for lie in part(f"lies at {request_.name}", LIES, 5):
         before, mover = lasting(os.getpid()), node.movers.mover(0).pid
         target = start_hostile(start, place, request_, lie)
         image = attempt(node, target, lie)

@@ -11,19 +11,19 @@ from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions
 from tests.node.checkpoint_restore.cycle import AFTER, bring_back, check
 from tests.node.concurrent.conftest import Starter, Undisturbed
-from tests.node.concurrent.watch import Watch, braked_movers, slow_movers, watched
+from tests.node.concurrent.watch import Watch, braked_movers, watched
 
 PROGRAMS = (
     *("single", "threads", "features", "churn", "workers", "two_devices", "shared_pair"),
     *("capture", "doors"),
 )
-SECONDS = 1.2
-"""How long the copying takes."""
+GROWN = {"churn": 60}
+"""Steps after which a program has as much memory as it ever has, when it grows."""
 ITERATIONS = 8
 """Steps that a program makes meanwhile, at the least."""
 
 
-@pytest.mark.rotated(of=2)
+@pytest.mark.rotated(of=3)
 @pytest.mark.parametrize(
     ("mode", "snapshots"),
     [("concurrent", True), ("concurrent", False), ("recopy", False), ("stop", False)],
@@ -34,7 +34,7 @@ def test_values_are_equal_after_kill_and_restore(
     program: str, mode: str, node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
     target = start(program)
-    target.wait_for_steps(5)
+    target.wait_for_steps(GROWN.get(program, 5))
     with braked_movers(node, target, ITERATIONS, gpus=2) as brake:
         options = CheckpointOptions(mode=mode, fallback="none")
         manifest, watch = watched(node, target, options, brake)
@@ -63,11 +63,11 @@ def test_auto_goes_by_what_was_seen_before(
     target = start("single")
     target.wait_for_steps(5)
     wrong = PastCheckpoint("recopy", guessed_wrong=True, starved=False, lost=1.0)
-    with slow_movers(node, target, SECONDS):
-        manifest, _ = watched(node, target, CheckpointOptions())
+    with braked_movers(node, target, ITERATIONS) as brake:
+        manifest, _ = watched(node, target, CheckpointOptions(), brake)
         assert manifest.mode == "concurrent"
         again = CheckpointOptions(experience=Experience(past=(wrong, wrong)))
-        manifest, _ = watched(node, target, again)
+        manifest, _ = watched(node, target, again, brake)
         assert manifest.mode == "recopy"
         assert "guess was wrong" in manifest.why
     target.more_steps(AFTER)
@@ -83,14 +83,15 @@ def test_one_checkpoint_after_the_other(
     """In all modes, of one process; the last image is restored, saved again and restored again."""
     target = start("single")
     target.wait_for_steps(5)
-    with slow_movers(node, target, SECONDS):
+    with braked_movers(node, target, 2) as brake:
         for mode in ("concurrent", "recopy", "concurrent", "stop", "concurrent", "driver"):
             options = CheckpointOptions(mode=mode, fallback="none")
-            manifest, _ = watched(node, target, options)
+            manifest, _ = watched(node, target, options, brake)
             assert manifest.mode == mode
             target.more_steps(2)
         for _ in range(2):
-            manifest, _ = watched(node, target, CheckpointOptions(mode="concurrent"))
+            options = CheckpointOptions(mode="concurrent")
+            manifest, _ = watched(node, target, options, brake)
             target.more_steps(AFTER)
             target.kill()
             original = target.values()

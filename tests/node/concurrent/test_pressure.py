@@ -39,6 +39,7 @@ def fill(start_plainly: Starter, leave: int) -> Target:
     return filler
 
 
+@pytest.mark.rotated(of=3)
 @pytest.mark.parametrize("program", ["right", "two_devices"])
 @pytest.mark.parametrize("slots", [0, 1, 3])
 def test_few_shadow_slots_or_none(
@@ -73,6 +74,7 @@ def test_memory_is_full(
     continues(node, target, manifest.id, right)
 
 
+@pytest.mark.rotated(of=2)
 @pytest.mark.parametrize("known", [True, False], ids=["watched", "first"])
 @pytest.mark.parametrize("way", ["reallocated", "turned_over"])
 def test_freed_memory_is_there_again(

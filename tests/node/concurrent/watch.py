@@ -87,6 +87,7 @@ class Watch:
         self._brake = brake
         self._then = then
         self._marks: list[tuple[str, int]] = []
+        self._mode = ""
         self._resting: list[int] = []
         self._alarm = threading.Timer(0, lambda: None)
 
@@ -112,13 +113,15 @@ class Watch:
         if self._brake is None:
             return
         # What is copied on write may be copied as soon as the gate opens, before "drain" begins.
-        if not stopped or (phase == "unpark" and not self._node.config.snapshots):
+        on_write = self._mode == "concurrent" and not self._node.config.snapshots
+        if not stopped or (phase == "unpark" and on_write):
             self._brake.put_on()
         else:
             self._brake.release()
 
     def checkpoint(self, options: CheckpointOptions) -> Manifest:
         """Do it; the image is not looked at."""
+        self._mode = options.mode
         try:
             return checkpoint(self._node, self._target.pid, options, self.progress)
         finally:

@@ -75,6 +75,7 @@ def using(gpu: int) -> Iterator[None]:
         cuda.call("cuDevicePrimaryCtxRelease", gpu)
 
 
+@pytest.mark.rotated(of=3)
 @pytest.mark.parametrize(("act", "phase"), ALL, ids=lambda x: getattr(x, "__name__", x))
 def test_the_target_is_killed(act: Act, phase: str, node: Node, start: Starter) -> None:
     """The error says so. Nothing is left of it: no memory, no file."""
@@ -155,6 +156,7 @@ def taken(gpu: int) -> Iterator[None]:
                 cuda.call("cuMemFree", block)
 
 
+@pytest.mark.rotated(of=2)
 @pytest.mark.parametrize("program", ["single", "features"])
 @pytest.mark.parametrize("act", [go, wake])
 def test_a_neighbour_takes_all_memory(

@@ -17,6 +17,8 @@ NAME, ROOT, MANAGER = "org.phos", "/org/phos", "org.phos.Manager1"
 DIED = "died"
 """Instead of a job's state: the daemon is gone."""
 _PATIENCE = 60.0
+_LINGER = "3"
+"""Seconds after which a mover ends that keeps nothing and that no daemon wants."""
 
 
 class Plant:
@@ -35,7 +37,7 @@ class Plant:
         command += [f"--config={self.place / 'phosd.toml'}"]
         (self.place / "phosd.toml").touch()
         environment = {k: v for k, v in os.environ.items() if k != "PHOS_FAULT"}
-        environment |= {"DBUS_SESSION_BUS_ADDRESS": self.bus}
+        environment |= {"DBUS_SESSION_BUS_ADDRESS": self.bus, "PHOS_TEST_LINGER": _LINGER}
         if fault:
             environment["PHOS_FAULT"] = fault
         before = self.said()
@@ -108,7 +110,7 @@ class Plant:
             return None if state in ("running", "queued") else state
 
         try:
-            return wait_until(ended, f"the end of {job}", _PATIENCE)
+            return wait_until(ended, f"the end of {job}", _PATIENCE, every=0.05)
         except AssertionError:
             assert self.daemon is not None
             self.daemon.send_signal(signal.SIGABRT)  # it then says where its threads are
@@ -136,7 +138,7 @@ class Plant:
             job = self.history()[0]
             return None if job["state"] in ("running", "queued") else job
 
-        return wait_until(ended, "the end of the last job in the history", _PATIENCE)
+        return wait_until(ended, "the end of the last job in the history", _PATIENCE, every=0.05)
 
     def images(self) -> list[str]:
         """The images that can be seen, oldest first."""

@@ -20,7 +20,7 @@ from tests.support.harness import Target, alive, wait_until
 from tests.system.faults.case import ENDING, FAILING, HOOK, SELDOM, Case, played
 from tests.system.faults.daemon_under_fault import Plant, eventually_alone
 
-PART = 2
+PART = 4
 """One in so many pairs of a point and a kind is played by each commit."""
 SLOW = "30M"
 """Bytes a second that the movers copy while the program has not written what is not saved yet."""

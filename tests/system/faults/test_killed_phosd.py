@@ -17,7 +17,7 @@ RESTORE = ("restore-cpu", "restore-control", "restore-map", "restore-open")
 WITHOUT_PARKING = ("parking-detach", "checkpoint-control", "driver-lock", *FROZEN)
 
 
-@pytest.mark.rotated(of=2)
+@pytest.mark.rotated(of=3)
 @pytest.mark.parametrize(
     ("program", "mode", "points"),
     [
@@ -58,7 +58,7 @@ def test_the_program_lives_on(
     eventually_alone(plant)
 
 
-@pytest.mark.rotated(of=2)
+@pytest.mark.rotated(of=3)
 @pytest.mark.parametrize(
     ("program", "mode"),
     [("shared_pair", "concurrent"), ("single", "driver"), ("workers", "stop")],

@@ -39,7 +39,7 @@ from tests.system.faults.daemon_under_fault import (
     wait_for_fault,
 )
 
-PART = 4
+PART = 8
 """One in so many pairs of a point and a kind is played by each commit."""
 
 
@@ -127,7 +127,7 @@ def test_a_process_ends(points: Sequence[Point], case: Case) -> None:
     case.require_images_whole()
 
 
-@pytest.mark.rotated(of=2)
+@pytest.mark.rotated(of=4)
 @pytest.mark.parametrize("case", [*FAILING, *ENDING], ids=str, indirect=True)
 def test_a_snapshot_fails(case: Case) -> None:
     """While the program stands still, and its memory is the mover's. One that was copied in half is

@@ -30,7 +30,7 @@ from phosd.engine.system.rlimit import allow_many_descriptors
 from phosd.engine.system.sd_notify import Supervisor
 from phosd.errors import Busy, PhosError
 
-LINGER_SECONDS = 30.0
+LINGER_SECONDS = float(os.environ.get("PHOS_TEST_LINGER", "30"))
 """How long a mover waits for an engine when it keeps nothing."""
 _ATTACH_SECONDS = 10.0
 """How long a client may take to say who it is."""
