@@ -105,12 +105,12 @@ def _show(settings: Settings, steps: list[_Step]) -> None:
 
 
 def _ask(settings: Settings, gpu: str) -> None:
-    """Go on only if the user says so. Raises :class:`CommandError` if there is nobody to ask."""
+    """Go on only if the user says so. Raises :class:`CommandError` without a terminal to ask at."""
     if settings.json or not sys.stdin.isatty():
         raise CommandError(
             "InvalidOption",
-            f"nobody is there to be asked about GPU {gpu}; look at the plan (--dry-run), and then "
-            "give --yes",
+            f"to clear GPU {gpu} needs your consent, and there is no terminal to ask at; look at "
+            "the plan with --dry-run, then repeat the command with --yes",
         )
     click.confirm(f"evacuate GPU {gpu} so?", abort=True, err=True)
 

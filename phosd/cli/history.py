@@ -41,7 +41,7 @@ def history(settings: Settings, **filters: Any) -> None:
     """List past jobs, newest first: yours, or as root everybody's.
 
     STOP is how long the program stood still, DRAIN how fast its device memory was saved, WRONG how
-    often the program wrote where nobody expected it. Below a result is why its mode was used.
+    often the program wrote where phosd did not expect it. Below a result is why its mode was used.
 
     \b
     Examples:

@@ -30,7 +30,7 @@ _COMMANDS = {
     "history": "List past jobs, newest first: yours, or as root everybody's.",
     "events": "List what happened, newest first: what concerns you, or as root everything.",
     "doctor": "Look at everything that checkpoints need; works without phosd running.",
-    "trust": "Take KERNEL, or all kernels, of PID's program for what their arguments tell again.",
+    "trust": "Clear KERNEL, or all kernels, of PID's program of suspicion.",
     "recover": "Bring processes back that were left locked, checkpointed or parked.",
     "demo": "Train a small network, save it, kill it, restore it, and compare what it computes.",
 }

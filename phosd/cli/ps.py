@@ -46,7 +46,7 @@ def ps(settings: Settings, pid: int | None, log: bool) -> None:
             _show_log(settings, pid, path) if log else _show(settings, path)
         return
     if log:
-        raise CommandError("InvalidOption", "--log is of one process: give its PID with it")
+        raise CommandError("InvalidOption", "--log shows one process: name its PID, too")
     rows = [_row(process) for process in objects(settings, "Process1", "ListProcesses")]
     settings.rows(
         sorted(rows, key=lambda row: int(row["pid"])),
