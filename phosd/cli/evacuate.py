@@ -50,10 +50,11 @@ def evacuate(settings: Settings, gpu: str, dry_run: bool, yes: bool) -> None:
       phos evacuate 0
       phos evacuate GPU-5f3a --yes --json
 
-    One process after the other is moved. If one cannot be, the others still are, and the exit code
-    is 1, as it is if something has to stay: what was not started with `phos run` can be moved by
-    `phos migrate --mode driver`, standing still meanwhile; or if something has come in between.
-    What others have there is told as far as the GPU names it, and is no failure.
+    One process after the other is moved. If one cannot be moved, the others still are. The exit
+    code is 1 if a process of yours is on the GPU afterwards: because it could not be moved, because
+    the plan lets it stay, or because it has come meanwhile. Programs that were not started with
+    `phos run` stay: `phos migrate --mode driver` moves them, but they stand still meanwhile. What
+    others have there is listed as far as the GPU names it, and is no failure.
     """
     steps = _plan(settings, gpu)
     if settings.json:

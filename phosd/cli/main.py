@@ -68,7 +68,7 @@ class _Lazy(click.Group):
 @click.version_option(__version__, prog_name="phos")
 @shared_options
 def main() -> None:
-    """Checkpoint, restore and move GPU programs that know nothing of it.
+    """Checkpoint, restore and move unmodified GPU programs.
 
     \b
     A first try:

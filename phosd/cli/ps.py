@@ -23,7 +23,7 @@ _KERNEL = ("name", "module", "launches", "suspect")
 
 @command()
 @click.argument("pid", type=options.PID, required=False)
-@click.option("--log", is_flag=True, help="Of PID: what phosd's hook in it has noted.")
+@click.option("--log", is_flag=True, help="Show the log of phosd's hook in process PID.")
 def ps(settings: Settings, pid: int | None, log: bool) -> None:
     """List the processes that use a GPU, and how each can be saved; or tell all about PID: its
     device memory, and the kernels that the last checkpoint saw it launch.
