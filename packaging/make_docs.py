@@ -1,5 +1,5 @@
 """Write the man pages and the shell completions of what phosd brings along into a folder; or, with
-``--keys``, the keys of phos-tui into docs/tui.md.
+``--keys``, the keys of phos-tui into docs/operate/tui.md.
 
 What can drift is taken from where it is decided: commands and options from their parsers, keys from
 their table, settings from ``packaging/phosd.toml``. The rest of the pages is in ``docs/man``.
@@ -22,7 +22,7 @@ from phosd.tui.actions import keys_written, of
 from phosd.tui.main import main as phos_tui
 
 ROOT = Path(__file__).parents[1]
-TUI_PAGE = ROOT / "docs/tui.md"
+TUI_PAGE = ROOT / "docs/operate/tui.md"
 BEGIN, END = "<!-- keys: python packaging/make_docs.py --keys -->", "<!-- end of keys -->"
 COMMANDS = {"phos": phos, "phos-tui": phos_tui}
 COMPLETIONS = {"bash": "{}", "zsh": "_{}", "fish": "{}.fish"}
@@ -168,7 +168,7 @@ def completion(shell: str, name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", help="for man/ and completion/")
-    parser.add_argument("--keys", action="store_true", help="write the keys into docs/tui.md")
+    parser.add_argument("--keys", action="store_true", help=f"write the keys into {TUI_PAGE}")
     given = parser.parse_args()
     if given.keys:
         TUI_PAGE.write_text(keys_table(TUI_PAGE.read_text()))

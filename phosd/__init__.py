@@ -1,3 +1,3 @@
-"""phosd: checkpoint, restore and move GPU processes that know nothing of it."""
+"""phosd: checkpoint, restore and move unmodified GPU programs."""
 
 __version__ = "0.1.0"

@@ -40,8 +40,8 @@ def interval(text: str) -> float:
     type=click.Choice(["auto", "none"]),
     default="auto",
     show_default=True,
-    help="When the program wrote where nobody expected it: go on in a mode that guesses less, or "
-    "fail. What is saved is right in any case.",
+    help="When the program wrote where phosd did not expect it: go on in a mode that guesses less, "
+    "or fail. What is saved is right in any case.",
 )
 @click.option(
     "--parent",

@@ -177,15 +177,15 @@ async def _until_news_of(path: str, news: "asyncio.Queue[Signal]") -> None:
 def _without_bus(path: str) -> CommandError:
     return CommandError(
         "NoDaemon",
-        f"the bus went away during {path}; phosd goes on with it, and `phos jobs` tells how it is "
-        "when the bus is back",
+        f"the connection to the bus was lost during {path}; the job goes on, and `phos jobs` shows "
+        "it when the bus is back",
     )
 
 
 def _gone(path: str) -> CommandError:
     return CommandError(
         "NoDaemon",
-        f"phosd ended while it worked on {path}; `phos history` tells what became of it",
+        f"phosd ended while it worked on {path}; `phos history` shows what became of the job",
     )
 
 

@@ -50,10 +50,11 @@ def evacuate(settings: Settings, gpu: str, dry_run: bool, yes: bool) -> None:
       phos evacuate 0
       phos evacuate GPU-5f3a --yes --json
 
-    One process after the other is moved. If one cannot be, the others still are, and the exit code
-    is 1, as it is if something has to stay: what was not started with `phos run` can be moved by
-    `phos migrate --mode driver`, standing still meanwhile; or if something has come in between.
-    What others have there is told as far as the GPU names it, and is no failure.
+    One process after the other is moved. If one cannot be moved, the others still are. The exit
+    code is 1 if a process of yours is on the GPU afterwards: because it could not be moved, because
+    the plan lets it stay, or because it has come meanwhile. Programs that were not started with
+    `phos run` stay: `phos migrate --mode driver` moves them, but they stand still meanwhile. What
+    others have there is listed as far as the GPU names it, and is no failure.
     """
     steps = _plan(settings, gpu)
     if settings.json:
@@ -105,12 +106,12 @@ def _show(settings: Settings, steps: list[_Step]) -> None:
 
 
 def _ask(settings: Settings, gpu: str) -> None:
-    """Go on only if the user says so. Raises :class:`CommandError` if there is nobody to ask."""
+    """Go on only if the user says so. Raises :class:`CommandError` without a terminal to ask at."""
     if settings.json or not sys.stdin.isatty():
         raise CommandError(
             "InvalidOption",
-            f"nobody is there to be asked about GPU {gpu}; look at the plan (--dry-run), and then "
-            "give --yes",
+            f"to clear GPU {gpu} needs your consent, and there is no terminal to ask at; look at "
+            "the plan with --dry-run, then repeat the command with --yes",
         )
     click.confirm(f"evacuate GPU {gpu} so?", abort=True, err=True)
 

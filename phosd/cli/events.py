@@ -16,21 +16,21 @@ from phosd.client.times import moment, time_text
     type=click.IntRange(1, 10_000),
     default=50,
     show_default=True,
-    help="How many, from the latest back.",
+    help="How many events, from the latest back.",
 )
 @click.option(
     "--severity",
     type=click.Choice(["info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="Only those that matter at least so much.",
+    help="Only events of at least this severity.",
 )
-@click.option("--since", callback=moment, metavar="2h|DATE", help="Only those of then or later.")
+@click.option("--since", callback=moment, metavar="2h|DATE", help="Only events since then.")
 def events(settings: Settings, **filters: Any) -> None:
     """List what happened, newest first: what concerns you, or as root everything.
 
-    Jobs that ended, wrong guesses, images that were deleted or cannot be read, and what troubled
-    phosd.
+    Events are jobs that ended, wrong guesses, images that were deleted or cannot be read, and
+    failures of phosd itself.
 
     \b
     Examples:

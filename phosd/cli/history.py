@@ -28,20 +28,20 @@ _STATES = ("queued", "running", "done", "failed", "cancelled", "interrupted")
     show_default=True,
     help="How many jobs, from the latest back.",
 )
-@click.option("--pid", type=options.PID, help="Only those of this process.")
-@click.option("--operation", type=click.Choice(_OPERATIONS), help="Only those that did this.")
-@click.option("--state", type=click.Choice(_STATES), help="Only those that ended so.")
+@click.option("--pid", type=options.PID, help="Only jobs of this process.")
+@click.option("--operation", type=click.Choice(_OPERATIONS), help="Only jobs of this kind.")
+@click.option("--state", type=click.Choice(_STATES), help="Only jobs in this state.")
 @click.option(
-    "--since", callback=moment, metavar="2h|DATE", help="Only those that began then or later."
+    "--since", callback=moment, metavar="2h|DATE", help="Only jobs that began then or later."
 )
 @click.option(
-    "--until", callback=moment, metavar="2h|DATE", help="Only those that began then or before."
+    "--until", callback=moment, metavar="2h|DATE", help="Only jobs that began then or before."
 )
 def history(settings: Settings, **filters: Any) -> None:
     """List past jobs, newest first: yours, or as root everybody's.
 
     STOP is how long the program stood still, DRAIN how fast its device memory was saved, WRONG how
-    often the program wrote where nobody expected it. Below a result is why its mode was used.
+    often the program wrote where phosd did not expect it. Below a result is why its mode was used.
 
     \b
     Examples:

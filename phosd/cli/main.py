@@ -30,7 +30,7 @@ _COMMANDS = {
     "history": "List past jobs, newest first: yours, or as root everybody's.",
     "events": "List what happened, newest first: what concerns you, or as root everything.",
     "doctor": "Look at everything that checkpoints need; works without phosd running.",
-    "trust": "Take KERNEL, or all kernels, of PID's program for what their arguments tell again.",
+    "trust": "Clear KERNEL, or all kernels, of PID's program of suspicion.",
     "recover": "Bring processes back that were left locked, checkpointed or parked.",
     "demo": "Train a small network, save it, kill it, restore it, and compare what it computes.",
 }
@@ -68,7 +68,7 @@ class _Lazy(click.Group):
 @click.version_option(__version__, prog_name="phos")
 @shared_options
 def main() -> None:
-    """Checkpoint, restore and move GPU programs that know nothing of it.
+    """Checkpoint, restore and move unmodified GPU programs.
 
     \b
     A first try:

@@ -23,7 +23,7 @@ _KERNEL = ("name", "module", "launches", "suspect")
 
 @command()
 @click.argument("pid", type=options.PID, required=False)
-@click.option("--log", is_flag=True, help="Of PID: what phosd's hook in it has noted.")
+@click.option("--log", is_flag=True, help="Show the log of phosd's hook in process PID.")
 def ps(settings: Settings, pid: int | None, log: bool) -> None:
     """List the processes that use a GPU, and how each can be saved; or tell all about PID: its
     device memory, and the kernels that the last checkpoint saw it launch.
@@ -46,7 +46,7 @@ def ps(settings: Settings, pid: int | None, log: bool) -> None:
             _show_log(settings, pid, path) if log else _show(settings, path)
         return
     if log:
-        raise CommandError("InvalidOption", "--log is of one process: give its PID with it")
+        raise CommandError("InvalidOption", "--log shows one process: name its PID, too")
     rows = [_row(process) for process in objects(settings, "Process1", "ListProcesses")]
     settings.rows(
         sorted(rows, key=lambda row: int(row["pid"])),

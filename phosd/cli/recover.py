@@ -25,9 +25,9 @@ from phosd.engine.recovery.rescue import bring_back, stranded
 def recover(settings: Settings, pids: tuple[int, ...], runtime_dir: Path | None) -> None:
     """Bring processes back that were left locked, checkpointed or parked.
 
-    By whomever: a phosd that was killed (the next one does this by itself when it starts), or
-    another tool (`cuda-checkpoint`). Needs root and no daemon, or asks the daemon. Without a PID it
-    lists them.
+    A phosd that was killed leaves processes so (the next one brings them back by itself when it
+    starts), and so may another tool (`cuda-checkpoint`). As root this needs no phosd; other users'
+    requests go to phosd. Without a PID it lists such processes.
 
     \b
     Examples:

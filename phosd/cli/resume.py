@@ -17,7 +17,7 @@ from phosd.cli.settings import Settings, command
     "--gpu",
     default="",
     metavar="GPU|OLD:NEW,...",
-    help="Where it goes, as `phos migrate --to` has it (default: where it was).",
+    help="The GPU to resume on, written as for `phos migrate --to` (default: where it was).",
 )
 @options.queue
 def resume(settings: Settings, pid: int, **given: Any) -> None:

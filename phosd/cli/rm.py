@@ -9,7 +9,8 @@ from phosd.cli.settings import Settings, command
 @command()
 @click.argument("images", nargs=-1, required=True)
 def rm(settings: Settings, images: tuple[str, ...]) -> None:
-    """Delete IMAGES for good. If one cannot be, the others still are, and the exit code tells.
+    """Delete IMAGES for good. If one cannot be deleted, the others still are, and the exit code
+    tells that one failed.
 
     \b
     Example:

@@ -83,12 +83,12 @@ def _start(settings: Settings, words: tuple[str, ...], environment: dict[str, st
         if error.filename is None:  # of the fork
             raise CommandError(
                 "Unsupported",
-                f"the machine has no room for another process: {error}; end some, and try again",
+                f"no process can be started: {error}; end other processes, and try again",
             ) from error
         if error.filename != words[0]:
             raise CommandError(
                 "Unsupported",
-                f"the program was not started, for its output has no place: {error}; set "
+                f"the program was not started: its output files cannot be made ({error}); set "
                 "XDG_STATE_HOME to a folder that you may write to",
             ) from error
         hint = (

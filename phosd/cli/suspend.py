@@ -20,7 +20,7 @@ PLACES = {"memory": "in host memory", "disk": "on disk"}
 @options.queue
 def suspend(settings: Settings, pid: int, **given: Any) -> None:
     """Take process PID off its GPUs, with its children and all that share device memory with it.
-    It stands still, and keeps its pid and what it has in host memory.
+    It stands still, and keeps its pid and its host memory.
 
     \b
     Examples:
@@ -28,8 +28,8 @@ def suspend(settings: Settings, pid: int, **given: Any) -> None:
       phos suspend 4711 --where disk      not in host memory
       phos resume 4711                    and it goes on
 
-    A suspended process outlives a restart of phosd, not one of the machine: for that, make an
-    image (`phos checkpoint`).
+    A suspended process survives a restart of phosd, but not a reboot: for that, make an image
+    (`phos checkpoint`).
     """
     wanted = variants({name: value for name, value in given.items() if value is not None})
     job = watch(settings, "Suspend", "ua{sv}", pid, wanted)

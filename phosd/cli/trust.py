@@ -1,4 +1,4 @@
-"""``phos trust``: kernels that are suspects no more."""
+"""``phos trust``: suspect kernels are cleared."""
 
 import click
 
@@ -12,11 +12,12 @@ from phosd.cli.settings import Settings, command
 @click.argument("pid", type=options.PID)
 @click.argument("kernel", default="")
 def trust(settings: Settings, pid: int, kernel: str) -> None:
-    """Take KERNEL, or all kernels, of PID's program for what their arguments tell again.
+    """Clear KERNEL, or all kernels, of PID's program of suspicion.
 
-    When a program writes where nobody expected it during a checkpoint, the kernels that may have
-    done so become suspects: in later ones each is taken to write everything, which is slow.
-    `phos ps PID` lists them. If one is trusted wrongly, the next checkpoint finds that out.
+    When a program writes where phosd did not expect it during a checkpoint, the kernels that may
+    have done so become suspects: in later checkpoints each counts as writing everything, which is
+    slow. `phos ps PID` lists the suspects. Once cleared, what a kernel writes is predicted from its
+    arguments again. If one is trusted wrongly, the next checkpoint finds that out.
 
     \b
     Examples:
@@ -29,4 +30,4 @@ def trust(settings: Settings, pid: int, kernel: str) -> None:
     if settings.json:
         settings.emit({"pid": pid, "kernel": kernel or None, "trusted": count})
     else:
-        settings.say(f"trusted again: {count}")
+        settings.say(f"suspect kernels cleared: {count}")

@@ -77,7 +77,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--state-dir", type=Path, metavar="DIR", help="images and history")
     made.add_argument("--runtime-dir", type=Path, metavar="DIR", help="hook sockets, journal")
     made.add_argument(
-        "--check-config", action="store_true", help="explain every mistake, print what holds, exit"
+        "--check-config",
+        action="store_true",
+        help="explain every mistake, print the settings, exit",
     )
     return made
 

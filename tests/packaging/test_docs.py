@@ -83,7 +83,7 @@ def test_the_page_of_phos_tui_has_every_option_and_action(made: Path) -> None:
 
 
 def test_the_page_about_phos_tui_has_the_keys_of_the_table() -> None:
-    page = (ROOT / "docs/tui.md").read_text()
+    page = (ROOT / "docs/operate/tui.md").read_text()
     assert MAKE_DOCS["keys_table"](page) == page, "python packaging/make_docs.py --keys writes them"
     for action in ACTIONS:
         assert f" {action.name} | {action.help} |" in page, action.id
@@ -91,7 +91,7 @@ def test_the_page_about_phos_tui_has_the_keys_of_the_table() -> None:
 
 
 def test_the_page_about_phos_tui_has_every_screen_option_and_feature() -> None:
-    page = (ROOT / "docs/tui.md").read_text()
+    page = (ROOT / "docs/operate/tui.md").read_text()
     for number, screen in enumerate(SCREENS, 1):
         assert f"| `{number}` {screen.TITLE_TEXT} |" in page
     for parameter in phos_tui.params:

@@ -50,7 +50,7 @@ def require_dumpable(
         more = f"; and {len(reasons) - 5} more" if len(reasons) > 5 else ""
         raise Unsupported(
             f"{procfs.describe(tree.root.pid)} cannot be saved: {shown}{more}",
-            hint="it goes on undisturbed; close what is named, or start the program without it",
+            hint="the program goes on; close what is named, or start the program without it",
         )
 
 

@@ -160,4 +160,7 @@ def _wait_for_lines(log: Path, count: int) -> list[int]:
         if len(numbers) >= count:
             return numbers
         time.sleep(0.01)
-    raise Internal("the probe's program did not count on", hint="the machine may be overloaded")
+    raise Internal(
+        "CRIU's test program does not run on after its restore",
+        hint="the machine may be overloaded: try again; `phos doctor` repeats the test",
+    )

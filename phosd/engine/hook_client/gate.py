@@ -55,7 +55,7 @@ def close_gates(links: Sequence[HookLink], progress: Progress, deadline: float, 
         if time.monotonic() > give_up:
             raise Busy(
                 f"the program did not come to rest within {deadline:.0f} s ({_why(states)})",
-                hint="it goes on unharmed; try again, or give a longer deadline",
+                hint="the program goes on; try again, or give a longer deadline",
             )
         # Not "unsettled": a hook that is told of busy peers does not settle, and two would wait
         # for each other.

@@ -1,4 +1,4 @@
-"""The client of the hook in a GPU process. docs/hook-protocol.md explains the requests."""
+"""The client of the hook in a GPU process; docs/reference/hook-protocol.md has the requests."""
 
 import contextlib
 import os

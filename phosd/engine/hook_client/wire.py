@@ -308,7 +308,7 @@ class Channel:
             raise NoSuchProcess(
                 f"the hook of process {self._pid} went away during {type_.name}"
                 f" ({error.strerror or error})",
-                hint="the process may have ended",
+                hint="the process may have ended: see `phos ps`",
             ) from error
         except Garbled as error:
             raise self.broken(str(error)) from None

@@ -55,7 +55,9 @@ def read_private(path: "Path | str", limit: int, *, dir_fd: int | None = None) -
     with os.fdopen(open_private(path, os.O_RDONLY, dir_fd=dir_fd), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise ImageCorrupt(f"{path} is larger than {limit} bytes", hint="it was not made by phosd")
+        raise ImageCorrupt(
+            f"{path} is larger than {limit} bytes", hint="phosd did not write it; delete it"
+        )
     return data
 
 
@@ -136,6 +138,7 @@ def _require(status: os.stat_result, name: str, *, directory: bool) -> None:
     kind = stat.S_ISDIR(status.st_mode) if directory else stat.S_ISREG(status.st_mode)
     if status.st_uid != os.geteuid() or status.st_mode & 0o077 or not kind:
         raise NotAuthorized(
-            f"{name} is not a {'folder' if directory else 'file'} of user {os.geteuid()} alone",
-            hint="if you trust what is in it, make it so (chown, chmod go=)",
+            f"{name} is not a {'folder' if directory else 'file'} of user {os.geteuid()} alone:"
+            " others own it or have access",
+            hint=f"if you trust its content, run `chown {os.geteuid()}` and `chmod go=` on it",
         )

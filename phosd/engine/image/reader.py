@@ -21,7 +21,10 @@ class Image:
         """A descriptor of the file ``path`` in the image's ``folder`` (both relative)."""
         name = f"{folder}/{path}"
         if not valid_relative(name):
-            raise ImageCorrupt(f"image {self.manifest.id} names the file {name!r}", "delete it")
+            raise ImageCorrupt(
+                f"image {self.manifest.id} names a file outside of it: {name!r}",
+                hint="the image cannot be restored; delete it",
+            )
         try:
             return private_files.open_below(self.folder, name)
         except OSError as error:

@@ -153,8 +153,8 @@ class CowDrain(Undoing):
             suspects = self._launched()
             progress.found_suspects(suspects)
             raise MisSpeculation(
-                f"{changed} chunks were written by the program where nobody expected it",
-                hint=f"one of {len(suspects)} kernels writes more than its arguments tell; "
+                f"the program wrote {changed} chunks that phosd did not expect it to write",
+                hint=f"one of {len(suspects)} kernels writes more than its arguments say; "
                 "use mode=recopy or mode=stop",
             )
         chunks = dict(self._shared)

@@ -65,7 +65,7 @@ class GpuLocks:
             progress.check()
             if give_up is not None and time.monotonic() > give_up:
                 raise Busy(
-                    "other programs were on their way to or from GPU"
+                    "other programs were being taken off, or brought back to, GPU"
                     f" {', '.join(map(str, sorted(gpus)))} for {limit:.0f} s",
                     hint="the program goes on unharmed; try again when their jobs have ended",
                 )
@@ -161,7 +161,7 @@ class Reservation:
         try:
             yield
         except PhosError as error:
-            self._progress.note(f"room for the program is not kept on GPU {mover.gpu}: {error}")
+            self._progress.note(f"no device memory could be reserved on GPU {mover.gpu}: {error}")
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ def _groups_of(user: int) -> set[int]:
         entry = pwd.getpwuid(user)
     except KeyError as error:
         raise NotAuthorized(
-            f"nobody knows which groups uid {user} is in: it has no entry in the user database",
+            f"the groups of uid {user} are not known: it has no entry in the user database",
             hint="ask as root",
         ) from error
     return {*os.getgrouplist(entry.pw_name, entry.pw_gid)}

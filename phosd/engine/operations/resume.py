@@ -216,8 +216,8 @@ def _require_together(manifest: Manifest, parked: Collection[int]) -> None:
             waiting = [pid for pid in pids if pid in parked]
             if len(waiting) == 1:
                 raise Unsupported(
-                    f"process {waiting[0]} is parked, and what it shares with others runs with"
-                    " them already: nobody has that memory for it any more",
+                    f"process {waiting[0]} is parked, but the memory that it shares was given"
+                    " back to other processes already, and phosd no longer holds it",
                     hint=f"end process {waiting[0]}, and restore an image of the program",
                 )
 

@@ -85,7 +85,8 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
     """
     if options.where not in ("auto", *PLACES):
         raise InvalidOption(
-            f"there is no place {options.where!r}", hint="where is auto, memory or disk"
+            f"device memory cannot be kept in {options.where!r}",
+            hint="give auto, memory or disk",
         )
     progress.phase("prepare")
     with ExitStack() as job:
@@ -199,7 +200,7 @@ def _keeper(way: _Way, gpu: int) -> Mover | None:
     try:
         return way.node.movers.mover(gpu)
     except PhosError as error:
-        way.progress.note(f"room for the program is not kept on GPU {gpu}: {error}")
+        way.progress.note(f"no device memory could be reserved on GPU {gpu}: {error}")
         return None
 
 

@@ -27,7 +27,9 @@ def swap(node: Node, leaving: int, coming: int, options: SwapOptions, progress: 
     try:
         resume(node, coming, ResumeOptions(_place(left, waiting), options.caller), progress)
     except PhosError as error:
-        progress.note(f"process {coming} could not be resumed, so process {leaving} is again")
+        progress.note(
+            f"process {coming} could not be resumed, so process {leaving} was resumed instead"
+        )
         try:
             resume(node, leaving, ResumeOptions(), Progress())
         except PhosError as worse:

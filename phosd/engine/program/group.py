@@ -187,7 +187,7 @@ class CheckpointGroup:
             if hello.uses_unsupported:
                 raise Unsupported(
                     f"process {pid} cannot be saved: {hello.reason}",
-                    hint="neither phosd nor the driver can checkpoint that",
+                    hint="neither phosd nor the driver can save that; start the program without it",
                 )
             return Member(pid, process.gpus_of(hello), link, hello)
         except BaseException:
@@ -203,8 +203,8 @@ class CheckpointGroup:
             raise Unsupported(
                 f"the hook in process {pid} does not answer, and may have parked its memory"
                 f" ({error.what})",
-                hint=f"`phos recover {pid}`; it was perhaps started with another PHOS_RUNTIME_DIR"
-                f" than {self.runtime_dir}",
+                hint=f"run `phos recover {pid}`; if that does not help, the program may have been"
+                f" started with another PHOS_RUNTIME_DIR than {self.runtime_dir}",
             ) from error
         return link
 

@@ -123,7 +123,9 @@ def bring_back(
         raise NotAuthorized("only root may bring processes back", hint="use sudo")
     wanted = procfs.process_id(pid)
     if wanted is None:
-        raise NoSuchProcess(f"there is no process {pid}", hint="`phos recover` lists who is stuck")
+        raise NoSuchProcess(
+            f"there is no process {pid}", hint="`phos recover` lists processes that stand still"
+        )
     with contextlib.ExitStack() as stack:
         running = in_use(runtime_dir)
         if not running and runtime_dir.is_dir():
@@ -291,7 +293,7 @@ def _back_from_parking(
     if driver_checkpoint.state(pid) is None or not process.has_hook(pid):
         if memory and process.uses_cuda(pid):
             raise Internal(
-                f"the driver tells nothing of process {pid}, for which memory is kept",
+                f"the driver does not tell the state of process {pid}, whose memory is kept",
                 hint=f"see its log (dmesg), then `phos recover {pid}`",
             )
         return

@@ -92,7 +92,10 @@ def _error(name: str, status: Any, about: str) -> PhosError:
     what = f"{name}{f' for {about}' if about else ''} failed: {status.name}"
     kinds: dict[str, tuple[type[PhosError], str]] = {
         "CUDA_ERROR_OUT_OF_MEMORY": (OutOfMemory, "free device memory and try again"),
-        "CUDA_ERROR_NOT_SUPPORTED": (Unsupported, "the driver cannot save what the process uses"),
+        "CUDA_ERROR_NOT_SUPPORTED": (
+            Unsupported,
+            "the process uses something that the driver cannot save",
+        ),
         "CUDA_ERROR_NOT_READY": (Timeout, "the process did not reach a safe point; try again"),
         "CUDA_ERROR_NOT_FOUND": (DriverTooOld, "install driver r580 or newer"),
     }

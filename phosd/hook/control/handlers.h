@@ -1,5 +1,5 @@
-// What each request of a client is answered with. docs/hook-protocol.md says what they are for; who
-// may ask, and in which state of the gate, server.cpp has checked.
+// Answers each request of a client. docs/reference/hook-protocol.md says what the requests are for;
+// server.cpp has checked who asks, and in which state of the gate.
 #pragma once
 
 #include <string>

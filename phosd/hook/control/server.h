@@ -1,4 +1,4 @@
-// The hook's thread: it listens, and does what a client asks. docs/hook-protocol.md.
+// The hook's thread: it listens, and does what a client asks. docs/reference/hook-protocol.md.
 #pragma once
 
 namespace phos::control {

@@ -1,5 +1,6 @@
-// The protocol between the hook in a GPU process and the engine. docs/hook-protocol.md explains it;
-// phosd/engine/hook_client/link.py is the other side, and a test compares the two.
+// The protocol between the hook in a GPU process and the engine, which
+// docs/reference/hook-protocol.md explains. phosd/engine/hook_client/link.py is the other side, and
+// a test compares the two.
 //
 // Everything is little-endian and fixed-size. A message is a Header, then `length` bytes of
 // payload; its descriptors travel as SCM_RIGHTS with the first byte of the header. The client sends

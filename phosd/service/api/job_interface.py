@@ -196,7 +196,7 @@ def job_interface(methods: JobMethods | type[JobMethods]) -> Interface:
             Property(
                 "WrongGuesses",
                 "u",
-                "How often the program wrote where nobody expected it.",
+                "How often the program wrote where phosd did not expect it.",
                 lambda job: job.progress.wrong_guesses,
             ),
             Property(

@@ -50,7 +50,7 @@ class Metrics:
         )
         self._wrong = Counter(
             "phosd_wrong_guesses",
-            "How often a program wrote where nobody expected.",
+            "How often a program wrote where phosd did not expect it.",
             registry=registry,
         )
         self._lag = Histogram(

@@ -206,7 +206,7 @@ def image_interface(methods: ImageMethods | type[ImageMethods]) -> Interface:
             Property(
                 "WrongGuesses",
                 "u",
-                "How often the program wrote where nobody expected it.",
+                "How often the program wrote where phosd did not expect it.",
                 lambda view: view.manifest.wrong_guesses,
                 constant=True,
             ),

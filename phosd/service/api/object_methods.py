@@ -122,8 +122,8 @@ class ProcessMethods:
 
     @method("TrustKernels", "a{sv}", count="u")
     async def trust_kernels(self, caller: Caller, view: ProcessView, options: TrustOptions) -> int:
-        """Its program's suspects are taken for what their arguments tell again, from the next
-        checkpoint on; options: {options} (those of this name only). How many.
+        """Clear suspects of its program: from the next checkpoint on, what they write is predicted
+        from their arguments again; options: {options} (those of this name only). How many.
         """
         target = _still(view)
         await self._rights.require(
@@ -193,8 +193,8 @@ class GpuMethods:
         found = self._samples.of(gpu.uuid)
         if not found:
             raise Unsupported(
-                f"{gpu.name} tells no figures: there is no NVML for it",
-                hint="`ListProcesses` tells what each process holds of its memory",
+                f"there are no figures of {gpu.name}: NVML does not know it",
+                hint="`ListProcesses` has the memory that each process uses",
             )
         return [_figures(each) for each in found if microseconds(each.time) >= options.since]
 

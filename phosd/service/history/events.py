@@ -50,7 +50,7 @@ def of_end(job: Job) -> Iterator[Event]:
         named = ", ".join(suspects[:_MOST_SUSPECTS])
         more = f" and {len(suspects) - _MOST_SUSPECTS} more" * (len(suspects) > _MOST_SUSPECTS)
         text = (
-            f"process {task.target} wrote where nobody expected it (wrong guesses: "
+            f"process {task.target} wrote where phosd did not expect it (wrong guesses: "
             f"{job.progress.wrong_guesses}); suspects: {named}{more}"
         )
         yield Event("wrong-guess", subject, text, Severity.WARNING, task.owner)

@@ -85,7 +85,7 @@ class JobTable:
                     )
                 return known
         if self._closing:
-            raise Busy("phosd is ending", hint="ask again when it runs")
+            raise Busy("phosd is ending", hint="try again when it has started anew")
         job = Job(self._next, task, time.time())
         job.progress.observer = _Notifier(
             asyncio.get_running_loop(), lambda: self._listener.progressed(job)

@@ -166,7 +166,7 @@ class Checkpoints:
                 why = f"{schedule.keep} newer good ones of its schedule are kept"
                 self._history.image_deleted(image, why, schedule.target.uid)
             except PhosError as error:
-                progress.note(f"image {image} is due to go and stays for now: {error}")
+                progress.note(f"image {image} is due for deletion, and stays for now: {error}")
 
 
 def require_possible(request: CheckpointRequest) -> None:

@@ -103,7 +103,7 @@ class Retention:
             try:
                 self._engine.delete_image(image)
             except PhosError as error:  # a job reads it: it goes the next time
-                _log.info("image %s is due to go and stays for now: %s", image, error)
+                _log.info("image %s is due for deletion, and stays for now: %s", image, error)
                 continue
             _log.info("image %s was deleted: %s", image, reason)
             self._history.image_deleted(image, reason, owner)

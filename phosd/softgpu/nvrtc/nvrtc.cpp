@@ -1,6 +1,6 @@
 // An NVRTC for the software GPU, whose machine code is PTX: the compiler is NVIDIA's, named by
 // PHOS_SOFTGPU_NVRTC, and what it gives out as a cubin is the PTX that it made. Everything else is
-// passed on. A program loads it in place of libnvrtc.so.13 (docs/softgpu.md).
+// passed on. A program loads it in place of libnvrtc.so.13 (docs/reference/softgpu.md).
 #include <dlfcn.h>
 
 #include <cstddef>

@@ -222,7 +222,8 @@ def test_criu_is_killed(
     mode: str, node: Node, place: Path, start: Starter, undisturbed: Undisturbed
 ) -> None:
     """At several instants of a dump, until one is over before that, and of a restore. Where it runs
-    its own code in the program, that one ends with it (docs/recovery.md): then there is its image.
+    its own code in the program, that one ends with it (docs/operate/recovery.md), and its
+    image is what is left.
     """
     moment = place / "moment"
     killer = place / "criu"

@@ -343,7 +343,7 @@ def test_memory_is_kept_for_a_process_of_which_the_driver_tells_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(driver_checkpoint, "state", lambda pid: None)
         text = free({known}, place / "run").text([target.pid])
-    assert "the driver tells nothing of process" in text
+    assert "the driver does not tell the state of process" in text
     assert left_parked(place / "run") == {known}
     assert "given back its parked memory" in free({known}, place / "run").text([target.pid])
     computes_right(target, undisturbed)

@@ -11,7 +11,7 @@ from phosd.engine.image.packs import HEADER, RECORD, read_record
 from phosd.engine.image.store import Store
 
 _DEVICE = range(0x6F0000000000, 0x700000000000)
-"""The addresses of device memory; docs/softgpu.md."""
+"""The addresses of device memory; docs/reference/softgpu.md."""
 
 Memory = dict[int, bytes]
 """Address -> contents, one entry for what is mapped without a gap."""

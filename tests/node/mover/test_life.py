@@ -336,4 +336,4 @@ def test_one_that_does_not_answer_is_told_of(place: Path, monkeypatch: pytest.Mo
         hung.bind(str(path_of(place, 0)))
         hung.listen()
         assert rescue_clients(place, silent) == []
-    assert len(silent) == 1 and "says nothing" in str(silent[0])
+    assert len(silent) == 1 and "does not answer" in str(silent[0])

@@ -245,7 +245,7 @@ def test_places_that_are_none(node: Node, single: Target, undisturbed: Undisturb
     for where in ("", "tape", "memory,disk"):
         refused(
             InvalidOption,
-            "where is|no place",
+            "where is|cannot be kept in",
             lambda p, where=where: suspend(node, single.pid, SuspendOptions(where), p),  # type: ignore[misc]
         )
     computes_right(single, undisturbed)

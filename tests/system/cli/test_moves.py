@@ -161,7 +161,7 @@ def test_a_dry_run_shows_the_plan_and_does_nothing(at_once: Service) -> None:
 
 def test_nothing_is_done_unasked(at_once: Service) -> None:
     done = phos(at_once, "evacuate", "0")
-    assert (done.returncode, "give --yes" in done.stderr) == (2, True)
+    assert (done.returncode, "command with --yes" in done.stderr) == (2, True)
     assert "to GPU 1" in done.stdout
     (_, error) = lines(phos(at_once, "evacuate", "0", "--json").stdout)
     assert error["error"] == "InvalidOption"

@@ -66,7 +66,7 @@ def test_suspects_are_trusted_again(service: Service) -> None:
     unknown = phos(service, "trust", ME, "none")
     assert unknown.returncode != 0
     assert "phos: 'none' is no suspect of" in unknown.stderr
-    assert phos(service, "trust", ME, "[bold]axpy").stdout == "trusted again: 1\n"
+    assert phos(service, "trust", ME, "[bold]axpy").stdout == "suspect kernels cleared: 1\n"
     (row,) = lines(phos(service, "trust", ME, "--json").stdout)
     assert row == {"pid": os.getpid(), "kernel": None, "trusted": 1}
     assert suspects(service) == ["chase"], "what its hook was told stays until the next checkpoint"

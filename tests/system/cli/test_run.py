@@ -62,7 +62,7 @@ def test_output_without_a_place_is_not_the_commands_fault(monkeypatch: pytest.Mo
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nope")
     done = phos_run("true")
     assert done.returncode == 1
-    assert "its output has no place" in done.stderr and "/proc/nope" in done.stderr
+    assert "its output files cannot be made" in done.stderr and "/proc/nope" in done.stderr
     assert "set XDG_STATE_HOME" in done.stderr
 
 

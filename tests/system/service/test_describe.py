@@ -1,4 +1,4 @@
-"""What the running daemon says of itself is what docs/dbus/ holds, and complete."""
+"""What the running daemon says of itself is what docs/reference/dbus/ holds, and complete."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from tests.support.bus import busctl
 from tests.support.fake_engine import manifest, this_process
 from tests.support.service import ROOT, Service
 
-KEPT = Path(__file__).parents[3] / "docs" / "dbus"
+KEPT = Path(__file__).parents[3] / "docs" / "reference" / "dbus"
 PATHS = {
     "org.phos.Manager1": ROOT,
     "org.phos.Process1": f"/org/phos/process/_{os.getpid()}_1",
@@ -45,7 +45,7 @@ def test_the_running_daemon_is_as_the_repository_says(everything: Service, name:
     assert ElementTree.canonicalize(
         ElementTree.tostring(interface, encoding="unicode"), strip_text=True
     ) in ElementTree.canonicalize(kept, strip_text=True), (
-        "write them again: python -m phosd.service.api.describe docs/dbus"
+        "write them again: python -m phosd.service.api.describe docs/reference/dbus"
     )
 
 

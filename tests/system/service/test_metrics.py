@@ -147,6 +147,6 @@ def test_the_documentation_names_every_metric() -> None:
             await metrics.close()
 
     told = re.findall(r"(?m)^# TYPE (\w+) (\w+)$", asyncio.run(served()))
-    page = (Path(__file__).parents[3] / "docs/dbus.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/reference/dbus.md").read_text()
     documented = re.findall(r"(?m)^\| `(phosd_\w+)` \| (\w+) \|", page)
     assert sorted(documented) == sorted(one for one in told if not one[0].endswith("_created"))

@@ -231,7 +231,7 @@ def test_a_command_line_of_any_bytes_does_not_break_the_connection(service: Serv
 
 
 def test_the_documentation_names_every_member(service: Service) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "dbus.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "dbus.md").read_text()
     show_process(service)
     service.engine.stored["i"] = manifest("i")
     service.call("ListImages")

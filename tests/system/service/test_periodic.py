@@ -404,8 +404,8 @@ def test_an_image_that_cannot_be_deleted_now_is_told_and_goes_later(tmp_path: Pa
             await until(lambda: here.engine.made == 2, "the second one")
             await here.table.wait(here.jobs[1])
             assert (
-                "image image-0 is due to go and stays for now: image image-0 is being read by a "
-                "job; wait for it"
+                "image image-0 is due for deletion, and stays for now: image image-0 is being read "
+                "by a job; wait for it"
             ) in here.jobs[1].progress.notes
             assert here.jobs[1].state is JobState.DONE
             assert set(here.engine.stored) == {"image-0", "image-1"}

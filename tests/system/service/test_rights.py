@@ -100,7 +100,7 @@ def test_an_image_gives_no_group_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_user_whose_groups_nobody_knows() -> None:
     image = manifest("i", owner=USER)
     require_may_restore(image, 0)
-    with pytest.raises(NotAuthorized, match=f"which groups uid {USER} is in"):
+    with pytest.raises(NotAuthorized, match=f"the groups of uid {USER} are not known"):
         require_may_restore(image, USER)
 
 

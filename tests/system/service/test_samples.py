@@ -67,7 +67,7 @@ def test_a_gpu_without_nvml_says_so(quick: None, service: Service) -> None:
     service.engine.devices = [GpuInfo(0, "GPU-soft", "PHOS software GPU", 1 << 30)]
     path = path_of("gpu", "GPU-soft")
     wait_until(lambda: path in service.call("ListGPUs"), "the GPU")
-    with pytest.raises(RuntimeError, match="PHOS software GPU tells no figures: there is no NVML"):
+    with pytest.raises(RuntimeError, match="there are no figures of PHOS software GPU: NVML does"):
         ask(service.address, path, "Gpu1", "ListSamples")
 
 

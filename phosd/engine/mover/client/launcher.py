@@ -38,6 +38,11 @@ def launch(gpu: int, ring_bytes: int, runtime_dir: Path) -> "subprocess.Popen[by
     )
 
 
+def log_of(gpu: int) -> str:
+    """Where the mover of a GPU logs, in words for a hint."""
+    return f"`journalctl -u phosd-mover@{gpu}` (without systemd: phosd's log)"
+
+
 def _write_environment(path: Path, ring_bytes: int) -> None:
     """What the unit of a mover cannot know: how much it may pin, and which GPU we use."""
     variables = {name: value for name, value in os.environ.items() if name.startswith("PHOS_")}

@@ -17,7 +17,7 @@ from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.image.store import Image, ImageWriter
 from phosd.engine.image.writer import Pack
 from phosd.engine.job.progress import Progress
-from phosd.engine.mover.client.launcher import MoverProcess, launch
+from phosd.engine.mover.client.launcher import MoverProcess, launch, log_of
 from phosd.engine.mover.client.requests import (
     Copies,
     DrainMap,
@@ -104,14 +104,14 @@ class Mover:
             elif child.poll() is not None:
                 raise Internal(
                     f"the data mover of GPU {gpu} ended with status {child.returncode}",
-                    hint="its log says why",
+                    hint=f"see {log_of(gpu)} for the reason",
                 )
             if time.monotonic() > deadline:
                 child.kill()
                 child.wait()
                 raise Timeout(
-                    f"the data mover of GPU {gpu} did not come up in {START_SECONDS:.0f} s",
-                    hint="see its log, and the driver's (dmesg)",
+                    f"the data mover of GPU {gpu} did not start within {START_SECONDS:.0f} s",
+                    hint=f"see {log_of(gpu)}, and the driver's log (dmesg)",
                 )
             time.sleep(_LOOK_SECONDS)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Self, TypeVar
 
+from phosd.engine.mover.client.launcher import log_of
 from phosd.engine.mover.protocol import wire
 from phosd.engine.mover.protocol.connection import Connection, PeerGone
 from phosd.engine.mover.protocol.endpoint import connect, sockets
@@ -68,13 +69,16 @@ class RescueClient:
         received = self._connection.receive(end - time.monotonic())
         if received is None:
             raise Timeout(
-                f"the data mover at {self._path} says nothing",
-                hint="see its log and the driver's (dmesg), and try again",
+                f"the data mover at {self._path} does not answer",
+                hint=f"see {log_of(self.gpu)} and the driver's log (dmesg), and try again",
             )
         number, answer, descriptors = received
         if isinstance(answer, wire.Failed) or number != sequence or not isinstance(answer, kind):
             why = answer.what if isinstance(answer, wire.Failed) else type(answer).__name__
-            raise Internal(f"the data mover at {self._path} refused: {why}", hint="see its log")
+            raise Internal(
+                f"the data mover at {self._path} refused: {why}",
+                hint=f"see {log_of(self.gpu)}",
+            )
         return answer, descriptors
 
 

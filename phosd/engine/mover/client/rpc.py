@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from phosd import errors
 from phosd.engine.job.progress import Progress
-from phosd.engine.mover.client.launcher import MoverProcess
+from phosd.engine.mover.client.launcher import MoverProcess, log_of
 from phosd.engine.mover.protocol import wire
 from phosd.engine.mover.protocol.connection import Connection, PeerGone
 from phosd.errors import Cancelled, Internal, PhosError, Timeout
@@ -126,7 +126,7 @@ class RpcChannel:
         """The error for a mover that is gone, with how it ended if that is known."""
         return Internal(
             f"the data mover of GPU {self._gpu} {self._process.end()}",
-            hint="its log and the driver's (dmesg) say more; try again",
+            hint=f"see {log_of(self._gpu)} and the driver's log (dmesg), and try again",
         )
 
 

@@ -154,7 +154,7 @@ class _Loop:
                 return False
             if status.aborted:
                 raise Timeout(
-                    "a program no longer waits for its memory to be saved",
+                    "a program waited too long for its memory to be saved, and goes on",
                     hint="the disk may be too slow for mode=concurrent; use mode=stop",
                 )
             if status.wanted and settled():
