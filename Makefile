@@ -1,8 +1,9 @@
 # Every target does the set-up that it needs, and is quick the second time.
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
-# Shards of the Python tests, each in namespaces of its own.
-SHARDS ?= $(JOBS)
+# Shards of the Python tests, each in namespaces of its own. One more than there are cores: a third of
+# the time a test waits, for a program to make its steps or for a copy that is slow on purpose.
+SHARDS ?= $(shell expr $(JOBS) + 1)
 
 PY := .venv/bin/python
 # Under an init that is quick: a third of the time would go to waiting for pids to be free.

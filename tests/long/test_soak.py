@@ -25,6 +25,7 @@ be 16 by then.
 """
 
 
+@pytest.mark.rotated(of=4)
 @pytest.mark.timeout(600)
 def test_hundreds_of_jobs_leave_nothing_behind(tmp_path: Path) -> None:
     result = soak(tmp_path, JOBS, checkpoint_every=10)

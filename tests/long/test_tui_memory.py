@@ -39,6 +39,7 @@ def used() -> tuple[int, int]:
     return sys.getallocatedblocks(), pages * 4096
 
 
+@pytest.mark.rotated(of=4)
 @pytest.mark.timeout(500)
 def test_events_leave_nothing_behind() -> None:
     """20 events a second; jobs and images come and go."""

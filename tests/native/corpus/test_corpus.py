@@ -34,6 +34,7 @@ def test_references(tmp_path: Path) -> None:
     assert recording.stat().st_size < 2_000_000
 
 
+@pytest.mark.rotated(of=2)
 @pytest.mark.parametrize("instructions", ["base", "v3"])
 def test_every_instruction_set_gives_the_same_bits(tmp_path: Path, instructions: str) -> None:
     recording = tmp_path / "soft.npz"

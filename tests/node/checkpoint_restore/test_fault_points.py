@@ -36,7 +36,10 @@ from tests.node.checkpoint_restore.cycle import (
 )
 from tests.node.checkpoint_restore.test_trouble import at_phase
 from tests.support.harness import PATIENCE, Target, alive, children, wait_until
+from tests.support.rotation import part
 
+PART = 2
+"""One in so many steps fails in the tests of each commit."""
 STEPS = [p for p in Point if p.startswith(("checkpoint-", "parking-", "driver-", "manifest-"))]
 STOP_ONLY = {
     Point.CHECKPOINT_QUIESCE,
@@ -125,7 +128,7 @@ def test_every_step_of_a_checkpoint_fails(
     target = start(program)
     target.wait_for_steps(3)
     first = save(node, target, mode)
-    for step in STEPS:
+    for step in part(f"steps of {mode}", STEPS, PART):
         if mode == "stop" or step not in STOP_ONLY:
             refused(node, target, mode, f"{step}:raise", undisturbed)
     verify(node.store, first.id, Progress())
@@ -139,7 +142,7 @@ def test_every_step_fails_for_one_of_two_processes(
     target = start("shared_pair")
     target.wait_for_steps(3)
     save(node, target, "stop")
-    for step in STEPS:
+    for step in part("steps for one of two", STEPS, PART):
         for visit in (1, 2) if step in EACH_PROCESS else (1,):
             refused(node, target, "stop", f"{step}:{visit}:raise", undisturbed)
     run_cycle(node, target, "stop", undisturbed)
@@ -157,7 +160,7 @@ def test_every_step_of_a_restore_fails(
     node.movers.mover(0)
     wait_until(partial(forgotten, node), "the end of its watch")
     before = left(node)
-    for step in RESTORE_STEPS:
+    for step in part("steps of a restore", RESTORE_STEPS, PART):
         with armed(f"{step}:raise"), pytest.raises(Internal, match=f"fault point {step}"):
             restore(node, image, RestoreOptions(), Progress())
         assert not any(alive(pid) for pid in target.pids), f"{step} left a process"

@@ -127,6 +127,7 @@ def test_a_hook_that_lies_at_one_request(
     unharmed(node, honest)
 
 
+@pytest.mark.rotated(of=2)
 @pytest.mark.parametrize("where", ["constants", "phases_and_frees", "tables", "everything"])
 def test_a_program_that_writes_over_the_shared_board(
     where: str, node: Node, start: Starter, place: Path

@@ -47,6 +47,7 @@ def at_phase(name: str, action: Callable[[Progress], None]) -> Progress:
     return Progress(observer=observe)
 
 
+@pytest.mark.rotated(of=3)
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_target_dies(phase: str, node: Node, start: Starter) -> None:
     target = start("single")
@@ -85,6 +86,7 @@ def test_a_neighbour_does_not_take_the_room_of_a_stopped_program(
     computes_right(target, undisturbed)
 
 
+@pytest.mark.rotated(of=2)
 @pytest.mark.parametrize("mode", ["stop", "driver"])
 def test_a_job_is_cancelled_in_every_phase(
     mode: str, node: Node, start: Starter, undisturbed: Undisturbed
@@ -136,6 +138,7 @@ def test_the_hook_does_not_answer_when_memory_is_given_back(
     computes_right(target, undisturbed)
 
 
+@pytest.mark.rotated(of=2)
 @pytest.mark.parametrize("point", ["pack-create", "pack-sync", "manifest-write", "image-seal"])
 def test_the_disk_fills_up(
     point: str,

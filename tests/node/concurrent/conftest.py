@@ -19,7 +19,7 @@ Undisturbed = Callable[..., dict[int, str]]
 @pytest.fixture(scope="session")
 def surroundings() -> dict[str, str]:
     """The environment of the programs: quick steps."""
-    return {"PYTHONPATH": str(harness.PROGRAMS), "PHOS_TEST_PACE": "0.004"}
+    return {"PYTHONPATH": str(harness.PROGRAMS), "PHOS_TEST_PACE": "0.01"}
 
 
 @pytest.fixture

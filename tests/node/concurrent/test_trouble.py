@@ -135,6 +135,7 @@ def test_the_engine_dies_while_draining(
     continues(node, target, manifest.id, undisturbed("single"))
 
 
+@pytest.mark.rotated(of=2)
 @pytest.mark.parametrize("phase", ["prepare", "cpu", "drain"])
 def test_two_checkpoints_at_once(
     phase: str, node: Node, start: Starter, undisturbed: Undisturbed

@@ -41,6 +41,7 @@ def is_whole(node: Node, target: Target, undisturbed: Undisturbed) -> None:
     computes_right(target, undisturbed)
 
 
+@pytest.mark.rotated(of=3)
 @pytest.mark.parametrize("fault", ["hook-import:2", "hook-map:1", "hook-map:2"])
 def test_a_hook_fails_half_way(
     fault: str, node: Node, start: Starter, undisturbed: Undisturbed
@@ -53,6 +54,7 @@ def test_a_hook_fails_half_way(
     is_whole(node, target, undisturbed)
 
 
+@pytest.mark.rotated(of=2)
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("again", ["resume", "restart"])
 def test_one_of_two_gets_nothing(
@@ -114,6 +116,7 @@ def test_a_gate_opens_when_all_have_their_memory(
     computes_right(target, undisturbed)
 
 
+@pytest.mark.rotated(of=2)
 @pytest.mark.parametrize("program", ["single", "shared_pair"])
 def test_its_entry_cannot_be_removed(
     program: str,
@@ -137,6 +140,7 @@ def test_its_entry_cannot_be_removed(
     is_whole(node, target, undisturbed)
 
 
+@pytest.mark.rotated(of=2)
 @pytest.mark.parametrize("program", ["single", "shared_pair"])
 def test_the_movers_have_lost_what_was_loaded(
     program: str,

@@ -101,6 +101,7 @@ def test_the_target_is_killed(act: Act, phase: str, node: Node, start: Starter) 
     wait_until(all_free, "its memory to be free")
 
 
+@pytest.mark.rotated(of=2)
 @pytest.mark.parametrize(("act", "gpu"), [(go, 0), (go, 1), (sleep, 0), (wake, 1)])
 def test_the_mover_is_killed(
     act: Act, gpu: int, node: Node, start: Starter, undisturbed: Undisturbed

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 PATIENCE = 300.0
 
 
-@pytest.mark.rotated(of=2)
+@pytest.mark.rotated(of=3)
 @pytest.mark.parametrize("seed", seeds("random walk", 1, whole=2), ids="seed {}".format)
 @pytest.mark.parametrize(
     ("devices", "programs"),

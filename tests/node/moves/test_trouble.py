@@ -42,6 +42,7 @@ def runs_at(node: Node, target: Target, gpu: int, undisturbed: Undisturbed) -> N
     computes_right(target, undisturbed)
 
 
+@pytest.mark.rotated(of=2)
 @pytest.mark.parametrize("program", ["single", "shared_pair"])
 def test_every_step_of_a_migration_fails(
     program: str, node: Node, start: Starter, undisturbed: Undisturbed
@@ -120,6 +121,7 @@ def test_one_of_two_processes_cannot_move(
     runs_at(node, target, 0, undisturbed)
 
 
+@pytest.mark.rotated(of=2)
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_every_step_of_a_suspension_and_of_a_resumption_fails(
     where: str, node: Node, start: Starter, undisturbed: Undisturbed

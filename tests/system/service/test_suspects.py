@@ -18,7 +18,7 @@ TRIES = 5
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[Target]:
     """A program whose kernel follows pointers that stand in memory."""
-    extra = {"PYTHONPATH": str(harness.PROGRAMS), "PHOS_TEST_PACE": "0.004"}
+    extra = {"PYTHONPATH": str(harness.PROGRAMS), "PHOS_TEST_PACE": "0.01"}
     runtime = tmp_path / "run"
     found = start("wrong", tmp_path, runtime=runtime, arguments=("0", "chase"), extra=extra)
     try:
