@@ -24,7 +24,7 @@ from phosd.engine.image.usage import pack_bytes
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
-from phosd.engine.memory.device_memory import DeviceMemory
+from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.exported import distinct, if_alive
 from phosd.engine.memory.parking import own_again, park
 from phosd.engine.memory.reservation import Reservation
@@ -113,7 +113,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         with node.kept_memory.of(group) as memory, Undo() as undo:
             way = _Way(node, group, options, progress, undo)
             if parks:
-                reservation, blocks = _parked(way, memory, writer)
+                reservation, blocks = _parked(way, MemoryDump(memory, group.links, writer))
             else:
                 reservation, blocks = _by_driver(way, needs), ()
             progress.phase("publish", stopped=True)
@@ -160,11 +160,9 @@ class _Way:
         return reservation
 
 
-def _parked(
-    way: _Way, memory: DeviceMemory, writer: ImageWriter
-) -> tuple[Reservation, tuple[Block, ...]]:
+def _parked(way: _Way, dump: MemoryDump) -> tuple[Reservation, tuple[Block, ...]]:
     """The program stands still, its memory is saved and parked, and the driver has the rest."""
-    group, progress = way.group, way.progress
+    group, progress, memory = way.group, way.progress, dump.memory
     memory.take(group.links)
     with way.node.movers.turn_to_copy({mover.gpu for mover in memory.movers()}, progress):
         progress.phase("quiesce", stopped=True)
@@ -177,7 +175,7 @@ def _parked(
             "save", stopped=True, bytes_total=sum(h.block.size for h in distinct(exported))
         )
         point(Point.SUSPEND_SAVE)
-        chunks = memory.save(memory.digest(), writer, progress)
+        chunks = dump.save(memory.adopted.digest(exported), progress)
     progress.phase("park", stopped=True)
     point(Point.SUSPEND_PARK)
     park(group.links, memory, way.undo)
