@@ -23,7 +23,7 @@ from phosd.engine.job.rollback import Undo, Undoing
 from phosd.engine.memory.background_copy import follow, spare_memory, starved
 from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.exported import ExportedBlock, if_alive, new_key
-from phosd.engine.mover.client.requests import DrainMap, DrainResult
+from phosd.engine.mover.client.requests import DrainMap, DrainResult, DrainSource
 from phosd.errors import MisSpeculation, NoSuchProcess, OutOfMemory
 
 _SLABS = 32
@@ -204,16 +204,19 @@ class CowDrain(Undoing):
         blocks = [exported for member in self._members for exported in member.blocks]
         for gpu in sorted({exported.gpu for exported in blocks}):
             here = [exported for exported in blocks if exported.gpu == gpu]
+            source = DrainSource(
+                [chunk_map for member in self._members if (chunk_map := _part(member, gpu))],
+                {exported.key: self._digests[exported.key] for exported in here},
+                self._order(here),
+                self._audit,
+            )
             self._drains.append(
                 self._pool.submit(
                     self._memory.adopted.mover(gpu).drain,
-                    [chunk_map for member in self._members if (chunk_map := _part(member, gpu))],
-                    {exported.key: self._digests[exported.key] for exported in here},
-                    self._order(here),
+                    source,
                     self._dump.writer,
                     self._account,
                     self._dump.packs(gpu),
-                    audit=self._audit,
                     let_go=self._memory.dropped,
                 )
             )
