@@ -15,7 +15,7 @@ from phosd.engine.criu import file_records, preflight, stdio
 from phosd.engine.criu.action_script import FROZEN, ActionScript
 from phosd.engine.criu.core_image import parent_death_signal
 from phosd.engine.criu.page_store import PageStore
-from phosd.engine.criu.program import Criu, Owner
+from phosd.engine.criu.program import Criu, Invocation, Owner
 from phosd.engine.image.cpu_manifest import CpuDetails, MappedFile, MemoryFile, OpenFile
 from phosd.engine.image.manifest import FileDigest, Tree
 from phosd.engine.image.private_files import file_digest
@@ -142,13 +142,19 @@ class Dump:
             stack.enter_context(_lent(self._folder, owner))
             self._running = stack.enter_context(
                 self._criu.start(
-                    "dump",
-                    [*_words(self._tree, self._options), *self._plan.words, *ActionScript.WORDS],
-                    owner=owner,
-                    images=self._folder,
-                    work=work,
-                    descriptors=self._pages.descriptors if self._pages else [],
-                    environment=self._pages.environment if self._pages else None,
+                    Invocation(
+                        "dump",
+                        [
+                            *_words(self._tree, self._options),
+                            *self._plan.words,
+                            *ActionScript.WORDS,
+                        ],
+                        owner=owner,
+                        images=self._folder,
+                        work=work,
+                        descriptors=self._pages.descriptors if self._pages else [],
+                        environment=self._pages.environment if self._pages else None,
+                    )
                 )
             )
             self._running.wait_until_started(_START_SECONDS, self._script)
