@@ -15,6 +15,7 @@ from phosd.engine.criu import file_records, preflight, stdio
 from phosd.engine.criu.action_script import FROZEN, ActionScript
 from phosd.engine.criu.core_image import parent_death_signal
 from phosd.engine.criu.page_store import PageStore
+from phosd.engine.criu.preflight import TreeResources
 from phosd.engine.criu.program import Criu, Invocation, Owner
 from phosd.engine.image.cpu_manifest import CpuDetails, MappedFile, MemoryFile, OpenFile
 from phosd.engine.image.manifest import FileDigest, Tree
@@ -79,9 +80,9 @@ def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan
     for _ in range(_LOOKS):
         # What a running program closes while it is looked at has no details to read any more.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            descriptors, mappings = _look(tree)
-            preflight.require_dumpable(tree, descriptors, mappings, tcp, criu.namespaces)
-            return stdio.plan(tree, descriptors)
+            resources = TreeResources.of(tree)
+            preflight.require_dumpable(resources, tcp, criu.namespaces)
+            return stdio.plan(tree, resources.descriptors)
         if not tree.root.alive:
             raise NoSuchProcess(f"process {tree.root.pid} has ended", hint="start it again")
     raise Busy(
@@ -213,13 +214,11 @@ class Dump:
         """While the tree is frozen: what CRIU does not save, and that its pages are copied."""
         noted = self._noted
         noted.tree = scan(self._tree.root.pid)
-        descriptors, mappings = _look(noted.tree)
-        preflight.require_dumpable(
-            noted.tree, descriptors, mappings, self._options.tcp, self._criu.namespaces, frozen=True
-        )
-        noted.open_files = file_records.open_files(descriptors)
-        noted.mapped_files = file_records.mapped_files(mappings)
-        noted.memory_files = file_records.save_memory_files(mappings, self._folder)
+        found = TreeResources.of(noted.tree)
+        preflight.require_dumpable(found, self._options.tcp, self._criu.namespaces, frozen=True)
+        noted.open_files = file_records.open_files(found.descriptors)
+        noted.mapped_files = file_records.mapped_files(found.mappings)
+        noted.memory_files = file_records.save_memory_files(found.mappings, self._folder)
         if self._pages is not None:
             self._pages.wait()
 
@@ -242,16 +241,6 @@ def _digest(path: Path, folder: Path) -> FileDigest:
     with path.open("rb") as file:
         sha256 = file_digest(file.fileno())
     return FileDigest(str(path.relative_to(folder)), path.stat().st_size, sha256)
-
-
-def _look(tree: ProcessTree) -> tuple[list[procfs.Descriptor], list[procfs.Mapping]]:
-    descriptors: list[procfs.Descriptor] = []
-    mappings: list[procfs.Mapping] = []
-    for process in tree.living:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-            descriptors += procfs.descriptors(process.pid)
-            mappings += procfs.mappings(process.pid)
-    return descriptors, mappings
 
 
 def _words(tree: ProcessTree, options: DumpOptions) -> list[str]:
