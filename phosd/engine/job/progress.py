@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from phosd.engine.job.affected import AffectedSet
 from phosd.engine.job.experience import KernelMark
+from phosd.engine.job.figures import Figures
 from phosd.errors import Cancelled
 
 
@@ -37,8 +38,7 @@ class Progress:
     suspects: list[KernelMark] = field(default_factory=list)
     """Kernels one of which has written where nobody expected."""
     wrong_guesses: int = 0
-    details: dict[str, float | None] = field(default_factory=dict)
-    """Figures of a mode's own, by name, with their unit in the name."""
+    figures: Figures = field(default_factory=Figures)
     recorder: Callable[[AffectedSet], None] | None = None
     """Writes down what is about to be touched, for the phosd that finds this job interrupted."""
     _cancel: threading.Event = field(default_factory=threading.Event)

@@ -230,19 +230,20 @@ class CowDrain(Undoing):
     def _tell(self, progress: Progress, drained: Sequence[DrainResult]) -> None:
         """What the copying took, and what it cost the program."""
         chunk_maps = [member.chunk_map.statistics() for member in self._members if member.chunk_map]
-        needless = [part.needless_shadows for part in drained]
-        progress.details |= {
-            "drain_seconds": time.monotonic() - self._started,
-            "drain_bytes": sum(part.byte_count for part in drained),
-            "shadowed_chunks": sum(chunk_map.shadowed_chunks for chunk_map in chunk_maps),
-            "needless_shadows": sum(n or 0 for n in needless) if self._audit else None,
-            "submissions": sum(chunk_map.submissions for chunk_map in chunk_maps),
-            "looked_seconds": sum(chunk_map.looked_ns for chunk_map in chunk_maps) / 1e9,
-            "look_median_seconds": max(chunk_map.look_median_ns for chunk_map in chunk_maps) / 1e9,
-            "waits": sum(chunk_map.waits for chunk_map in chunk_maps),
-            "waited_seconds": sum(chunk_map.waited_ns for chunk_map in chunk_maps) / 1e9,
-            "wrong_chunks": sum(len(part.changed) for part in drained),
-        }
+        figures = progress.figures
+        figures.drain_seconds = time.monotonic() - self._started
+        figures.drain_bytes = sum(part.byte_count for part in drained)
+        figures.shadowed_chunks = sum(chunk_map.shadowed_chunks for chunk_map in chunk_maps)
+        if self._audit:
+            figures.needless_shadows = sum(part.needless_shadows or 0 for part in drained)
+        figures.submissions = sum(chunk_map.submissions for chunk_map in chunk_maps)
+        figures.looked_seconds = sum(chunk_map.looked_ns for chunk_map in chunk_maps) / 1e9
+        figures.look_median_seconds = (
+            max(chunk_map.look_median_ns for chunk_map in chunk_maps) / 1e9
+        )
+        figures.waits = sum(chunk_map.waits for chunk_map in chunk_maps)
+        figures.waited_seconds = sum(chunk_map.waited_ns for chunk_map in chunk_maps) / 1e9
+        figures.wrong_chunks = sum(len(part.changed) for part in drained)
         for member in self._members:
             assert member.chunk_map is not None
             for exported in member.blocks:

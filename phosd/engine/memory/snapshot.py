@@ -148,12 +148,10 @@ class Snapshot(Undoing):
                 raise
             raise starved() from None
         finally:
-            progress.details |= {
-                "snapshot_bytes": self._bytes,
-                "snapshot_seconds": self._seconds,
-                "drain_seconds": time.monotonic() - started,
-                "drain_bytes": self._account.phases[-1].bytes_done,
-            }
+            figures = progress.figures
+            figures.snapshot_bytes, figures.snapshot_seconds = self._bytes, self._seconds
+            figures.drain_seconds = time.monotonic() - started
+            figures.drain_bytes = self._account.phases[-1].bytes_done
         stored = self._dump.writer.stored
         copied = {
             key: tuple(stored[digest.hex()] for digest in digests)
