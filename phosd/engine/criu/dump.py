@@ -20,7 +20,7 @@ from phosd.engine.criu.program import Criu, Invocation, Owner
 from phosd.engine.image.cpu_manifest import CpuDetails, MappedFile, MemoryFile, OpenFile
 from phosd.engine.image.manifest import FileDigest, Tree
 from phosd.engine.image.private_files import file_digest
-from phosd.engine.job.progress import Progress
+from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.program.tree import ProcessTree, scan
 from phosd.engine.system import procfs
 from phosd.errors import Busy, Internal, InvalidOption, NoSuchProcess
@@ -96,15 +96,15 @@ def dump_tree(
     tree: ProcessTree,
     folder: Path,
     options: DumpOptions,
-    progress: Progress | None = None,
+    cancellation: Cancellation | None = None,
 ) -> TreeDump:
     """Dump ``tree`` into ``folder`` (which exists, is empty, and lies in a private folder).
 
     The tree goes on afterwards, whatever happens. Raises :class:`Unsupported` for what cannot be
-    dumped, :class:`Internal` when CRIU fails, and what ``progress`` raises when cancelled.
+    dumped, :class:`Internal` when CRIU fails, and :class:`Cancelled`.
     """
     with Dump(criu, tree, folder, options) as dump:
-        dumped = dump.finish(progress)
+        dumped = dump.finish(cancellation)
         dump.settle()
         return dumped
 
@@ -167,14 +167,14 @@ class Dump:
         self._running.wait(self._options.deadline)
         self._stack.close()
 
-    def finish(self, progress: Progress | None = None) -> TreeDump:
+    def finish(self, cancellation: Cancellation | None = None) -> TreeDump:
         """Let CRIU go on until it has let go of the tree. Raises as :func:`dump_tree` does."""
-        if progress is not None:
-            progress.check()
+        if cancellation is not None:
+            cancellation.check()
         try:
             self._script.let_go_on()
             deadline = self._options.deadline
-            self._running.wait_and_answer(deadline, progress, self._script, self._released)
+            self._running.wait_and_answer(deadline, cancellation, self._script, self._released)
         except Internal:
             if self._script.error is not None:
                 raise self._script.error from None

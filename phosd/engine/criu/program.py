@@ -15,7 +15,7 @@ from typing import Self
 from phosd.engine.criu import launch
 from phosd.engine.criu.action_script import FROZEN, STARTED, ActionScript
 from phosd.engine.criu.launch import Started
-from phosd.engine.job.progress import Progress
+from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import privileges
 from phosd.engine.system.unsandboxed import OutsideError
 from phosd.errors import Cancelled, Internal, Timeout
@@ -182,17 +182,16 @@ class Running:
         self._action = action
         self._log = log
 
-    def wait(self, deadline: float, progress: Progress | None = None) -> None:
+    def wait(self, deadline: float, cancellation: Cancellation | None = None) -> None:
         """Wait for its end, ``deadline`` seconds at most.
 
-        Raises :class:`Internal` with CRIU's own last error lines, and what a cancelled ``progress``
-        raises.
+        Raises :class:`Internal` with CRIU's own last error lines, and :class:`Cancelled`.
         """
         began = time.monotonic()
         while self._look(()):
             self._require_in_time(began, deadline)
-            if progress is not None:
-                progress.check()
+            if cancellation is not None:
+                cancellation.check()
         self._require_success()
 
     def wait_until_started(self, deadline: float, script: ActionScript) -> None:
@@ -207,7 +206,7 @@ class Running:
     def wait_and_answer(
         self,
         deadline: float,
-        progress: Progress | None,
+        cancellation: Cancellation | None,
         script: ActionScript,
         released: Callable[[], bool],
     ) -> None:
@@ -224,8 +223,8 @@ class Running:
                 continue
             try:
                 self._require_in_time(began, deadline)
-                if progress is not None:
-                    progress.check()
+                if cancellation is not None:
+                    cancellation.check()
             except (Cancelled, Timeout) as error:
                 given_up = error
                 script.refuse()

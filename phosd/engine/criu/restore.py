@@ -21,7 +21,7 @@ from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.image.manifest import Process
 from phosd.engine.job.affected import now
-from phosd.engine.job.progress import Progress
+from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, Internal
@@ -80,7 +80,10 @@ def admission(criu: Criu, tree: SavedTree, options: TreeRestoreOptions) -> None:
 
 
 def restore_tree(
-    criu: Criu, tree: SavedTree, options: TreeRestoreOptions, progress: Progress | None = None
+    criu: Criu,
+    tree: SavedTree,
+    options: TreeRestoreOptions,
+    cancellation: Cancellation | None = None,
 ) -> Restored:
     """Restore ``tree``, its files first. Call :func:`admission` before.
 
@@ -98,7 +101,7 @@ def restore_tree(
         end_left_over(since)
 
     try:
-        _run(criu, tree, options, progress, end_made)
+        _run(criu, tree, options, cancellation, end_made)
     except BaseException:
         end_made()
         files.undo()
@@ -222,7 +225,7 @@ def _run(
     criu: Criu,
     tree: SavedTree,
     options: TreeRestoreOptions,
-    progress: Progress | None,
+    cancellation: Cancellation | None,
     end_made: Callable[[], None],
 ) -> None:
     details, owner, folder = tree.details, tree.user, tree.folder
@@ -251,7 +254,7 @@ def _run(
             wrap=lambda command: outlets.wrap(command, options.output),
         )
         with criu.start(invocation) as running:
-            running.wait(options.deadline, progress)
+            running.wait(options.deadline, cancellation)
 
 
 @contextlib.contextmanager
