@@ -215,7 +215,7 @@ def run(folder: Path, options: argparse.Namespace) -> None:
             show("digest", round=number, bytes=total, ms=round(taken * 1e3, 2))
         digests = mover.digest(range(count))
         for case in ("drain", "copy", "save"):
-            taken = seconds(partial(store.preallocate, total))
+            taken = seconds(partial(store.spares.preallocate, total))
             show("preallocate", bytes=total, s=round(taken, 3), gb_s=rate(total, taken))
             with store.begin(os.getuid()) as writer:
                 packs = writer.packs(sum(map(len, digests.values())))

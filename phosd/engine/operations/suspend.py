@@ -103,8 +103,8 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         writer.reserve(size)
         if quota is not None:
             require_suspendable(quota, owner, size, before)
-        job.callback(shelf.drop_spares)
-        shelf.preallocate(size)
+        job.callback(shelf.spares.drop)
+        shelf.spares.preallocate(size)
         progress.check()
         progress.about_to_touch(group.affected)
         job.enter_context(explain_death(group, "suspension"))

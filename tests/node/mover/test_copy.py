@@ -79,7 +79,7 @@ def packs_of(writer: ImageWriter, mover: Mover) -> tuple[list[Pack], int]:
 
 
 def test_a_later_pass_replaces_what_it_copies_again(program: Owner, store: Store) -> None:
-    store.preallocate(64 << 20)
+    store.spares.preallocate(64 << 20)
     with Mover.start(0, RING, store.key) as mover:
         data = adopted(program, mover)
         with store.begin(0) as writer:
@@ -174,7 +174,7 @@ def test_what_cannot_be_copied(program: Owner, tmp_path: Path) -> None:
 
 def test_memory_of_the_movers_own_goes_out_as_it_lies(program: Owner, store: Store) -> None:
     """A copy within the device, saved without being hashed again; it is dropped as it is saved."""
-    store.preallocate(64 << 20)
+    store.spares.preallocate(64 << 20)
     with Mover.start(0, 3 * RECORD, store.key) as mover:
         data = adopted(program, mover)
         digests = digests_of(store, data)

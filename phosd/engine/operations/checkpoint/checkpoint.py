@@ -55,7 +55,7 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
             progress.note(f"mode {choice.mode}: {choice.why}")
         progress.about_to_touch(group.affected)
         parent = job.enter_context(_parent(node, group, options.parent))
-        job.callback(node.store.drop_spares)
+        job.callback(node.store.spares.drop)
         job.enter_context(explain_death(group, "checkpoint", "nothing was saved; "))
         if options.release_cached:
             release_cached(group, progress)
@@ -101,7 +101,7 @@ class _Checkpoint:
                 writer.inherit(parent)
             # Nobody knows before the copying how much of it the parent has.
             writer.reserve(needs.cpu + (needs.gpu if parent is None else 0))
-            node.store.preallocate(needs.gpu)
+            node.store.spares.preallocate(needs.gpu)
             blocks = _MODES[choice.mode](Attempt(node, group, writer, cpu, self.options, progress))
             progress.phase("persist")
             point(Point.CHECKPOINT_PERSIST)
