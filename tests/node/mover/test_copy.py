@@ -191,8 +191,8 @@ def test_memory_of_the_movers_own_goes_out_as_it_lies(program: Owner, store: Sto
             progress.phase("copy")
             packs, pinned = packs_of(writer, mover)
             copies = Copies(writer, packs)
-            way = (proven, copies, progress)
-            assert mover.copy(*way, proven=proven, let_go=gone.extend) == proven
+            copied = mover.copy(proven, copies, progress, proven=proven, let_go=gone.extend)
+            assert copied == proven
             assert sorted(gone) == [20, 21]
             assert mover.free_memory()[0] == before
             assert progress.phases[0].bytes_done == 7 * CHUNK
