@@ -25,7 +25,7 @@ from phosd.engine.image.manifest import CHUNK, Block, ChunkRef, Gpu, Host, Manif
 from phosd.engine.image.store import ImageWriter, Store
 from phosd.engine.image.writer import Pack
 from phosd.engine.mover.client.mover import Mover
-from phosd.engine.mover.client.requests import Copies, DrainMap
+from phosd.engine.mover.client.requests import Copies, DrainMap, DrainSource
 from phosd.engine.mover.worker.transfer import close_all, reopen_direct
 from phosd.engine.system.cuda import call, driver
 
@@ -152,7 +152,8 @@ def copy_out(
         return refs, {"again_chunks": len(again), "again_s": round(taken, 4)}
     with ChunkMap.create([(key, len(parts)) for key, parts in digests.items()], []) as chunk_map:
         blocks = {key: chunk_map.first_chunk(key) for key in digests}
-        drained = mover.drain([DrainMap(chunk_map.fd, 0, blocks)], digests, {}, writer, packs=packs)
+        source = DrainSource([DrainMap(chunk_map.fd, 0, blocks)], digests)
+        drained = mover.drain(source, writer, packs=packs)
     return drained.chunks, {
         "changed": len(drained.changed),
         "to_saved_us": round(drained.seconds_to_saved * 1e6, 1),
@@ -214,7 +215,7 @@ def run(folder: Path, options: argparse.Namespace) -> None:
             show("digest", round=number, bytes=total, ms=round(taken * 1e3, 2))
         digests = mover.digest(range(count))
         for case in ("drain", "copy", "save"):
-            taken = seconds(partial(store.preallocate, total))
+            taken = seconds(partial(store.spares.preallocate, total))
             show("preallocate", bytes=total, s=round(taken, 3), gb_s=rate(total, taken))
             with store.begin(os.getuid()) as writer:
                 packs = writer.packs(sum(map(len, digests.values())))

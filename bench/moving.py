@@ -54,7 +54,7 @@ def timed(operation: Callable[[Progress], object]) -> Result:
             (p.name, p.bytes_done / 1e9, p.bytes_done / 1e9 / ((p.end or 0) - p.start))
             for p in moved
         ],
-        "details": progress.details,
+        "details": progress.figures.measured(),
         "notes": progress.notes,
     }
 

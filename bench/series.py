@@ -104,7 +104,7 @@ def one(node: Node, training: Training, options: CheckpointOptions, between: int
         "drain_phase_s": (inside.end or 0) - inside.start if inside else None,
         "wrong_guesses": progress.wrong_guesses,
         "suspects": len(progress.suspects),
-        "details": progress.details,
+        "details": progress.figures.measured(),
         "notes": progress.notes,
         "new_bytes": new_bytes(manifest, node),
     }

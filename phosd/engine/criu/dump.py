@@ -15,11 +15,12 @@ from phosd.engine.criu import file_records, preflight, stdio
 from phosd.engine.criu.action_script import FROZEN, ActionScript
 from phosd.engine.criu.core_image import parent_death_signal
 from phosd.engine.criu.page_store import PageStore
-from phosd.engine.criu.program import Criu, Owner
+from phosd.engine.criu.preflight import TreeResources
+from phosd.engine.criu.program import Criu, Invocation, Owner
 from phosd.engine.image.cpu_manifest import CpuDetails, MappedFile, MemoryFile, OpenFile
 from phosd.engine.image.manifest import FileDigest, Tree
 from phosd.engine.image.private_files import file_digest
-from phosd.engine.job.progress import Progress
+from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.program.tree import ProcessTree, scan
 from phosd.engine.system import procfs
 from phosd.errors import Busy, Internal, InvalidOption, NoSuchProcess
@@ -79,9 +80,9 @@ def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan
     for _ in range(_LOOKS):
         # What a running program closes while it is looked at has no details to read any more.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            descriptors, mappings = _look(tree)
-            preflight.require_dumpable(tree, descriptors, mappings, tcp, criu.namespaces)
-            return stdio.plan(tree, descriptors)
+            resources = TreeResources.of(tree)
+            preflight.require_dumpable(resources, tcp, criu.namespaces)
+            return stdio.plan(tree, resources.descriptors)
         if not tree.root.alive:
             raise NoSuchProcess(f"process {tree.root.pid} has ended", hint="start it again")
     raise Busy(
@@ -95,15 +96,15 @@ def dump_tree(
     tree: ProcessTree,
     folder: Path,
     options: DumpOptions,
-    progress: Progress | None = None,
+    cancellation: Cancellation | None = None,
 ) -> TreeDump:
     """Dump ``tree`` into ``folder`` (which exists, is empty, and lies in a private folder).
 
     The tree goes on afterwards, whatever happens. Raises :class:`Unsupported` for what cannot be
-    dumped, :class:`Internal` when CRIU fails, and what ``progress`` raises when cancelled.
+    dumped, :class:`Internal` when CRIU fails, and :class:`Cancelled`.
     """
     with Dump(criu, tree, folder, options) as dump:
-        dumped = dump.finish(progress)
+        dumped = dump.finish(cancellation)
         dump.settle()
         return dumped
 
@@ -142,13 +143,19 @@ class Dump:
             stack.enter_context(_lent(self._folder, owner))
             self._running = stack.enter_context(
                 self._criu.start(
-                    "dump",
-                    [*_words(self._tree, self._options), *self._plan.words, *ActionScript.WORDS],
-                    owner=owner,
-                    images=self._folder,
-                    work=work,
-                    descriptors=self._pages.descriptors if self._pages else [],
-                    environment=self._pages.environment if self._pages else None,
+                    Invocation(
+                        "dump",
+                        [
+                            *_words(self._tree, self._options),
+                            *self._plan.words,
+                            *ActionScript.WORDS,
+                        ],
+                        owner=owner,
+                        images=self._folder,
+                        work=work,
+                        descriptors=self._pages.descriptors if self._pages else [],
+                        environment=self._pages.environment if self._pages else None,
+                    )
                 )
             )
             self._running.wait_until_started(_START_SECONDS, self._script)
@@ -160,14 +167,14 @@ class Dump:
         self._running.wait(self._options.deadline)
         self._stack.close()
 
-    def finish(self, progress: Progress | None = None) -> TreeDump:
+    def finish(self, cancellation: Cancellation | None = None) -> TreeDump:
         """Let CRIU go on until it has let go of the tree. Raises as :func:`dump_tree` does."""
-        if progress is not None:
-            progress.check()
+        if cancellation is not None:
+            cancellation.check()
         try:
             self._script.let_go_on()
             deadline = self._options.deadline
-            self._running.wait_and_answer(deadline, progress, self._script, self._released)
+            self._running.wait_and_answer(deadline, cancellation, self._script, self._released)
         except Internal:
             if self._script.error is not None:
                 raise self._script.error from None
@@ -207,13 +214,11 @@ class Dump:
         """While the tree is frozen: what CRIU does not save, and that its pages are copied."""
         noted = self._noted
         noted.tree = scan(self._tree.root.pid)
-        descriptors, mappings = _look(noted.tree)
-        preflight.require_dumpable(
-            noted.tree, descriptors, mappings, self._options.tcp, self._criu.namespaces, frozen=True
-        )
-        noted.open_files = file_records.open_files(descriptors)
-        noted.mapped_files = file_records.mapped_files(mappings)
-        noted.memory_files = file_records.save_memory_files(mappings, self._folder)
+        found = TreeResources.of(noted.tree)
+        preflight.require_dumpable(found, self._options.tcp, self._criu.namespaces, frozen=True)
+        noted.open_files = file_records.open_files(found.descriptors)
+        noted.mapped_files = file_records.mapped_files(found.mappings)
+        noted.memory_files = file_records.save_memory_files(found.mappings, self._folder)
         if self._pages is not None:
             self._pages.wait()
 
@@ -236,16 +241,6 @@ def _digest(path: Path, folder: Path) -> FileDigest:
     with path.open("rb") as file:
         sha256 = file_digest(file.fileno())
     return FileDigest(str(path.relative_to(folder)), path.stat().st_size, sha256)
-
-
-def _look(tree: ProcessTree) -> tuple[list[procfs.Descriptor], list[procfs.Mapping]]:
-    descriptors: list[procfs.Descriptor] = []
-    mappings: list[procfs.Mapping] = []
-    for process in tree.living:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-            descriptors += procfs.descriptors(process.pid)
-            mappings += procfs.mappings(process.pid)
-    return descriptors, mappings
 
 
 def _words(tree: ProcessTree, options: DumpOptions) -> list[str]:

@@ -9,7 +9,7 @@ from phosd.engine.criu.program import Criu
 from phosd.engine.image import private_files
 from phosd.engine.image.manifest import Tree
 from phosd.engine.image.writer import ImageWriter
-from phosd.engine.job.progress import Progress
+from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.rollback import Undo, Undoing
 from phosd.engine.program.tree import ProcessTree
 
@@ -53,10 +53,10 @@ class CpuParts(Undoing):
             dump = Dump(self._program, tree, folder, self._options, pages)
             self._prepared.append(self._undo.enter(dump))
 
-    def dump(self, progress: Progress) -> None:
+    def dump(self, cancellation: Cancellation) -> None:
         """Freeze each tree, write its state, let it go on."""
         for prepared in self._prepared:
-            self._dumps.append(prepared.finish(progress))
+            self._dumps.append(prepared.finish(cancellation))
 
     @property
     def trees(self) -> list[ProcessTree]:

@@ -4,7 +4,9 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from phosd.engine.criu import stdio
 from phosd.engine.criu.file_records import NOT_ON_DISK
@@ -24,26 +26,39 @@ _DELETED = " (deleted)"
 _TUN = os.makedev(10, 200)
 
 
+@dataclass(frozen=True)
+class TreeResources:
+    """List what the processes of a tree have open and mapped."""
+
+    tree: ProcessTree
+    descriptors: list[Descriptor]
+    mappings: list[Mapping]
+
+    @classmethod
+    def of(cls, tree: ProcessTree) -> Self:
+        """Look at every living process of the tree once."""
+        found = cls(tree, [], [])
+        for process in tree.living:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                found.descriptors.extend(procfs.descriptors(process.pid))
+                found.mappings.extend(procfs.mappings(process.pid))
+        return found
+
+
 def require_dumpable(
-    tree: ProcessTree,
-    descriptors: Iterable[Descriptor],
-    mappings: Iterable[Mapping],
-    tcp: str,
-    home: dict[str, str],
-    *,
-    frozen: bool = False,
+    resources: TreeResources, tcp: str, home: dict[str, str], *, frozen: bool = False
 ) -> None:
     """Raise :class:`Unsupported` naming everything in the tree that CRIU cannot save.
 
     ``home`` are the namespaces that CRIU runs in, by kind. ``frozen`` says that CRIU holds the
     tree: then it is CRIU that traces it.
     """
-    every = list(descriptors)
+    tree = resources.tree
     reasons = [
         *_of_processes(tree, home, frozen),
-        *_of_descriptors(every),
-        *_of_sockets(every, tcp),
-        *_of_mappings(tree, mappings),
+        *_of_descriptors(resources.descriptors),
+        *_of_sockets(resources.descriptors, tcp),
+        *_of_mappings(tree, resources.mappings),
     ]
     if reasons:
         shown = "; ".join(reasons[:5])

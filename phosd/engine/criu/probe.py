@@ -19,6 +19,7 @@ import msgspec
 from phosd.engine.criu.dump import DumpOptions, dump_tree
 from phosd.engine.criu.program import INSTALL_HINT, Criu
 from phosd.engine.criu.restore import TreeRestoreOptions, admission, restore_tree
+from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.program.tree import scan
 from phosd.engine.system import procfs
 from phosd.errors import Internal, PhosError
@@ -138,8 +139,9 @@ def _cycle(criu: Criu, started: subprocess.Popen[bytes], folder: Path, log: Path
     # What the program counted after the dump goes, or the numbers would not follow each other.
     os.truncate(log, dump.details.open_files[0].size)
     processes = [process.record(0) for process in dump.tree]
-    admission(criu, record, processes, images, TreeRestoreOptions())
-    restored = restore_tree(criu, record, processes, images, TreeRestoreOptions())
+    saved = SavedTree(record, processes, images)
+    admission(criu, saved, TreeRestoreOptions())
+    restored = restore_tree(criu, saved, TreeRestoreOptions())
     try:
         port, *values = _wait_for_lines(log, len(log.read_text().split()) + 3)
         with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:

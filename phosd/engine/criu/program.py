@@ -15,7 +15,7 @@ from typing import Self
 from phosd.engine.criu import launch
 from phosd.engine.criu.action_script import FROZEN, STARTED, ActionScript
 from phosd.engine.criu.launch import Started
-from phosd.engine.job.progress import Progress
+from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import privileges
 from phosd.engine.system.unsandboxed import OutsideError
 from phosd.errors import Cancelled, Internal, Timeout
@@ -43,6 +43,27 @@ class Owner:
     @property
     def is_root(self) -> bool:
         return self.uid == 0
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """Describe one ``criu action words``, run as ``owner``.
+
+    The folders ``images`` and ``work`` may lie in private ones. ``descriptors`` are inherited;
+    ``environment`` is added to what CRIU gets. ``wrap`` may put a command around CRIU's.
+    ``slice_of``: see :func:`launch.launch`.
+    """
+
+    action: str
+    words: Sequence[str]
+    owner: Owner
+    images: Path
+    work: Path
+    descriptors: Sequence[int] = ()
+    environment: Mapping[str, str] | None = None
+    dies_with_us: bool = False
+    slice_of: int | None = None
+    wrap: Callable[[list[str]], list[str]] = list
 
 
 @dataclass(frozen=True)
@@ -112,87 +133,45 @@ class Criu:
                     "packaging/install_criu.py on it",
                 )
 
-    def run(
-        self,
-        action: str,
-        words: Sequence[str],
-        *,
-        owner: Owner,
-        images: Path,
-        work: Path,
-        descriptors: Sequence[int] = (),
-        deadline: float,
-        progress: Progress | None = None,
-        dies_with_us: bool = False,
-        slice_of: int | None = None,
-        wrap: Callable[[list[str]], list[str]] = list,
-    ) -> None:
-        """:meth:`start` it and wait for its end."""
-        with self.start(
-            action,
-            words,
-            owner=owner,
-            images=images,
-            work=work,
-            descriptors=descriptors,
-            dies_with_us=dies_with_us,
-            slice_of=slice_of,
-            wrap=wrap,
-        ) as running:
-            running.wait(deadline, progress)
-
-    def start(
-        self,
-        action: str,
-        words: Sequence[str],
-        *,
-        owner: Owner,
-        images: Path,
-        work: Path,
-        descriptors: Sequence[int] = (),
-        dies_with_us: bool = False,
-        environment: Mapping[str, str] | None = None,
-        slice_of: int | None = None,
-        wrap: Callable[[list[str]], list[str]] = list,
-    ) -> "Running":
-        """Start ``criu action`` as ``owner``; ``images`` and ``work`` may lie in private folders.
-
-        CRIU gets both folders as descriptors, so a user who owns them meanwhile still cannot reach
-        them by a path. ``descriptors`` are inherited; ``environment`` is added to what it gets.
-        ``wrap`` may put a command around CRIU's. ``slice_of``: see :func:`launch.launch`.
+    def start(self, invocation: Invocation) -> "Running":
+        """Start CRIU. It gets both folders as descriptors, so a user who owns them meanwhile still
+        cannot reach them by a path.
         """
+        owner, work = invocation.owner, invocation.work
         self.require_reachable(owner)
-        folders = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in (images, work)]
-        log = work / f"{action}.log"
+        folders = [
+            os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in (invocation.images, work)
+        ]
+        log = work / f"{invocation.action}.log"
         try:
             log.unlink(missing_ok=True)
             # CRIU's CUDA plugin would get in the way of the driver checkpoint that we do.
             (work / "no-plugins").mkdir(mode=0o755, exist_ok=True)
             places = [f"/proc/self/fd/{folder}" for folder in folders]
-            line = [str(self.path), action, "--no-default-config", "-v2", "-o", log.name]
+            line = [str(self.path), invocation.action, "--no-default-config", "-v2", "-o", log.name]
             line += ["-D", places[0], "-W", places[1], "-L", places[1] + "/no-plugins"]
             if not owner.is_root:
                 line.append("--unprivileged")
             command = privileges.command(
-                [*line, *words],
+                [*line, *invocation.words],
                 uid=owner.uid,
                 gid=owner.gid,
                 groups=owner.groups,
                 capabilities=True,
-                dies_with_parent=dies_with_us,
-                environment=environment,
+                dies_with_parent=invocation.dies_with_us,
+                environment=invocation.environment,
             )
             started = launch.launch(
-                wrap(command),
-                (*folders, *descriptors),
+                invocation.wrap(command),
+                (*folders, *invocation.descriptors),
                 self.service,
-                tied=dies_with_us,
-                slice_of=slice_of,
+                tied=invocation.dies_with_us,
+                slice_of=invocation.slice_of,
             )
         finally:
             for folder in folders:
                 os.close(folder)
-        return Running(started, action, log)
+        return Running(started, invocation.action, log)
 
 
 class Running:
@@ -203,17 +182,16 @@ class Running:
         self._action = action
         self._log = log
 
-    def wait(self, deadline: float, progress: Progress | None = None) -> None:
+    def wait(self, deadline: float, cancellation: Cancellation | None = None) -> None:
         """Wait for its end, ``deadline`` seconds at most.
 
-        Raises :class:`Internal` with CRIU's own last error lines, and what a cancelled ``progress``
-        raises.
+        Raises :class:`Internal` with CRIU's own last error lines, and :class:`Cancelled`.
         """
         began = time.monotonic()
         while self._look(()):
             self._require_in_time(began, deadline)
-            if progress is not None:
-                progress.check()
+            if cancellation is not None:
+                cancellation.check()
         self._require_success()
 
     def wait_until_started(self, deadline: float, script: ActionScript) -> None:
@@ -228,7 +206,7 @@ class Running:
     def wait_and_answer(
         self,
         deadline: float,
-        progress: Progress | None,
+        cancellation: Cancellation | None,
         script: ActionScript,
         released: Callable[[], bool],
     ) -> None:
@@ -245,8 +223,8 @@ class Running:
                 continue
             try:
                 self._require_in_time(began, deadline)
-                if progress is not None:
-                    progress.check()
+                if cancellation is not None:
+                    cancellation.check()
             except (Cancelled, Timeout) as error:
                 given_up = error
                 script.refuse()

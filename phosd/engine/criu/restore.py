@@ -7,23 +7,24 @@ import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import msgspec
 
 from phosd.engine.criu import file_worker
-from phosd.engine.criu.dump import digests, require_private, working_folder
+from phosd.engine.criu.dump import require_private, working_folder
 from phosd.engine.criu.file_worker import Change, Orders, Policy
 from phosd.engine.criu.inherited_stdio import Outlets
 from phosd.engine.criu.owned_processes import ENDING_PATIENCE, end, end_left_over, is_made
-from phosd.engine.criu.program import Criu, Owner
+from phosd.engine.criu.program import Criu, Invocation, Owner
+from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
-from phosd.engine.image.manifest import Process, Tree
+from phosd.engine.image.manifest import Process
 from phosd.engine.job.affected import now
-from phosd.engine.job.progress import Progress
+from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, ImageCorrupt, Internal
+from phosd.errors import Busy, Internal
 
 SETTLED = 0.05
 """Seconds that a restored program must live before it counts as restored."""
@@ -63,75 +64,54 @@ class Restored:
         self._files.undo()
 
 
-def admission(
-    criu: Criu,
-    tree: Tree,
-    processes: Sequence[Process],
-    folder: Path,
-    options: TreeRestoreOptions,
-) -> None:
+def admission(criu: Criu, tree: SavedTree, options: TreeRestoreOptions) -> None:
     """Check everything that a restore of ``tree`` needs; nothing is touched.
 
-    ``processes`` are those of this tree. Raises :class:`Busy` when a pid or thread id is taken,
-    :class:`Unsupported` for files that changed, :class:`ImageCorrupt` when CRIU's files are not
-    those of the manifest (their bytes are :func:`check_images`' concern).
+    Raises :class:`Busy` when a pid or thread id is taken, :class:`Unsupported` for files that
+    changed, :class:`ImageCorrupt` when CRIU's files are not those of the manifest (their bytes are
+    :meth:`SavedTree.check_bytes`' concern).
     """
-    details = _details(tree)
-    criu.require_reachable(restoring_user(tree))
-    _check_listing(tree, folder)
-    require_free(processes)
-    _require_unused(details)
-    with _orders(tree, folder, options, "check") as orders:
+    criu.require_reachable(tree.user)
+    tree.check_listing()
+    require_free(tree.processes)
+    _require_unused(tree.details)
+    with _orders(tree, options, "check") as orders:
         file_worker.require_usable(file_worker.work(orders))
-
-
-def check_images(tree: Tree, folder: Path) -> None:
-    """Hash every file of the dump. Raises :class:`ImageCorrupt` naming the first that differs."""
-    recorded = {file.path: file for file in tree.files}
-    for found in digests(folder):
-        if recorded.get(found.path) != found:
-            raise ImageCorrupt(
-                f"{folder / found.path} is not what was saved",
-                hint="restore another image; this one is damaged",
-            )
 
 
 def restore_tree(
     criu: Criu,
-    tree: Tree,
-    processes: Sequence[Process],
-    folder: Path,
+    tree: SavedTree,
     options: TreeRestoreOptions,
-    progress: Progress | None = None,
+    cancellation: Cancellation | None = None,
 ) -> Restored:
-    """Restore ``tree`` from ``folder``, its files first. Call :func:`admission` before.
+    """Restore ``tree``, its files first. Call :func:`admission` before.
 
     Raises what :func:`admission` raises, and :class:`Internal` when CRIU fails or the program is
     dead right afterwards; then its files are again as they were.
     """
-    details = _details(tree)
-    require_private(folder)
-    require_free(processes)
-    files = _Files(tree, folder, options)
-    wanted = {process.pid: process for process in processes}
-    user, since = restoring_user(tree).uid, now()
+    require_private(tree.folder)
+    require_free(tree.processes)
+    files = _Files(tree, options)
+    wanted = {process.pid: process for process in tree.processes}
+    user, since = tree.user.uid, now()
 
     def end_made() -> None:
         end(wanted, lambda pid: is_made(wanted[pid], user, since))
         end_left_over(since)
 
     try:
-        _run(criu, tree, details, folder, options, progress, end_made)
+        _run(criu, tree, options, cancellation, end_made)
     except BaseException:
         end_made()
         files.undo()
         raise
     # CRIU could give every process its pid, so these are what it has made.
     made = frozenset(filter(None, map(procfs.process_id, wanted)))
-    restored = Restored(tree.root, tuple(wanted), files, made)
+    restored = Restored(tree.record.root, tuple(wanted), files, made)
     try:
-        _confirm(tree.root)
-        _set_affinities(processes)
+        _confirm(tree.record.root)
+        _set_affinities(tree.processes)
     except BaseException:
         restored.abandon()
         raise
@@ -190,58 +170,14 @@ def _require_unused(details: CpuDetails) -> None:
                 )
 
 
-def _details(tree: Tree) -> CpuDetails:
-    if tree.details is None:
-        raise ImageCorrupt(
-            f"the image says nothing about the tree of pid {tree.root}", "restore another image"
-        )
-    return tree.details
-
-
-def restoring_user(tree: Tree) -> Owner:
-    """Who CRIU runs as."""
-    details = _details(tree)
-    if details.privileged:
-        return Owner(0, 0, ())
-    return Owner(details.uid, details.gid, details.groups)
-
-
-def _check_listing(tree: Tree, folder: Path) -> None:
-    """The folder holds exactly the recorded files, of the recorded sizes, and no links."""
-    recorded = {file.path: file.size for file in tree.files}
-    for name in recorded:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise ImageCorrupt(f"the image names a file outside of it: {name!r}", "delete it")
-    for memory in _details(tree).memory_files:
-        if recorded.get(memory.saved) != memory.size:
-            raise ImageCorrupt(
-                f"the image names a file outside of it, or of another size: {memory.saved!r}",
-                hint="delete it",
-            )
-    found = {
-        str(path.relative_to(folder)): path.lstat()
-        for path in folder.rglob("*")
-        if path.is_symlink() or not path.is_dir()
-    }
-    for name in sorted(recorded.keys() | found.keys()):
-        status = found.get(name)
-        regular = status is not None and (status.st_mode & 0o170000) == 0o100000
-        if status is None or not regular or status.st_size != recorded.get(name):
-            raise ImageCorrupt(
-                f"{folder / name} is missing, of another size, or not part of the image",
-                hint="restore another image; this one is damaged",
-            )
-
-
 @contextlib.contextmanager
-def _orders(tree: Tree, folder: Path, options: TreeRestoreOptions, mark: str) -> Iterator[Orders]:
+def _orders(tree: SavedTree, options: TreeRestoreOptions, mark: str) -> Iterator[Orders]:
     """Orders to the owner's file worker; root opens the saved bytes, the owner the paths."""
-    details = _details(tree)
-    user = restoring_user(tree)
+    details, user = tree.details, tree.user
     with contextlib.ExitStack() as opened:
         sources = []
         for file in details.memory_files:
-            descriptor = os.open(folder / file.saved, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = os.open(tree.folder / file.saved, os.O_RDONLY | os.O_NOFOLLOW)
             opened.callback(os.close, descriptor)
             sources.append(descriptor)
         yield Orders(
@@ -265,8 +201,8 @@ def _checkable(details: CpuDetails) -> tuple[OpenFile, ...]:
 class _Files:
     """The files as the restore needs them, until it is settled or undone."""
 
-    def __init__(self, tree: Tree, folder: Path, options: TreeRestoreOptions) -> None:
-        with _orders(tree, folder, options, secrets.token_hex(4)) as orders:
+    def __init__(self, tree: SavedTree, options: TreeRestoreOptions) -> None:
+        with _orders(tree, options, secrets.token_hex(4)) as orders:
             self._orders = Orders(orders.uid, orders.gid, orders.groups, orders.mark)
             self._changes: tuple[Change, ...] = ()
             if orders.open_files or orders.memory_files:
@@ -287,14 +223,12 @@ class _Files:
 
 def _run(
     criu: Criu,
-    tree: Tree,
-    details: CpuDetails,
-    folder: Path,
+    tree: SavedTree,
     options: TreeRestoreOptions,
-    progress: Progress | None,
+    cancellation: Cancellation | None,
     end_made: Callable[[], None],
 ) -> None:
-    owner = restoring_user(tree)
+    details, owner, folder = tree.details, tree.user, tree.folder
     words = ["--restore-detached", "--file-locks", "--manage-cgroups=ignore", "--link-remap"]
     if details.tcp == "close":
         words.append("--tcp-close")
@@ -308,19 +242,19 @@ def _run(
         working_folder(folder, owner) as work,
         _none_left(end_made) as inherited_by_all,
     ):
-        criu.run(
+        invocation = Invocation(
             "restore",
             [*words, *outlets.words],
             owner=owner,
             images=folder,
             work=work,
             descriptors=(*outlets.inherited, inherited_by_all),
-            deadline=options.deadline,
-            progress=progress,
             dies_with_us=True,
             slice_of=owner.uid,
             wrap=lambda command: outlets.wrap(command, options.output),
         )
+        with criu.start(invocation) as running:
+            running.wait(options.deadline, cancellation)
 
 
 @contextlib.contextmanager

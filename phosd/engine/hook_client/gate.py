@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from phosd.engine.hook_client.link import GateState, HookLink
-from phosd.engine.job.progress import Progress
+from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.rollback import Undo
 from phosd.errors import Busy, NoSuchProcess
 
@@ -27,7 +27,7 @@ _POLL = 0.0002
 
 @contextmanager
 def closed_gates(
-    links: Sequence[HookLink], progress: Progress, deadline: float = DEADLINE
+    links: Sequence[HookLink], cancellation: Cancellation, deadline: float = DEADLINE
 ) -> Iterator[None]:
     """Inside, no process of the group submits work and all their devices are idle.
 
@@ -35,11 +35,13 @@ def closed_gates(
     again then. A process that dies inside is no error here: there is no gate left to open.
     """
     with Undo() as undo:
-        close_gates(links, progress, deadline, undo)
+        close_gates(links, cancellation, deadline, undo)
         yield
 
 
-def close_gates(links: Sequence[HookLink], progress: Progress, deadline: float, undo: Undo) -> None:
+def close_gates(
+    links: Sequence[HookLink], cancellation: Cancellation, deadline: float, undo: Undo
+) -> None:
     """What :func:`closed_gates` has inside, until ``undo`` opens the gates."""
     for link in links:
         undo.add(open_gate, link)
@@ -51,7 +53,7 @@ def close_gates(links: Sequence[HookLink], progress: Progress, deadline: float, 
         }
         if all(state.settled for state in states.values()):
             return
-        progress.check()
+        cancellation.check()
         if time.monotonic() > give_up:
             raise Busy(
                 f"the program did not come to rest within {deadline:.0f} s ({_why(states)})",

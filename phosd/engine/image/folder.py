@@ -43,9 +43,21 @@ class StoreFolder:
         names = (p.name.removesuffix(".pack") for p in self.packs.glob("*.pack"))
         return sorted(int(name) for name in names if name.isdecimal())
 
-    def spares(self) -> Sequence[Path]:
+    def spare_paths(self) -> Sequence[Path]:
         """The spare packs that nobody is making. The caller holds the store's lock."""
         return [path for path in sorted(self.packs.glob("*.spare")) if private_files.unused(path)]
+
+    def free_bytes(self) -> int:
+        """What the file system of the store can still take, and what is set aside, in bytes."""
+        status = os.statvfs(self.state)
+        with self.locked():
+            spare = sum(path.stat().st_size for path in self.spare_paths())
+        return status.f_bavail * status.f_frsize + spare
+
+    def disk_bytes(self) -> int:
+        """The size of the file system of the store, in bytes."""
+        status = os.statvfs(self.state)
+        return status.f_blocks * status.f_frsize
 
     def secret(self) -> bytes:
         """What the key of the digests is made of; written if it is not there."""

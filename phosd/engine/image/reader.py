@@ -1,11 +1,28 @@
-"""A published image that is open: its manifest, its folder and its packs."""
+"""A published image: its manifest, and when it is open its folder and its packs."""
 
 import os
 
+import msgspec
+
+from phosd.engine.digest import DigestKey
 from phosd.engine.image import private_files
-from phosd.engine.image.manifest import Manifest
-from phosd.engine.image.validate import valid_relative
-from phosd.errors import ImageCorrupt
+from phosd.engine.image.mac import unsealed
+from phosd.engine.image.manifest import FORMAT, Manifest
+from phosd.engine.image.validate import check_manifest, valid_relative
+from phosd.errors import ImageCorrupt, NoSuchImage
+
+MAX_MANIFEST = 256 << 20
+"""Bytes of a manifest; one of 8 GPUs with 141 GB each takes about 50 MB."""
+_decoder = msgspec.json.Decoder(Manifest)
+
+
+class _Format(msgspec.Struct):
+    """What is read of a manifest before it is known how to read the rest."""
+
+    format: int = FORMAT
+
+
+_format_decoder = msgspec.json.Decoder(_Format)
 
 
 class Image:
@@ -46,3 +63,48 @@ class Image:
 def packs_of(manifest: Manifest) -> set[int]:
     """The numbers of the packs that an image needs."""
     return {chunk.pack for block in manifest.blocks for chunk in block.chunks}
+
+
+def read_manifest(folder: int, image_id: str, key: DigestKey) -> Manifest:
+    """Read the manifest of the image with this open ``folder``. Raises :class:`NoSuchImage`, and
+    :class:`ImageCorrupt` when it is not what a writer with this ``key`` wrote.
+    """
+    try:
+        text = private_files.read_private("manifest.json", MAX_MANIFEST, dir_fd=folder)
+    except FileNotFoundError:
+        raise no_such_image(image_id) from None
+    body = unsealed(key.packed, text)
+    if body is None:
+        raise ImageCorrupt(
+            f"the manifest of image {image_id} is not what was written (its seal is broken)",
+            hint="the image cannot be restored; delete it",
+        )
+    try:
+        made_as = _format_decoder.decode(body).format
+        if made_as != FORMAT:
+            raise ImageCorrupt(
+                f"image {image_id} has format {made_as}, this phosd reads {FORMAT}",
+                hint="restore it with the phosd that made it, or delete it",
+            )
+        manifest = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ImageCorrupt(
+            f"the manifest of image {image_id} cannot be read ({error})",
+            hint="the image cannot be restored; delete it",
+        ) from error
+    check_manifest(manifest, image_id)
+    return manifest
+
+
+def manifest_stamp(folder: int) -> tuple[int, ...]:
+    """Differs when another manifest is in the folder, or something was written to it."""
+    try:
+        status = os.stat("manifest.json", dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return ()
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
+
+
+def no_such_image(image_id: str) -> NoSuchImage:
+    """The error when no image has this id."""
+    return NoSuchImage(f"there is no image {image_id}", hint="see `phos images`")

@@ -18,49 +18,37 @@ on those descriptors; it shares a lock on the folder, and a locked image is not 
 
 import fcntl
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import msgspec
 
 from phosd.engine.faults import Point, point
 from phosd.engine.image import private_files
 from phosd.engine.image.folder import StoreFolder
-from phosd.engine.image.mac import unsealed
-from phosd.engine.image.manifest import CHUNK, FORMAT, Manifest
-from phosd.engine.image.packs import CAPACITY, RECORD, pack_count
+from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.quota import taken
-from phosd.engine.image.reader import Image, packs_of
-from phosd.engine.image.validate import check_manifest, valid_id
+from phosd.engine.image.reader import (
+    Image,
+    manifest_stamp,
+    no_such_image,
+    packs_of,
+    read_manifest,
+)
+from phosd.engine.image.spares import SparePacks
+from phosd.engine.image.validate import valid_id
 from phosd.engine.image.writer import ImageWriter
-from phosd.errors import Busy, ImageCorrupt, NoSuchImage, OutOfSpace
+from phosd.errors import Busy, ImageCorrupt, NoSuchImage
 
 __all__ = ["Image", "ImageWriter", "Store", "packs_of"]
 
-MAX_MANIFEST = 256 << 20
-"""Bytes of a manifest; one of 8 GPUs with 141 GB each takes about 50 MB."""
-_THREADS = 8
-_decoder = msgspec.json.Decoder(Manifest)
-
-
-class _Format(msgspec.Struct):
-    """What is read of a manifest before it is known how to read the rest."""
-
-    format: int = FORMAT
-
-
-_format_decoder = msgspec.json.Decoder(_Format)
-
 
 class Store(StoreFolder):
-    """The images of a state folder; see :class:`StoreFolder`."""
+    """Begin, open and delete the images of a state folder; see :class:`StoreFolder`."""
 
     def __init__(self, state: Path, like: "Store | None" = None) -> None:
         super().__init__(state, like)
+        self.spares = SparePacks(self)
         self._read: dict[str, tuple[tuple[int, ...], Manifest]] = {}
 
     def list(self) -> list[Manifest]:
@@ -88,10 +76,10 @@ class Store(StoreFolder):
         """The manifest of an image. Raises :class:`NoSuchImage` or :class:`ImageCorrupt`."""
         folder = self._open_folder(image_id)
         try:
-            stamp = _stamp(folder)
+            stamp = manifest_stamp(folder)
             known = self._read.get(image_id)
             if known is None or known[0] != stamp:
-                known = self._read[image_id] = stamp, self._read_manifest(image_id, folder)
+                known = self._read[image_id] = stamp, read_manifest(folder, image_id, self.key)
             return known[1]
         finally:
             os.close(folder)
@@ -107,7 +95,7 @@ class Store(StoreFolder):
             with self.locked():
                 image.folder = self._open_folder(image_id)
                 fcntl.flock(image.folder, fcntl.LOCK_SH)
-                image.manifest = self._read_manifest(image_id, image.folder)
+                image.manifest = read_manifest(image.folder, image_id, self.key)
                 for number in sorted(packs_of(image.manifest)):
                     image.packs[number] = self._open_pack(image_id, number)
             yield image
@@ -145,7 +133,7 @@ class Store(StoreFolder):
                 os.unlink("manifest.json", dir_fd=folder)
                 os.fsync(folder)
             except FileNotFoundError:
-                raise _unknown(image_id) from None
+                raise no_such_image(image_id) from None
             except BlockingIOError:
                 raise Busy(
                     f"image {image_id} is being read by a job", hint="wait for it (`phos jobs`)"
@@ -168,59 +156,6 @@ class Store(StoreFolder):
             private_files.sync_folder(self.images)
             return [*removed, *self._remove_packs()]
 
-    def preallocate(self, byte_count: int) -> None:
-        """Set room aside for an image with ``byte_count`` bytes of chunks.
-
-        A checkpoint into memory (tmpfs) is several times faster when the pages are there already.
-        Raises :class:`OutOfSpace`.
-        """
-        chunks = -(-byte_count // CHUNK)
-        count = pack_count(chunks)
-        with self.locked():
-            missing = count - len(self.spares())
-        if missing <= 0:
-            return
-        size = min(CAPACITY, -(-chunks // count) * RECORD)
-        if missing * size > self.free_bytes():
-            raise OutOfSpace(
-                f"{self.state} has no room for {byte_count} bytes of device memory",
-                hint="delete images (`phos rm`) or give the store a larger disk",
-            )
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(self._make_spare, [size] * missing))
-
-    def _make_spare(self, size: int) -> None:
-        path = self.packs / f"{secrets.token_hex(8)}.spare"
-        with self.locked():
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        try:
-            with private_files.space_errors(str(path)):
-                os.posix_fallocate(fd, 0, size)
-        except BaseException:
-            path.unlink()
-            raise
-        finally:
-            private_files.close_locked(fd)
-
-    def drop_spares(self) -> None:
-        """Give back what :meth:`preallocate` set aside and no image took."""
-        with self.locked():
-            for path in self.spares():
-                path.unlink()
-
-    def free_bytes(self) -> int:
-        """What the file system of the store can still take, and what is set aside, in bytes."""
-        status = os.statvfs(self.state)
-        with self.locked():
-            spare = sum(path.stat().st_size for path in self.spares())
-        return status.f_bavail * status.f_frsize + spare
-
-    def disk_bytes(self) -> int:
-        """The size of the file system of the store, in bytes."""
-        status = os.statvfs(self.state)
-        return status.f_blocks * status.f_frsize
-
     def _published(self) -> Sequence[str]:
         try:
             folders = list(self.images.iterdir())
@@ -240,34 +175,7 @@ class Store(StoreFolder):
         except FileNotFoundError as error:
             if not self.images.exists():
                 raise self.unreachable(error) from error
-            raise _unknown(image_id) from None
-
-    def _read_manifest(self, image_id: str, folder: int) -> Manifest:
-        try:
-            text = private_files.read_private("manifest.json", MAX_MANIFEST, dir_fd=folder)
-        except FileNotFoundError:
-            raise _unknown(image_id) from None
-        body = unsealed(self.key.packed, text)
-        if body is None:
-            raise ImageCorrupt(
-                f"the manifest of image {image_id} is not what was written (its seal is broken)",
-                hint="the image cannot be restored; delete it",
-            )
-        try:
-            made_as = _format_decoder.decode(body).format
-            if made_as != FORMAT:
-                raise ImageCorrupt(
-                    f"image {image_id} has format {made_as}, this phosd reads {FORMAT}",
-                    hint="restore it with the phosd that made it, or delete it",
-                )
-            manifest = _decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ImageCorrupt(
-                f"the manifest of image {image_id} cannot be read ({error})",
-                hint="the image cannot be restored; delete it",
-            ) from error
-        check_manifest(manifest, image_id)
-        return manifest
+            raise no_such_image(image_id) from None
 
     def _open_pack(self, image_id: str, number: int) -> int:
         try:
@@ -293,16 +201,3 @@ class Store(StoreFolder):
                 removed.append(path.name)
         private_files.sync_folder(self.packs)
         return removed
-
-
-def _stamp(folder: int) -> tuple[int, ...]:
-    """Differs when another manifest is in the folder, or something was written to it."""
-    try:
-        status = os.stat("manifest.json", dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return ()
-    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
-
-
-def _unknown(image_id: str) -> NoSuchImage:
-    return NoSuchImage(f"there is no image {image_id}", hint="see `phos images`")

@@ -116,7 +116,7 @@ class ImageWriter:
         """
         with self._store.locked(), private_files.space_errors(f"the packs of image {self.id}"):
             first = max(self._store.pack_numbers(), default=-1) + 1
-            spares = list(self._store.spares())
+            spares = list(self._store.spare_paths())
             return [
                 self._create(first + i, spares.pop() if spares else None)
                 for i in range(pack_count(chunk_count))

@@ -1,13 +1,13 @@
 """What an operation tells its caller while it runs, and how the caller stops it."""
 
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from phosd.engine.job.affected import AffectedSet
+from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.experience import KernelMark
-from phosd.errors import Cancelled
+from phosd.engine.job.figures import Figures
 
 
 @dataclass
@@ -23,12 +23,13 @@ class PhaseRecord:
 
 
 @dataclass
-class Progress:
+class Progress(Cancellation):
     """The running account of one operation; an observer is called at every change.
 
     An operation calls :meth:`phase` at each step of its protocol, with ``stopped=True`` while the
     program stands still, :meth:`advance` as bytes move, and :meth:`note` for what a reader should
-    know (the mode used and why). It calls :meth:`check` wherever it may be cancelled.
+    know (the mode used and why). It calls :meth:`check` wherever it may be cancelled; what does no
+    more than that is given a :class:`Cancellation`.
     """
 
     observer: Callable[["Progress"], None] | None = None
@@ -37,11 +38,9 @@ class Progress:
     suspects: list[KernelMark] = field(default_factory=list)
     """Kernels one of which has written where nobody expected."""
     wrong_guesses: int = 0
-    details: dict[str, float | None] = field(default_factory=dict)
-    """Figures of a mode's own, by name, with their unit in the name."""
+    figures: Figures = field(default_factory=Figures)
     recorder: Callable[[AffectedSet], None] | None = None
     """Writes down what is about to be touched, for the phosd that finds this job interrupted."""
-    _cancel: threading.Event = field(default_factory=threading.Event)
 
     def phase(self, name: str, *, stopped: bool = False, bytes_total: int = 0) -> None:
         """End the current phase and begin ``name``."""
@@ -79,15 +78,6 @@ class Progress:
         """End the current phase."""
         if self.phases and self.phases[-1].end is None:
             self.phases[-1].end = time.monotonic()
-
-    def cancel(self) -> None:
-        """Ask the operation to stop at its next safe point (from any thread)."""
-        self._cancel.set()
-
-    def check(self) -> None:
-        """Raise :class:`Cancelled` if the caller asked for it."""
-        if self._cancel.is_set():
-            raise Cancelled("the job was cancelled", hint="start it again when you are ready")
 
     @property
     def stop_seconds(self) -> float:

@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from phosd.engine.chunk_map.chunk_map import ChunkMap, KernelRow
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.image.manifest import CHUNK, ChunkRef
-from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.experience import KernelMark
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo, Undoing
 from phosd.engine.memory.background_copy import follow, spare_memory, starved
-from phosd.engine.memory.device_memory import DeviceMemory
+from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.exported import ExportedBlock, if_alive, new_key
-from phosd.engine.mover.client.requests import DrainMap, DrainResult
+from phosd.engine.mover.client.requests import DrainMap, DrainResult, DrainSource
 from phosd.errors import MisSpeculation, NoSuchProcess, OutOfMemory
 
 _SLABS = 32
@@ -65,16 +64,14 @@ class CowDrain(Undoing):
 
     def __init__(
         self,
-        memory: DeviceMemory,
-        links: Sequence[HookLink],
-        writer: ImageWriter,
+        dump: MemoryDump,
         suspects: Sequence[KernelMark] = (),
         *,
         audit: bool = False,
     ) -> None:
-        self._memory = memory
-        self._members = [_Member(link) for link in links]
-        self._writer = writer
+        self._dump = dump
+        self._memory = dump.memory
+        self._members = [_Member(link) for link in dump.links]
         self._kernels = [KernelRow(mark.name, mark.module, suspect=True) for mark in suspects]
         self._audit = audit
         self._shared: dict[int, tuple[ChunkRef, ...]] = {}
@@ -99,8 +96,8 @@ class CowDrain(Undoing):
     def settle(self, progress: Progress) -> None:
         """Save inside the stop what other processes may write, too (hazard 6). Gates are closed."""
         if shared := self._memory.shared():
-            digests = self._memory.digest(shared)
-            self._shared = self._memory.save(digests, self._writer, progress, prepared=False)
+            digests = self._memory.adopted.digest(shared)
+            self._shared = self._dump.save(digests, progress, prepared=False)
 
     def begin(self) -> None:
         """Hash, on other threads. All memory is parked.
@@ -129,7 +126,7 @@ class CowDrain(Undoing):
             member.armed = True
             # From now on hook and mover hold the slabs; when both let go, the memory must be free.
             self._close_slabs(member)
-            self._memory.watch(member.link, member.chunk_map)
+            self._memory.watchers.watch(member.link, member.chunk_map)
 
     @property
     def bytes_total(self) -> int:
@@ -163,7 +160,7 @@ class CowDrain(Undoing):
         return chunks
 
     def _add_slabs(self, member: _Member, device: int, gpu: int, wanted: int) -> None:
-        mover = self._memory.mover(gpu)
+        mover = self._memory.adopted.mover(gpu)
         slots = min(wanted, spare_memory(mover)) // CHUNK
         each = -(-slots // _SLABS)
         sizes = [min(each, slots - at) for at in range(0, slots, each or 1)]
@@ -189,9 +186,9 @@ class CowDrain(Undoing):
     def _prepare(self) -> None:
         # What is freed from now on the new chunk maps tell; to end a watch takes time, here
         # nobody's.
-        self._memory.unwatch(member.link.pid for member in self._members)
+        self._memory.watchers.unwatch(member.link.pid for member in self._members)
         blocks = [exported for member in self._members for exported in member.blocks]
-        self._digests = self._memory.digest(blocks)
+        self._digests = self._memory.adopted.digest(blocks)
         for member in self._members:
             member.chunk_map = ChunkMap.create(
                 [(exported.block.id, exported.chunks) for exported in member.blocks],
@@ -207,41 +204,51 @@ class CowDrain(Undoing):
         blocks = [exported for member in self._members for exported in member.blocks]
         for gpu in sorted({exported.gpu for exported in blocks}):
             here = [exported for exported in blocks if exported.gpu == gpu]
+            source = DrainSource(
+                [chunk_map for member in self._members if (chunk_map := _part(member, gpu))],
+                {exported.key: self._digests[exported.key] for exported in here},
+                self._order(here),
+                self._audit,
+            )
             self._drains.append(
                 self._pool.submit(
-                    self._memory.mover(gpu).drain,
-                    [chunk_map for member in self._members if (chunk_map := _part(member, gpu))],
-                    {exported.key: self._digests[exported.key] for exported in here},
-                    self._memory.order(here),
-                    self._writer,
+                    self._memory.adopted.mover(gpu).drain,
+                    source,
+                    self._dump.writer,
                     self._account,
-                    self._memory.packs(gpu),
-                    audit=self._audit,
+                    self._dump.packs(gpu),
                     let_go=self._memory.dropped,
                 )
             )
 
+    def _order(self, blocks: Sequence[ExportedBlock]) -> dict[int, Sequence[int]]:
+        """The order in which chunks were written after the last stop, as far as known, by key."""
+        known = self._memory.write_order
+        places = {exported.key: (exported.pid, exported.block.id) for exported in blocks}
+        return {key: known[at] for key, at in places.items() if at in known}
+
     def _tell(self, progress: Progress, drained: Sequence[DrainResult]) -> None:
         """What the copying took, and what it cost the program."""
         chunk_maps = [member.chunk_map.statistics() for member in self._members if member.chunk_map]
-        needless = [part.needless_shadows for part in drained]
-        progress.details |= {
-            "drain_seconds": time.monotonic() - self._started,
-            "drain_bytes": sum(part.byte_count for part in drained),
-            "shadowed_chunks": sum(chunk_map.shadowed_chunks for chunk_map in chunk_maps),
-            "needless_shadows": sum(n or 0 for n in needless) if self._audit else None,
-            "submissions": sum(chunk_map.submissions for chunk_map in chunk_maps),
-            "looked_seconds": sum(chunk_map.looked_ns for chunk_map in chunk_maps) / 1e9,
-            "look_median_seconds": max(chunk_map.look_median_ns for chunk_map in chunk_maps) / 1e9,
-            "waits": sum(chunk_map.waits for chunk_map in chunk_maps),
-            "waited_seconds": sum(chunk_map.waited_ns for chunk_map in chunk_maps) / 1e9,
-            "wrong_chunks": sum(len(part.changed) for part in drained),
-        }
+        figures = progress.figures
+        figures.drain_seconds = time.monotonic() - self._started
+        figures.drain_bytes = sum(part.byte_count for part in drained)
+        figures.shadowed_chunks = sum(chunk_map.shadowed_chunks for chunk_map in chunk_maps)
+        if self._audit:
+            figures.needless_shadows = sum(part.needless_shadows or 0 for part in drained)
+        figures.submissions = sum(chunk_map.submissions for chunk_map in chunk_maps)
+        figures.looked_seconds = sum(chunk_map.looked_ns for chunk_map in chunk_maps) / 1e9
+        figures.look_median_seconds = (
+            max(chunk_map.look_median_ns for chunk_map in chunk_maps) / 1e9
+        )
+        figures.waits = sum(chunk_map.waits for chunk_map in chunk_maps)
+        figures.waited_seconds = sum(chunk_map.waited_ns for chunk_map in chunk_maps) / 1e9
+        figures.wrong_chunks = sum(len(part.changed) for part in drained)
         for member in self._members:
             assert member.chunk_map is not None
             for exported in member.blocks:
                 touched = member.chunk_map.touched(exported.block.id)
-                self._memory.touched[exported.pid, exported.block.id] = touched
+                self._memory.write_order[exported.pid, exported.block.id] = touched
 
     def _stop(self) -> None:
         """Nobody copies, shadows or waits any more; the hooks go on telling what is freed."""
@@ -266,7 +273,7 @@ class CowDrain(Undoing):
             member.link.forget()
         except NoSuchProcess:
             pass  # it has ended, or the connection is lost: the hook has disarmed itself
-        self._memory.unwatch([member.link.pid])
+        self._memory.watchers.unwatch([member.link.pid])
 
     def _launched(self) -> list[KernelMark]:
         """The kernels that ran since the stop."""

@@ -1,14 +1,12 @@
 """Copying into an image before the stop, in passes; the last of them runs inside it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
-from phosd.engine.hook_client.link import HookLink
 from phosd.engine.image.manifest import ChunkRef
-from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.progress import Progress
-from phosd.engine.memory.device_memory import DeviceMemory
+from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.precopy_rounds import PASSES, Missing, copy_while_running
 from phosd.engine.mover.client.requests import Copies
 from phosd.errors import changed_in_the_stop
@@ -19,12 +17,9 @@ Digests = dict[int, list[bytes]]
 class Precopy:
     """One copy in passes of a group's memory into an image."""
 
-    def __init__(
-        self, memory: DeviceMemory, links: Sequence[HookLink], writer: ImageWriter
-    ) -> None:
-        self._memory = memory
-        self._links = links
-        self._writer = writer
+    def __init__(self, dump: MemoryDump) -> None:
+        self._dump = dump
+        self._memory = dump.memory
         self._copies: dict[int, Copies] = {}
         self._pool = ThreadPoolExecutor(thread_name_prefix="precopy")
         self._rest: Future[dict[int, tuple[ChunkRef, ...]]] | None = None
@@ -34,9 +29,9 @@ class Precopy:
         """Copy until little is left, or as much as the pass before left."""
 
         def missing() -> Missing[tuple[int, int]]:
-            return self._missing(self._memory.digest())
+            return self._missing(self._digests())
 
-        copy_while_running(self._memory, self._links, progress, missing, self._copy)
+        copy_while_running(self._memory, self._dump.links, progress, missing, self._copy)
 
     def begin_rest(self) -> None:
         """Copy what is left, on another thread. All memory is parked."""
@@ -55,7 +50,7 @@ class Precopy:
         self._pool.shutdown()
 
     def _finish(self) -> dict[int, tuple[ChunkRef, ...]]:
-        digests = self._memory.digest()
+        digests = self._digests()
         for _ in range(PASSES):
             missing = self._missing(digests)
             if not missing:
@@ -63,6 +58,9 @@ class Precopy:
             # A copy takes the place of an earlier one, which an equal chunk may have counted on.
             self._copy(missing, self._within)
         raise changed_in_the_stop(sum(map(len, missing.values())))
+
+    def _digests(self) -> Digests:
+        return self._memory.adopted.digest(self._memory.all())
 
     def _missing(self, digests: Digests) -> dict[int, list[tuple[int, int]]]:
         """The chunks, as (key, index), whose bytes of now are not saved yet, by GPU."""
@@ -79,8 +77,8 @@ class Precopy:
         def one(gpu: int) -> None:
             copies = self._copies.get(gpu)
             if copies is None:
-                copies = self._copies[gpu] = Copies(self._writer, self._memory.packs(gpu))
-            self._memory.mover(gpu).copy(chunks[gpu], copies, progress)
+                copies = self._copies[gpu] = Copies(self._dump.writer, self._dump.packs(gpu))
+            self._memory.adopted.mover(gpu).copy(chunks[gpu], copies, progress)
 
         with ThreadPoolExecutor(len(chunks)) as pool:
             list(pool.map(one, chunks))
@@ -98,7 +96,7 @@ class Precopy:
 
     def _saved(self) -> dict[str, ChunkRef | None]:
         """What the image has, by digest in hex."""
-        saved: dict[str, ChunkRef | None] = dict(self._writer.stored)
+        saved: dict[str, ChunkRef | None] = dict(self._dump.writer.stored)
         for copies in self._copies.values():
             saved.update((ref.digest, ref) for ref in copies.refs.values())
         return saved

@@ -47,5 +47,5 @@ def copy_while_running(
             progress.phase("precopy", bytes_total=left)
             copy(found, progress)
             progress.finish()
-        progress.details["passes"] = number
-    progress.details["bytes_left"] = left
+        progress.figures.passes = number
+    progress.figures.bytes_left = left

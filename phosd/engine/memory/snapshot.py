@@ -15,13 +15,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from phosd.engine.chunk_map.chunk_map import ChunkMap
-from phosd.engine.hook_client.link import HookLink
 from phosd.engine.image.manifest import CHUNK, ChunkRef
-from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo, Undoing
 from phosd.engine.memory.background_copy import follow, spare_memory, starved
-from phosd.engine.memory.device_memory import DeviceMemory
+from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.exported import ExportedBlock, distinct, keys_by_gpu, let_go, new_key
 from phosd.engine.mover.client.requests import Copies, redundant
 from phosd.errors import Cancelled, OutOfMemory, changed_in_the_stop
@@ -61,15 +59,12 @@ class Snapshot(Undoing):
 
     def __init__(
         self,
-        memory: DeviceMemory,
-        links: Sequence[HookLink],
-        writer: ImageWriter,
+        dump: MemoryDump,
         turn: Turn,
         limit: int | None = None,
     ) -> None:
-        self._memory = memory
-        self._links = links
-        self._writer = writer
+        self._dump = dump
+        self._memory = dump.memory
         self._turn = turn
         self._limit = limit
         self._copies: dict[int, _Copy] = {}
@@ -106,8 +101,8 @@ class Snapshot(Undoing):
         self._drop([key for key in self._copies if key not in blocks])
         newcomers = [exported for exported in blocks.values() if exported.key not in self._copies]
         if newcomers and not self._take(newcomers):
-            late = self._memory.digest(h for h in newcomers if h.key not in self._copies)
-            self._saved = self._memory.save(late, self._writer, progress, prepared=False)
+            late = self._memory.adopted.digest(h for h in newcomers if h.key not in self._copies)
+            self._saved = self._dump.save(late, progress, prepared=False)
 
     def begin(self) -> None:
         """Hash, on another thread. All memory is parked."""
@@ -125,8 +120,8 @@ class Snapshot(Undoing):
         """
         assert self._copied is not None
         self._copied.result()
-        chunk_maps = self._memory.watch_all(self._links)
-        gpus = [self._memory.gpus_of(link.pid) for link in self._links]
+        chunk_maps = self._memory.watchers.watch_all(self._dump.links)
+        gpus = [self._memory.gpus.of(link.pid) for link in self._dump.links]
         with self._lock:
             self._chunk_maps = list(zip(chunk_maps, gpus, strict=True))
             self._tell_held()
@@ -153,13 +148,11 @@ class Snapshot(Undoing):
                 raise
             raise starved() from None
         finally:
-            progress.details |= {
-                "snapshot_bytes": self._bytes,
-                "snapshot_seconds": self._seconds,
-                "drain_seconds": time.monotonic() - started,
-                "drain_bytes": self._account.phases[-1].bytes_done,
-            }
-        stored = self._writer.stored
+            figures = progress.figures
+            figures.snapshot_bytes, figures.snapshot_seconds = self._bytes, self._seconds
+            figures.drain_seconds = time.monotonic() - started
+            figures.drain_bytes = self._account.phases[-1].bytes_done
+        stored = self._dump.writer.stored
         copied = {
             key: tuple(stored[digest.hex()] for digest in digests)
             for key, digests in self._digests.items()
@@ -176,7 +169,7 @@ class Snapshot(Undoing):
                 size = sum(map(_size, here))
                 if self._limit is not None and self._sizes[gpu] + size > self._limit:
                     return False
-                if size > spare_memory(self._memory.mover(gpu)):
+                if size > spare_memory(self._memory.adopted.mover(gpu)):
                     return False
             try:
                 for gpu, here in by_gpu.items():
@@ -190,7 +183,7 @@ class Snapshot(Undoing):
         slab = _CopySlab(gpu, sum(map(_size, blocks)), len(blocks))
         copies = {exported.key: _Copy(new_key(), slab) for exported in blocks}
         rows = [(copies[exported.key].key, exported.block.size) for exported in blocks]
-        self._memory.mover(gpu).create_together(rows)
+        self._memory.adopted.mover(gpu).create_together(rows)
         with self._lock:
             self._copies |= copies
             self._sizes[gpu] += slab.size
@@ -198,16 +191,16 @@ class Snapshot(Undoing):
     def _hash(self) -> None:
         # What is freed from now on the new chunk maps tell; to end a watch takes time, here
         # nobody's.
-        self._memory.unwatch(link.pid for link in self._links)
+        self._memory.watchers.unwatch(link.pid for link in self._dump.links)
         blocks = [h for h in distinct(self._memory.all()) if h.key in self._copies]
         self._bytes = sum(exported.block.size for exported in blocks)
-        self._digests = self._memory.digest(blocks)
+        self._digests = self._memory.adopted.digest(blocks)
 
     def _copy_all(self) -> None:
         assert self._hashed is not None
         self._hashed.result()
         began = time.monotonic()
-        known = {bytes.fromhex(digest) for digest in tuple(self._writer.stored)}
+        known = {bytes.fromhex(digest) for digest in tuple(self._dump.writer.stored)}
         blocks = [h for h in distinct(self._memory.all()) if h.key in self._digests]
         parts = [
             self._pool.submit(self._copy, gpu, keys, known)
@@ -224,7 +217,7 @@ class Snapshot(Undoing):
         for key, parts in digests.items():
             without = set(needless.get(key, ()))
             self._wanted[key] = [i for i in range(len(parts)) if i not in without]
-        mover = self._memory.mover(gpu)
+        mover = self._memory.adopted.mover(gpu)
         copies = {key: self._copies[key].key for key in keys if self._wanted[key]}
         mover.fetch({copy: (key, self._wanted[key]) for key, copy in copies.items()})
         found = mover.digest(copies.values())
@@ -253,10 +246,10 @@ class Snapshot(Undoing):
                     self._given_back(self._copies.pop(keys[copy]))
                 self._tell_held()
 
-        saved = Copies(self._writer, self._memory.packs(gpu))
-        way = (proven, saved, self._account)
-        self._memory.mover(gpu).copy(*way, proven=proven, let_go=dropped)
-        self._writer.stored.update((ref.digest, ref) for ref in saved.refs.values())
+        saved = Copies(self._dump.writer, self._dump.packs(gpu))
+        mover = self._memory.adopted.mover(gpu)
+        mover.copy(proven, saved, self._account, proven=proven, let_go=dropped)
+        self._dump.writer.stored.update((ref.digest, ref) for ref in saved.refs.values())
 
     def _look(self) -> None:
         """A program that has waited for memory in vain gets all of it."""
@@ -273,7 +266,7 @@ class Snapshot(Undoing):
         with Undo() as each:
             for gpu, copies in by_gpu.items():
                 each.add(self._told, copies)
-                each.add(let_go, self._memory.mover(gpu), [copy.key for copy in copies])
+                each.add(let_go, self._memory.adopted.mover(gpu), [copy.key for copy in copies])
 
     def _told(self, copies: Sequence[_Copy]) -> None:
         with self._lock:

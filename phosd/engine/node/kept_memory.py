@@ -58,7 +58,7 @@ class KeptMemory:
             memory.close()
 
     def _keep(self, processes: frozenset[ProcessId], memory: DeviceMemory) -> None:
-        if not memory.watched:
+        if not memory.watchers.complete:
             memory.close()
             return
         with self._lock:
@@ -77,7 +77,11 @@ class KeptMemory:
     def _close_kept(self, unwanted: Callable[[frozenset[ProcessId]], bool]) -> None:
         """Release the memory of the ``unwanted`` groups, and of those that have ended."""
         with self._lock:
-            keys = [key for key, kept in self._kept.items() if unwanted(key) or not kept.watched]
+            keys = [
+                key
+                for key, kept in self._kept.items()
+                if unwanted(key) or not kept.watchers.complete
+            ]
             others = [self._kept.pop(key) for key in keys]
         for memory in others:
             memory.close()

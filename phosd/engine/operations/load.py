@@ -82,7 +82,7 @@ class LoadedMemory:
             finally:  # a program may have ended by now, or not tell of all of its blocks
                 self._kept |= {exported.key for exported in memory.all()}
             try:
-                memory.watch_all(links)
+                memory.watchers.watch_all(links)
             except PhosError as error:  # then it is not kept, which costs the next job a copy
                 _log.warning("what a program frees will not be known: %s", error)
 

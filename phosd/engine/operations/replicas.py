@@ -113,7 +113,7 @@ class Replicas:
         self._left = self._memory.move(allocations, self._moves)
 
     def __enter__(self) -> "Replicas":
-        self._memory.dropping = self._drop
+        self._memory.adopted.dropping = self._drop
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -124,7 +124,7 @@ class Replicas:
                 undo.add(self._drop, list(self._replicas))
                 for mover in self._movers.values() if self._guarded else ():
                     undo.add(if_alive, mover, partial(mover.unguard, self._guarded))
-            self._memory.dropping = None
+            self._memory.adopted.dropping = None
 
     def _make(self, blocks: Sequence[ExportedBlock], gpu: int) -> None:
         """Make replicas of blocks of one GPU, all of them or none."""
@@ -157,7 +157,7 @@ class Replicas:
             keys.setdefault(replica.allocation.gpu, []).append(replica.allocation.key)
         with ThreadPoolExecutor(1 + len(keys)) as pool:
             theirs = pool.submit(
-                self._memory.digest, [replica.exported for replica in replicas.values()]
+                self._memory.adopted.digest, [replica.exported for replica in replicas.values()]
             )
             answers = pool.map(lambda gpu: self._movers[gpu].digest(keys[gpu]), keys)
             ours = {key: digests for answer in answers for key, digests in answer.items()}
@@ -205,7 +205,7 @@ class Replicas:
                 for replica in replicas:
                     each.add(os.close, replica.allocation.descriptor)
             for gpu, keys in old.items():
-                mover = self._memory.mover(gpu)
+                mover = self._memory.adopted.mover(gpu)
                 each.add(let_go, mover, keys)
                 if gpu not in self._movers:  # else what came to it may be all that they have
                     each.add(if_alive, mover, partial(mover.unguard, processes))

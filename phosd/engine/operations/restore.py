@@ -17,6 +17,7 @@ import msgspec
 from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.file_worker import Policy
 from phosd.engine.criu.restore import Restored, TreeRestoreOptions
+from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.link import HookLink, HookState
 from phosd.engine.image.manifest import Manifest
@@ -121,27 +122,27 @@ class _CpuSide:
         self._options = TreeRestoreOptions(files=Policy(options.files), output=output)
         folder = node.store.images / manifest.id
         self._trees = [
-            (tree, [p for p in manifest.processes if p.tree == number], folder / tree.folder)
+            SavedTree(
+                tree, [p for p in manifest.processes if p.tree == number], folder / tree.folder
+            )
             for number, tree in enumerate(manifest.trees)
         ]
         self._restored: list[Restored] = []
 
     def admit(self) -> None:
         """Ids are free, files are as they must be, the owner may."""
-        for tree, processes, folder in self._trees:
-            criu_restore.admission(self._criu, tree, processes, folder, self._options)
+        for tree in self._trees:
+            criu_restore.admission(self._criu, tree, self._options)
 
     def check_bytes(self) -> None:
         """CRIU's files are what was saved."""
-        for tree, _, folder in self._trees:
-            criu_restore.check_images(tree, folder)
+        for tree in self._trees:
+            tree.check_bytes()
 
     def restore(self, progress: Progress) -> Iterator[Restored]:
         """Bring each tree up, frozen at its first CUDA call."""
-        for tree, processes, folder in self._trees:
-            restored = criu_restore.restore_tree(
-                self._criu, tree, processes, folder, self._options, progress
-            )
+        for tree in self._trees:
+            restored = criu_restore.restore_tree(self._criu, tree, self._options, progress)
             self._restored.append(restored)
             yield restored
 

@@ -24,7 +24,7 @@ from phosd.engine.image.usage import pack_bytes
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
-from phosd.engine.memory.device_memory import DeviceMemory
+from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.exported import distinct, if_alive
 from phosd.engine.memory.parking import own_again, park
 from phosd.engine.memory.reservation import Reservation
@@ -104,19 +104,19 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         writer.reserve(size)
         if quota is not None:
             require_suspendable(quota, owner, size, before)
-        job.callback(shelf.drop_spares)
-        shelf.preallocate(size)
+        job.callback(shelf.spares.drop)
+        shelf.spares.preallocate(size)
         progress.check()
         progress.about_to_touch(group.affected)
         job.enter_context(explain_death(group, "suspension"))
         if not parks:
             node.kept_memory.let_go(group)
         with node.kept_memory.of(group) as memory, Undo() as undo:
-            way = _Way(node, group, options, progress, undo)
+            suspension = _Suspension(node, group, options, progress, undo)
             if parks:
-                reservation, blocks = _parked(way, memory, writer)
+                reservation, blocks = _parked(suspension, MemoryDump(memory, group.links, writer))
             else:
-                reservation, blocks = _by_driver(way, needs), ()
+                reservation, blocks = _by_driver(suspension, needs), ()
             progress.phase("publish", stopped=True)
             point(Point.SUSPEND_PUBLISH)
             manifest = _manifest(writer, group, needs, blocks)
@@ -141,8 +141,8 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
 
 
 @dataclass(frozen=True)
-class _Way:
-    """How ``group`` comes to stand still, until ``undo`` has it run again."""
+class _Suspension:
+    """One suspension of ``group``: how it comes to stand still, until ``undo`` has it run again."""
 
     node: Node
     group: CheckpointGroup
@@ -161,16 +161,14 @@ class _Way:
         return reservation
 
 
-def _parked(
-    way: _Way, memory: DeviceMemory, writer: ImageWriter
-) -> tuple[Reservation, tuple[Block, ...]]:
+def _parked(suspension: _Suspension, dump: MemoryDump) -> tuple[Reservation, tuple[Block, ...]]:
     """The program stands still, its memory is saved and parked, and the driver has the rest."""
-    group, progress = way.group, way.progress
+    group, progress, memory = suspension.group, suspension.progress, dump.memory
     memory.take(group.links)
-    with way.node.movers.turn_to_copy({mover.gpu for mover in memory.movers()}, progress):
+    with suspension.node.movers.turn_to_copy({mover.gpu for mover in memory.movers()}, progress):
         progress.phase("quiesce", stopped=True)
         point(Point.SUSPEND_QUIESCE)
-        close_gates(group.links, progress, way.options.deadline, way.undo)
+        close_gates(group.links, progress, suspension.options.deadline, suspension.undo)
         memory.take_all(group.links)
         group.require_complete(memory.shared())
         exported = memory.all()
@@ -178,29 +176,29 @@ def _parked(
             "save", stopped=True, bytes_total=sum(h.block.size for h in distinct(exported))
         )
         point(Point.SUSPEND_SAVE)
-        chunks = memory.save(memory.digest(), writer, progress)
+        chunks = dump.save(memory.adopted.digest(exported), progress)
     progress.phase("park", stopped=True)
     point(Point.SUSPEND_PARK)
-    park(group.links, memory, way.undo)
-    reservation = way.stop(memory.movers(), way.options.deadline)
+    park(group.links, memory, suspension.undo)
+    reservation = suspension.stop(memory.movers(), suspension.options.deadline)
     return reservation, block_records(group.trees, exported, chunks)
 
 
-def _by_driver(way: _Way, gpus: Iterable[int]) -> Reservation:
+def _by_driver(suspension: _Suspension, gpus: Iterable[int]) -> Reservation:
     """The driver has everything, in the process."""
-    movers = [mover for gpu in sorted(gpus) if (mover := _keeper(way, gpu)) is not None]
-    own_again(way.group.links, way.progress, way.options.deadline)
-    return way.stop(movers, None)
+    movers = [mover for gpu in sorted(gpus) if (mover := _keeper(suspension, gpu)) is not None]
+    own_again(suspension.group.links, suspension.progress, suspension.options.deadline)
+    return suspension.stop(movers, None)
 
 
-def _keeper(way: _Way, gpu: int) -> Mover | None:
+def _keeper(suspension: _Suspension, gpu: int) -> Mover | None:
     """The mover that reserves memory on a GPU, if it has room itself. The program may be leaving
     because there is none.
     """
     try:
-        return way.node.movers.mover(gpu)
+        return suspension.node.movers.mover(gpu)
     except PhosError as error:
-        way.progress.note(f"no device memory could be reserved on GPU {gpu}: {error}")
+        suspension.progress.note(f"no device memory could be reserved on GPU {gpu}: {error}")
         return None
 
 

@@ -47,7 +47,7 @@ def release_cached(group: CheckpointGroup, progress: Progress) -> None:
     if not all(answers):
         # What the program allocates meanwhile counts against it.
         released = max(0, before - _device_bytes(group))
-        progress.details["released_bytes"] = released
+        progress.figures.released_bytes = released
         progress.note(f"PyTorch released {released / 1e9:.2f} GB of cached device memory")
     progress.check()
 

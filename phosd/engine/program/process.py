@@ -199,7 +199,7 @@ def _stopped(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
     except Busy as error:
         found, stat = _known(pid, known), procfs.stat(pid)
         if found is None and stat is not None:
-            found = _described(pid, stat.start_time, "unsupported", "", "")
+            found = _described(ProcessId(pid, stat.start_time), "unsupported", "", "")
         return found and replace(found, reason=str(error), state="stopped")
     return None
 
@@ -210,8 +210,9 @@ def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProces
     state = driver_checkpoint.state(pid)
     if stat is None or state is None:
         return None
+    process = ProcessId(pid, stat.start_time)
     if not ask_hook:
-        return _described(pid, stat.start_time, "hooked", "a job works on it", state.name)
+        return _described(process, "hooked", "a job works on it", state.name)
     hook_state, reason, gate = "driver", "", HookState.RUNNING
     memory: list[tuple[HookBlock, int]] = []
     if state is driver_checkpoint.State.RUNNING:
@@ -228,7 +229,7 @@ def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProces
         except PhosError as error:
             hook_state, reason = "unsupported", str(error)
     shown = state.name if gate is HookState.RUNNING else gate.name
-    return _described(pid, stat.start_time, hook_state, reason, shown, memory)
+    return _described(process, hook_state, reason, shown, memory)
 
 
 def placed(hello: Hello, blocks: Sequence[HookBlock]) -> list[tuple[HookBlock, int]]:
@@ -238,18 +239,17 @@ def placed(hello: Hello, blocks: Sequence[HookBlock]) -> list[tuple[HookBlock, i
 
 
 def _described(
-    pid: int,
-    started: int,
+    process: ProcessId,
     hook_state: str,
     reason: str,
     state: str,
     memory: Sequence[tuple[HookBlock, int]] = (),
 ) -> GpuProcess:
     return GpuProcess(
-        pid=pid,
-        start_time=started,
-        uid=(procfs.PROC / str(pid)).stat().st_uid,
-        command=procfs.command_line(pid),
+        pid=process.pid,
+        start_time=process.start_time,
+        uid=(procfs.PROC / str(process.pid)).stat().st_uid,
+        command=procfs.command_line(process.pid),
         gpus=tuple(sorted({gpu for _, gpu in memory if gpu >= 0})),
         device_bytes=sum(block.size for block, _ in memory),
         hook_state=hook_state,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from phosd.engine.criu import owned_processes
 from phosd.engine.criu import restore as criu_restore
+from phosd.engine.criu.saved_tree import restoring_user
 from phosd.engine.hook_client.link import HookState, reach
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.manifest import Process as Restored
@@ -109,7 +110,7 @@ def _text(node: Node, job: InterruptedJob, account: Account) -> str:
 def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
     """A restored program that had not begun to run is ended; the image is still there."""
     try:
-        users = [criu_restore.restoring_user(tree).uid for tree in manifest.trees]
+        users = [restoring_user(tree).uid for tree in manifest.trees]
         wanted = {p.pid: p for p in manifest.processes}
 
         def ours(pid: int) -> bool:

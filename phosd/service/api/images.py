@@ -69,7 +69,9 @@ class Images:
             pid = self._engine.restore(image, options, acting, progress)
             return Outcome(str(pid), "eager")
 
-        return self._image_job("restore", caller, image, options.token, work, gpus)
+        claims, token = _claims(image), options.token
+        task = Task("restore", image, caller.uid, claims, work, token=token, gpus=gpus)
+        return job_path(self._jobs.submit(task, self._write_down))
 
     @method("VerifyImage", "sa{sv}", job="o")
     async def verify_image(self, caller: Caller, image: str, options: JobOptions) -> str:
@@ -89,7 +91,8 @@ class Images:
                 self._history.flush()  # what the image's object tells comes from there
             return Outcome(image)
 
-        return self._image_job("verify", caller, image, options.token, work)
+        task = Task("verify", image, caller.uid, _claims(image), work, token=options.token)
+        return job_path(self._jobs.submit(task, self._write_down))
 
     @method("DeleteImage", "sa{sv}")
     async def delete_image(self, caller: Caller, image: str) -> None:
@@ -107,8 +110,7 @@ class Images:
             self._history.image_deleted(image, f"uid {caller.uid} asked for it", owner)
             return Outcome(image)
 
-        claims = frozenset((f"image {image}",))
-        task = Task("delete", image, caller.uid, claims, work, short=True)
+        task = Task("delete", image, caller.uid, _claims(image), work, short=True)
         await self._jobs.result(self._jobs.submit(task, self._write_down))
 
     # How they begin.
@@ -123,15 +125,7 @@ class Images:
         )
         return manifest, acting
 
-    def _image_job(
-        self,
-        operation: str,
-        caller: Caller,
-        image: str,
-        token: str,
-        work: Callable[[Progress], Outcome],
-        gpus: frozenset[int] = frozenset(),
-    ) -> str:
-        claims = frozenset((f"image {image}",))
-        task = Task(operation, image, caller.uid, claims, work, token=token, gpus=gpus)
-        return job_path(self._jobs.submit(task, self._write_down))
+
+def _claims(image: str) -> frozenset[str]:
+    """What no other job may touch while one works on an image."""
+    return frozenset((f"image {image}",))

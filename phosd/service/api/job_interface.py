@@ -283,7 +283,7 @@ def job_interface(methods: JobMethods | type[JobMethods]) -> Interface:
 
 
 def _details(job: Job) -> dict[str, float]:
-    return {name: float(x) for name, x in job.progress.details.items() if x is not None}
+    return {name: float(x) for name, x in job.progress.figures.measured().items()}
 
 
 def _suspects(job: Job) -> list[str]:

@@ -5,6 +5,7 @@ also those that somebody else has left off them.
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
@@ -30,6 +31,17 @@ StepRow = tuple[int, str, int, str, str, str]
 MoveRequest = MigrateRequest | SuspendRequest | ResumeRequest
 SUSPENDED = "suspended"
 """The state of a process that was taken off its GPUs."""
+
+
+@dataclass(frozen=True)
+class _Move:
+    """What somebody asked for: ``targets`` are the processes, the first is the one of the job."""
+
+    operation: str
+    targets: tuple[Target, ...]
+    request: MoveRequest
+    mode: str = ""
+    destination: str = ""
 
 
 class Moves:
@@ -66,7 +78,8 @@ class Moves:
             moved = self._engine.migrate(pid, destination, options, acting, progress)
             return Outcome(_mapping(moved))
 
-        return self._begin("migrate", caller, (target,), options, work, options.mode, destination)
+        move = _Move("migrate", (target,), options, options.mode, destination)
+        return self._begin(caller, move, work)
 
     @method("Suspend", "ua{sv}", job="o")
     async def suspend(self, caller: Caller, pid: int, options: SuspendRequest) -> str:
@@ -80,7 +93,7 @@ class Moves:
             where = self._engine.suspend(pid, options, acting, progress)
             return Outcome(where, where)
 
-        return self._begin("suspend", caller, (target,), options, work, mode=options.where)
+        return self._begin(caller, _Move("suspend", (target,), options, options.where), work)
 
     @method("Resume", "ua{sv}", job="o")
     async def resume(self, caller: Caller, pid: int, options: ResumeRequest) -> str:
@@ -93,7 +106,8 @@ class Moves:
             require_same(target)
             return Outcome(_mapping(self._engine.resume(pid, options, acting, progress)))
 
-        return self._begin("resume", caller, (target,), options, work, destination=options.gpu)
+        move = _Move("resume", (target,), options, destination=options.gpu)
+        return self._begin(caller, move, work)
 
     @method("Swap", "uua{sv}", job="o")
     async def swap(self, caller: Caller, leaving: int, coming: int, options: SuspendRequest) -> str:
@@ -114,7 +128,7 @@ class Moves:
             self._engine.swap(leaving, coming, options, rights, progress)
             return Outcome(str(coming))
 
-        return self._begin("swap", caller, (out, come), options, work, mode=options.where)
+        return self._begin(caller, _Move("swap", (out, come), options, options.where), work)
 
     @method("PlanEvacuation", "sa{sv}", steps="a(ustsss)")
     async def plan_evacuation(self, caller: Caller, gpu: str) -> list[StepRow]:
@@ -164,35 +178,28 @@ class Moves:
         )
         return target, acting
 
-    def _begin(
-        self,
-        operation: str,
-        caller: Caller,
-        targets: tuple[Target, ...],
-        request: MoveRequest,
-        work: Callable[[Progress], Outcome],
-        mode: str = "",
-        destination: str = "",
-    ) -> str:
+    def _begin(self, caller: Caller, move: _Move, work: Callable[[Progress], Outcome]) -> str:
+        targets, first = move.targets, move.targets[0]
+
         def before(job: Job) -> None:
             for target in targets:
                 require_free_tree(self._jobs, target.pid)
-            self._write_down(job, targets[0])
+            self._write_down(job, first)
 
         ours = (self._inventory.gpus_of(target.pid) for target in targets)
         task = Task(
-            operation=operation,
+            operation=move.operation,
             target=" ".join(str(target.pid) for target in targets),
             owner=caller.uid,
             claims=frozenset(claim_of(target.pid) for target in targets),
             work=work,
-            mode=mode,
-            destination=destination,
-            token=request.token,
-            queue=request.queue,
-            executable=program(targets[0]).executable,
-            process=named(targets[0]),
-            gpus=frozenset().union(*ours, self._named_in(destination)),
+            mode=move.mode,
+            destination=move.destination,
+            token=move.request.token,
+            queue=move.request.queue,
+            executable=program(first).executable,
+            process=named(first),
+            gpus=frozenset().union(*ours, self._named_in(move.destination)),
         )
         return job_path(self._jobs.submit(task, before))
 

@@ -55,7 +55,7 @@ class _Client:
         return bool(self.waiting) and self.at_work < CLIENT_AT_WORK
 
 
-class Turns:
+class CallQueue:
     """Implements :class:`phosd.bus.Server`: each call that is admitted is answered in its turn."""
 
     def __init__(self, connection: Connection, answer: Answer) -> None:

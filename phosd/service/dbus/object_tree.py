@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from phosd.bus import ROOT, Call, CallError, Connection, Variant
 from phosd.errors import NotAuthorized
-from phosd.service.dbus.call_queue import Turns
+from phosd.service.dbus.call_queue import CallQueue
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.spec import (
     INTROSPECTABLE,
@@ -71,7 +71,7 @@ class ObjectTree:
         self._connection = connection
         self._inspects = inspects
         self._objects: dict[str, Published] = {}
-        connection.serve(Turns(connection, self._answer))
+        connection.serve(CallQueue(connection, self._answer))
 
     def publish(self, path: str, interface: Interface, target: Any, owner: int | None) -> None:
         """Put an object on the bus. Only uid ``owner`` and administrators may read it."""

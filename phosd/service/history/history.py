@@ -111,7 +111,7 @@ class History:
             "scheduled": int(task.scheduled),
             "executable": task.executable,
             "process": task.process,
-            "details": json.dumps(job.progress.details),
+            "details": json.dumps(job.progress.figures.measured()),
         }
         # Phases are timed by the monotonic clock; the history speaks of the time of day.
         offset = job.started - (job.progress.phases[0].start if job.progress.phases else 0.0)

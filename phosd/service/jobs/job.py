@@ -111,9 +111,9 @@ class Job:
         """As the engine has measured it, or else what the phases named ``drain`` have done so far,
         of every attempt.
         """
-        details = self.progress.details
-        if (size := details.get("drain_bytes")) is not None:
-            return DrainFigures(int(size), details.get("drain_seconds") or 0.0)
+        figures = self.progress.figures
+        if figures.drain_bytes is not None:
+            return DrainFigures(figures.drain_bytes, figures.drain_seconds or 0.0)
         now = time.monotonic()
         phases = [phase for phase in self.progress.phases if phase.name == "drain"]
         return DrainFigures(

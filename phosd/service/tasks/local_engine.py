@@ -115,7 +115,7 @@ class NodeEngine:
     def suspend(self, pid: int, request: SuspendRequest, caller: int, progress: Progress) -> str:
         options = _chosen(SuspendOptions, request, caller=caller)
         suspended = suspend(self._node, pid, options, progress)
-        progress.details["stored_bytes"] = float(suspended.stored_bytes)
+        progress.figures.stored_bytes = suspended.stored_bytes
         return suspended.where
 
     def resume(

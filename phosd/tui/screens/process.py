@@ -22,7 +22,7 @@ from phosd.tui.widgets.table import Cell, Column, RecordTable
 
 
 @dataclass(frozen=True)
-class Block:
+class MemoryBlock:
     """One allocation of the process; ``gpu`` is -1 for host memory."""
 
     id: int
@@ -129,9 +129,9 @@ class ProcessScreen(NodeScreen):
         except CommandError as error:
             self._list(tab).say(str(error))
             return
-        records: Mapping[str, Block | Kernel]
+        records: Mapping[str, MemoryBlock | Kernel]
         if tab == "blocks":
-            found = [Block(row[0], row[1], row[2], row[3], tuple(row[4])) for row in rows]
+            found = [MemoryBlock(row[0], row[1], row[2], row[3], tuple(row[4])) for row in rows]
             records = {f"{block.id:020}": block for block in found}
         else:
             kernels = [Kernel(*row) for row in rows]
@@ -184,7 +184,7 @@ def _job_columns() -> list[Column[Job]]:
     ]
 
 
-def _block_columns() -> list[Column[Block]]:
+def _block_columns() -> list[Column[MemoryBlock]]:
     return [
         Column("BLOCK", 8, lambda b: str(b.id), lambda b: b.id, right=True),
         Column("ADDRESS", 16, lambda b: f"{b.address:#x}", lambda b: b.address, right=True),

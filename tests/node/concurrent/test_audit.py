@@ -17,8 +17,8 @@ def test_needless_shadows_are_counted_on_request(audit: bool, node: Node, start:
     target.wait_for_steps(5)
     with slow_movers(node, target, 0.5):
         _, watch = watched(node, target, CheckpointOptions(mode="concurrent", audit=audit))
-    details = watch.progress.details
-    needless, shadowed = details["needless_shadows"], details["shadowed_chunks"]
+    figures = watch.progress.figures
+    needless, shadowed = figures.needless_shadows, figures.shadowed_chunks
     assert shadowed is not None
     if audit:
         assert needless is not None

@@ -112,7 +112,7 @@ def test_a_shadow_that_was_copied_in_half(
     manifest, watch = guessed_wrong(node, target, CheckpointOptions(mode="concurrent"))
     assert manifest is not None
     assert (manifest.mode, manifest.wrong_guesses) == ("recopy", 1)
-    assert watch.progress.details["wrong_chunks"]
+    assert watch.progress.figures.wrong_chunks
     continues(node, target, manifest.id, undisturbed("right", "by_value"))
 
 

@@ -53,7 +53,7 @@ def test_few_shadow_slots_or_none(
     with braked_movers(node, target, STEPS, gpus=2) as brake:
         options = CheckpointOptions(mode="concurrent", fallback="none")
         manifest, watch = watched(node, target, options, brake)
-    assert watch.progress.details["waits"], "it never waited"
+    assert watch.progress.figures.waits, "it never waited"
     assert (manifest.mode, manifest.wrong_guesses) == ("concurrent", 0)
     continues(node, target, manifest.id, undisturbed(program, way))
 

@@ -43,9 +43,9 @@ def started(start: Starter, way: str) -> Target:
 
 def was_taken(progress: Progress) -> bool:
     """Whether there was a snapshot; if not, the program was followed by its hook."""
-    details = progress.details
-    assert ("submissions" in details) != ("snapshot_bytes" in details)
-    return "snapshot_bytes" in details and details["snapshot_bytes"] != 0
+    figures = progress.figures
+    assert (figures.submissions is None) != (figures.snapshot_bytes is None)
+    return bool(figures.snapshot_bytes)
 
 
 def test_it_takes_as_much_memory_as_the_program_has(
@@ -148,7 +148,7 @@ def test_a_program_that_cannot_wait_gets_everything(
         patch.setattr(Snapshot, "_save", stuck)
         with pytest.raises(OutOfMemory, match="the program needed the device memory"):
             progress.checkpoint(CONCURRENT)
-    assert "drain_seconds" in progress.progress.details  # by which the history knows it
+    assert progress.progress.figures.drain_seconds is not None  # by which the history knows it
     assert node.store.list() == []
     target.more_steps(30)
     node.movers.mover(0).drop(taken)

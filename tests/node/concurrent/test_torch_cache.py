@@ -67,12 +67,12 @@ def test_cached_memory_is_not_saved(
     target = start("caching")
     target.wait_for_steps(5)
     before, progress = save(node, target, mode, release=False)
-    assert about_cache(progress) == [] and "released_bytes" not in progress.details
+    assert about_cache(progress) == [] and progress.figures.released_bytes is None
     assert EMPTIED not in target.log.read_bytes(), "nobody has asked for it"
     manifest, progress = save(node, target, mode)
     assert saved(before) - saved(manifest) == CACHED
     assert about_cache(progress) == ["PyTorch released 0.03 GB of cached device memory"]
-    assert progress.details["released_bytes"] == CACHED
+    assert progress.figures.released_bytes == CACHED
     target.more_steps(AFTER)
     target.kill()
     original = target.values()
@@ -100,7 +100,7 @@ def test_why_nothing_was_released(
     _, progress = save(node, target)
     expected = f"cached memory of process {target.pid} was not released: {why}"
     assert about_cache(progress) == [expected]
-    assert "released_bytes" not in progress.details
+    assert progress.figures.released_bytes is None
     target.more_steps(2)
     target.kill()
     computed_right(target, undisturbed)
@@ -125,7 +125,7 @@ def test_a_main_thread_that_waits_in_c_is_not_waited_for(
         with woken_when_asked(target, monkeypatch):
             manifest, progress = save(node, target)
         assert saved(before) - saved(manifest) == released
-        assert progress.details["released_bytes"] == released
+        assert progress.figures.released_bytes == released
         assert target.log.read_bytes().count(EMPTIED) == times
         before = manifest
     target.more_steps(2)

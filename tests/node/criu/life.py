@@ -16,6 +16,7 @@ from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.dump import DumpOptions, TreeDump
 from phosd.engine.criu.program import Criu
 from phosd.engine.criu.restore import Restored, TreeRestoreOptions
+from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.image.manifest import Process, Tree
 from phosd.engine.job.progress import Progress
 from phosd.engine.program import tree
@@ -75,6 +76,13 @@ class Life:
     @property
     def images(self) -> Path:
         return self.private / "images"
+
+    @property
+    def saved_tree(self) -> SavedTree:
+        """Its dump, as a restore finds it."""
+        assert self.dumped is not None
+        assert self.record is not None
+        return SavedTree(self.record, records(self.dumped.tree), self.images)
 
     @property
     def pid(self) -> int:
@@ -139,21 +147,13 @@ class Life:
 
     def admit(self, **options: Any) -> None:
         """Only look whether it could be restored."""
-        assert self.dumped is not None
-        assert self.record is not None
-        processes = records(self.dumped.tree)
-        criu_restore.admission(
-            self.criu, self.record, processes, self.images, TreeRestoreOptions(**options)
-        )
+        criu_restore.admission(self.criu, self.saved_tree, TreeRestoreOptions(**options))
 
     def restore(self, **options: Any) -> Restored:
         """Admit it and bring it back."""
         self.admit(**options)
-        assert self.dumped is not None
-        assert self.record is not None
-        processes = records(self.dumped.tree)
         restored = criu_restore.restore_tree(
-            self.criu, self.record, processes, self.images, TreeRestoreOptions(**options)
+            self.criu, self.saved_tree, TreeRestoreOptions(**options)
         )
         self.restored.append(restored)
         return restored

@@ -21,7 +21,7 @@ from phosd.engine.program import tree
 from phosd.engine.recovery import rescue
 from phosd.engine.system import procfs
 from phosd.errors import Cancelled, Internal, NoSuchProcess, Timeout
-from tests.node.criu.life import COUNTER, USER, Life, in_order, records, wait_for
+from tests.node.criu.life import COUNTER, USER, Life, in_order, wait_for
 
 FAMILY = """
 import mmap, os, socket, threading, time
@@ -244,15 +244,12 @@ def test_a_cancelled_restore_leaves_nothing_behind(life: Life, piped: bool) -> N
     life.dump()
     os.close(reader)
     life.kill()
-    assert life.record is not None
-    assert life.dumped is not None
-    processes = records(life.dumped.tree)
     for delay in (0.01 * number for number in range(12)):  # from its start until it is done
         progress = Progress()
         threading.Timer(delay, progress.cancel).start()
         with contextlib.suppress(Cancelled):
             criu_restore.restore_tree(
-                life.criu, life.record, processes, life.images, TreeRestoreOptions(), progress
+                life.criu, life.saved_tree, TreeRestoreOptions(), progress
             ).abandon()
         time.sleep(0.1)
         assert (now := procfs.stat(life.pid)) is None or now.dead, "it does not come up later"

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.core_image import parent_death_signal
 from phosd.engine.image.cpu_manifest import MemoryFile
 from phosd.engine.image.manifest import Tree
@@ -27,16 +26,16 @@ def saved(life: Life) -> Life:
 
 def test_every_flipped_byte_is_found(saved: Life) -> None:
     assert saved.record is not None
-    criu_restore.check_images(saved.record, saved.images)
+    saved.saved_tree.check_bytes()
     for file in saved.record.files:
         path = saved.images / file.path
         original = path.read_bytes()
         for at in {0, len(original) // 2, len(original) - 1}:
             path.write_bytes(original[:at] + bytes([original[at] ^ 1]) + original[at + 1 :])
             with pytest.raises(ImageCorrupt, match=path.name):
-                criu_restore.check_images(saved.record, saved.images)
+                saved.saved_tree.check_bytes()
         path.write_bytes(original)
-    criu_restore.check_images(saved.record, saved.images)
+    saved.saved_tree.check_bytes()
 
 
 def truncate(folder: Path) -> None:

@@ -20,7 +20,7 @@ from phosd.engine.criu.restore import TreeRestoreOptions
 from phosd.engine.image.cpu_manifest import EndpointKind
 from phosd.engine.program import tree
 from phosd.engine.system import procfs
-from tests.node.criu.life import COUNTER, SYSTEM_PYTHON, USER, Life, in_order, records, wait_for
+from tests.node.criu.life import COUNTER, SYSTEM_PYTHON, USER, Life, in_order, wait_for
 
 USERS = pytest.mark.parametrize("uid", [0, USER])
 
@@ -127,17 +127,14 @@ def restored_job(life: Life, pid: int, shell: "subprocess.Popen[bytes]") -> Path
     """The job, dumped, killed with its shell, and restored without any."""
     life.dumped = criu_dump.dump_tree(life.criu, tree.scan(pid), life.images, DumpOptions())
     assert life.dumped.details.shell_job
-    record = life.dumped.record("images")
+    life.record = life.dumped.record("images")
     os.kill(pid, signal.SIGKILL)
     shell.kill()
     shell.wait()
     output = life.home / "output"
     options = TreeRestoreOptions(output=output)
-    processes = records(life.dumped.tree)
-    criu_restore.admission(life.criu, record, processes, life.images, options)
-    life.restored.append(
-        criu_restore.restore_tree(life.criu, record, processes, life.images, options)
-    )
+    criu_restore.admission(life.criu, life.saved_tree, options)
+    life.restored.append(criu_restore.restore_tree(life.criu, life.saved_tree, options))
     return output
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phosd.engine.image import store as store_module
+from phosd.engine.image import reader as reader_module
 from phosd.engine.image.manifest import CHUNK, Block
 from phosd.engine.image.packs import RECORD
 from phosd.engine.image.store import Store
@@ -269,7 +269,7 @@ def test_an_id_that_is_none_reaches_no_path(store: Store, name: str) -> None:
 
 def test_a_huge_manifest_is_not_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = publish(store, CONTENT)
-    monkeypatch.setattr(store_module, "MAX_MANIFEST", 100)
+    monkeypatch.setattr(reader_module, "MAX_MANIFEST", 100)
     with pytest.raises(ImageCorrupt, match="larger than 100 bytes"):
         store.get(manifest.id)
 
@@ -304,34 +304,34 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
 
 def test_spare_packs_are_taken_and_cut(store: Store) -> None:
     free = store.free_bytes()
-    store.preallocate(130 * CHUNK)
-    store.preallocate(130 * CHUNK)
-    assert [path.stat().st_size for path in store.spares()] == [44 * RECORD] * 3
+    store.spares.preallocate(130 * CHUNK)
+    store.spares.preallocate(130 * CHUNK)
+    assert [path.stat().st_size for path in store.spare_paths()] == [44 * RECORD] * 3
     assert abs(store.free_bytes() - free) < 64 << 20  # what is set aside counts as free
     manifest = publish(store, CONTENT)
-    assert len(store.spares()) == 2
+    assert len(store.spare_paths()) == 2
     assert (store.packs / "0.pack").stat().st_size == 2 * RECORD - CHUNK + 8192
     verify(store, manifest.id, Progress())
     store.delete(manifest.id)
     assert store.sweep() == []
-    assert len(store.spares()) == 2
-    store.drop_spares()
+    assert len(store.spare_paths()) == 2
+    store.spares.drop()
     assert everything(store.state) == set()
 
 
 def test_room_that_is_not_there_is_not_set_aside(store: Store) -> None:
     with pytest.raises(OutOfSpace):
-        store.preallocate(1 << 50)
+        store.spares.preallocate(1 << 50)
     assert everything(store.state) == set()
 
 
 def test_jobs_may_set_room_aside_and_take_it_at_the_same_time(store: Store) -> None:
     def job(number: int) -> str:
         for _ in range(5):
-            store.preallocate(70 * CHUNK)
+            store.spares.preallocate(70 * CHUNK)
             store.free_bytes()
             made = publish(store, CONTENT + bytes([number]) * CHUNK)
-            store.drop_spares()
+            store.spares.drop()
         return made.id
 
     with ThreadPoolExecutor(4) as pool:

@@ -15,7 +15,7 @@ from phosd.engine.image.packs import RECORD
 from phosd.engine.image.store import ImageWriter, Store
 from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client.mover import Mover
-from phosd.engine.mover.client.requests import DrainMap, DrainResult
+from phosd.engine.mover.client.requests import DrainMap, DrainResult, DrainSource
 from tests.node.mover import owner
 from tests.node.mover.fake_hook import FakeHook
 from tests.node.mover.owner import Owner
@@ -89,8 +89,8 @@ class Program:
         audit: bool = False,
     ) -> DrainResult:
         """Have the mover drain the chunk map."""
-        given = ([self.drained], self.digests, order or {}, writer, progress)
-        return self.mover.drain(*given, audit=audit, let_go=self.dropped.extend)
+        source = DrainSource([self.drained], self.digests, order or {}, audit)
+        return self.mover.drain(source, writer, progress, let_go=self.dropped.extend)
 
 
 def contents(seed: int = 1) -> list[bytes]:

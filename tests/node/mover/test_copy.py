@@ -79,7 +79,7 @@ def packs_of(writer: ImageWriter, mover: Mover) -> tuple[list[Pack], int]:
 
 
 def test_a_later_pass_replaces_what_it_copies_again(program: Owner, store: Store) -> None:
-    store.preallocate(64 << 20)
+    store.spares.preallocate(64 << 20)
     with Mover.start(0, RING, store.key) as mover:
         data = adopted(program, mover)
         with store.begin(0) as writer:
@@ -174,7 +174,7 @@ def test_what_cannot_be_copied(program: Owner, tmp_path: Path) -> None:
 
 def test_memory_of_the_movers_own_goes_out_as_it_lies(program: Owner, store: Store) -> None:
     """A copy within the device, saved without being hashed again; it is dropped as it is saved."""
-    store.preallocate(64 << 20)
+    store.spares.preallocate(64 << 20)
     with Mover.start(0, 3 * RECORD, store.key) as mover:
         data = adopted(program, mover)
         digests = digests_of(store, data)
@@ -191,8 +191,8 @@ def test_memory_of_the_movers_own_goes_out_as_it_lies(program: Owner, store: Sto
             progress.phase("copy")
             packs, pinned = packs_of(writer, mover)
             copies = Copies(writer, packs)
-            way = (proven, copies, progress)
-            assert mover.copy(*way, proven=proven, let_go=gone.extend) == proven
+            copied = mover.copy(proven, copies, progress, proven=proven, let_go=gone.extend)
+            assert copied == proven
             assert sorted(gone) == [20, 21]
             assert mover.free_memory()[0] == before
             assert progress.phases[0].bytes_done == 7 * CHUNK

@@ -13,7 +13,7 @@ from phosd.engine.image.store import Store
 from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client import requests, rpc
-from phosd.engine.mover.client.requests import redundant
+from phosd.engine.mover.client.requests import DrainSource, redundant
 from phosd.errors import Cancelled, Internal, OutOfSpace, PhosError, Timeout
 from tests.node.mover import owner
 from tests.node.mover.draining import (
@@ -246,7 +246,7 @@ def test_two_programs_on_one_gpu(program: Program, store: Store) -> None:
         other.overwrite(2, 0)
         chunk_maps = [program.drained, other.drained]
         digests = program.digests | other.digests
-        drained = program.mover.drain(chunk_maps, digests, {}, writer)
+        drained = program.mover.drain(DrainSource(chunk_maps, digests), writer)
         assert (drained.changed, drained.from_slots) == ([], 2)
         made = publish(writer, drained)
         assert set(drained.chunks) == {10, 11, 12, 13, 200, 201, 202, 203}

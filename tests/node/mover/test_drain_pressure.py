@@ -15,7 +15,7 @@ from phosd.engine.image.store import Store
 from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client import requests
-from phosd.engine.mover.client.requests import DrainMap, DrainResult
+from phosd.engine.mover.client.requests import DrainMap, DrainResult, DrainSource
 from phosd.errors import Internal
 from tests.node.mover.draining import (
     SIZES,
@@ -119,8 +119,8 @@ def test_memory_that_cannot_be_let_go_of_ends_the_drain(store: Store) -> None:
 
         def drain() -> DrainResult:
             with store.begin(0) as writer:
-                chunk_maps = [program.drained]
-                return program.mover.drain(chunk_maps, program.digests, {}, writer, let_go=fail)
+                source = DrainSource([program.drained], program.digests)
+                return program.mover.drain(source, writer, let_go=fail)
 
         with program.shadowing(2, 5, slot=0), beside(drain) as running:
             assert program.hook.await_saved(program.chunk(0, 0))
@@ -239,10 +239,10 @@ def test_a_board_of_other_blocks_is_refused(program: Program, store: Store) -> N
     with ChunkMap.create([(1, 3)], []) as small:
         drained = DrainMap(small.fd, 0, {12: 0})
         with store.begin(0) as writer, pytest.raises(Internal, match="not in the chunk map"):
-            program.mover.drain([drained], program.digests, {}, writer)
+            program.mover.drain(DrainSource([drained], program.digests), writer)
     with store.begin(0) as writer, pytest.raises(Internal, match="has 6 chunks, not 5"):
         digests = program.digests | {12: program.digests[12][:5]}
-        program.mover.drain([program.drained], digests, {}, writer)
+        program.mover.drain(DrainSource([program.drained], digests), writer)
 
 
 def test_what_is_no_board_is_refused(program: Program, store: Store, tmp_path: Path) -> None:

@@ -414,7 +414,7 @@ def test_the_device_writes_into_pinned_packs(
     data, store = contents(), memory_store
     pinned = room > sum(SIZES)
     monkeypatch.setenv("PHOS_FAULT", "mover-write:raise")
-    store.preallocate(min(room, 2 * sum(SIZES)))
+    store.spares.preallocate(min(room, 2 * sum(SIZES)))
     with Mover.start(0, RING, store.key) as mover, filled(program, mover, data):
         digests = mover.digest([10, 11, 12])
         with store.begin(0) as writer:

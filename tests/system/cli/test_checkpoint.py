@@ -14,6 +14,7 @@ import pytest
 from phosd.cli.checkpoint import interval
 from phosd.cli.main import named
 from phosd.engine.job.experience import KernelMark
+from phosd.engine.job.figures import Figures
 from phosd.engine.job.progress import Progress
 from phosd.errors import Unsupported
 from phosd.service.jobs.options import CheckpointRequest
@@ -166,7 +167,7 @@ def test_a_job_is_told_with_its_phases_and_guesses(service: Service) -> None:
         progress.advance(3 << 20)
         progress.found_suspects([KernelMark("chase", 1)])
         progress.note("mode recopy: a guess was wrong")
-        progress.details |= {"waited_seconds": 0.25, "needless_shadows": None}
+        progress.figures = Figures(waited_seconds=0.25)
 
     service.engine.act = act
     service.engine.go.set()

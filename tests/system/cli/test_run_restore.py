@@ -16,6 +16,7 @@ from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.dump import DumpOptions
 from phosd.engine.criu.program import Criu
 from phosd.engine.criu.restore import TreeRestoreOptions
+from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.program import tree
 from tests.node.criu.life import COUNTER, SYSTEM_PYTHON, records
 from tests.support.harness import alive, wait_until
@@ -48,9 +49,9 @@ def test_a_program_of_phos_run_survives_kill_and_restore(
     assert shown.read_text() == output.read_text()
 
     killed_at = output.stat().st_size
-    processes = records(dump.tree)
-    criu_restore.admission(found, record, processes, images, TreeRestoreOptions())
-    restored = criu_restore.restore_tree(found, record, processes, images, TreeRestoreOptions())
+    saved = SavedTree(record, records(dump.tree), images)
+    criu_restore.admission(found, saved, TreeRestoreOptions())
+    restored = criu_restore.restore_tree(found, saved, TreeRestoreOptions())
     try:
         assert (restored.pid, alive(pid)) == (pid, True)
         wait_until(lambda: output.read_bytes()[killed_at:].count(b"\n") > 5, "the restored program")

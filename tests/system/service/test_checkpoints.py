@@ -10,6 +10,7 @@ import pytest
 
 from phosd.bus import Connection, Signal
 from phosd.engine.job.experience import NONE, KernelMark
+from phosd.engine.job.figures import Figures
 from phosd.engine.job.progress import Progress
 from phosd.engine.system.procfs import boot_id
 from phosd.errors import ImageCorrupt, MisSpeculation
@@ -262,7 +263,7 @@ def test_what_is_drained_while_the_program_runs_is_told(service: Service) -> Non
             progress.phase("drain", bytes_total=1000)
             progress.advance(count)
         measured.wait(30)
-        progress.details |= {"drain_bytes": 700, "drain_seconds": 0.5, "needless_shadows": None}
+        progress.figures = Figures(drain_bytes=700, drain_seconds=0.5)
 
     service.engine.act = drain
     job = begin(service)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from phosd.bus import MAX_ARGUMENTS, Call, CallError, Connection
-from phosd.service.dbus.call_queue import CLIENT_CALLS, USER_AT_WORK, USER_CALLS, Turns
+from phosd.service.dbus.call_queue import CLIENT_CALLS, USER_AT_WORK, USER_CALLS, CallQueue
 from phosd.service.dbus.caller import Caller
 from tests.support.fake_engine import manifest
 from tests.support.harness import wait_until
@@ -189,7 +189,7 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing(service: Service) -> 
 
 def clients(service: Service) -> int:
     served = service.connections[0]._server
-    assert isinstance(served, Turns)
+    assert isinstance(served, CallQueue)
     return served.clients
 
 
@@ -212,13 +212,13 @@ class Recorder:
         await answer(call)
 
 
-def turns(recorder: Recorder) -> Turns:
+def call_queue(recorder: Recorder) -> CallQueue:
     async def answer(call: Call, caller: Caller) -> tuple[str, list[object]]:
         recorder.order.append(call.sender)
         await recorder.hold.wait()
         return "", []
 
-    return Turns(recorder, answer)  # type: ignore[arg-type]
+    return CallQueue(recorder, answer)  # type: ignore[arg-type]
 
 
 def call(sender: str) -> Call:
@@ -235,7 +235,7 @@ def test_users_take_turns_and_so_do_their_clients() -> None:
     async def run() -> None:
         recorder = Recorder()
         recorder.hold.set()
-        table = turns(recorder)
+        table = call_queue(recorder)
         # One client of user 1 comes long before everybody else.
         for sender in (*[":1.a"] * 30, ":1.b", ":1.b", ":2.a", ":2.a"):
             table.take(call(sender))
@@ -250,7 +250,7 @@ def test_users_take_turns_and_so_do_their_clients() -> None:
 def test_a_user_has_a_share_however_many_clients() -> None:
     async def run() -> None:
         recorder = Recorder()
-        table = turns(recorder)
+        table = call_queue(recorder)
         for number in range(10):
             for _ in range(CLIENT_CALLS):
                 table.take(call(f":1.{number}"))

@@ -7,16 +7,15 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 from sqlite_utils import Database
 
 from phosd.engine.job.experience import KernelMark, PastCheckpoint
+from phosd.engine.job.figures import Figures
 from phosd.engine.job.journal import JobRecord, Journal
 from phosd.engine.system.procfs import boot_id
 from phosd.errors import Cancelled, Internal, OutOfMemory, PhosError
@@ -319,7 +318,7 @@ def test_the_real_daemon_settles_what_its_predecessor_left(bus: str, tmp_path: P
 
 def test_what_earlier_checkpoints_of_a_process_came_to(tmp_path: Path) -> None:
     history = History(tmp_path / "history.db")
-    mine, drained = "boot/7/70", {"waited_seconds": 0.5, "drain_seconds": 3.0}
+    mine, drained = "boot/7/70", Figures(waited_seconds=0.5, drain_seconds=3.0)
     history.job(checkpoint_of(1, "concurrent", mine, drained))
     history.job(checkpoint_of(2, "stop", mine))
     history.job(checkpoint_of(3, "stop", "boot/7/71"))  # it had the same pid
@@ -346,7 +345,7 @@ def checkpoint_of(
     number: int,
     mode: str,
     process: str,
-    details: Mapping[str, float] = MappingProxyType({}),
+    figures: Figures | None = None,
     *,
     error: PhosError | None = None,
     wrong: int = 0,
@@ -357,6 +356,6 @@ def checkpoint_of(
     made.state = JobState.DONE if error is None else JobState.FAILED
     if isinstance(error, Cancelled):
         made.state = JobState.CANCELLED
-    made.progress.details |= details
+    made.progress.figures = figures or Figures()
     made.progress.wrong_guesses = wrong
     return made

@@ -14,7 +14,7 @@ import pytest
 
 from phosd.bus import Call, Variant
 from phosd.client.errors import CommandError
-from phosd.service.dbus.call_queue import Turns
+from phosd.service.dbus.call_queue import CallQueue
 from phosd.tui.link import BusLink
 from phosd.tui.node import Contact, Node, Noted
 from phosd.tui.records import Gpu, Image, Job, Process
@@ -206,17 +206,17 @@ def test_what_is_new_is_told_when_it_is_read_and_not_before(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Signals name neither command nor owner; and a process may be somebody else's."""
-    take = Turns.take
-    held: list[tuple[Turns, Call]] = []
+    take = CallQueue.take
+    held: list[tuple[CallQueue, Call]] = []
     told: list[Process] = []
 
-    def hold(turns: Turns, call: Call) -> None:
+    def hold(queue: CallQueue, call: Call) -> None:
         if call.member == "GetAll" and "/process/" in call.path:
-            held.append((turns, call))
+            held.append((queue, call))
         else:
-            take(turns, call)
+            take(queue, call)
 
-    monkeypatch.setattr(Turns, "take", hold)
+    monkeypatch.setattr(CallQueue, "take", hold)
 
     async def body() -> None:
         async with mirrored(service.address) as node:

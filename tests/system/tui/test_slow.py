@@ -8,7 +8,7 @@ import pytest
 from textual.pilot import Pilot
 
 from phosd.bus.dbus import Call
-from phosd.service.dbus.call_queue import Turns
+from phosd.service.dbus.call_queue import CallQueue
 from phosd.tui.app import SCREENS
 from phosd.tui.link import BusLink
 from phosd.tui.node import Contact, Node
@@ -25,12 +25,12 @@ class Slowness:
     def __init__(self) -> None:
         self.now = time.time()
         """The clock of the screens."""
-        self._held: list[tuple[asyncio.AbstractEventLoop, Turns, Call]] = []
+        self._held: list[tuple[asyncio.AbstractEventLoop, CallQueue, Call]] = []
         self._lock = threading.Lock()
 
-    def hold(self, turns: Turns, call: Call) -> None:
+    def hold(self, queue: CallQueue, call: Call) -> None:
         with self._lock:
-            self._held.append((asyncio.get_running_loop(), turns, call))
+            self._held.append((asyncio.get_running_loop(), queue, call))
 
     def holds(self) -> list[str]:
         """The members that are held, in their order."""
@@ -48,17 +48,17 @@ class Slowness:
         """Let what is held reach phosd."""
         with self._lock:
             held, self._held = self._held, []
-        for loop, turns, call in held:
-            loop.call_soon_threadsafe(_TAKE, turns, call)
+        for loop, queue, call in held:
+            loop.call_soon_threadsafe(_TAKE, queue, call)
 
 
-_TAKE = Turns.take
+_TAKE = CallQueue.take
 
 
 @pytest.fixture
 def slowness(monkeypatch: pytest.MonkeyPatch) -> Slowness:
     slow = Slowness()
-    monkeypatch.setattr(Turns, "take", lambda turns, call: slow.hold(turns, call))
+    monkeypatch.setattr(CallQueue, "take", lambda queue, call: slow.hold(queue, call))
     return slow
 
 

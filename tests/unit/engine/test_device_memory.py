@@ -10,8 +10,10 @@ import pytest
 from phosd.engine.hook_client.link import BlockFlag, Hello, HookBlock, HookLink, HookState
 from phosd.engine.memory import device_memory as module
 from phosd.engine.memory import parking
-from phosd.engine.memory.device_memory import DeviceMemory, MoverProvider
+from phosd.engine.memory.adopted import MoverProvider
+from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.exported import distinct
+from phosd.engine.memory.free_watchers import FreeWatchers
 from phosd.engine.memory.parking import detached, parked
 from phosd.engine.system import procfs
 from phosd.engine.system.kcmp import same_file
@@ -158,7 +160,7 @@ def hooks(*links: Link) -> list[HookLink]:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(
-        DeviceMemory, "watch_all", lambda *_: None
+        FreeWatchers, "watch_all", lambda *_: None
     )  # there is nobody to tell anything
     monkeypatch.setattr(procfs, "process_id", lambda pid: ProcessId(pid, 0))
     return Bench()
@@ -197,7 +199,7 @@ def test_memory_of_two_processes_is_one_piece(bench: Bench) -> None:
     assert keys[1, 1] == keys[2, 1] and len(set(keys.values())) == 3
     assert len(bench.movers[0].keys) == 3
     assert len(distinct(bench.memory.all())) == 3
-    assert bench.memory.digest().keys() == set(keys.values())
+    assert bench.memory.adopted.digest(bench.memory.all()).keys() == set(keys.values())
     first.remove(1)  # the second still has it
     bench.take(first, second)
     assert keys[2, 1] in bench.movers[0].keys

@@ -53,13 +53,13 @@ def copied(left: Sequence[int], progress: Progress) -> list[int]:
 def test_it_goes_on_while_less_is_left_each_time() -> None:
     progress = Progress()
     assert copied([1000, 500, 200, 64, 9], progress) == [1000, 500, 200]
-    assert progress.details == {"passes": 3, "bytes_left": 64 * CHUNK}
+    assert progress.figures.measured() == {"passes": 3, "bytes_left": 64 * CHUNK}
 
 
 def test_it_ends_when_a_pass_gains_too_little() -> None:
     progress = Progress()
     assert copied([1000, 710, 9], progress) == [1000]
-    assert progress.details == {"passes": 1, "bytes_left": 710 * CHUNK}
+    assert progress.figures.measured() == {"passes": 1, "bytes_left": 710 * CHUNK}
     assert copied([1000, 690, 600, 9], Progress()) == [1000, 690]
 
 

@@ -14,6 +14,7 @@ import pytest
 from phosd.engine.hook_client.link import HookBlock
 from phosd.engine.job.progress import Progress
 from phosd.engine.memory import snapshot
+from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.exported import ExportedBlock, new_key
 from phosd.engine.memory.snapshot import Snapshot
 from phosd.errors import OutOfMemory
@@ -81,11 +82,12 @@ class DeviceMemory:
     def all(self) -> list[ExportedBlock]:
         return self.blocks
 
+    @property
+    def adopted(self) -> "DeviceMemory":
+        return self
+
     def mover(self, gpu: int) -> Mover:
         return self.movers[gpu]
-
-    def packs(self, gpu: int) -> list[Any]:
-        return []
 
 
 @pytest.fixture(autouse=True)
@@ -111,8 +113,10 @@ def snapshot_of(
         yield
 
     turns: list[set[int]] = []
+    memory = DeviceMemory(blocks, movers)
     writer = SimpleNamespace(stored={})
-    made = Snapshot(cast(Any, DeviceMemory(blocks, movers)), [], cast(Any, writer), turn, limit)
+    dump = MemoryDump(cast(Any, memory), [], cast(Any, writer))
+    made = Snapshot(dump, turn, limit)
     assert turns == []
     return made
 
@@ -130,7 +134,7 @@ def test_all_gpus_are_saved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for number, each in enumerate(blocks):
             shot._digests[each.key] = [each.key.to_bytes(16, "big")]
             shot._wanted[each.key] = [0] * (number % 2)
-            shot._writer.stored[shot._digests[each.key][0].hex()] = cast(Any, each.key)
+            shot._dump.writer.stored[shot._digests[each.key][0].hex()] = cast(Any, each.key)
         shot._chunk_maps.append((cast(Any, chunk_map), tuple(movers)))
         shot._account.phase("drain")
         chunks: dict[int, Any] = dict(shot.finish(Progress()))

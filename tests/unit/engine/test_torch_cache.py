@@ -40,7 +40,9 @@ def notes(runtime: Path, script: Script, *sizes: int) -> list[str]:
     )
     with fake_hook(runtime, script):
         release_cached(group, progress)
-    assert progress.details == ({"released_bytes": sizes[0] - sizes[1]} if sizes[1:] else {})
+    assert progress.figures.measured() == (
+        {"released_bytes": sizes[0] - sizes[1]} if sizes[1:] else {}
+    )
     return progress.notes
 
 

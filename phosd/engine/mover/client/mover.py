@@ -20,10 +20,9 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client.launcher import MoverProcess, launch, log_of
 from phosd.engine.mover.client.requests import (
     Copies,
-    DrainMap,
     DrainResult,
+    DrainSource,
     Saved,
-    drain_request,
     enough,
     target,
 )
@@ -227,21 +226,16 @@ class Mover:
 
     def drain(
         self,
-        chunk_maps: Sequence[DrainMap],
-        digests: Mapping[int, Sequence[bytes]],
-        order: Mapping[int, Sequence[int]],
+        source: DrainSource,
         writer: ImageWriter,
         progress: Progress | None = None,
         packs: Sequence[Pack] = (),
         *,
-        audit: bool = False,
         let_go: Callable[[Sequence[int]], None] | None = None,
     ) -> DrainResult:
         """Save blocks while their programs run and their hooks copy on write.
 
-        ``digests`` are those of the stop, by key, and ``packs`` as for :meth:`save`. What
-        :func:`redundant` names is not copied. ``order`` may give a block's chunks the numbers of an
-        earlier job's ``ChunkMap.touched``: low ones are saved first, 0 is unknown. ``let_go`` is
+        ``packs`` are as for :meth:`save`. What :func:`redundant` names is not copied. ``let_go`` is
         called on this thread with the keys of blocks and slabs that the mover has dropped because
         their program needs the memory: it must close every other descriptor of them, and then the
         program is told that the memory is free.
@@ -249,19 +243,21 @@ class Mover:
         May begin before the gates open. On failure the chunk maps' phase becomes ``aborted``,
         unless the mover died. Raises as :meth:`save` does.
         """
-        request, packs = drain_request(chunk_maps, digests, order, writer, packs, audit=audit)
+        request, packs = source.request(writer, packs)
 
         def dropped(keys: Sequence[int]) -> None:
             self._dropped.update(keys)
             if let_go is not None:
                 let_go(keys)
 
-        descriptors = [chunk_map.fd for chunk_map in chunk_maps] + [pack.fd for pack in packs]
+        descriptors = [chunk_map.fd for chunk_map in source.chunk_maps] + [
+            pack.fd for pack in packs
+        ]
         answer, _ = self._to_host.ask(request, wire.Drained, descriptors, progress, dropped)
         found = (ref for _, refs in answer.blocks for ref in refs if ref is not None)
         writer.stored.update((ref.digest, ref) for ref in found)
         chunks = {
-            key: tuple(writer.stored[digest.hex()] for digest in digests[key])
+            key: tuple(writer.stored[digest.hex()] for digest in source.digests[key])
             for key, _ in answer.blocks
         }
         return DrainResult(chunks, *msgspec.structs.astuple(answer)[1:])

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from phosd.engine.digest import split
 from phosd.engine.image.manifest import ChunkRef
@@ -40,6 +40,53 @@ class DrainMap:
     blocks: Mapping[int, int]
     slabs: Sequence[int] = ()
     first_slot: int = 0
+
+
+@dataclass(frozen=True)
+class DrainSource:
+    """What :meth:`Mover.drain` saves: the blocks of ``chunk_maps``.
+
+    ``digests`` are those of the stop, by key. ``order`` may give a block's chunks the numbers of an
+    earlier job's ``ChunkMap.touched``: low ones are saved first, 0 is unknown. With ``audit`` it is
+    also counted how many shadows were not needed.
+    """
+
+    chunk_maps: Sequence[DrainMap]
+    digests: Mapping[int, Sequence[bytes]]
+    order: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    audit: bool = False
+
+    def request(self, writer: ImageWriter, packs: Sequence[Pack]) -> tuple[wire.Drain, list[Pack]]:
+        """What the mover is asked, and the packs whose descriptors go with it."""
+        keys = [key for chunk_map in self.chunk_maps for key in chunk_map.blocks]
+        digests = {key: self.digests[key] for key in keys}
+        known = {bytes.fromhex(digest) for digest in tuple(writer.stored)}
+        wanted = {key: bytearray(b"\1" * len(parts)) for key, parts in digests.items()}
+        for key, indices in redundant(digests, known).items():
+            for index in indices:
+                wanted[key][index] = 0
+
+        def drained(key: int, first_chunk: int) -> wire.DrainedBlock:
+            numbers = array("I", self.order.get(key, ())).tobytes()
+            parts = (b"".join(digests[key]), bytes(wanted[key]), numbers)
+            return wire.DrainedBlock(key, first_chunk, *parts)
+
+        filled = enough(writer, packs, sum(map(sum, wanted.values())))
+        request = wire.Drain(
+            chunk_maps=[
+                wire.DrainedBoard(
+                    chunk_map.device,
+                    [drained(key, first) for key, first in chunk_map.blocks.items()],
+                    list(chunk_map.slabs),
+                    chunk_map.first_slot,
+                )
+                for chunk_map in self.chunk_maps
+            ],
+            target=target(writer, filled),
+            audit=self.audit,
+            patience=PATIENCE_SECONDS,
+        )
+        return request, filled
 
 
 @dataclass(frozen=True)
@@ -139,43 +186,3 @@ def enough(writer: ImageWriter, packs: Sequence[Pack], chunk_count: int) -> list
 
 def target(writer: ImageWriter, packs: Sequence[Pack]) -> wire.Packs:
     return wire.Packs([(pack.number, pack.capacity) for pack in packs], writer.id, writer.owner)
-
-
-def drain_request(
-    chunk_maps: Sequence[DrainMap],
-    digests: Mapping[int, Sequence[bytes]],
-    order: Mapping[int, Sequence[int]],
-    writer: ImageWriter,
-    packs: Sequence[Pack],
-    *,
-    audit: bool,
-) -> tuple[wire.Drain, list[Pack]]:
-    """The request of :meth:`Mover.drain`, and the packs whose descriptors go with it."""
-    keys = [key for chunk_map in chunk_maps for key in chunk_map.blocks]
-    known = {bytes.fromhex(digest) for digest in tuple(writer.stored)}
-    wanted = {key: bytearray(b"\1" * len(digests[key])) for key in keys}
-    for key, indices in redundant({key: digests[key] for key in keys}, known).items():
-        for index in indices:
-            wanted[key][index] = 0
-
-    def drained(key: int, first_chunk: int) -> wire.DrainedBlock:
-        numbers = array("I", order.get(key, ())).tobytes()
-        parts = (b"".join(digests[key]), bytes(wanted[key]), numbers)
-        return wire.DrainedBlock(key, first_chunk, *parts)
-
-    filled = enough(writer, packs, sum(map(sum, wanted.values())))
-    request = wire.Drain(
-        chunk_maps=[
-            wire.DrainedBoard(
-                chunk_map.device,
-                [drained(key, first) for key, first in chunk_map.blocks.items()],
-                list(chunk_map.slabs),
-                chunk_map.first_slot,
-            )
-            for chunk_map in chunk_maps
-        ],
-        target=target(writer, filled),
-        audit=audit,
-        patience=PATIENCE_SECONDS,
-    )
-    return request, filled

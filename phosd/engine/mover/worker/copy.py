@@ -10,20 +10,14 @@ from phosd.engine.image.packs import record_size
 from phosd.engine.mover.protocol.wire import Copied, Copy
 from phosd.engine.mover.worker.copy_out import Chunk, CopyOut, Item, Stripes, fill
 from phosd.engine.mover.worker.gpu import Gpu
-from phosd.engine.mover.worker.pinned_packs import PinnedPacks
-from phosd.engine.mover.worker.ring import Ring
-from phosd.engine.mover.worker.transfer import Report
+from phosd.engine.mover.worker.transfer import Transfer
 from phosd.errors import Cancelled, Internal
 
 
 def copy(
-    gpu: Gpu,
-    ring: Ring,
-    pinned_packs: PinnedPacks,
+    transfer: Transfer,
     request: Copy,
     descriptors: Sequence[int],
-    cancelled: Callable[[], bool],
-    report: Report,
     let_go: Callable[[list[int]], None],
 ) -> Copied:
     """Copy chunks into packs, of which ``descriptors`` are open for writing.
@@ -31,6 +25,7 @@ def copy(
     Programs may write the chunks meanwhile: what is reported is the digest of what was saved.
     ``let_go`` is told which blocks are dropped. Raises as :class:`CopyOut` does.
     """
+    gpu, ring = transfer.gpu, transfer.ring
     found: dict[tuple[int, int], bytes] = {}
     proven = _proven(request)
     going = _Going(gpu, request, let_go)
@@ -40,8 +35,7 @@ def copy(
         for item, digest in zip(items, digests, strict=True):
             found[item.chunk.key, item.chunk.index] = digest
 
-    way = (gpu, ring, pinned_packs, request.target, descriptors, cancelled, report)
-    with CopyOut(*way, copied) as out:
+    with CopyOut(transfer, request.target, descriptors, copied) as out:
         for items in _batches(gpu, request, ring.records):
             for item in items:
                 place = (item.pack, item.offset, item.chunk.length)

@@ -26,11 +26,9 @@ from phosd.engine.image.manifest import CHUNK
 from phosd.engine.image.packs import HEADER, RECORD, header_fields, record_size
 from phosd.engine.image.private_files import space_errors
 from phosd.engine.mover.protocol.wire import Packs
-from phosd.engine.mover.worker.gpu import Gpu
-from phosd.engine.mover.worker.pinned_packs import PinnedPacks
-from phosd.engine.mover.worker.ring import Ring, Slot
+from phosd.engine.mover.worker.ring import Slot
 from phosd.engine.mover.worker.transfer import (
-    Report,
+    Transfer,
     WorkerPool,
     close_all,
     copy_rows,
@@ -158,22 +156,17 @@ class CopyOut:
 
     def __init__(
         self,
-        gpu: Gpu,
-        ring: Ring,
-        pinned_packs: PinnedPacks,
+        transfer: Transfer,
         packs: Packs,
         descriptors: Sequence[int],
-        cancelled: Callable[[], bool],
-        report: Report,
         copied: OnCopied,
     ) -> None:
-        self._gpu = gpu
-        self._ring = ring
+        self._transfer = transfer
+        self._gpu = transfer.gpu
+        self._ring = transfer.ring
         self._packs = packs
-        self._pinned = [pinned_packs.find(fd) for fd in descriptors]
+        self._pinned = [transfer.pinned_packs.find(fd) for fd in descriptors]
         self._buffered = descriptors
-        self._cancelled = cancelled
-        self._report = report
         self._copied = copied
         self._stack = ExitStack()
 
@@ -185,8 +178,8 @@ class CopyOut:
             self._stagers = cycle(self._all_stagers)
             self._all_buses = stack.enter_context(streams(2))
             self._buses = cycle(self._all_buses)
-            self._workers = stack.enter_context(WorkerPool(self._gpu, _WRITERS, self._cancelled))
-            self._watcher = stack.enter_context(WorkerPool(self._gpu, 1, self._cancelled))
+            self._workers = stack.enter_context(WorkerPool(self._transfer, _WRITERS))
+            self._watcher = stack.enter_context(WorkerPool(self._transfer, 1))
             self._stack = stack.pop_all()
         return self
 
@@ -298,7 +291,7 @@ class CopyOut:
                 if not in_pack:
                     self._write(run, view)
             self._copied(items, digests)
-            self._report(sum(item.chunk.length for item in items))
+            self._transfer.report(sum(item.chunk.length for item in items))
         finally:
             self._ring.give(slot)
 

@@ -16,10 +16,8 @@ from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.mover.protocol.wire import Drain, Drained
 from phosd.engine.mover.worker.copy_out import Chunk, CopyOut, Item, Stripes, fill
 from phosd.engine.mover.worker.gpu import Gpu
-from phosd.engine.mover.worker.pinned_packs import PinnedPacks
 from phosd.engine.mover.worker.plan import Plan, PlanStatus
-from phosd.engine.mover.worker.ring import Ring
-from phosd.engine.mover.worker.transfer import Report
+from phosd.engine.mover.worker.transfer import Transfer
 from phosd.errors import Timeout
 
 _RESERVED = 2
@@ -38,13 +36,9 @@ LetGo = Callable[[list[int]], None]
 
 
 def drain(
-    gpu: Gpu,
-    ring: Ring,
-    pinned_packs: PinnedPacks,
+    transfer: Transfer,
     request: Drain,
     descriptors: Sequence[int],
-    cancelled: Callable[[], bool],
-    report: Report,
     let_go: LetGo,
     settled: Callable[[], bool],
 ) -> Drained:
@@ -53,12 +47,13 @@ def drain(
     ``settled`` tells whether the engine has let go of all that ``let_go`` named. When this fails,
     the chunk maps say that the job is over. Raises as :class:`CopyOut` does.
     """
+    gpu, ring, target = transfer.gpu, transfer.ring, request.target
     count = len(request.chunk_maps)
+    chunk_maps, packs = descriptors[:count], descriptors[count:]
     drained = _Drained(gpu, request)
-    way = (gpu, ring, pinned_packs, request.target, descriptors[count:], cancelled, report)
-    with Plan(gpu, request, descriptors[:count], len(ring.slots), ring.records) as plan:
-        with CopyOut(*way, drained.copied) as out, _or_abort(plan):
-            loop = _Loop(gpu, ring, Stripes(request.target), plan, out, drained)
+    with Plan(gpu, request, chunk_maps, len(ring.slots), ring.records) as plan:
+        with CopyOut(transfer, target, packs, drained.copied) as out, _or_abort(plan):
+            loop = _Loop(transfer, Stripes(target), plan, out, drained)
             gave_up = not loop.run(let_go, settled)
         return drained.result(plan, gave_up=gave_up)
 
@@ -131,15 +126,15 @@ class _Loop:
     """Claims and starts batches until every chunk is written."""
 
     def __init__(
-        self, gpu: Gpu, ring: Ring, stripes: Stripes, plan: Plan, out: CopyOut, drained: _Drained
+        self, transfer: Transfer, stripes: Stripes, plan: Plan, out: CopyOut, drained: _Drained
     ) -> None:
-        self._gpu = gpu
-        self._ring = ring
+        self._gpu = transfer.gpu
+        self._ring = transfer.ring
         self._stripes = stripes
         self._plan = plan
         self._out = out
         self._drained = drained
-        self._reserved = min(_RESERVED, len(ring.slots) // 4)
+        self._reserved = min(_RESERVED, len(self._ring.slots) // 4)
 
     def run(self, let_go: LetGo, settled: Callable[[], bool]) -> bool:
         """False when the program needs its memory more than we the image.

@@ -1,12 +1,12 @@
 """Fetching: chunks of blocks of this GPU or of others, straight from memory to memory."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from phosd.engine.faults import Point, point
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.mover.protocol.wire import Fetch
 from phosd.engine.mover.worker.gpu import Gpu, GpuBlock
-from phosd.engine.mover.worker.transfer import Report, streams
+from phosd.engine.mover.worker.transfer import Transfer, streams
 from phosd.engine.system.cuda import call
 from phosd.errors import Cancelled, Internal
 
@@ -14,18 +14,19 @@ _BATCH = 1 << 30
 """Bytes between two looks at whether somebody has cancelled: a few milliseconds by NVLink."""
 
 
-def fetch(gpu: Gpu, request: Fetch, cancelled: Callable[[], bool], report: Report) -> None:
+def fetch(transfer: Transfer, request: Fetch) -> None:
     """Copy what ``request`` names. Raises :class:`Cancelled`.
 
     Programs may write the chunks meanwhile: who wants to know compares the digests.
     """
+    gpu = transfer.gpu
     with streams(1) as (stream,):
         queued = 0
 
         def settle() -> None:
             call("cuStreamSynchronize", stream, about="a copy between blocks")
-            report(queued)
-            if cancelled():
+            transfer.report(queued)
+            if transfer.cancelled():
                 raise Cancelled("the transfer was cancelled")
 
         for source, at, address, size in _pieces(gpu, request):

@@ -6,7 +6,7 @@ chunk that occurs several times is read once and copied on the device.
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from phosd.engine.digest import SIZE
@@ -15,9 +15,8 @@ from phosd.engine.image.manifest import CHUNK, ChunkRef
 from phosd.engine.image.packs import HEADER, PAGE, RECORD, record_size
 from phosd.engine.mover.protocol.wire import Load
 from phosd.engine.mover.worker.gpu import Gpu
-from phosd.engine.mover.worker.ring import Ring
 from phosd.engine.mover.worker.transfer import (
-    Report,
+    Transfer,
     WorkerPool,
     close_all,
     copy_rows,
@@ -71,18 +70,12 @@ class _Source:
             return error.errno == errno.EOPNOTSUPP
 
 
-def load(
-    gpu: Gpu,
-    ring: Ring,
-    request: Load,
-    descriptors: Sequence[int],
-    cancelled: Callable[[], bool],
-    report: Report,
-) -> None:
+def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
     """Fill blocks from packs, of which ``descriptors`` are open for reading, and hash them.
 
     Raises :class:`ImageCorrupt` naming the first chunk whose bytes are not the saved ones.
     """
+    gpu, ring = transfer.gpu, transfer.ring
     if len(request.packs) != len(descriptors):
         raise Internal(f"{len(request.packs)} packs came with {len(descriptors)} descriptors")
     sources = {n: _Source(n, fd) for n, fd in zip(request.packs, descriptors, strict=True)}
@@ -108,14 +101,14 @@ def load(
                 copy_rows(("device", address, CHUNK), source, length, rows, stream)
             call("cuEventRecord", slot.event, stream)
             call("cuEventSynchronize", slot.event, about="a copy into device memory")
-            report(sum(c.ref.length * len(c.addresses) for c in batch))
+            transfer.report(sum(c.ref.length * len(c.addresses) for c in batch))
         finally:
             ring.give(slot)
 
     try:
         with (
             streams(2) as pair,
-            WorkerPool(gpu, min(_READERS, len(ring.slots)), cancelled) as workers,
+            WorkerPool(transfer, min(_READERS, len(ring.slots))) as workers,
         ):
             for batch in _batches(chunks, ring.records):
                 workers.submit(fetch, batch)

@@ -1,6 +1,6 @@
 """Saving: all chunks of some blocks, whose memory nobody writes meanwhile, into packs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from phosd.engine.digest import SIZE
@@ -8,9 +8,7 @@ from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.mover.protocol.wire import Save, Stored
 from phosd.engine.mover.worker.copy_out import Chunk, CopyOut, Item, Stripes, fill
 from phosd.engine.mover.worker.gpu import Gpu
-from phosd.engine.mover.worker.pinned_packs import PinnedPacks
-from phosd.engine.mover.worker.ring import Ring
-from phosd.engine.mover.worker.transfer import Report
+from phosd.engine.mover.worker.transfer import Transfer
 from phosd.errors import Internal
 
 
@@ -55,20 +53,13 @@ class _Wanted:
         ]
 
 
-def save(
-    gpu: Gpu,
-    ring: Ring,
-    pinned_packs: PinnedPacks,
-    request: Save,
-    descriptors: Sequence[int],
-    cancelled: Callable[[], bool],
-    report: Report,
-) -> Stored:
+def save(transfer: Transfer, request: Save, descriptors: Sequence[int]) -> Stored:
     """Copy blocks into packs, of which ``descriptors`` are open for writing.
 
     A chunk whose digest the image already has is not copied. Raises as :class:`CopyOut` does.
     """
-    wanted = _Wanted(gpu, request)
+    ring = transfer.ring
+    wanted = _Wanted(transfer.gpu, request)
     stripes = Stripes(request.target)
     chunks = wanted.chunks()
     changed: list[tuple[int, int]] = []
@@ -78,8 +69,7 @@ def save(
             if digest != wanted.digest(chunk):
                 changed.append((chunk.key, chunk.index))
 
-    way = (gpu, ring, pinned_packs, request.target, descriptors, cancelled, report)
-    with CopyOut(*way, copied) as out:
+    with CopyOut(transfer, request.target, descriptors, copied) as out:
         while batch := list(islice(chunks, 1)):
             stripe, room = stripes.next(ring.records)
             items = fill(stripe, batch + list(islice(chunks, room - 1)))

@@ -16,7 +16,7 @@ from phosd.engine.mover.worker.load import load
 from phosd.engine.mover.worker.pinned_packs import PinnedPacks
 from phosd.engine.mover.worker.ring import Ring
 from phosd.engine.mover.worker.save import save
-from phosd.engine.mover.worker.transfer import close_all
+from phosd.engine.mover.worker.transfer import Transfer, close_all
 from phosd.errors import Internal, PhosError
 
 _log = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ class Server:
         """Whether the engine has said that it needs the mover no more."""
         self._connection = connection
         self._gpu = gpu
-        self._ring = ring
         self._pinned_packs = pinned_packs
+        self._transfer = Transfer(gpu, ring, pinned_packs, self._given_up, self._report)
         self._parked = parked
         self._requests: queue.SimpleQueue[tuple[int, wire.Message, list[int]] | None]
         self._requests = queue.SimpleQueue()
@@ -119,28 +119,21 @@ class Server:
                 blobs = gpu.digest(request.keys)
                 return wire.Digests(list(zip(request.keys, blobs, strict=True))), []
             case wire.Save():
-                way = (gpu, self._ring, self._pinned_packs)
-                return save(*way, request, descriptors, self._given_up, self._report), []
+                return save(self._transfer, request, descriptors), []
             case wire.Copy():
-                way = (gpu, self._ring, self._pinned_packs)
-                ends = (self._given_up, self._report, self._let_go)
-                return copy(*way, request, descriptors, *ends), []
+                return copy(self._transfer, request, descriptors, self._let_go), []
             case wire.Drain():
                 self._settled.set()
-                ask = (self._let_go, self._settled.is_set)
-                tell = (self._given_up, self._report)
-                answer = drain(
-                    gpu, self._ring, self._pinned_packs, request, descriptors, *tell, *ask
-                )
-                return answer, []
+                settled = self._settled.is_set
+                return drain(self._transfer, request, descriptors, self._let_go, settled), []
             case wire.Pin():
                 return wire.Pinned(self._pinned_packs.pin(descriptors)), []
             case wire.Unpin():
                 self._pinned_packs.unpin(request.number)
             case wire.Load():
-                load(gpu, self._ring, request, descriptors, self._given_up, self._report)
+                load(self._transfer, request, descriptors)
             case wire.Fetch():
-                fetch(gpu, request, self._given_up, self._report)
+                fetch(self._transfer, request)
             case wire.FreeMemory():
                 return wire.Memory(*gpu.free_memory()), []
             case wire.Reserve():

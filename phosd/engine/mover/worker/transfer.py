@@ -5,11 +5,14 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.image.packs import RECORD
 from phosd.engine.mover.worker.gpu import Gpu
+from phosd.engine.mover.worker.pinned_packs import PinnedPacks
+from phosd.engine.mover.worker.ring import Ring
 from phosd.engine.system.cuda import call, driver
 from phosd.errors import Cancelled
 
@@ -19,12 +22,27 @@ Report = Callable[[int], None]
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True)
+class Transfer:
+    """Move the bytes of requests with these.
+
+    ``cancelled`` tells whether the engine has given up the request that is at work; ``report`` is
+    told of its bytes that are done.
+    """
+
+    gpu: Gpu
+    ring: Ring
+    pinned_packs: PinnedPacks
+    cancelled: Callable[[], bool]
+    report: Report
+
+
 class WorkerPool:
     """Run the threads of one request; the first failure stops the rest."""
 
-    def __init__(self, gpu: Gpu, size: int, cancelled: Callable[[], bool]) -> None:
-        self._pool = ThreadPoolExecutor(size, "mover", initializer=gpu.attach)
-        self._cancelled = cancelled
+    def __init__(self, transfer: Transfer, size: int) -> None:
+        self._pool = ThreadPoolExecutor(size, "mover", initializer=transfer.gpu.attach)
+        self._cancelled = transfer.cancelled
         self._failed = threading.Event()
         self._futures: list[Future[Any]] = []
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from phosd.engine.criu import dump as criu_dump
@@ -54,65 +55,77 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
             progress.note(f"mode {choice.mode}: {choice.why}")
         progress.about_to_touch(group.affected)
         parent = job.enter_context(_parent(node, group, options.parent))
-        job.callback(node.store.drop_spares)
+        job.callback(node.store.spares.drop)
         job.enter_context(explain_death(group, "checkpoint", "nothing was saved; "))
         if options.release_cached:
             release_cached(group, progress)
+        return _Checkpoint(node, group, parent, options, progress).run(choice)
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """One checkpoint of ``group``: attempts at an image, until one does not guess wrong."""
+
+    node: Node
+    group: CheckpointGroup
+    parent: Manifest | None
+    options: CheckpointOptions
+    progress: Progress
+
+    def run(self, choice: Choice) -> Manifest:
+        """Make the image in the chosen mode; after a wrong guess in one that guesses less."""
         while True:
             try:
-                return _make_image(node, group, choice, parent, options, progress)
+                return self._make_image(choice)
             except MisSpeculation as wrong:
-                if options.fallback == "none" or choice.mode == _LADDER[-1]:
+                if self.options.fallback == "none" or choice.mode == _LADDER[-1]:
                     raise
                 choice = _after_wrong_guess(choice, wrong)
-                progress.note(f"mode {choice.mode}: {choice.why}")
-                progress.phase("prepare")
+                self.progress.note(f"mode {choice.mode}: {choice.why}")
+                self.progress.phase("prepare")
 
-
-def _make_image(
-    node: Node,
-    group: CheckpointGroup,
-    choice: Choice,
-    parent: Manifest | None,
-    options: CheckpointOptions,
-    progress: Progress,
-) -> Manifest:
-    needs = check_space(node, group, choice.mode, options.limits)
-    owner = group.trees[0].root.uid
-    with (
-        node.store.begin(owner, options.limits.quota(owner), node.suspend_store.taken) as writer,
-        node.staging.folder(needs.cpu) as staging,
-        CpuParts(node.criu, writer, staging, DumpOptions(tcp=options.tcp), pages=needs.cpu) as cpu,
-    ):
-        if parent is not None:
-            writer.inherit(parent)
-        # Nobody knows before the copying how much of it the parent has.
-        writer.reserve(needs.cpu + (needs.gpu if parent is None else 0))
-        node.store.preallocate(needs.gpu)
-        blocks = _MODES[choice.mode](Attempt(node, group, writer, cpu, options, progress))
-        progress.phase("persist")
-        point(Point.CHECKPOINT_PERSIST)
-        trees = cpu.persist()
-        progress.phase("publish")
-        point(Point.CHECKPOINT_PUBLISH)
-        manifest = Manifest(
-            id=writer.id,
-            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            mode=choice.mode,
-            why=choice.why,
-            owner=writer.owner,
-            host=this_host(node.criu),
-            gpus=describe_gpus({gpu for member in group.members for gpu in member.gpus}),
-            trees=trees,
-            processes=process_records(cpu.trees, group, parked=choice.mode != "driver"),
-            blocks=blocks,
-            stop_seconds=progress.stop_seconds,
-            wrong_guesses=progress.wrong_guesses,
-            parent=parent.id if parent is not None else None,
-        )
-        writer.publish(manifest)
-        progress.finish()
-        return manifest
+    def _make_image(self, choice: Choice) -> Manifest:
+        node, group, parent, progress = self.node, self.group, self.parent, self.progress
+        needs = check_space(node, group, choice.mode, self.options.limits)
+        owner = group.trees[0].root.uid
+        with (
+            node.store.begin(
+                owner, self.options.limits.quota(owner), node.suspend_store.taken
+            ) as writer,
+            node.staging.folder(needs.cpu) as staging,
+            CpuParts(
+                node.criu, writer, staging, DumpOptions(tcp=self.options.tcp), pages=needs.cpu
+            ) as cpu,
+        ):
+            if parent is not None:
+                writer.inherit(parent)
+            # Nobody knows before the copying how much of it the parent has.
+            writer.reserve(needs.cpu + (needs.gpu if parent is None else 0))
+            node.store.spares.preallocate(needs.gpu)
+            blocks = _MODES[choice.mode](Attempt(node, group, writer, cpu, self.options, progress))
+            progress.phase("persist")
+            point(Point.CHECKPOINT_PERSIST)
+            trees = cpu.persist()
+            progress.phase("publish")
+            point(Point.CHECKPOINT_PUBLISH)
+            manifest = Manifest(
+                id=writer.id,
+                created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+                mode=choice.mode,
+                why=choice.why,
+                owner=writer.owner,
+                host=this_host(node.criu),
+                gpus=describe_gpus({gpu for member in group.members for gpu in member.gpus}),
+                trees=trees,
+                processes=process_records(cpu.trees, group, parked=choice.mode != "driver"),
+                blocks=blocks,
+                stop_seconds=progress.stop_seconds,
+                wrong_guesses=progress.wrong_guesses,
+                parent=parent.id if parent is not None else None,
+            )
+            writer.publish(manifest)
+            progress.finish()
+            return manifest
 
 
 def _dumpable(

@@ -11,7 +11,7 @@ from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.image.manifest import Block
 from phosd.engine.memory.cow_drain import CowDrain
-from phosd.engine.memory.device_memory import DeviceMemory
+from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.parking import parked
 from phosd.engine.memory.snapshot import Snapshot
 from phosd.engine.operations.checkpoint.attempt import Attempt
@@ -24,53 +24,52 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
     it.
     """
     group, progress = attempt.group, attempt.progress
-    with attempt.node.kept_memory.of(group) as memory:
-        try:
-            gpus = memory.gpus(group.links)
-            memory.take(group.links)
-            with ExitStack() as stack:
-                stack.enter_context(attempt.node.movers.turn_to_copy(gpus, progress))
-                memory.prepare_packs(group.links, attempt.writer)
-                saving = _with_room(attempt, memory, stack)
-                attempt.cpu.prepare(group.trees)
-                progress.check()
-                progress.phase("quiesce", stopped=True)
-                point(Point.CHECKPOINT_QUIESCE)
-                with closed_gates(group.links, progress, attempt.options.deadline):
-                    memory.take_all(group.links)
-                    group.require_no_sharers(memory.shared())
-                    blocks = memory.all()
-                    progress.phase("drain", stopped=True)
-                    point(Point.CHECKPOINT_DIGEST)
-                    saving.settle(progress)
-                    progress.phase("park", stopped=True)
-                    point(Point.CHECKPOINT_PARK)
-                    with parked(group.links, memory):
-                        saving.begin()
-                        attempt.save_processes(memory.movers(), beside=saving.copy)
-                    saving.arm()
-                progress.phase("drain", bytes_total=saving.bytes_total)
-                point(Point.CHECKPOINT_DRAIN)
-                chunks = saving.finish(progress)
-        finally:
-            memory.unpin()
+    with (
+        attempt.node.kept_memory.of(group) as memory,
+        MemoryDump(memory, group.links, attempt.writer) as dump,
+        ExitStack() as stack,
+    ):
+        gpus = memory.gpus.chunks(group.links)
+        memory.take(group.links)
+        stack.enter_context(attempt.node.movers.turn_to_copy(gpus, progress))
+        dump.prepare_packs()
+        saving = _with_room(attempt, dump, stack)
+        attempt.cpu.prepare(group.trees)
+        progress.check()
+        progress.phase("quiesce", stopped=True)
+        point(Point.CHECKPOINT_QUIESCE)
+        with closed_gates(group.links, progress, attempt.options.deadline):
+            memory.take_all(group.links)
+            group.require_no_sharers(memory.shared())
+            blocks = memory.all()
+            progress.phase("drain", stopped=True)
+            point(Point.CHECKPOINT_DIGEST)
+            saving.settle(progress)
+            progress.phase("park", stopped=True)
+            point(Point.CHECKPOINT_PARK)
+            with parked(group.links, memory):
+                saving.begin()
+                attempt.save_processes(memory.movers(), beside=saving.copy)
+            saving.arm()
+        progress.phase("drain", bytes_total=saving.bytes_total)
+        point(Point.CHECKPOINT_DRAIN)
+        chunks = saving.finish(progress)
     return attempt.blocks(blocks, chunks)
 
 
-def _with_room(attempt: Attempt, memory: DeviceMemory, stack: ExitStack) -> Snapshot | CowDrain:
+def _with_room(attempt: Attempt, dump: MemoryDump, stack: ExitStack) -> Snapshot | CowDrain:
     """How the data are saved, with the device memory that it takes; ended with ``stack``."""
     node, options = attempt.node, attempt.options
-    way = (memory, attempt.group.links, attempt.writer)
     limit = node.config.shadow_limit
 
     def turn(gpus: Collection[int]) -> AbstractContextManager[None]:
         return node.gpu_locks.locked(gpus, attempt.progress, options.deadline)
 
     if node.config.snapshots:
-        snapshot = stack.enter_context(Snapshot(*way, turn, limit))
+        snapshot = stack.enter_context(Snapshot(dump, turn, limit))
         if snapshot.make_room():
             return snapshot
-    drain = stack.enter_context(CowDrain(*way, options.experience.suspects, audit=options.audit))
-    with turn({exported.gpu for exported in memory.all()}):
+    drain = stack.enter_context(CowDrain(dump, options.experience.suspects, audit=options.audit))
+    with turn({exported.gpu for exported in dump.memory.all()}):
         drain.make_room(limit)
     return drain

@@ -6,6 +6,7 @@ It guesses nothing: what is saved is proven by its digest to be what the stop fo
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.image.manifest import Block
+from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.parking import parked
 from phosd.engine.memory.precopy import Precopy
 from phosd.engine.operations.checkpoint.attempt import Attempt
@@ -14,30 +15,27 @@ from phosd.engine.operations.checkpoint.attempt import Attempt
 def recopy(attempt: Attempt) -> tuple[Block, ...]:
     """The group's device memory as it was at the stop."""
     group, progress = attempt.group, attempt.progress
-    with attempt.node.kept_memory.of(group) as memory:
-        try:
-            gpus = memory.gpus(group.links)
-            with (
-                attempt.node.movers.turn_to_copy(gpus, progress),
-                Precopy(memory, group.links, attempt.writer) as copies,
-            ):
-                memory.prepare_packs(group.links, attempt.writer)
-                copies.while_running(progress)
-                attempt.cpu.prepare(group.trees)
-                progress.phase("quiesce", stopped=True)
-                point(Point.CHECKPOINT_QUIESCE)
-                with closed_gates(group.links, progress, attempt.options.deadline):
-                    memory.take_all(group.links)
-                    group.require_no_sharers(memory.shared())
-                    blocks = memory.all()
-                    progress.phase("park", stopped=True)
-                    point(Point.CHECKPOINT_PARK)
-                    with parked(group.links, memory):
-                        copies.begin_rest()
-                        attempt.save_processes(memory.movers())
-                        chunks = copies.finish_rest()
-                    memory.watch_all(group.links)
-                progress.finish()
-        finally:
-            memory.unpin()
+    with (
+        attempt.node.kept_memory.of(group) as memory,
+        MemoryDump(memory, group.links, attempt.writer) as dump,
+    ):
+        gpus = memory.gpus.chunks(group.links)
+        with attempt.node.movers.turn_to_copy(gpus, progress), Precopy(dump) as copies:
+            dump.prepare_packs()
+            copies.while_running(progress)
+            attempt.cpu.prepare(group.trees)
+            progress.phase("quiesce", stopped=True)
+            point(Point.CHECKPOINT_QUIESCE)
+            with closed_gates(group.links, progress, attempt.options.deadline):
+                memory.take_all(group.links)
+                group.require_no_sharers(memory.shared())
+                blocks = memory.all()
+                progress.phase("park", stopped=True)
+                point(Point.CHECKPOINT_PARK)
+                with parked(group.links, memory):
+                    copies.begin_rest()
+                    attempt.save_processes(memory.movers())
+                    chunks = copies.finish_rest()
+                memory.watchers.watch_all(group.links)
+            progress.finish()
     return attempt.blocks(blocks, chunks)

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.image.manifest import Block
+from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.exported import distinct
 from phosd.engine.memory.parking import parked
 from phosd.engine.operations.checkpoint.attempt import Attempt
@@ -13,34 +14,35 @@ from phosd.engine.operations.checkpoint.attempt import Attempt
 def stop(attempt: Attempt) -> tuple[Block, ...]:
     """The group's device memory, saved inside the stop."""
     group, progress = attempt.group, attempt.progress
-    with attempt.node.kept_memory.of(group) as memory, ExitStack() as turn:
-        try:
-            gpus = memory.gpus(group.links)
-            memory.take(group.links)
-            turn.enter_context(attempt.node.movers.turn_to_copy(gpus, progress))
-            memory.prepare_packs(group.links, attempt.writer)
-            attempt.cpu.prepare(group.trees)
-            progress.check()
-            progress.phase("quiesce", stopped=True)
-            point(Point.CHECKPOINT_QUIESCE)
-            with closed_gates(group.links, progress, attempt.options.deadline):
-                memory.take_all(group.links)
-                group.require_no_sharers(memory.shared())
-                progress.phase("digest", stopped=True)
-                point(Point.CHECKPOINT_DIGEST)
-                blocks = memory.all()
-                digests = memory.digest()
-                total = sum(exported.block.size for exported in distinct(blocks))
-                progress.phase("drain", stopped=True, bytes_total=total)
-                point(Point.CHECKPOINT_DRAIN)
-                chunks = memory.save(digests, attempt.writer, progress)
-                turn.close()
-                progress.phase("park", stopped=True)
-                point(Point.CHECKPOINT_PARK)
-                with parked(group.links, memory):
-                    attempt.save_processes(memory.movers())
-                memory.watch_all(group.links)
-            progress.finish()
-        finally:
-            memory.unpin()
+    with (
+        attempt.node.kept_memory.of(group) as memory,
+        ExitStack() as turn,
+        MemoryDump(memory, group.links, attempt.writer) as dump,
+    ):
+        gpus = memory.gpus.chunks(group.links)
+        memory.take(group.links)
+        turn.enter_context(attempt.node.movers.turn_to_copy(gpus, progress))
+        dump.prepare_packs()
+        attempt.cpu.prepare(group.trees)
+        progress.check()
+        progress.phase("quiesce", stopped=True)
+        point(Point.CHECKPOINT_QUIESCE)
+        with closed_gates(group.links, progress, attempt.options.deadline):
+            memory.take_all(group.links)
+            group.require_no_sharers(memory.shared())
+            progress.phase("digest", stopped=True)
+            point(Point.CHECKPOINT_DIGEST)
+            blocks = memory.all()
+            digests = memory.adopted.digest(blocks)
+            total = sum(exported.block.size for exported in distinct(blocks))
+            progress.phase("drain", stopped=True, bytes_total=total)
+            point(Point.CHECKPOINT_DRAIN)
+            chunks = dump.save(digests, progress)
+            turn.close()
+            progress.phase("park", stopped=True)
+            point(Point.CHECKPOINT_PARK)
+            with parked(group.links, memory):
+                attempt.save_processes(memory.movers())
+            memory.watchers.watch_all(group.links)
+        progress.finish()
     return attempt.blocks(blocks, chunks)

@@ -1,0 +1,85 @@
+"""One tree of an image: what the manifest says of it, and CRIU's files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from phosd.engine.criu.dump import digests
+from phosd.engine.criu.program import Owner
+from phosd.engine.image.cpu_manifest import CpuDetails
+from phosd.engine.image.manifest import Process, Tree
+from phosd.errors import ImageCorrupt
+
+
+@dataclass(frozen=True)
+class SavedTree:
+    """Find the processes of ``record`` in ``processes``, and what CRIU wrote of them in ``folder``.
+
+    Its properties and methods raise :class:`ImageCorrupt`.
+    """
+
+    record: Tree
+    processes: Sequence[Process]
+    folder: Path
+
+    @property
+    def details(self) -> CpuDetails:
+        """What CRIU does not save of the tree."""
+        return _details(self.record)
+
+    @property
+    def user(self) -> Owner:
+        """Who CRIU runs as."""
+        return restoring_user(self.record)
+
+    def check_listing(self) -> None:
+        """Require exactly the recorded files in the folder, of the recorded sizes, and no links."""
+        recorded = {file.path: file.size for file in self.record.files}
+        for name in recorded:
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise ImageCorrupt(f"the image names a file outside of it: {name!r}", "delete it")
+        for memory in self.details.memory_files:
+            if recorded.get(memory.saved) != memory.size:
+                raise ImageCorrupt(
+                    f"the image names a file outside of it, or of another size: {memory.saved!r}",
+                    hint="delete it",
+                )
+        found = {
+            str(path.relative_to(self.folder)): path.lstat()
+            for path in self.folder.rglob("*")
+            if path.is_symlink() or not path.is_dir()
+        }
+        for name in sorted(recorded.keys() | found.keys()):
+            status = found.get(name)
+            regular = status is not None and (status.st_mode & 0o170000) == 0o100000
+            if status is None or not regular or status.st_size != recorded.get(name):
+                raise ImageCorrupt(
+                    f"{self.folder / name} is missing, of another size, or not part of the image",
+                    hint="restore another image; this one is damaged",
+                )
+
+    def check_bytes(self) -> None:
+        """Hash every file of the dump. Raises naming the first that differs."""
+        recorded = {file.path: file for file in self.record.files}
+        for found in digests(self.folder):
+            if recorded.get(found.path) != found:
+                raise ImageCorrupt(
+                    f"{self.folder / found.path} is not what was saved",
+                    hint="restore another image; this one is damaged",
+                )
+
+
+def restoring_user(tree: Tree) -> Owner:
+    """Who CRIU runs as to restore ``tree``. Raises :class:`ImageCorrupt`."""
+    details = _details(tree)
+    if details.privileged:
+        return Owner(0, 0, ())
+    return Owner(details.uid, details.gid, details.groups)
+
+
+def _details(tree: Tree) -> CpuDetails:
+    if tree.details is None:
+        raise ImageCorrupt(
+            f"the image says nothing about the tree of pid {tree.root}", "restore another image"
+        )
+    return tree.details

@@ -1,0 +1,62 @@
+"""A group's device memory on its way into an image: whose it is, where it goes, and the packs."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from phosd.engine.hook_client.link import HookLink
+from phosd.engine.image.manifest import ChunkRef
+from phosd.engine.image.writer import ImageWriter, Pack
+from phosd.engine.job.progress import Progress
+from phosd.engine.job.rollback import Undo, Undoing
+from phosd.engine.memory.device_memory import DeviceMemory
+from phosd.engine.memory.exported import distinct, if_alive, keys_by_gpu
+from phosd.errors import changed_in_the_stop
+
+
+class MemoryDump(Undoing):
+    """Save the device memory of the processes with the hooks ``links`` through ``writer``.
+
+    Leaving its context unpins the packs that :meth:`prepare_packs` has pinned.
+    """
+
+    def __init__(
+        self, memory: DeviceMemory, links: Sequence[HookLink], writer: ImageWriter
+    ) -> None:
+        self.memory = memory
+        self.links = links
+        self.writer = writer
+        self._packs: dict[int, list[Pack]] = {}
+        self._undo = Undo()
+
+    def prepare_packs(self) -> None:
+        """Prepare and pin packs for all blocks of the processes, while they still run. Call it with
+        a turn to copy: it may be as much host memory as the processes have device memory.
+        """
+        for gpu, count in self.memory.gpus.chunks(self.links).items():
+            packs = self._packs[gpu] = self.writer.packs(count)
+            mover = self.memory.adopted.mover(gpu)
+            self._undo.add(if_alive, mover, partial(mover.unpin, mover.pin(packs)))
+
+    def packs(self, gpu: int) -> list[Pack]:
+        """Return the packs that are ready for a GPU's chunks; each may be used once."""
+        return self._packs.pop(gpu, [])
+
+    def save(
+        self, digests: dict[int, list[bytes]], progress: Progress, *, prepared: bool = True
+    ) -> dict[int, tuple[ChunkRef, ...]]:
+        """Copy the blocks of ``digests`` into the image; returns the chunks of each, by key.
+
+        They fill the ``prepared`` packs, or else new ones.
+
+        Raises :class:`MisSpeculation` when saved bytes are not those that were hashed.
+        """
+        chunks: dict[int, tuple[ChunkRef, ...]] = {}
+        blocks = distinct(exported for exported in self.memory.all() if exported.key in digests)
+        for gpu, keys in keys_by_gpu(blocks).items():
+            wanted = {key: digests[key] for key in keys}
+            packs = self.packs(gpu) if prepared else []
+            saved = self.memory.adopted.mover(gpu).save(wanted, self.writer, progress, packs)
+            if saved.changed:
+                raise changed_in_the_stop(len(saved.changed), gpu)
+            chunks |= saved.chunks
+        return chunks

@@ -1,0 +1,72 @@
+"""Watch what the processes of a group free, by the chunk maps that their hooks write."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from phosd.engine.chunk_map.chunk_map import ChunkMap
+from phosd.engine.hook_client.free_watch import FreeWatcher
+from phosd.engine.hook_client.link import HookLink
+
+Freed = Callable[[int, Path, Sequence[int] | None], bool]
+"""Is told of a process, by pid and runtime directory, which blocks it has freed, as
+:class:`FreeWatcher` tells it.
+"""
+
+
+class FreeWatchers:
+    """Watch each of the processes ``pids`` by one chunk map at a time.
+
+    ``freed`` and ``ended`` are called on the watcher's thread.
+    """
+
+    def __init__(self, pids: Collection[int], freed: Freed, ended: Callable[[int], None]) -> None:
+        self._pids = frozenset(pids)
+        self._freed = freed
+        self._ended = ended
+        self._watchers: dict[int, FreeWatcher] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is known of every process what it frees, so that its memory may be kept."""
+        return all(pid in self._watchers and self._watchers[pid].alive for pid in self._pids)
+
+    def watch(self, link: HookLink, chunk_map: ChunkMap) -> None:
+        """Watch the process by ``chunk_map``, which is ours now, instead of by an earlier one."""
+        self.unwatch([link.pid])
+        self._watchers[link.pid] = FreeWatcher(
+            link.pid,
+            chunk_map,
+            partial(self._freed, link.pid, link.runtime_dir),
+            partial(self._ended, link.pid),
+        )
+
+    def watch_all(self, links: Iterable[HookLink]) -> list[ChunkMap]:
+        """Watch each process by a chunk map of its own, which is ours. Nothing may be parked."""
+        chunk_maps = []
+        for link in links:
+            chunk_map = ChunkMap.create([], [])
+            chunk_map.watch()
+            try:
+                link.arm(chunk_map.fd, [])
+            except BaseException:
+                chunk_map.close()
+                raise
+            self.watch(link, chunk_map)
+            chunk_maps.append(chunk_map)
+        return chunk_maps
+
+    def watch_new(self, links: Iterable[HookLink]) -> None:
+        """Watch the processes that are not watched yet."""
+        self.watch_all([link for link in links if link.pid not in self._watchers])
+
+    def unwatch(self, pids: Iterable[int] | None = None) -> None:
+        """Watch these processes no more; all of them by default."""
+        for pid in list(self._watchers if pids is None else pids):
+            if watcher := self._watchers.pop(pid, None):
+                watcher.end()
+
+    def settle(self) -> None:
+        """Tell every hook that all memory that its process has freed is released."""
+        for watcher in self._watchers.values():
+            watcher.settle()

@@ -1,0 +1,51 @@
+"""Which GPUs of the node the devices are that processes see."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from phosd.engine.hook_client.link import BlockFlag, HookBlock, HookLink
+from phosd.engine.image.manifest import CHUNK
+from phosd.errors import Internal, Unsupported
+
+
+class VisibleGpus:
+    """Map the devices that each process of a group sees to the node's ordinals.
+
+    ``gpus_of`` has them by pid, in the order in which the process numbers its devices.
+    """
+
+    def __init__(self, gpus_of: Mapping[int, Sequence[int]]) -> None:
+        self._gpus_of = {pid: tuple(gpus) for pid, gpus in gpus_of.items()}
+
+    def of(self, pid: int) -> tuple[int, ...]:
+        """Return the node's ordinals of the devices that a process sees."""
+        return self._gpus_of[pid]
+
+    def of_block(self, pid: int, block: HookBlock) -> int:
+        """Return the node's ordinal of the GPU that has the block. Raises when there is none."""
+        if block.flags & BlockFlag.HOST_LOCATED:
+            raise Unsupported(
+                f"process {pid} has VMM memory in host RAM (block {block.id})",
+                hint="use mode=driver",
+            )
+        gpus = self._gpus_of[pid]
+        if not 0 <= block.device < len(gpus):
+            raise Internal(
+                f"process {pid} has memory on device {block.device}, but sees {len(gpus)}",
+                hint="the hook and phosd disagree; use mode=driver, and report this",
+            )
+        return gpus[block.device]
+
+    def chunks(self, links: Sequence[HookLink]) -> Counter[int]:
+        """Count the chunks that the processes have on each GPU. They may run."""
+        chunks: Counter[int] = Counter()
+        for link in links:
+            for block in link.list_blocks():
+                chunks[self.of_block(link.pid, block)] += -(-block.size // CHUNK)
+        return chunks
+
+    def move(self, moves: Mapping[int, int]) -> None:
+        """Note that the driver has moved the processes: ``moves`` maps old ordinals to new ones."""
+        self._gpus_of = {
+            pid: tuple(moves.get(gpu, gpu) for gpu in gpus) for pid, gpus in self._gpus_of.items()
+        }
