@@ -106,4 +106,5 @@ class Case:
         assert last["state"] == "done" or last["message"], points
 
     def require_images_whole(self) -> None:
-        assert {self.plant.verify(image) for image in self.plant.images()} == {"done"}
+        """Those that there are: the last may have been deleted."""
+        assert {self.plant.verify(image) for image in self.plant.images()} <= {"done"}
