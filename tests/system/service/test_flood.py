@@ -269,3 +269,26 @@ def test_a_user_has_a_share_however_many_clients() -> None:
         assert len(recorder.order) == USER_AT_WORK + 2
 
     asyncio.run(run())
+
+
+def test_who_leaves_takes_the_calls_along() -> None:
+    """A user's share is what the clients that are there have asked for."""
+
+    async def run() -> None:
+        recorder = Recorder()
+        table = call_queue(recorder)
+        leaving = USER_CALLS // CLIENT_CALLS
+        for number in range(leaving):
+            for _ in range(CLIENT_CALLS):
+                table.take(call(f":1.{number}"))
+            await settled()
+        table.gone(":1.0")
+        await settled()
+        for _ in range(CLIENT_CALLS):
+            table.take(call(f":1.{leaving}"))
+        await settled()
+        assert recorder.refused == []
+        table.take(call(":1.1"))
+        assert len(recorder.refused) == 1
+
+    asyncio.run(run())
