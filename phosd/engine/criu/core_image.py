@@ -1,33 +1,102 @@
-"""One field of CRIU's ``core-<pid>.img``: the signal a process gets when its parent ends.
+"""Read ``core-<id>.img`` of CRIU: a thread's rights, and its signal for the end of its parent.
 
-The file is two magic numbers, then a length and a message in the protobuf wire format. The field
-is ``core_entry.thread_core.pdeath_sig`` of CRIU's ``core.proto``.
+The file is two magic numbers, then a length and a message in the protobuf wire format. The fields
+are those of ``core_entry.thread_core`` in CRIU's ``core.proto``, and of ``creds.proto``.
 """
 
 import struct
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from phosd.engine.system.procfs import Credentials
 from phosd.errors import Internal
 
 _LIMIT = 1 << 20
 _THREAD_CORE = 5
-_PARENT_DEATH_SIGNAL = 8
+_PARENT_DEATH_SIGNAL, _CREDENTIALS, _SECCOMP_MODE = 8, 10, 11
+_IDS = range(1, 9)
+"""User and group by turns: real, effective, saved, and of the file system."""
+_INHERITABLE, _PERMITTED, _EFFECTIVE, _BOUNDING, _AMBIENT = 9, 10, 11, 12, 19
+_SECURE_BITS, _GROUPS, _NO_NEW_PRIVILEGES = 13, 14, 18
+
+_Fields = Mapping[int, Sequence[int | bytes]]
+"""What a message holds, by number: a field may be repeated."""
 
 
 def parent_death_signal(path: Path) -> int:
     """The signal's number, or 0. Raises :class:`Internal` if the file is not understood."""
+    return _last(_thread_core(path), _PARENT_DEATH_SIGNAL)
+
+
+def credentials(path: Path) -> Credentials | None:
+    """What CRIU will give the thread; None for a zombie.
+
+    Raises :class:`Internal` if the file is not understood.
+    """
+    core = _thread_core(path)
+    if not core:
+        return None
+    messages = [each for each in core.get(_CREDENTIALS, ()) if isinstance(each, bytes)]
+    if len(messages) != 1:
+        raise _strange(path)
+    fields = _read(path, messages[0])
+    ids = [_last(fields, number) for number in _IDS]
+    return Credentials(
+        uids=tuple(ids[0::2]),
+        gids=tuple(ids[1::2]),
+        groups=tuple(sorted(_numbers(fields, _GROUPS))),
+        inheritable=_mask(fields, _INHERITABLE),
+        permitted=_mask(fields, _PERMITTED),
+        effective=_mask(fields, _EFFECTIVE),
+        bounding=_mask(fields, _BOUNDING),
+        ambient=_mask(fields, _AMBIENT),
+        secure_bits=_last(fields, _SECURE_BITS),
+        no_new_privileges=_last(fields, _NO_NEW_PRIVILEGES),
+        seccomp_mode=_last(core, _SECCOMP_MODE),
+    )
+
+
+def _thread_core(path: Path) -> _Fields:
     data = path.read_bytes()[:_LIMIT]
     try:
         (length,) = struct.unpack_from("<I", data, 8)
-        for field, value in _fields(data[12 : 12 + length]):
-            if field == _THREAD_CORE and isinstance(value, bytes):
-                for inner, number in _fields(value):
-                    if inner == _PARENT_DEATH_SIGNAL and isinstance(number, int):
-                        return number
-    except (struct.error, IndexError, ValueError) as error:
-        raise Internal(f"{path.name} is not an image of CRIU 4", hint="report this") from error
-    return 0
+    except struct.error as error:
+        raise _strange(path) from error
+    found = _read(path, data[12 : 12 + length]).get(_THREAD_CORE, ())
+    if not found:
+        return {}
+    if len(found) != 1 or not isinstance(found[0], bytes):
+        raise _strange(path)
+    return _read(path, found[0])
+
+
+def _read(path: Path, message: bytes) -> _Fields:
+    found: defaultdict[int, list[int | bytes]] = defaultdict(list)
+    try:
+        for number, value in _fields(message):
+            found[number].append(value)
+    except (IndexError, ValueError) as error:
+        raise _strange(path) from error
+    return found
+
+
+def _strange(path: Path) -> Internal:
+    return Internal(f"{path.name} is not an image of CRIU 4", hint="report this")
+
+
+def _numbers(fields: _Fields, number: int) -> list[int]:
+    return [value for value in fields.get(number, ()) if isinstance(value, int)]
+
+
+def _last(fields: _Fields, number: int) -> int:
+    """The last counts when a field that stands once is repeated; 0 when it is missing."""
+    return [0, *_numbers(fields, number)][-1]
+
+
+def _mask(fields: _Fields, number: int) -> int:
+    """A set of capabilities, in words of 32 bits."""
+    return sum(word << 32 * place for place, word in enumerate(_numbers(fields, number)))
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:

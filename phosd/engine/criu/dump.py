@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,12 +17,14 @@ from phosd.engine.criu.core_image import parent_death_signal
 from phosd.engine.criu.page_store import PageStore
 from phosd.engine.criu.preflight import TreeResources
 from phosd.engine.criu.program import Criu, Invocation, Owner
+from phosd.engine.criu.rights import Rights
 from phosd.engine.image.cpu_manifest import CpuDetails, MappedFile, MemoryFile, OpenFile
 from phosd.engine.image.manifest import FileDigest, Tree
 from phosd.engine.image.private_files import file_digest
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.program.tree import ProcessTree, scan
 from phosd.engine.system import procfs
+from phosd.engine.system.privileges import Capability
 from phosd.errors import Busy, Internal, InvalidOption, NoSuchProcess
 
 GHOST_LIMIT = "2G"
@@ -60,9 +62,17 @@ class TreeDump:
         return Tree(self.tree.root.pid, name, digests(self.folder), self.details)
 
 
+TO_DUMP = (Capability.CHECKPOINT_RESTORE,)
+"""What CRIU needs to dump a user's program."""
+TO_TRACE = (Capability.SYS_PTRACE,)
+"""What it needs besides where Yama lets users trace none but their own children."""
+_YAMA = procfs.PROC / "sys/kernel/yama/ptrace_scope"
+
+
 @dataclass
 class _Noted:
     tree: ProcessTree
+    rights: Rights = field(default_factory=lambda: Rights({}))
     open_files: tuple[OpenFile, ...] = ()
     memory_files: tuple[MemoryFile, ...] = ()
     mapped_files: tuple[MappedFile, ...] = ()
@@ -82,6 +92,7 @@ def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             resources = TreeResources.of(tree)
             preflight.require_dumpable(resources, tcp, criu.namespaces)
+            _require_plain(tree, Rights.known_to_kernel(tree))
             return stdio.plan(tree, resources.descriptors)
         if not tree.root.alive:
             raise NoSuchProcess(f"process {tree.root.pid} has ended", hint="start it again")
@@ -155,6 +166,7 @@ class Dump:
                         work=work,
                         descriptors=self._pages.descriptors if self._pages else [],
                         environment=self._pages.environment if self._pages else None,
+                        capabilities=TO_DUMP if _may_trace_its_own() else (*TO_DUMP, *TO_TRACE),
                     )
                 )
             )
@@ -163,9 +175,12 @@ class Dump:
         return self
 
     def settle(self) -> None:
-        """Wait for CRIU's end; raises :class:`Internal` when it failed after all."""
+        """Wait for CRIU's end; raises :class:`Internal` when it failed after all, and
+        :class:`NotAuthorized` when what it wrote of the program's rights is not true.
+        """
         self._running.wait(self._options.deadline)
-        self._stack.close()
+        self._stack.close()  # from here on nobody else can write to the folder
+        self._noted.rights.require_equal(Rights.in_images(self._folder))
 
     def finish(self, cancellation: Cancellation | None = None) -> TreeDump:
         """Let CRIU go on until it has let go of the tree. Raises as :func:`dump_tree` does."""
@@ -215,12 +230,26 @@ class Dump:
         noted = self._noted
         noted.tree = scan(self._tree.root.pid)
         found = TreeResources.of(noted.tree)
+        noted.rights = Rights.known_to_kernel(noted.tree)
+        _require_plain(noted.tree, noted.rights)
         preflight.require_dumpable(found, self._options.tcp, self._criu.namespaces, frozen=True)
         noted.open_files = file_records.open_files(found.descriptors)
         noted.mapped_files = file_records.mapped_files(found.mappings)
         noted.memory_files = file_records.save_memory_files(found.mappings, self._folder)
         if self._pages is not None:
             self._pages.wait()
+
+
+def _require_plain(tree: ProcessTree, rights: Rights) -> None:
+    """A user's program must have a user's rights in all its threads."""
+    user = dumping_user(tree)
+    if not user.is_root:
+        rights.require_plain(user)
+
+
+def _may_trace_its_own() -> bool:
+    """Whether a user's processes may trace each other."""
+    return not _YAMA.exists() or int(_YAMA.read_text()) == 0
 
 
 def dumping_user(tree: ProcessTree) -> Owner:

@@ -33,7 +33,8 @@ def is_criu(pid: int) -> bool:
     """
     with contextlib.suppress(OSError):  # it has ended
         status = procfs.status(pid)
-        trusted = status.uids[0] == 0 or all(status.capabilities >> c & 1 for c in Capability)
+        has = bool(status.capabilities >> Capability.CHECKPOINT_RESTORE & 1)
+        trusted = status.uids[0] == 0 or has
         ours = procfs.namespace(pid, "user") == procfs.namespace(os.getpid(), "user")
         return trusted and ours and _is_named_criu(_executable(pid))
     return False

@@ -6,7 +6,7 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from phosd.engine.criu.action_script import FROZEN, STARTED, ActionScript
 from phosd.engine.criu.launch import Started
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import privileges
+from phosd.engine.system.privileges import Capability
 from phosd.engine.system.unsandboxed import OutsideError
 from phosd.errors import Cancelled, Internal, Timeout
 
@@ -50,7 +51,8 @@ class Invocation:
     """Describe one ``criu action words``, run as ``owner``.
 
     The folders ``images`` and ``work`` may lie in private ones. ``descriptors`` are inherited;
-    ``environment`` is added to what CRIU gets. ``wrap`` may put a command around CRIU's.
+    ``environment`` is added to what CRIU gets, ``capabilities`` are all that it has unless the
+    owner is root. ``wrap`` may put a command around CRIU's.
     ``slice_of``: see :func:`launch.launch`.
     """
 
@@ -61,6 +63,7 @@ class Invocation:
     work: Path
     descriptors: Sequence[int] = ()
     environment: Mapping[str, str] | None = None
+    capabilities: Collection[Capability] = (Capability.CHECKPOINT_RESTORE,)
     dies_with_us: bool = False
     slice_of: int | None = None
     wrap: Callable[[list[str]], list[str]] = list
@@ -157,7 +160,7 @@ class Criu:
                 uid=owner.uid,
                 gid=owner.gid,
                 groups=owner.groups,
-                capabilities=True,
+                capabilities=invocation.capabilities,
                 dies_with_parent=invocation.dies_with_us,
                 environment=invocation.environment,
             )

@@ -17,6 +17,7 @@ from phosd.engine.criu.file_worker import Change, Orders, Policy
 from phosd.engine.criu.inherited_stdio import Outlets
 from phosd.engine.criu.owned_processes import ENDING_PATIENCE, end, end_left_over, is_made
 from phosd.engine.criu.program import Criu, Invocation, Owner
+from phosd.engine.criu.rights import Rights
 from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.image.manifest import Process
@@ -229,6 +230,9 @@ def _run(
     end_made: Callable[[], None],
 ) -> None:
     details, owner, folder = tree.details, tree.user, tree.folder
+    rights = Rights.in_images(folder)
+    if not owner.is_root:
+        rights.require_plain(owner)
     words = ["--restore-detached", "--file-locks", "--manage-cgroups=ignore", "--link-remap"]
     if details.tcp == "close":
         words.append("--tcp-close")
@@ -249,6 +253,7 @@ def _run(
             images=folder,
             work=work,
             descriptors=(*outlets.inherited, inherited_by_all),
+            capabilities=rights.to_restore,
             dies_with_us=True,
             slice_of=owner.uid,
             wrap=lambda command: outlets.wrap(command, options.output),

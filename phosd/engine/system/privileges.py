@@ -17,13 +17,12 @@ from enum import IntEnum
 
 
 class Capability(IntEnum):
-    """The capabilities that CRIU needs, as ``linux/capability.h`` numbers them."""
+    """What a program of a user's CRIU may have, as ``linux/capability.h`` numbers it. No more: its
+    memory may be in the user's hands at any instant.
+    """
 
     SETPCAP = 8
-    NET_ADMIN = 12
-    SYS_CHROOT = 18
     SYS_PTRACE = 19
-    SYS_ADMIN = 21
     CHECKPOINT_RESTORE = 40
 
 
@@ -117,19 +116,20 @@ def command(
     uid: int,
     gid: int,
     groups: Sequence[int],
-    capabilities: bool = False,
+    capabilities: Iterable[Capability] = (),
     dies_with_parent: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> list[str]:
     """The command line that runs ``words`` as this user.
 
-    ``capabilities`` keeps those that CRIU needs; ``environment`` is added to what ``words`` gets.
+    It keeps ``capabilities``, unless it is root and keeps all; ``environment`` is added to what
+    ``words`` gets.
     """
     orders = {
         "uid": uid,
         "gid": gid,
         "groups": list(groups),
-        "capabilities": capabilities,
+        "capabilities": [int(capability) for capability in capabilities],
         "dies_with_parent": dies_with_parent,
         "environment": dict(environment or {}),
     }
@@ -140,7 +140,7 @@ def main() -> None:
     parent = os.getppid()
     orders, words = json.loads(sys.argv[1]), sys.argv[2:]
     if orders["uid"] != 0 or orders["gid"] != 0:
-        kept = Capability if orders["capabilities"] else ()
+        kept = map(Capability, orders["capabilities"])
         become(orders["uid"], orders["gid"], orders["groups"], kept)
     if orders["dies_with_parent"]:
         end_with(parent)

@@ -69,6 +69,25 @@ class Status:
 
 
 @dataclass(frozen=True)
+class Credentials:
+    """The rights of a thread: ids are real, effective, saved and of the file system, and sets of
+    capabilities are masks. The kernel tells nobody else its ``secure_bits``.
+    """
+
+    uids: tuple[int, ...]
+    gids: tuple[int, ...]
+    groups: tuple[int, ...]
+    inheritable: int
+    permitted: int
+    effective: int
+    bounding: int
+    ambient: int
+    no_new_privileges: int
+    seccomp_mode: int
+    secure_bits: int = 0
+
+
+@dataclass(frozen=True)
 class Descriptor:
     """An open descriptor. ``target`` is what its link reads; ``file`` is the file itself."""
 
@@ -160,6 +179,29 @@ def status(pid: int) -> Status:
         groups=numbers("Groups"),
         capabilities=int(fields["CapPrm"], 16) if "CapPrm" in fields else 0,
         tracer=int(fields["TracerPid"]),
+    )
+
+
+def credentials(thread: int) -> Credentials:
+    """Of a thread. Raises :class:`ProcessLookupError` or :class:`FileNotFoundError` when it is
+    gone.
+    """
+    fields = _fields(PROC / str(thread) / "status")
+
+    def numbers(field: str) -> tuple[int, ...]:
+        return tuple(map(int, fields[field].split()))
+
+    return Credentials(
+        uids=numbers("Uid"),
+        gids=numbers("Gid"),
+        groups=tuple(sorted(numbers("Groups"))),
+        inheritable=int(fields["CapInh"], 16),
+        permitted=int(fields["CapPrm"], 16),
+        effective=int(fields["CapEff"], 16),
+        bounding=int(fields["CapBnd"], 16),
+        ambient=int(fields["CapAmb"], 16),
+        no_new_privileges=int(fields["NoNewPrivs"]),
+        seccomp_mode=int(fields["Seccomp"]),
     )
 
 

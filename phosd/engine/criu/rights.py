@@ -1,0 +1,99 @@
+"""Compare the rights that CRIU would give back to a program with what the kernel says of them.
+
+CRIU asks a program for its rights by code that it puts into the program's own memory. The program's
+user can change that code while it runs, and so the answer. An image with another answer than the
+kernel's would make its owner more than they are.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from phosd.engine.criu import core_image
+from phosd.engine.criu.program import Owner
+from phosd.engine.program.tree import ProcessTree
+from phosd.engine.system import procfs
+from phosd.engine.system.privileges import Capability
+from phosd.engine.system.procfs import Credentials
+from phosd.errors import NotAuthorized
+
+
+@dataclass(frozen=True)
+class Rights:
+    """Those of all threads of a tree, by thread id."""
+
+    of: Mapping[int, Credentials]
+
+    @classmethod
+    def known_to_kernel(cls, tree: ProcessTree) -> "Rights":
+        """Ask the kernel, of those threads that have not ended meanwhile."""
+        found = {}
+        for thread in (thread for process in tree.living for thread in process.threads):
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has ended
+                found[thread] = procfs.credentials(thread)
+        return cls(found)
+
+    @classmethod
+    def in_images(cls, folder: Path) -> "Rights":
+        """Read them out of CRIU's images; a zombie has none. Raises :class:`Internal` if one is not
+        understood.
+        """
+        found = {}
+        for path in folder.glob("core-*.img"):
+            rights = core_image.credentials(path)
+            if rights is not None:
+                found[int(path.stem.removeprefix("core-"))] = rights
+        return cls(found)
+
+    def require_equal(self, image: "Rights") -> None:
+        """Raise :class:`NotAuthorized` if ``image`` has other threads, or gives one other rights
+        than these, which the kernel has told.
+        """
+        if self.of.keys() != image.of.keys():
+            raise _forged(f"has the threads {sorted(image.of)} instead of {sorted(self.of)}")
+        for thread, right in self.of.items():
+            found = image.of[thread]
+            for field in fields(Credentials):
+                if field.name != "secure_bits" and getattr(found, field.name) != getattr(
+                    right, field.name
+                ):
+                    what = field.name.replace("_", " ")
+                    raise _forged(f"has other {what} for thread {thread} than the kernel")
+
+    def require_plain(self, owner: Owner) -> None:
+        """Raise :class:`NotAuthorized` if a thread has more rights than the user ``owner``, or
+        other ids. Its inheritable capabilities give it none.
+        """
+        uids, gids = (owner.uid,) * 4, (owner.gid,) * 4
+        groups = tuple(sorted(owner.groups))
+        for thread, right in self.of.items():
+            if (right.uids, right.gids, right.groups) != (uids, gids, groups):
+                raise _more(f"thread {thread} has other ids than uid {owner.uid}")
+            if right.permitted | right.effective | right.ambient:
+                raise _more(f"thread {thread} has capabilities")
+            if right.secure_bits:
+                raise _more(f"thread {thread} has secure bits, of which the kernel tells nobody")
+
+    @property
+    def to_restore(self) -> frozenset[Capability]:
+        """The capabilities that CRIU needs to give them back to a user's program."""
+        last = int((procfs.PROC / "sys/kernel/cap_last_cap").read_text())
+        everything = (1 << last + 1) - 1
+        rights = self.of.values()
+        # CRIU drops what a bounding set does not have, also where its own does not have it.
+        trims = any(each.bounding != everything or each.inheritable for each in rights)
+        needed = (Capability.CHECKPOINT_RESTORE, *((Capability.SETPCAP,) if trims else ()))
+        return frozenset(needed)
+
+
+def _more(why: str) -> NotAuthorized:
+    return NotAuthorized(f"{why}: its user may neither save nor restore it", hint="ask as root")
+
+
+def _forged(why: str) -> NotAuthorized:
+    return NotAuthorized(
+        f"what CRIU read of the program is not true: it {why}",
+        hint="the image was not kept, and the program runs on; somebody with its user's rights has "
+        "changed its memory while it was saved",
+    )

@@ -1,0 +1,173 @@
+"""Nobody gets more rights out of an image than the program had, and CRIU has few to give."""
+
+import dataclasses
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phosd.engine.criu import dump as criu_dump
+from phosd.engine.criu import restore as criu_restore
+from phosd.engine.criu.dump import Dump, DumpOptions
+from phosd.engine.criu.program import Owner
+from phosd.engine.criu.restore import TreeRestoreOptions
+from phosd.engine.criu.rights import Rights
+from phosd.engine.program import tree
+from phosd.engine.system import privileges, procfs
+from phosd.engine.system.privileges import Capability
+from phosd.engine.system.procfs import Credentials
+from phosd.errors import NotAuthorized
+from tests.node.criu.life import COUNTER, USER, Life, wait_for
+from tests.support.harness import children
+
+PLAIN = Credentials(
+    uids=(USER,) * 4,
+    gids=(USER,) * 4,
+    groups=(),
+    inheritable=0,
+    permitted=0,
+    effective=0,
+    bounding=1,
+    ambient=0,
+    no_new_privileges=0,
+    seccomp_mode=0,
+)
+WITH_THREAD = (
+    """
+import threading, time
+threading.Thread(target=time.sleep, args=(999,), daemon=True).start()
+"""
+    + COUNTER
+)
+
+
+SETS = {"inheritable": 9, "permitted": 10, "effective": 11}
+"""Fields of CRIU's ``creds_entry``, of two words each."""
+
+
+def forge(image: Path, *names: str) -> None:
+    """Put a capability into these sets, all of which are empty in ``core-<id>.img``."""
+
+    def written(which: tuple[str, ...]) -> bytes:
+        words = ((field << 3, name in which) for name, field in SETS.items())
+        return b"".join(bytes([tag, first, tag, 0]) for tag, first in words)
+
+    data = image.read_bytes()
+    assert data.count(written(())) == 1, "not what CRIU writes"
+    image.write_bytes(data.replace(written(()), written(names)))
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("which", ["process", "thread"])
+def test_what_the_program_says_of_its_rights_is_not_believed(
+    lives: Callable[[int], Life], which: str, name: str
+) -> None:
+    """CRIU asks the program itself, whose user may have changed its code."""
+    life = lives(USER)
+    life.start(WITH_THREAD)
+    life.counts_on()
+    (thread,) = set(procfs.threads(life.pid)) - {life.pid}
+    life.images.mkdir()
+    with Dump(life.criu, tree.scan(life.pid), life.images, DumpOptions()) as dump:
+        dump.finish()
+        forge(life.images / f"core-{life.pid if which == 'process' else thread}.img", name)
+        with pytest.raises(NotAuthorized, match=f"has other {name} for thread"):
+            dump.settle()
+    life.counts_on()
+
+
+def test_a_thread_that_is_missing_is_noticed(lives: Callable[[int], Life]) -> None:
+    life = lives(USER)
+    life.start(COUNTER)
+    life.counts_on()
+    life.images.mkdir()
+    with Dump(life.criu, tree.scan(life.pid), life.images, DumpOptions()) as dump:
+        dump.finish()
+        (life.images / f"core-{life.pid}.img").unlink()
+        with pytest.raises(NotAuthorized, match="has the threads"):
+            dump.settle()
+
+
+def test_an_image_that_gives_more_is_not_restored(lives: Callable[[int], Life]) -> None:
+    """One that an older phosd has made, and sealed."""
+    life = lives(USER)
+    life.start(COUNTER)
+    life.counts_on()
+    life.dump()
+    life.kill()
+    forge(life.images / f"core-{life.pid}.img", "permitted", "effective")
+    with pytest.raises(NotAuthorized, match="has capabilities"):
+        criu_restore.restore_tree(life.criu, life.saved_tree, TreeRestoreOptions())
+    assert procfs.stat(life.pid) is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"uids": (USER, USER, 0, USER)},
+        {"gids": (USER, 0, USER, USER)},
+        {"groups": (0,)},
+        {"permitted": 1 << 40},
+        {"ambient": 1},
+        {"secure_bits": 1},
+    ],
+    ids=lambda each: next(iter(each)),
+)
+def test_more_than_a_user_has(more: dict[str, Any]) -> None:
+    owner = Owner(USER, USER, ())
+    Rights({7: PLAIN}).require_plain(owner)
+    with pytest.raises(NotAuthorized, match="thread 8 has"):
+        Rights({7: PLAIN, 8: dataclasses.replace(PLAIN, **more)}).require_plain(owner)
+
+
+def test_what_criu_may(lives: Callable[[int], Life], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as it works for a user: no more than it needs, in any set."""
+    life = lives(USER)
+    life.start(COUNTER)
+    life.counts_on()
+    seen: list[Credentials] = []
+    note = Dump._note
+
+    def look(self: Dump) -> None:
+        for pid in children(os.getpid()):
+            if b"criu" in (procfs.PROC / str(pid) / "comm").read_bytes():
+                seen.append(procfs.credentials(pid))
+        note(self)
+
+    monkeypatch.setattr(Dump, "_note", look)
+    monkeypatch.setattr(criu_dump, "_YAMA", life.private / "none")
+    life.dump()
+    assert seen
+    for each in seen:
+        sets = each.permitted | each.effective | each.inheritable | each.ambient
+        assert sets == 1 << Capability.CHECKPOINT_RESTORE
+        assert (each.uids, each.gids) == ((USER,) * 4, (USER,) * 4)
+
+
+def test_a_command_keeps_what_it_is_given() -> None:
+    command = privileges.command(
+        ["/bin/cat", "/proc/self/status"],
+        uid=USER,
+        gid=USER,
+        groups=[],
+        capabilities=[Capability.SETPCAP, Capability.CHECKPOINT_RESTORE],
+    )
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    fields = dict(line.split(":\t", 1) for line in said.splitlines() if ":\t" in line)
+    assert int(fields["CapEff"], 16) == 1 << 8 | 1 << 40
+    assert fields["Uid"].split() == [str(USER)] * 4
+
+
+def test_the_bounding_set_is_given_back(lives: Callable[[int], Life]) -> None:
+    life = lives(USER)
+    life.start(COUNTER)
+    life.counts_on()
+    before = procfs.credentials(life.pid)
+    life.dump()
+    life.kill()
+    life.restore()
+    wait_for(lambda: procfs.stat(life.pid) is not None)
+    assert procfs.credentials(life.pid) == before
