@@ -292,7 +292,10 @@ class Running:
 
 _HINTS = (
     ("Permission denied", "the owner of the program may not open that file (any more)"),
-    ("get rlimit", "root needs CAP_SYS_RESOURCE to save a tree of several users"),
+    (
+        "get rlimit",
+        "root needs CAP_SYS_RESOURCE to save a program of other users or under seccomp filters",
+    ),
     ("No space left", "make room and try again"),
     ("tcp", "see the option tcp=close"),
     ("bad size", "the file has changed since the checkpoint"),

@@ -27,6 +27,7 @@ class TreeProcess:
     gids: tuple[int, ...]
     groups: tuple[int, ...]
     capabilities: int
+    seccomp: int
     tracer: int
     threads: tuple[int, ...]
     affinity: dict[int, tuple[int, ...]]
@@ -106,6 +107,9 @@ class ProcessTree:
                 return f"{procfs.describe(process.pid)} has other groups than its root"
             if root.uid != 0 and process.capabilities:
                 return f"{procfs.describe(process.pid)} has capabilities"
+            if root.uid != 0 and process.seccomp:
+                # Whoever suspends filters while CRIU's code runs in a program must be root.
+                return f"{procfs.describe(process.pid)} is under seccomp filters"
         return ""
 
     @property
@@ -173,6 +177,7 @@ def _read(pid: int) -> TreeProcess:
         gids=status.gids,
         groups=status.groups,
         capabilities=status.capabilities,
+        seccomp=status.seccomp,
         tracer=status.tracer,
         threads=threads,
         affinity={} if stat.dead else _affinity(threads),

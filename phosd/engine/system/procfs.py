@@ -65,6 +65,7 @@ class Status:
     gids: tuple[int, ...]
     groups: tuple[int, ...]
     capabilities: int
+    seccomp: int
     tracer: int
 
 
@@ -178,6 +179,7 @@ def status(pid: int) -> Status:
         gids=numbers("Gid"),
         groups=numbers("Groups"),
         capabilities=int(fields["CapPrm"], 16) if "CapPrm" in fields else 0,
+        seccomp=int(fields.get("Seccomp", "0")),
         tracer=int(fields["TracerPid"]),
     )
 

@@ -19,10 +19,11 @@ from phosd.engine.program import tree
 from phosd.engine.system import privileges, procfs
 from phosd.engine.system.privileges import Capability
 from phosd.engine.system.procfs import Credentials
-from phosd.errors import NotAuthorized
+from phosd.errors import Internal, NotAuthorized
 from tests.node.criu.life import COUNTER, USER, Life, wait_for
 from tests.support.harness import children
 
+CAP_SYS_RESOURCE = 24
 PLAIN = Credentials(
     uids=(USER,) * 4,
     gids=(USER,) * 4,
@@ -170,4 +171,35 @@ def test_the_bounding_set_is_given_back(lives: Callable[[int], Life]) -> None:
     life.kill()
     life.restore()
     wait_for(lambda: procfs.stat(life.pid) is not None)
+    assert procfs.credentials(life.pid) == before
+
+
+FILTERED = """
+import ctypes, struct
+allow = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000))  # return allow
+program = struct.pack("HxxxxxxP", 1, ctypes.addressof(allow))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()  # PR_SET_SECCOMP, filter
+"""
+
+
+def test_a_filtered_program_is_for_administrators(lives: Callable[[int], Life]) -> None:
+    """It takes root to suspend its filters, and they come back."""
+    life = lives(USER)
+    life.start(FILTERED + COUNTER)
+    life.counts_on()
+    before = procfs.credentials(life.pid)
+    assert (before.seccomp_mode, before.no_new_privileges) == (2, 1)
+    assert "is under seccomp filters" in tree.scan(life.pid).privileged
+    if not procfs.status(os.getpid()).capabilities >> CAP_SYS_RESOURCE & 1:
+        with pytest.raises(Internal, match="root needs CAP_SYS_RESOURCE"):
+            life.dump()
+        life.counts_on()
+        return
+    life.dump()
+    life.counts_on()
+    life.kill()
+    life.restore()
+    life.counts_on()
     assert procfs.credentials(life.pid) == before
