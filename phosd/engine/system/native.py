@@ -1,5 +1,6 @@
 """Where our own parts are: the native libraries, and this package for processes that we start."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -11,11 +12,14 @@ def _find(name: str) -> Path:
     folders = [Path(override)] if override else []
     folders += [Path(__file__).parents[2] / "native", Path("/usr/lib/phos")]
     for folder in folders:
-        if (folder / name).exists():
-            return folder / name
+        with contextlib.suppress(PermissionError):  # a checkout below somebody's home
+            if (folder / name).exists():
+                return folder / name
+    places = ", ".join(map(str, folders))
     raise Internal(
-        f"the native library {name} is not built (looked in {', '.join(map(str, folders))})",
-        hint="run `make build`",
+        f"the native library {name} is not built, or uid {os.geteuid()} may not reach it (looked "
+        f"in {places})",
+        hint="run `make build`, or install the package",
     )
 
 

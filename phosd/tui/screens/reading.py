@@ -1,8 +1,10 @@
 """Lists that phosd is asked for again whenever there may be something new."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
+from textual.css.query import NoMatches
 from textual.screen import Screen
 
 _PAUSE = 1.0
@@ -31,7 +33,8 @@ class Reading:
         try:
             while self._wanted:
                 self._wanted = False
-                await self._ask()
+                with contextlib.suppress(NoMatches):  # of a screen that closes, parts are gone
+                    await self._ask()
                 await asyncio.sleep(_PAUSE)
         finally:
             self._busy = False

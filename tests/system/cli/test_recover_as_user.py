@@ -36,3 +36,15 @@ def test_a_suspended_program_is_nobodys_concern(
         finally:
             resume(node, target.pid, ResumeOptions(), Progress())
         assert driver_checkpoint.state(target.pid) is driver_checkpoint.State.RUNNING
+
+
+def test_a_checkout_that_the_user_may_not_enter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``/root`` is closed on most machines."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    monkeypatch.setenv("PHOS_NATIVE_DIR", str(closed / "native"))
+    done = phos("doctor", uid=65534)
+    assert done.stderr == ""
+    assert {json.loads(line)["subject"] for line in done.stdout.splitlines()} >= {"hook", "digest"}

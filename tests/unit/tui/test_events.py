@@ -7,6 +7,7 @@ from typing import Any
 from phosd.client.errors import CommandError
 from phosd.tui.node import Contact, Node, Update
 from phosd.tui.screens import events as screen
+from phosd.tui.screens.reading import Reading
 from tests.support.tui.fakes import FEATURES, NOW, FakeLink, fake_node
 from tests.support.tui.opened import LARGE, opened, run, until, until_shown
 from tests.support.tui.snapshots import settled, text
@@ -171,6 +172,29 @@ def test_what_was_known_stays_when_phosd_goes() -> None:
             whole = Update({node.manager.path: node.manager}, whole=True, contact=Contact.HERE)
             node.apply(whole)
             await until_shown(pilot, "job 2 ", "job 1 ")
+
+    run(body)
+
+
+def test_an_answer_comes_when_the_screen_closes() -> None:
+    node, _ = noted(row(1))
+    came = 0
+
+    async def body() -> None:
+        async with opened(node) as pilot:
+            closing: Any = pilot.app.screen
+
+            async def answered() -> None:
+                nonlocal came
+                came += 1
+                closing.query_one("#gone-already")
+
+            reading = Reading(closing, answered)
+            for time in (1, 2):
+                reading.want()
+                await until(pilot, lambda: came == time, "an answer")  # noqa: B023
+            await pilot.pause()
+            assert pilot.app.is_running
 
     run(body)
 
