@@ -43,6 +43,20 @@ def test_every_file_for_systemd_has_its_place(build_deb: dict[str, Any], tmp_pat
     assert "'phosd-mover@*.service'" in units["UNITS"].split()
 
 
+def test_what_units_and_scripts_of_the_package_run_exists() -> None:
+    """They name files and modules by paths that no import checks."""
+    texts = [*(ROOT / "systemd").iterdir(), *(ROOT / "packaging/debian").iterdir()]
+    named: set[str] = set()
+    for text in (path.read_text() for path in texts):
+        named |= {*re.findall(r"/usr/lib/phos/python/(\S+\.py)", text)}
+        modules = re.findall(r"(?:-m |from |import )(phosd(?:\.\w+)*)", text)
+        named |= {str(Path(*module.split("."))) for module in modules}
+    assert {"phosd/engine/system/unsandboxed.py", "phosd/engine/mover"} <= named
+    for path in named:
+        places = (ROOT / path, ROOT / f"{path}.py", ROOT / path / "__main__.py")
+        assert any(place.is_file() for place in places), path
+
+
 def test_a_file_that_has_no_place_is_named(build_deb: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "systemd").mkdir()
     (tmp_path / "systemd/phosd.strange").touch()
