@@ -2,9 +2,9 @@
 
     python -m bench.checkpoint [--size small|xl] [--mode stop|driver] [--state DIR] ...
 
-Starts ``bench/programs/gpt2.py`` (under the hook for mode ``stop``), checkpoints it, lets it go on
-and notes its losses, kills it with SIGKILL, restores it, and compares the losses that follow.
-Prints one JSON object a case.
+Starts ``bench/programs/gpt2.py`` (under the hook for mode ``stop``), checkpoints it, records its
+losses while it runs on, kills it with SIGKILL, restores it, and compares the losses that follow.
+Prints one JSON object per case.
 """
 
 import argparse
@@ -34,7 +34,7 @@ PATIENCE = 240.0
 
 
 class Iteration(NamedTuple):
-    """How long an iteration took, and when it ended by the monotonic clock."""
+    """Duration of an iteration in seconds, and its end on the monotonic clock."""
 
     seconds: float
     end: float
@@ -48,23 +48,25 @@ class Training:
     log: Path
 
     def losses(self, since: int = 0) -> dict[int, str]:
-        """The loss of each iteration from line ``since`` on, as the last line about it says."""
+        """Return the loss of each iteration from line ``since`` on; a repeated iteration's last
+        line counts.
+        """
         return {int(n): loss for n, loss, *_ in self._lines()[since:]}
 
     def seconds(self, since: int) -> list[float]:
-        """How long each iteration took, from line ``since`` on."""
+        """Return the seconds of each iteration from line ``since`` on."""
         return [iteration.seconds for iteration in self.iterations(since)]
 
     def iterations(self, since: int) -> list[Iteration]:
-        """The iterations from line ``since`` on."""
+        """Return the iterations from line ``since`` on."""
         return [Iteration(float(took), float(end)) for *_, took, end in self._lines()[since:]]
 
     def lines(self) -> int:
-        """How many iterations have been printed."""
+        """Return how many iterations have been printed."""
         return len(self._lines())
 
     def wait_for(self, more: int) -> None:
-        """Return when ``more`` further lines are there."""
+        """Wait until ``more`` further lines are printed."""
         goal = self.lines() + more
         wait_until(lambda: self.lines() >= goal, f"{more} iterations", self.log)
 
@@ -75,7 +77,7 @@ class Training:
 
 
 def wait_until(condition: Callable[[], bool], what: str, log: Path) -> None:
-    """Poll until ``condition``; fails with the end of ``log``."""
+    """Poll until ``condition`` is true; exit with the end of ``log`` after a timeout."""
     end = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > end:
@@ -114,7 +116,9 @@ def start(folder: Path, runtime: Path, arguments: argparse.Namespace) -> Trainin
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an operation went. Seconds; ``result`` is the image's id or the restored pid."""
+    """Result of an operation. Times are in seconds; ``result`` is the image's id or the restored
+    pid.
+    """
 
     result: str
     seconds: float
@@ -124,7 +128,7 @@ class Outcome:
 
 
 class Direct:
-    """The engine in this process."""
+    """Runs the engine in this process."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._node = Node(config)
@@ -154,7 +158,7 @@ class Direct:
 
 
 class ThroughDaemon:
-    """A daemon on a private bus, asked with the command line."""
+    """Runs a daemon on a private bus, and calls it with the command line."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._bus = subprocess.Popen(
@@ -174,11 +178,11 @@ class ThroughDaemon:
         )
 
     def checkpoint(self, pid: int, mode: str) -> Outcome:
-        """``phos checkpoint``"""
+        """Run ``phos checkpoint``."""
         return self._run("checkpoint", str(pid), "--mode", mode)
 
     def restore(self, image: str) -> Outcome:
-        """``phos restore``"""
+        """Run ``phos restore``."""
         return self._run("restore", image)
 
     def close(self) -> None:
@@ -199,12 +203,12 @@ class ThroughDaemon:
 
 
 def gone(pids: tuple[int, ...]) -> bool:
-    """Whether none of the pids is in use."""
+    """Whether all the pids are free."""
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """One checkpoint, kill and restore; what it took and whether the losses are equal."""
+    """Run one checkpoint, kill and restore; return the times and whether the losses are equal."""
     runtime, state = folder / "run", Path(arguments.state) / "phos-state"
     config = NodeConfig(state, runtime, staging_limit=arguments.staging)
     phosd = ThroughDaemon(config) if arguments.daemon else Direct(config)
@@ -264,13 +268,13 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
 
 
 def apart(one: dict[int, str], other: dict[int, str]) -> float:
-    """The largest difference between the losses of the same iteration."""
+    """Return the largest difference between losses of the same iteration."""
     both = one.keys() & other.keys()
     return max(abs(float.fromhex(one[n]) - float.fromhex(other[n])) for n in both)
 
 
 def hugepages() -> str:
-    """The kernel's setting: the driver's copy of its state, and CRIU's, gain from ``always``."""
+    """Return the kernel's setting. CRIU and the driver copy their state faster with ``always``."""
     text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     return text[text.index("[") + 1 : text.index("]")]
 

@@ -1,8 +1,9 @@
-"""How fast the GPU hashes, and whether it hashes as the CPU does. Prints one JSON object.
+"""Measure how fast the GPU hashes, and compare its digests with the CPU's. Prints one JSON object.
 
     python bench/digest.py [--gib N] [--rounds N]
 
-``share`` is the rate against the device's own copy rate (bytes read and written), measured here.
+``share`` is the rate relative to the device's own copy rate (bytes read and written), measured
+here.
 """
 
 import argparse
@@ -21,7 +22,7 @@ CHECKED = 4 * CHUNK
 
 
 def timed(rounds: int, work: Callable[[], None]) -> list[float]:
-    """Seconds of each round on the device, after one that does not count."""
+    """Return the seconds of each round on the device, after one warm-up round."""
     start, end = call("cuEventCreate", 0), call("cuEventCreate", 0)
     seconds = []
     for _ in range(rounds + 1):
@@ -34,7 +35,7 @@ def timed(rounds: int, work: Callable[[], None]) -> list[float]:
 
 
 def equal(gpu: Gpu, key: DigestKey, contents: Sequence[bytes]) -> bool:
-    """Whether the GPU's digests of some contents are the CPU's."""
+    """Whether the GPU's digests of the contents equal the CPU's."""
     address = gpu.block(0).address
     for content in contents:
         call("cuMemcpyHtoD", address, content, len(content))
@@ -45,7 +46,9 @@ def equal(gpu: Gpu, key: DigestKey, contents: Sequence[bytes]) -> bool:
 
 
 def lengths_equal(gpu: Gpu, key: DigestKey) -> bool:
-    """The same for chunks that are no multiple of what a round of the kernel takes."""
+    """Whether digests agree for chunks that are no multiple of the bytes per round of the
+    kernel.
+    """
     content = os.urandom(CHUNK)
     address = gpu.block(0).address
     call("cuMemcpyHtoD", address, content, CHUNK)
@@ -62,7 +65,7 @@ def lengths_equal(gpu: Gpu, key: DigestKey) -> bool:
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gib", type=float, help="device memory to hash (default: most of it)")
     parser.add_argument("--rounds", type=int, default=10)

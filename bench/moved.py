@@ -1,8 +1,8 @@
-"""Tables from the JSON lines of ``bench.moving``.
+"""Format the JSON lines of ``bench.moving`` as tables.
 
     python -m bench.moved docs/benchmarks/h200-moving.jsonl
 
-Prints them in Markdown, a row a line of the file.
+Prints Markdown, with one row per line of the file.
 """
 
 import argparse
@@ -28,7 +28,9 @@ def main() -> None:
 
 
 def migrations(rows: Sequence[Row]) -> str:
-    """What moving costs; rates are of the first pass, which copies everything."""
+    """Return a table of the cost of migrations; rates are of the first pass, which copies
+    everything.
+    """
     titles = ["program", "device (GB)", "moves", "stop: median, max (s)", *STOP]
     titles += ["first pass (GB/s)", "passes", "left for the stop (GB)"]
     titles += ["iteration: usual, longest (s)", "stolen (s)"]
@@ -55,7 +57,7 @@ def _migration(row: Row, done: Sequence[Row]) -> list[str]:
 
 
 def suspensions(rows: Sequence[Row]) -> str:
-    """Seconds each way; of a resume, until the program runs."""
+    """Return a table of the seconds of suspend and resume; of a resume, until the program runs."""
     titles = ["program", "where", "device (GB)", "times", "suspend: all, prepare, save (s)"]
     titles += ["save (GB/s)", "resume: until it runs, load (s)", "load (GB/s)"]
     return table(titles, (_suspension(row) for row in rows))
@@ -83,7 +85,7 @@ def _suspension(row: Row) -> list[str]:
 
 
 def swaps(rows: Sequence[Row]) -> str:
-    """One program leaves, the other comes."""
+    """Return a table of swaps, in which one program leaves the GPU and another takes its place."""
     titles = ["program", "device (GB)", "swaps", "seconds: median, max", "save (s)", "load (s)"]
 
     def one(row: Row) -> list[str]:
@@ -102,13 +104,13 @@ def swaps(rows: Sequence[Row]) -> str:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """In Markdown; all columns but the first are figures."""
+    """Return a Markdown table; all columns but the first are right-aligned figures."""
     lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _phases(names: Sequence[str], phases: Sequence[Row]) -> list[str]:
-    """The median of each; empty for one that there is not in all."""
+    """Return the median of each phase; empty for a phase that is not in all results."""
     return [
         f"{median(one[name] for one in phases):.3f}" if all(name in one for one in phases) else ""
         for name in names

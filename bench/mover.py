@@ -1,9 +1,10 @@
-"""How fast device memory goes into an image and comes back. Prints one JSON object a case.
+"""Measure how fast device memory is saved into an image and loaded. Prints one JSON object per
+case.
 
     python bench/mover.py --state FOLDER [--gib N] [--ring-mib N]
 
-Measured beside it in the same run, for comparison: copies to and from pinned memory, and the
-folder's own rate for large writes and reads by as many threads.
+The same run measures for comparison: copies to and from pinned memory, and the folder's own rate
+for large writes and reads by as many threads.
 """
 
 import argparse
@@ -39,19 +40,19 @@ def show(case: str, **values: Any) -> None:
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """How long ``work`` takes."""
+    """Return the seconds that ``work`` takes."""
     start = time.monotonic()
     work()
     return time.monotonic() - start
 
 
 def rate(byte_count: int, taken: float) -> float:
-    """GB/s."""
+    """Return GB/s."""
     return round(byte_count / taken / 1e9, 2)
 
 
 def pinned_rates() -> tuple[float, float]:
-    """GB/s from the device to pinned memory, and back."""
+    """Return GB/s from the device to pinned memory, and back."""
     size = 1 << 30 if call("cuMemGetInfo")[1] > 16 << 30 else 64 << 20
     host, device = int(call("cuMemHostAlloc", size, 0)), int(call("cuMemAlloc", size))
 
@@ -68,7 +69,9 @@ def pinned_rates() -> tuple[float, float]:
 
 
 def folder_rates(folder: Path, total: int) -> tuple[float, float]:
-    """GB/s of writing and reading ``total`` bytes in ``folder``, direct where that is possible."""
+    """Return GB/s of writing and reading ``total`` bytes in ``folder``, with O_DIRECT if
+    possible.
+    """
     source = mmap.mmap(-1, PIECE)
     source[:] = os.urandom(1 << 20) * (PIECE >> 20)
     pieces = max(THREADS, total // PIECE)
@@ -102,7 +105,7 @@ def folder_rates(folder: Path, total: int) -> tuple[float, float]:
 
 
 def fill(descriptors: Sequence[int], sizes: Sequence[int]) -> None:
-    """Give every chunk of memory that the mover made bytes of its own."""
+    """Fill every chunk of memory that the mover allocated with different bytes."""
     b = driver()
     kind = b.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     access = b.CUmemAccessDesc()
@@ -136,7 +139,7 @@ def copy_out(
     writer: ImageWriter,
     packs: Sequence[Pack],
 ) -> tuple[Chunks, dict[str, Any]]:
-    """Where the chunks are, and what else there is to say. Nobody writes them meanwhile."""
+    """Copy all chunks out while no program writes them; return their places and further figures."""
     if case == "save":
         saved = mover.save(digests, writer, packs=packs)
         return saved.chunks, {"changed": len(saved.changed)}
@@ -162,7 +165,7 @@ def copy_out(
 
 
 def manifest(writer: ImageWriter, saved: Chunks, size: int) -> Manifest:
-    """An image of one process that there is not: it can be loaded, not restored."""
+    """Return a manifest with a made-up process: the image can be loaded, but not restored."""
     process = Process(1, 0, 0, "", (), writer.owner, 0, (), (), True, True, True)
     blocks = [Block(0, key, key << 32, size, 0, tuple(chunks)) for key, chunks in saved.items()]
     return Manifest(
@@ -180,7 +183,7 @@ def manifest(writer: ImageWriter, saved: Chunks, size: int) -> Manifest:
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--state", type=Path, required=True, help="a folder on what to measure")
     parser.add_argument("--gib", type=float, default=16.0, help="device memory to move")
@@ -195,7 +198,7 @@ def main() -> None:
 
 
 def run(folder: Path, options: argparse.Namespace) -> None:
-    """All cases in one folder."""
+    """Run all cases in one folder."""
     block = options.block_mib << 20
     count = max(1, int(options.gib * 2**30) // block)
     total = count * block

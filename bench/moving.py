@@ -1,14 +1,13 @@
-"""Move a running program between two GPUs, or take it off its GPU and bring it back, and see what
-it costs the program.
+"""Migrate, suspend or swap a running program repeatedly, and measure what that costs it.
 
     python -m bench.moving migrate [--mode precopy|driver] [--count N] [--against N] -- PROGRAM ...
     python -m bench.moving suspend [--where memory|disk] [--count N] [--against N] -- PROGRAM ...
     python -m bench.moving swap [--count N] -- PROGRAM ...
 
-PROGRAM is one of ``bench/programs``; it runs under the hook (but for mode ``driver``) and prints
-one line an iteration with its seconds. ``swap`` starts it twice, and the two take turns on one GPU.
-``--against N`` first runs it undisturbed, and compares the values of the first N iterations. Prints
-one JSON object.
+PROGRAM is one of ``bench/programs``; it runs under the hook (except in mode ``driver``) and prints
+one line per iteration with its seconds. ``swap`` starts it twice, and the two take turns on one
+GPU. ``--against N`` first runs it undisturbed, and compares the values of the first N iterations.
+Prints one JSON object.
 """
 
 import argparse
@@ -35,13 +34,13 @@ from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.operations.swap import SwapOptions, swap
 
 _SETTLE = 10
-"""Iterations before anything is done."""
+"""Iterations before the first operation."""
 
 Result = dict[str, Any]
 
 
 def timed(operation: Callable[[Progress], object]) -> Result:
-    """Run an operation: its seconds, phases, rates and what it noted."""
+    """Run an operation; return its seconds, phases, rates and notes."""
     progress = Progress()
     began = time.perf_counter()
     operation(progress)
@@ -60,8 +59,9 @@ def timed(operation: Callable[[Progress], object]) -> Result:
 
 
 def around(training: Training, between: int, operation: Callable[[Progress], object]) -> Result:
-    """As :func:`timed`, and what it cost: ``stolen_s`` is how much longer the iterations around it
-    took than the ``between`` that follow, less the stop; ``longest_s`` the longest of them.
+    """Run an operation as :func:`timed` does, and measure what it costs the program. ``stolen_s``
+    is the extra time of the iterations around it, compared with the ``between`` that follow, less
+    the stop; ``longest_s`` is the longest of them.
     """
     first = training.lines()
     result = timed(operation)
@@ -80,12 +80,12 @@ def around(training: Training, between: int, operation: Callable[[Progress], obj
 
 
 def used(pid: int) -> list[list[int]]:
-    """By GPU: bytes in use, and whether NVML names the process there."""
+    """Return for each GPU the bytes in use, and whether NVML lists the process there."""
     return [[gpu.memory_used or 0, int(pid in gpu.pids)] for gpu in list_gpus()]
 
 
 def migrations(node: Node, training: Training, arguments: argparse.Namespace) -> list[Result]:
-    """There and back, ``--count`` times in all."""
+    """Migrate there and back, ``--count`` times in all."""
     pid = training.process.pid
     results = []
     for number in range(arguments.count):
@@ -96,7 +96,7 @@ def migrations(node: Node, training: Training, arguments: argparse.Namespace) ->
 
 
 def suspensions(node: Node, training: Training, arguments: argparse.Namespace) -> list[Result]:
-    """Off the GPU and on it again."""
+    """Suspend and resume, ``--count`` times."""
     pid = training.process.pid
     results = []
     for _ in range(arguments.count):
@@ -110,7 +110,7 @@ def suspensions(node: Node, training: Training, arguments: argparse.Namespace) -
 
 
 def swaps(node: Node, training: Training, other: Training, count: int) -> list[Result]:
-    """Two programs on one GPU, of which ``training`` runs and ``other`` is suspended."""
+    """Swap two programs on one GPU; at first ``training`` runs and ``other`` is suspended."""
     results = []
     leaving, coming = training, other
     for _ in range(count):
@@ -124,7 +124,7 @@ def swaps(node: Node, training: Training, other: Training, count: int) -> list[R
 
 
 def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """One kind of operation on one program, again and again."""
+    """Run one kind of operation on one program repeatedly."""
     config = NodeConfig(Path(arguments.state) / "phos-moving", folder / "run")
     expected = undisturbed(folder, arguments)
     hooked = arguments.mode != "driver"

@@ -1,10 +1,10 @@
-"""What the hook costs a program that nobody checkpoints.
+"""Measure the overhead of the hook in a program that is never checkpointed.
 
     python -m bench.overhead [--size small|xl] [--pairs N] [--iterations N]
 
-Runs ``bench/programs/gpt2.py`` with and without the hook by turns and compares the time of an
-iteration. Prints one JSON object: medians, their ratio, and how far the runs without the hook are
-from each other, which is what the ratio can be told apart from.
+Runs ``bench/programs/gpt2.py`` alternately with and without the hook, and compares the time of an
+iteration. Prints one JSON object: medians, their ratio, and the spread of the runs without the
+hook, below which a ratio means nothing.
 """
 
 import argparse
@@ -24,7 +24,7 @@ WARM_UP = 10
 
 
 def run(arguments: argparse.Namespace, *, hooked: bool) -> tuple[list[float], list[str]]:
-    """Seconds of each iteration after the warm-up, and all losses."""
+    """Return the seconds of each iteration after the warm-up, and all losses."""
     words = [sys.executable, str(PROGRAM), "--size", arguments.size]
     words += ["--batch", str(arguments.batch), "--iterations", str(arguments.iterations)]
     with tempfile.TemporaryDirectory() as runtime:

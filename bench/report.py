@@ -1,4 +1,4 @@
-"""Tables and a plot from the JSON lines of ``bench.checkpoint`` or of ``bench.series``.
+"""Format the JSON lines of ``bench.checkpoint`` or ``bench.series`` as tables and a plot.
 
     python -m bench.report docs/benchmarks/h200.jsonl --plot docs/benchmarks/stop.svg
     cd docs/benchmarks; python -m bench.report h200-concurrent.jsonl --plot concurrent.svg
@@ -15,7 +15,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 STOP = ("quiesce", "digest", "drain", "park", "control", "cpu", "unpark")
-"""Phases of a checkpoint in which the program stands still."""
+"""Phases of a checkpoint during which the program is stopped."""
 RESTORE = ("admission", "load", "cpu", "control", "map", "verify")
 COLOURS = ("#b0b0b0", "#8c6bb1", "#2b8cbe", "#a6bddb", "#f16913", "#d94801", "#fdae6b")
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def medians(line: Row) -> Row:
-    """A series as one row: the median of its stops and of each phase inside them."""
+    """Return a series as one row: the median of its stops, and of each phase inside them."""
     done = [one for one in line["checkpoints"] if "stop_s" in one]
     stopped = [one["phases_s"] | {"drain": one["drain_phase_s"] or 0.0} for one in done]
     phases = {
@@ -60,9 +60,9 @@ def medians(line: Row) -> Row:
 
 
 def costs(series: Sequence[Row]) -> str:
-    """A Markdown table: what the checkpoints of each series cost its program.
+    """Return a Markdown table of what the checkpoints of each series cost its program.
 
-    ``lost`` is the mean of stop and stolen time; the drain's rate is of bytes that were saved.
+    ``lost`` is the mean of stop and stolen time; the drain's rate counts the bytes that were saved.
     """
     lines = [
         "| series | device (GB) | count | stop: median, max (s) | stolen: median, max (s)"
@@ -88,10 +88,11 @@ def costs(series: Sequence[Row]) -> str:
 
 
 def slowdowns(series: Sequence[Row]) -> str:
-    """A Markdown table: where the time was stolen, and what a submission cost while armed.
+    """Return a Markdown table of when time was stolen, and of the cost of a submission during a
+    drain.
 
-    Stolen time is that of the iterations before the stop, of those that the stop or the drain fell
-    into, less the stop, and of those after it.
+    Time is stolen in the iterations before the stop, in those that overlap stop or drain (less the
+    stop), and in those after.
     """
     lines = [
         "| series | drain (s) | stolen before, in and after it (s) | slowdown while draining"
@@ -130,18 +131,18 @@ def slowdowns(series: Sequence[Row]) -> str:
 
 
 def _whole(done: Sequence[Row]) -> str:
-    """How much slower the iterations were that were wholly in the drain, at the median."""
+    """Return the number of iterations wholly inside the drain, and their median slowdown."""
     slower = [s / one["usual_iteration_s"] - 1 for one in done for s in one.get("whole_s", ())]
     return f"{len(slower)}, {statistics.median(slower):.1%}" if slower else ""
 
 
 def _looks(details: Sequence[Row]) -> tuple[str, str]:
-    """How long threads waited, and what the looks cost; nothing where nothing was armed."""
+    """Return how long threads waited, and the cost of a look; empty without copy-on-write."""
     if not all("look_median_seconds" in one for one in details):
         return "", ""
     waited = statistics.median(one["waited_seconds"] for one in details)
     submissions = sum(one["submissions"] for one in details)
-    if not submissions:  # all was saved when the gate opened
+    if not submissions:  # a snapshot held everything when the gate opened
         return f"{waited:.3f}", ""
     mean = sum(one["looked_seconds"] for one in details) / submissions * 1e6
     median = statistics.median(one["look_median_seconds"] for one in details) * 1e6
@@ -149,8 +150,9 @@ def _looks(details: Sequence[Row]) -> tuple[str, str]:
 
 
 def _stolen(done: Sequence[Row]) -> list[float]:
-    """Seconds stolen by each checkpoint, with one length of an undisturbed iteration for all: a
-    thousandth of it, times the iterations around a checkpoint, is as much as is measured.
+    """Return the seconds stolen by each checkpoint. All are relative to the median iteration of the
+    whole series, since an error of 0.1 % in it, times the iterations around a checkpoint, is as
+    large as the result.
     """
     usual = statistics.median(one["usual_iteration_s"] for one in done)
     return [
@@ -160,7 +162,7 @@ def _stolen(done: Sequence[Row]) -> list[float]:
 
 
 def _drained(done: Sequence[Row]) -> tuple[str, str]:
-    """The drain's median rate, and the median of shadows without need and of all shadows."""
+    """Return the drain's median rate, and the medians of needless shadows and of all shadows."""
     details = [one["details"] for one in done if "drain_seconds" in one["details"]]
     if not details:
         return "", ""
@@ -175,7 +177,7 @@ def _drained(done: Sequence[Row]) -> tuple[str, str]:
 
 
 def name(row: Row) -> str:
-    """What a row is about."""
+    """Return a label for a row."""
     if "series" in row:
         place = "" if row["state"] == "/dev/shm" else ", ext4"
         limit = "" if row.get("shadow_limit") is None else ", no shadows"
@@ -193,7 +195,9 @@ def name(row: Row) -> str:
 
 
 def table(rows: Sequence[Row], key: str, phases: Sequence[str], total: str) -> str:
-    """A Markdown table: a row a case, a column a phase; empty where there is no such phase."""
+    """Return a Markdown table with a row per case and a column per phase; missing phases are
+    empty.
+    """
     lines = [
         "| case | " + " | ".join(phases) + " | all |",
         "| --- |" + " ---: |" * (len(phases) + 1),
@@ -205,9 +209,9 @@ def table(rows: Sequence[Row], key: str, phases: Sequence[str], total: str) -> s
 
 
 def plot(rows: Sequence[Row]) -> str:
-    """The stops as stacked bars, on one scale."""
+    """Draw the stops as stacked bars on one scale, as an SVG."""
     bar, gap, top = 22, 14, 34
-    left = max(300, 7 * max(len(name(row)) for row in rows))  # pixels that the longest name takes
+    left = max(300, 7 * max(len(name(row)) for row in rows))  # pixels for the longest name
     width = left + 600
     scale = (width - left - 70) / max(row["stop_s"] for row in rows)
     height = top + len(rows) * (bar + gap) + 10

@@ -1,11 +1,11 @@
-"""Checkpoint a running program again and again, and see what it costs the program.
+"""Checkpoint a running program repeatedly, and measure what that costs it.
 
     python -m bench.series [--mode concurrent|recopy|stop|driver] [--count N] [--kill]
         [--state DIR] [--incremental] [--audit] [--seconds S] [--against N] -- PROGRAM [ARGUMENTS]
 
-PROGRAM is one of ``bench/programs``; it runs under the hook (but for mode ``driver``) and prints
-one line an iteration with its seconds and its end. ``--kill`` also kills it after the last
-checkpoint, restores it and compares what it prints. ``--against N`` first runs it without hook and
+PROGRAM is one of ``bench/programs``; it runs under the hook (except in mode ``driver``) and prints
+one line per iteration with its seconds and its end. ``--kill`` kills it after the last checkpoint,
+restores it and compares its further output. ``--against N`` first runs it without hook and
 checkpoints, and compares the values of the first N iterations. Prints one JSON object.
 """
 
@@ -55,7 +55,7 @@ def start(log: Path, runtime: Path, program: str, *words: str, hooked: bool) -> 
 
 
 def undisturbed(folder: Path, arguments: argparse.Namespace) -> dict[int, str]:
-    """What the program prints in its first ``arguments.against`` iterations when left alone."""
+    """Return the output of the first ``arguments.against`` iterations of an undisturbed run."""
     if not arguments.against:
         return {}
     training = start(folder / "undisturbed", folder, *arguments.program, hooked=False)
@@ -66,8 +66,8 @@ def undisturbed(folder: Path, arguments: argparse.Namespace) -> dict[int, str]:
 
 
 def one(node: Node, training: Training, options: CheckpointOptions, between: int) -> dict[str, Any]:
-    """One checkpoint: its phases, and how much longer the iterations around it took than the
-    ``between`` that follow them. ``drain_phase_s`` is the part of ``drain`` inside the stop.
+    """Make one checkpoint; return its phases, and how much longer the iterations around it took
+    than the ``between`` that follow. ``drain_phase_s`` is the part of ``drain`` inside the stop.
     """
     drained = 0.0
 
@@ -113,12 +113,12 @@ def one(node: Node, training: Training, options: CheckpointOptions, between: int
 def spans(
     progress: Progress, during: Sequence[Iteration], drained: float
 ) -> dict[str, dict[str, float] | list[float] | float]:
-    """The iterations around a checkpoint in three parts: those that ended before the stop, those
-    that the stop or the drain fell into, and those that began when all chunks were copied, which
-    was at ``drained``. For each how many they were and their seconds.
+    """Divide the iterations around a checkpoint into those that ended before the stop, those that
+    overlap stop or drain, and those that began after all chunks were copied, at ``drained``. Each
+    part has the number of iterations and their seconds.
 
-    An iteration that the drain fell into for a moment only counts as one of the drain's in full.
-    ``whole_s`` are the seconds of those that were wholly in the drain.
+    An iteration that overlaps the drain only briefly counts fully as the drain's. ``whole_s`` are
+    the seconds of those wholly inside the drain.
     """
     stops = [phase for phase in progress.phases if phase.stopped]
     closed, opened = stops[0].start, stops[-1].end or stops[-1].start
@@ -137,7 +137,7 @@ def spans(
 
 
 def phases(progress: Progress) -> dict[str, float]:
-    """Seconds by phase; those that came twice are added up."""
+    """Return seconds by phase, adding up phases of the same name."""
     took: dict[str, float] = {}
     for phase in progress.phases:
         took[phase.name] = took.get(phase.name, 0.0) + (phase.end or phase.start) - phase.start
@@ -145,7 +145,7 @@ def phases(progress: Progress) -> dict[str, float]:
 
 
 def new_bytes(manifest: Manifest, node: Node) -> int:
-    """Bytes of chunks that the parent does not have."""
+    """Return the bytes of chunks that the parent does not have."""
     known: set[str] = set()
     if manifest.parent is not None:
         parent = node.store.get(manifest.parent)
@@ -155,7 +155,7 @@ def new_bytes(manifest: Manifest, node: Node) -> int:
 
 
 def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """A series of checkpoints of one program."""
+    """Make a series of checkpoints of one program."""
     state = Path(arguments.state) / "phos-series"
     config = NodeConfig(
         state,
@@ -224,7 +224,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
 
 
 def kill_and_restore(node: Node, training: Training, image: str, count: int) -> dict[str, object]:
-    """End the program, restore the image and compare what it prints from then on."""
+    """Kill the program, restore the image and compare the values from then on."""
     pid = training.process.pid
     training.wait_for(count)
     original = training.losses()

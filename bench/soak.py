@@ -1,12 +1,12 @@
-"""Thousands of short jobs against one phosd on the software GPU: what grows, and who waits.
+"""Run thousands of short jobs against one phosd on the software GPU, and watch for growth.
 
     python -m bench.soak [--jobs 10000] [--checkpoint-every 20] [--folder DIR]
 
-Starts a bus, phosd and two small programs. One client has images verified and, at every so many
-jobs, a program checkpointed, each as a job; another asks for the list of processes all the while.
-Prints one JSON object: what phosd and its children take after each tenth of the jobs, the bytes of
-the history, and how long ``ListProcesses`` took. It says whether anything grows; no time here is a
-figure of performance: the GPU is software, and the machine does other things.
+Starts a bus, phosd and two small programs. One client submits jobs that verify images, and at every
+``--checkpoint-every``-th job a checkpoint; another client keeps listing the processes. Prints one
+JSON object: resources of phosd and its children after each tenth of the jobs, bytes of the history,
+and latencies of ``ListProcesses``. It shows whether anything grows. The times are no measure of
+performance: the GPU is software, and the machine may be busy.
 """
 
 import argparse
@@ -41,7 +41,7 @@ _PARTS = 10
 
 @dataclass(frozen=True)
 class Sample:
-    """What phosd and all below it take. Bytes; ``jobs`` ended before."""
+    """Resources of phosd and its descendants after ``jobs`` jobs. Sizes are in bytes."""
 
     jobs: int
     resident: int
@@ -57,7 +57,7 @@ class Sample:
 
 @dataclass
 class Result:
-    """What a run has found. Seconds."""
+    """Result of a run. Times are in seconds."""
 
     jobs: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -66,12 +66,12 @@ class Result:
     seconds: float = 0.0
 
     def list_percentile(self, share: float) -> float:
-        """The time within which this share (0..1) of the lists came."""
+        """Return the latency within which this share (0..1) of the lists was answered."""
         times = sorted(self.list_seconds)
         return times[min(len(times) - 1, int(share * len(times)))]
 
     def report(self) -> dict[str, Any]:
-        """For a line of JSON."""
+        """Return the result for a line of JSON."""
         return {
             "case": "soak",
             "jobs": dict(self.jobs),
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def soak(folder: Path, jobs: int, checkpoint_every: int) -> Result:
-    """Run this many jobs. ``folder`` is for everything that phosd keeps."""
+    """Run this many jobs. ``folder`` takes everything that phosd stores."""
     with _bus() as address, _phosd(folder, address) as daemon, _programs(folder) as programs:
         return asyncio.run(_soak(address, daemon, programs, folder, jobs, checkpoint_every))
 
@@ -134,7 +134,7 @@ async def _soak(
 
 
 class Ends:
-    """Hears how jobs end, also of one whose path is not known yet."""
+    """Collects the ends of jobs, even of a job whose path is not known yet."""
 
     def __init__(self) -> None:
         self._ended: dict[str, str] = {}
@@ -146,7 +146,7 @@ class Ends:
             self._news.set()
 
     async def wait(self, job: str) -> str:
-        """The state in which a job ended."""
+        """Return the state in which a job ended, waiting for it."""
         while job not in self._ended:
             self._news.clear()
             await asyncio.wait_for(self._news.wait(), _PATIENCE)
@@ -154,7 +154,7 @@ class Ends:
 
 
 async def _checkpoint(client: Connection, ends: Ends, pid: int, result: Result) -> list[str]:
-    """The image; none when it failed."""
+    """Checkpoint a process; return a list with the image, empty after a failure."""
     job = await _run(client, ends, result, "Checkpoint", "ua{sv}", pid, {})
     properties = "org.freedesktop.DBus.Properties"
     (image,) = await client.call(job, properties, "Get", "ss", _JOB, "Result")
@@ -164,7 +164,7 @@ async def _checkpoint(client: Connection, ends: Ends, pid: int, result: Result) 
 async def _run(
     client: Connection, ends: Ends, result: Result, member: str, signature: str, *args: Any
 ) -> str:
-    """Run a job to its end; its path."""
+    """Run a job to its end; return its path."""
     (job,) = await client.call(ROOT, _MANAGER, member, signature, *args)
     state = await ends.wait(job)
     result.jobs[member] += 1
@@ -209,7 +209,7 @@ _COUNT = (
 
 
 def _below(pid: int) -> list[int]:
-    """The processes that a process has started, and those that these have."""
+    """Return all descendants of a process."""
     found = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in children.read_text().split():
@@ -305,7 +305,7 @@ def _programs(folder: Path) -> Iterator[list[int]]:
 def _ended(
     process: "subprocess.Popen[Any]", how: signal.Signals = signal.SIGTERM
 ) -> "Iterator[subprocess.Popen[Any]]":
-    """End the process afterwards, and wait for its end."""
+    """Terminate the process at the end of the block, and wait for it."""
     with process:
         try:
             yield process

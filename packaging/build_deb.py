@@ -1,9 +1,9 @@
-"""Make ``phosd_<version>_<architecture>.deb``: everything that a node needs, in one package.
+"""Build ``phosd_<version>_<architecture>.deb``: everything that a node needs, in one package.
 
-The programs are for the Python that runs this script, which is the one the package depends on. What
-phosd imports is bundled, in the versions that are installed beside this script's Python: those were
-tested. Needs the native build (``make build``), patchelf and, the first time, the archive that CRIU
-comes from and the package index.
+The programs are for the Python that runs this script, and the package depends on that version.
+phosd's imports are bundled, in the versions installed for this Python, since those were tested.
+Needs the native build (``make build``), patchelf and, the first time, access to CRIU's archive and
+the package index.
 """
 
 import argparse
@@ -25,12 +25,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 HOME = Path("usr/lib/phos")
-"""Where the package's own things lie; ``phosd.engine.system.native`` and ``criu`` look there."""
+"""Folder of the package's own files; ``phosd.engine.system.native`` and ``criu`` look there."""
 
 IN_PROGRAMS = ("libphos_hook.so", "softgpu")
-"""What is loaded into users' programs. These must be able to map the same files for as long as they
-run, and again when they are restored: an installed version is kept when a new one comes. So they
-are only ``shipped`` here, and the maintainer scripts keep a version beside, named by its content.
+"""Files that are loaded into users' programs. These must be able to map the same files as long as
+they run, and again after a restore, so an upgrade must keep the old version. The package therefore
+only ships them in ``shipped``, and the maintainer scripts copy each version to a place named by its
+content.
 """
 
 UNITS = "usr/lib/systemd/system"
@@ -43,7 +44,7 @@ PLACES = (
     ("*tmpfiles*.conf", "usr/lib/tmpfiles.d"),
     *((f"*.{kind}", UNITS) for kind in ("service", "socket", "slice", "target", "timer", "path")),
 )
-"""Where the files of ``systemd/`` go: the first pattern that fits."""
+"""Destinations of the files of ``systemd/``: the first matching pattern applies."""
 
 COMPLETIONS = {
     "bash": "usr/share/bash-completion/completions",
@@ -54,7 +55,7 @@ COMPLETIONS = {
 TEXTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "NOTICE")
 
 UNUSED = ("pip", "pip-*", "setuptools*", "pkg_resources", "_distutils_hack", "bin", "*.pth")
-"""What the bundled packages bring along for their own command lines."""
+"""Parts of the bundled packages that only serve their own command lines."""
 SOURCES = (".cpp", ".h", ".pxd", ".pxi", ".pyx", ".in")
 
 LAUNCHER = """\
@@ -91,7 +92,7 @@ Command = Sequence[str | Path]
 
 
 def run(command: Command, what: str) -> str:
-    """What ``command`` prints; when it fails, everything that it said, and the end."""
+    """Run a command and return its output; on failure, exit with its error output."""
     words = [str(word) for word in command]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
@@ -101,7 +102,7 @@ def run(command: Command, what: str) -> str:
 
 
 def add_python(root: Path, cache: Path) -> None:
-    """phosd and what it imports, compiled, so that nothing is written there at run time."""
+    """Add phosd and its imports, compiled, so that nothing is written there at run time."""
     folder = root / HOME / "python"
     shutil.copytree(bundled(cache), folder, ignore=shutil.ignore_patterns(*UNUSED, "__pycache__"))
     for path in folder.rglob("*"):
@@ -123,7 +124,7 @@ def add_python(root: Path, cache: Path) -> None:
 
 
 def bundled(cache: Path) -> Path:
-    """A folder with what phosd imports: fetched once for each set of versions."""
+    """Return a folder with phosd's imports, fetched once for each set of versions."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"]]
@@ -147,7 +148,7 @@ def bundled(cache: Path) -> Path:
 
 
 def add_native(root: Path, build: Path, cmake: Path) -> None:
-    """The hook, the software GPU and the other libraries of the native build, stripped."""
+    """Add the hook, the software GPU and the other libraries of the native build, stripped."""
     scratch = root / "native"
     run(
         [cmake, "--install", build, "--strip", "--prefix", scratch],
@@ -168,7 +169,9 @@ def add_criu(root: Path, cache: Path) -> None:
 
 
 def add_programs(root: Path) -> None:
-    """``/usr/bin/phos`` and the others, which look at no variable and no user's folder."""
+    """Add ``/usr/bin/phos`` and the others, isolated from environment variables and users'
+    folders.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for name, entry in project["scripts"].items():
         module, _, _ = entry.partition(":")
@@ -176,8 +179,8 @@ def add_programs(root: Path) -> None:
 
 
 def add_units(root: Path) -> dict[str, str]:
-    """Everything of ``systemd/``, where it belongs; for the maintainer scripts, patterns for all
-    ``UNITS``, and the names of those to be ``ENABLED``.
+    """Add the files of ``systemd/``. Returns patterns of all ``UNITS`` and the names of those to be
+    ``ENABLED``, for the maintainer scripts.
     """
     units, enabled = [], []
     for path in sorted((ROOT / "systemd").iterdir()):
@@ -193,10 +196,10 @@ def add_units(root: Path) -> dict[str, str]:
 
 
 def add_documents(root: Path) -> None:
-    """The documentation and its examples, man pages, and completions where shells look for them."""
+    """Add documentation, examples, man pages, and completions where shells look for them."""
     documents = root / "usr/share/doc/phosd"
     pages = [path for folder in ("docs", "examples") for path in (ROOT / folder).rglob("*")]
-    # As in a checkout: they link to each other.
+    # Keep the layout of a checkout: the pages link to each other.
     for path in (*(ROOT / name for name in TEXTS), *pages):
         if path.is_file() and path.suffix != ".in":
             put(documents / path.relative_to(ROOT), path.read_bytes())
@@ -215,7 +218,7 @@ def add_documents(root: Path) -> None:
 
 
 def add_control(root: Path, version: str, architecture: str, units: Mapping[str, str]) -> None:
-    """What dpkg wants to know: dependencies, configuration files, maintainer scripts."""
+    """Add what dpkg needs: dependencies, configuration files, maintainer scripts."""
     put(root / "etc/phos/phosd.toml", (ROOT / "packaging/phosd.toml").read_bytes())
     put(root / "DEBIAN/conffiles", "/etc/phos/phosd.toml\n")
     values = {**units, "IN_PROGRAMS": " ".join(IN_PROGRAMS)}
@@ -235,7 +238,9 @@ def add_control(root: Path, version: str, architecture: str, units: Mapping[str,
 
 
 def dependencies() -> list[str]:
-    """The Python that the bundled modules are for, and the C and C++ libraries built against."""
+    """Return the dependencies: this Python version, for the bundled modules, and the C and C++
+    libraries of the build.
+    """
     major, minor = sys.version_info[:2]
     libc = platform.libc_ver()[1]
     gcc = run(["gcc", "-dumpversion"], "asking for the compiler's version").strip()

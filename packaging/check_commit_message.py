@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 
 MOST = 72
-"""Characters of a subject."""
+"""Most characters of a subject."""
 _AREA = re.compile(r"[A-Za-z0-9][\w.+/()-]*( [\w.+/()-]+){0,3}: \S")
 _SCISSORS = re.compile(r"# -+ >8 -+")
 _OF_GIT = re.compile(r"(Merge|Revert|Reapply) ")
-"""Subjects that git writes itself; they quote another, and may be longer for it."""
+"""Subjects that git writes itself; they quote another subject, and so may be longer."""
 _AUTOSQUASH = re.compile(r"((fixup|squash|amend)! )+")
 
 
 def problems(message: str) -> list[str]:
-    """What is wrong with a message, a sentence each; its comments do not count."""
+    """Return what is wrong with a message, one sentence each. Comment lines are ignored."""
     lines = []
     for line in message.splitlines():
         if _SCISSORS.match(line):

@@ -50,9 +50,9 @@ def run(command: Sequence[str | Path], what: str) -> str:
 
 
 def debian_archive() -> Archive:
-    """The archive that the machine's own release comes from."""
+    """Return the archive of the machine's own Debian release."""
     codename = os_release().get("VERSION_CODENAME", "stable")
-    known = ["Origin: Debian", f"Codename: {codename}"]  # others use the release's name too
+    known = ["Origin: Debian", f"Codename: {codename}"]  # other archives use the codename too
     unread = ["--no-release-info", f"Release: {codename}"]  # before the first `apt-get update`
     for choice in (known, unread):
         listing = run(
@@ -76,7 +76,7 @@ def os_release() -> dict[str, str]:
 
 
 def keyring_of(source: Path) -> Path:
-    """The keyring that ``source`` names, else the one of Debian's own package."""
+    """Return the keyring that ``source`` names, else that of the package debian-archive-keyring."""
     named = re.findall(r"(?im)signed-by[:=]\s*(/[^\s\]]+)", source.read_text())
     package = [f"/usr/share/keyrings/debian-archive-keyring.{suffix}" for suffix in ("pgp", "gpg")]
     for keyring in (*named, *package):
@@ -86,7 +86,7 @@ def keyring_of(source: Path) -> Path:
 
 
 class PrivateApt:
-    """apt with lists, cache and sources of its own, in ``folder``; nothing is installed."""
+    """Runs apt with its own lists, cache and sources in ``folder``; installs nothing."""
 
     def __init__(self, folder: Path, archive: Archive, suite: str) -> None:
         self._archives = folder / "cache/archives"
@@ -114,13 +114,13 @@ class PrivateApt:
         run(["apt-get", *self._options, "-qq", "update"], "reading the newer suite's lists")
 
     def candidate(self, package: str) -> str:
-        """The version that would be fetched, or an empty text."""
+        """Return the version that would be fetched, or an empty string."""
         policy = run(["apt-cache", *self._options, "policy", package], "asking for a version")
         found = re.search(r"Candidate: (\S+)", policy)
         return found.group(1) if found and found.group(1) != "(none)" else ""
 
     def download(self, package: str) -> list[Path]:
-        """Fetch ``package`` and everything that it depends on; apt checks signatures and hashes."""
+        """Fetch ``package`` and its dependencies; apt checks signatures and hashes."""
         words = ["install", "-y", "-qq", "--download-only", "--no-install-recommends", package]
         run(["apt-get", *self._options, *words], f"fetching {package}")
         return sorted(self._archives.glob("*.deb"))
@@ -147,7 +147,7 @@ def version_tuple(version: str) -> tuple[int, ...]:
 
 
 def check_pin(packages: Sequence[Path], version: str) -> None:
-    """Hold the package against its pinned hash; a newer version passes on apt's word."""
+    """Check the package against its pinned hash; for a newer version apt's own check must do."""
     if version != PINNED_VERSION:
         note = f"note: the archive has CRIU {version}; {PINNED_VERSION} was tested"
         print(note, file=sys.stderr)
@@ -163,7 +163,7 @@ def check_pin(packages: Sequence[Path], version: str) -> None:
 
 
 def unpack(packages: Sequence[Path], root: Path, prefix: Path) -> None:
-    """Take the binary and the libraries out of the packages, and nothing else."""
+    """Extract only the binary and the libraries from the packages."""
     root.mkdir()
     for package in packages:
         run(["dpkg-deb", "--extract", package, root], f"unpacking {package.name}")
@@ -174,8 +174,9 @@ def unpack(packages: Sequence[Path], root: Path, prefix: Path) -> None:
 
 
 def bind_to_prefix(prefix: Path, home: Path) -> Path:
-    """Make the binary use the loader and the libraries that lie in ``home`` when it runs: in
-    ``prefix`` itself (again, if it was moved), or where a package puts it. Returns the loader."""
+    """Set the binary's loader and library path to ``home``, the folder's place at run time:
+    ``prefix`` itself (again, if it was moved), or where a package installs it. Returns the loader.
+    """
     binary = prefix / "criu"
     (loader,) = (prefix / "lib").glob("ld-linux*")
     wanted = home / "lib" / loader.name
@@ -203,7 +204,7 @@ def main() -> None:
             shutil.rmtree(prefix, ignore_errors=True)
             fresh.rename(prefix)
     loader = bind_to_prefix(prefix, args.home or prefix)
-    # By its loader's name, as it may not be at home yet.
+    # Run it by its loader, as it may not be in its final place yet.
     version = run(
         [loader, "--library-path", prefix / "lib", prefix / "criu", "--version"], "starting CRIU"
     )

@@ -1,7 +1,7 @@
-"""Write the man pages and the shell completions of what phosd brings along into a folder; or, with
-``--keys``, the keys of phos-tui into docs/operate/tui.md.
+"""Write man pages and shell completions into a folder, or with ``--keys`` update
+docs/operate/tui.md.
 
-What can drift is taken from where it is decided: commands and options from their parsers, keys from
+Whatever could drift is read from its source: commands and options from their parsers, keys from
 their table, settings from ``packaging/phosd.toml``. The rest of the pages is in ``docs/man``.
 """
 
@@ -26,7 +26,7 @@ TUI_PAGE = ROOT / "docs/operate/tui.md"
 BEGIN, END = "<!-- keys: python packaging/make_docs.py --keys -->", "<!-- end of keys -->"
 COMMANDS = {"phos": phos, "phos-tui": phos_tui}
 COMPLETIONS = {"bash": "{}", "zsh": "_{}", "fish": "{}.fish"}
-"""The name that each shell looks for, of a command."""
+"""File name of a command's completion for each shell."""
 SCOPES = {
     "anywhere": "On every screen",
     "table": "In every table",
@@ -44,13 +44,13 @@ SCOPES = {
 
 
 def escape(text: str) -> str:
-    """``text`` for troff: as it is, whatever stands in it."""
+    """Escape text for troff, so that it is printed verbatim."""
     text = text.replace("\\", "\\(rs").replace("-", "\\-").replace("'", "\\(aq")
     return re.sub(r"(?m)^\.", r"\\&.", text)
 
 
 def paragraphs(text: str) -> str:
-    """Text as click has it: paragraphs, those behind ``\\b`` with their line ends."""
+    r"""Convert click's help to troff paragraphs; those after a ``\b`` keep their line ends."""
     return "\n".join(_paragraph(part) for part in inspect.cleandoc(text).split("\n\n"))
 
 
@@ -65,7 +65,7 @@ def entry(names: str, text: str) -> str:
 
 
 def options(parameters: Iterable[click.Parameter], context: click.Context) -> Iterator[str]:
-    """An entry for each option, as ``--help`` has it."""
+    """Yield an entry for each option, as ``--help`` shows it."""
     for parameter in parameters:
         record = parameter.get_help_record(context)
         if record is not None and isinstance(parameter, click.Option):
@@ -100,7 +100,7 @@ def phos_tui_page(page: str) -> str:
 
 
 def keys_table(page: str) -> str:
-    """A Markdown page with the keys as tables, between its marks."""
+    """Replace the tables of keys in a Markdown page, between its markers."""
     lines = []
     for scope, title in SCOPES.items():
         lines += [f"### {title}", "", "| key | action | |", "| --- | --- | --- |"]
@@ -116,7 +116,7 @@ def keys_table(page: str) -> str:
 
 
 def phosd_page(page: str) -> str:
-    """argparse shows its actions to nobody else than to a formatter."""
+    """Fill in the options of ``phosd``. argparse has no public access to its actions."""
     parser = phosd_parser()
     lines = []
     for action in parser._actions:
@@ -127,7 +127,9 @@ def phosd_page(page: str) -> str:
 
 
 def settings_page(page: str) -> str:
-    """Each paragraph of the file that is installed: what a setting is for, and the setting."""
+    """Fill in the settings: each paragraph of the installed file has a description and a
+    setting.
+    """
     lines = []
     _, *parts = (ROOT / "packaging/phosd.toml").read_text().strip().split("\n\n")
     for part in parts:
@@ -149,7 +151,7 @@ PAGES = {
 
 
 def pages() -> dict[str, str]:
-    """The man pages by name."""
+    """Return the man pages by name."""
     found = {}
     for name, fill in PAGES.items():
         source = (ROOT / "docs/man" / f"{name}.in").read_text()
@@ -158,7 +160,7 @@ def pages() -> dict[str, str]:
 
 
 def completion(shell: str, name: str) -> str:
-    """What ``shell`` reads to complete the words of a command."""
+    """Return the completion script of a command for ``shell``."""
     kind = get_completion_class(shell)
     assert kind is not None
     variable = f"_{name.replace('-', '_').upper()}_COMPLETE"

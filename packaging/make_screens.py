@@ -1,11 +1,11 @@
-"""Make the pictures of phos-tui in docs/screens, of a real session.
+"""Take the screenshots of phos-tui in docs/screens from a real session.
 
     python packaging/make_screens.py [--to docs/screens] [--size 110x30] [-- COMMAND...]
 
 Starts a private bus, phosd and a program under ``phos run``: the training of ``phos demo``, or
-COMMAND. It is checkpointed, one of its images verified, it is killed and restored, all with the
-keys of phos-tui; on the way each screen is written as SVG. On a machine without a GPU the program
-gets the software GPU. Needs root, as CRIU does. Folders and daemons are gone afterwards.
+COMMAND. Using the keys of phos-tui, it checkpoints the program, verifies an image, kills the
+program and restores it, and writes each screen as SVG on the way. On a machine without a GPU the
+program gets the software GPU. Needs root, as CRIU does. Removes its folders and daemons at the end.
 """
 
 import argparse
@@ -63,7 +63,7 @@ async def _session(folder: Path, size: tuple[int, int], command: list[str]) -> N
 
 @asynccontextmanager
 async def _program(place: Path, command: list[str]) -> AsyncIterator[None]:
-    """The program, under ``phos run``; its name is looked for where this Python lies, first."""
+    """Run the program under ``phos run``, with this Python's folder first in PATH."""
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
     env = python_environment() | {
         "PATH": path,
@@ -76,7 +76,7 @@ async def _program(place: Path, command: list[str]) -> AsyncIterator[None]:
 
 
 class _Session:
-    """What an operator does, and the pictures of it."""
+    """An operator's session, in which screenshots are taken."""
 
     def __init__(self, pilot: Pilot[None], app: PhosApp, folder: Path) -> None:
         self._pilot = pilot
@@ -85,7 +85,7 @@ class _Session:
         self._folder = folder
 
     async def play(self) -> None:
-        """Everything. A program that still runs is ended."""
+        """Play the whole session, and kill the program if it still runs."""
         await self._until(self._found, "a GPU process with a hook")
         pid = self._found()[0].pid
         try:
@@ -124,18 +124,18 @@ class _Session:
             await self._picture(name)
 
     async def _choose(self, pid: int) -> None:
-        """Show only our program: others on this machine are none of our business."""
+        """Filter for our program, to hide others on this machine."""
         await self._pilot.press("slash", *str(pid), "enter")
         chosen = self._app.screen.query_one(RecordTable).chosen
         if [process.pid for process in chosen] != [pid]:
             raise stage.DemoError(f"the program, {pid}, has ended")
 
     def _found(self) -> list[Process]:
-        """Those whose hooks are in our own folder, which is the program that we started."""
+        """Return processes whose hook is in our runtime folder: the program that we started."""
         return [p for p in self._node.of(Process).values() if p.hook == "hooked"]
 
     async def _ended(self, count: int) -> None:
-        """Wait for so many jobs to end well, and for the images that they made."""
+        """Wait until ``count`` jobs have succeeded, and for the images that they made."""
         jobs = self._node.of(Job)
         await self._until(lambda: sum(j.over for j in jobs.values()) >= count, f"job {count}")
         for job in jobs.values():
@@ -148,7 +148,7 @@ class _Session:
         await stage.until(condition, what, _PATIENCE)
 
     async def _picture(self, name: str) -> None:
-        await self._pilot.pause(1.5)  # answers come, and figures with them
+        await self._pilot.pause(1.5)  # for replies and the figures in them
         path = self._folder / f"{name}.svg"
         path.write_text(self._app.export_screenshot(title="phos-tui"))
         print(path)

@@ -1,11 +1,11 @@
-"""Typed errors. Each says what happened, to what, and what to do next.
+"""Typed errors: each names what happened, the object it happened to, and the next step.
 
 The class name is the last part of the D-Bus error name (``org.phos.Error.<class name>``).
 """
 
 
 class PhosError(Exception):
-    """Base of every error that an operation reports to its caller."""
+    """Base class of every error that an operation reports to its caller."""
 
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(f"{what}; {hint}" if hint else what)
@@ -13,7 +13,9 @@ class PhosError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        """With its notes: what else failed, when things were brought back in order."""
+        """Return the message with the notes: further errors that occurred while steps were
+        undone.
+        """
         return "; ".join([super().__str__(), *getattr(self, "__notes__", ())])
 
     @property
@@ -43,7 +45,7 @@ class DriverTooOld(PhosError):
 
 
 class GpuMismatch(PhosError):
-    """The image needs another chip."""
+    """The image needs another GPU model."""
 
 
 class OutOfMemory(PhosError):
@@ -67,11 +69,11 @@ class InvalidOption(PhosError):
 
 
 class MisSpeculation(PhosError):
-    """A write that nobody predicted, and the caller allowed no fallback."""
+    """The program wrote memory that phosd had not predicted, and the caller allowed no fallback."""
 
 
 def changed_in_the_stop(count: int, gpu: int | None = None) -> MisSpeculation:
-    """The error when ``count`` chunks, on a GPU, are not as they were when nobody could write."""
+    """Return the error for ``count`` chunks (of one GPU) that changed while the gate was closed."""
     where = "" if gpu is None else f" on GPU {gpu}"
     return MisSpeculation(
         f"{count} chunks{where} changed while the gate was closed",
@@ -80,7 +82,7 @@ def changed_in_the_stop(count: int, gpu: int | None = None) -> MisSpeculation:
 
 
 class Timeout(PhosError):
-    """Something did not answer within its deadline."""
+    """A process or service did not answer within its deadline."""
 
 
 class Cancelled(PhosError):

@@ -1,6 +1,6 @@
-"""Trains a perceptron with its whole step in one CUDA graph; knows nothing of phosd.
+"""Train a perceptron with its whole step in one CUDA graph, without knowing of phosd.
 
-Prints one line an iteration: number, loss as a hexadecimal float, seconds, and its end by the
+Prints one line per iteration: number, loss as a hexadecimal float, seconds, and end on the
 monotonic clock.
 
     python captured.py [--width N] [--layers N]

@@ -1,7 +1,7 @@
-"""Generates text with GPT-2 (random weights) again and again; knows nothing of phosd.
+"""Generate text with GPT-2 (random weights) repeatedly, without knowing of phosd.
 
-Prints one line a text: number, a checksum of its tokens as a hexadecimal float, seconds, and its
-end by the monotonic clock.
+Prints one line per text: number, a checksum of its tokens as a hexadecimal float, seconds, and end
+on the monotonic clock.
 
     python generate.py --size small|xl [--batch N] [--tokens N]
 """

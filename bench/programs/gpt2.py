@@ -1,6 +1,6 @@
-"""Trains GPT-2 on made-up text with PyTorch and transformers; knows nothing of phosd.
+"""Train GPT-2 on random tokens with PyTorch and transformers, without knowing of phosd.
 
-Prints one line an iteration: number, loss as a hexadecimal float, seconds, and its end by the
+Prints one line per iteration: number, loss as a hexadecimal float, seconds, and end on the
 monotonic clock. The data are a seeded stream, so that two undisturbed runs with ``--deterministic``
 print the same losses.
 

@@ -1,7 +1,8 @@
-"""A program with little memory: it fills 4 MiB of device memory with another byte, again and
-again.
+"""Fill 4 MiB of device memory with a different byte, again and again.
 
     python small.py
+
+Prints the number of each step.
 """
 
 import time
@@ -14,7 +15,7 @@ _PAUSE = 0.2
 
 
 def ok(result: tuple[Any, ...]) -> Any:
-    """The value of a driver call. Raises when it failed."""
+    """Return the value of a driver call. Raises :class:`RuntimeError` when it failed."""
     status, *values = result
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"the driver says {status.name}")

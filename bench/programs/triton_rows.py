@@ -1,6 +1,6 @@
-"""Iterates a softmax of Triton's over a large matrix; knows nothing of phosd.
+"""Iterate a Triton softmax over a large matrix, without knowing of phosd.
 
-Prints one line an iteration: number, a sum as a hexadecimal float, seconds, and its end by the
+Prints one line per iteration: number, a sum as a hexadecimal float, seconds, and end on the
 monotonic clock.
 
     python triton_rows.py [--rows N] [--resident GB]
@@ -18,7 +18,7 @@ COLUMNS = 4096
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mix(source, target, size: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One row: a softmax of it, added to a part of what it was."""
+    """Add the softmax of one row to half of the row."""
     row = tl.program_id(0)
     at = row * size + tl.arange(0, size)
     values = tl.load(source + at)
@@ -27,7 +27,7 @@ def mix(source, target, size: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 def sample(resident: torch.Tensor) -> float:
-    """A sum of a thousand or so of its bytes."""
+    """Return the sum of about a thousand of its bytes."""
     return float(resident[:: max(1, len(resident) // 1000)].double().sum())
 
 

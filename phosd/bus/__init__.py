@@ -1,4 +1,4 @@
-"""D-Bus, for the daemon and its clients."""
+"""Connect the daemon and its clients to D-Bus."""
 
 from phosd.bus.connection import (
     ERROR_PREFIX,

@@ -1,6 +1,6 @@
-"""A connection to a bus, which can serve, and which can come back when the bus goes away.
+"""Connect to a bus: call, serve, and reconnect when the bus goes away.
 
-The library's own service classes are not used: they answer ``GetAll`` without asking who calls,
+The library's own service classes are not used: they answer ``GetAll`` without regard to the caller,
 send Python tracebacks to callers and emit ObjectManager signals from the wrong path. A
 :class:`Connection` hands every method call to one :class:`Server` instead, together with its
 sender.
@@ -37,15 +37,15 @@ _GONE_RULE = f"type='signal',sender='{_DBUS}',member='NameOwnerChanged',arg2=''"
 _DO_NOT_QUEUE, _PRIMARY_OWNER, _ALREADY_OWNER = 4, 1, 4  # of RequestName
 _DISCONNECTED = f"{_DBUS}.Error.Disconnected"
 _MOST_OUTGOING = 4096
-"""Messages that may wait for the bus to take them; beyond that, surplus calls get no answer."""
+"""Most messages that may wait to be sent; beyond that, refused calls get no answer."""
 _SLOWEST_RETRY = 5.0
 _LARGE = 32
-"""Entries from which on a reply is encoded in a thread, not to hold up the event loop."""
+"""Entries from which on a reply is encoded in a thread, so that the event loop is not held up."""
 _log = logging.getLogger(__name__)
 
 
 class CallError(Exception):
-    """The other side answered with an error: its D-Bus ``name`` and ``text``."""
+    """An error reply: its D-Bus ``name`` and ``text``."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)
@@ -54,24 +54,24 @@ class CallError(Exception):
 
 
 Answer = Callable[[Call], Awaitable[tuple[str, list[Any]]]]
-"""Answers a call with the signature and the values of the reply."""
+"""Return the signature and the values of the reply to a call."""
 
 
 class Server(Protocol):
-    """Whom the calls are for. All is told on the event loop."""
+    """The receiver of method calls. Its methods are called on the event loop."""
 
     def take(self, call: Call) -> None:
-        """A call came: see that it is answered."""
+        """Accept a call and have it answered."""
 
     def gone(self, client: str) -> None:
-        """A client has left the bus."""
+        """Handle a client that has left the bus."""
 
     def lost(self) -> None:
-        """The bus has gone, and all clients with it."""
+        """Handle the loss of the bus, and of all clients with it."""
 
 
 class Connection:
-    """A connection to a bus. Every method must be used on the event loop that opened it."""
+    """A connection to a bus. Use it only on the event loop that opened it."""
 
     def __init__(self, where: str, patience: float) -> None:
         self._where = where
@@ -87,15 +87,17 @@ class Connection:
     async def open(where: str, patience: float = 0.0) -> "Connection":
         """Connect to ``system``, ``session`` or a D-Bus address.
 
-        When the bus goes away, :meth:`closed` tries to be back on it for ``patience`` seconds.
-        Raises :class:`NoBusError`.
+        When the bus goes away, :meth:`closed` tries to reconnect for ``patience`` seconds. Raises
+        :class:`NoBusError`.
         """
         connection = Connection(where, patience)
         connection._bus = await Bus.open(where, connection._take)
         return connection
 
     async def own(self, name: str) -> bool:
-        """Take the bus name; false when somebody else has it. Raises :class:`CallError`."""
+        """Request a bus name; return false when another connection has it. Raises
+        :class:`CallError`.
+        """
         if self._server is not None and _GONE_RULE not in self._rules:
             await self._select(_GONE_RULE)
         owned = await self._request(name)
@@ -118,9 +120,9 @@ class Connection:
         patience: float = PATIENCE,
         interactive: bool = False,
     ) -> list[Any]:
-        """Call a method and wait for its reply: plain values. Raises :class:`CallError`.
+        """Call a method and return the plain values of its reply. Raises :class:`CallError`.
 
-        With ``interactive``, the other side may have the user asked for a password.
+        With ``interactive``, polkit may ask the user for a password.
         """
         message = method_call(destination, path, interface, member, signature, args, interactive)
         try:
@@ -138,12 +140,12 @@ class Connection:
         return [plain(value) for value in reply.body]
 
     async def uid_of(self, sender: str) -> int:
-        """The user of a connection, as the bus knows it. Raises :class:`CallError`."""
+        """Return the user id of a connection, as the bus knows it. Raises :class:`CallError`."""
         (uid,) = await self._ask_bus("GetConnectionUnixUser", "s", sender)
         return int(uid)
 
     async def machine_id(self) -> str:
-        """The id of the machine that the bus runs on. Raises :class:`CallError`."""
+        """Return the id of the machine that the bus runs on. Raises :class:`CallError`."""
         peer = f"{_DBUS}.Peer"
         (found,) = await self.call(_DBUS_PATH, peer, "GetMachineId", destination=_DBUS)
         return str(found)
@@ -152,16 +154,16 @@ class Connection:
         return await self.call(_DBUS_PATH, _DBUS, member, signature, *args, destination=_DBUS)
 
     def emit(self, path: str, interface: str, member: str, signature: str, *args: Any) -> None:
-        """Send a signal to whoever listens; to nobody while the bus is away."""
+        """Emit a signal. It is dropped while the bus is away."""
         if self._bus.connected:
             body = [clean(value) for value in args]
             self._bus.send(signal_from(path, interface, member, signature, body))
 
     async def subscribe(self, handler: Callable[[Signal], None], *rules: str) -> None:
-        """Have ``handler`` called for the signals that the match rules select.
+        """Call ``handler`` for the signals that the match rules select.
 
-        What another subscription of this connection selects reaches it as well, and what somebody
-        sends to this connection alone: ``Signal.sender`` is what the bus vouches for.
+        It also gets signals selected by other subscriptions of this connection, and signals sent to
+        this connection directly: check ``Signal.sender``, which the bus vouches for.
         """
         self._listeners.append(handler)
         for rule in rules:
@@ -172,7 +174,7 @@ class Connection:
         self._rules.append(rule)
 
     def serve(self, server: Server) -> None:
-        """Hand every method call to ``server``; to be called before a name is taken."""
+        """Hand every method call to ``server``. Call it before owning a name."""
         self._server = server
 
     def _take(self, found: Call | Signal) -> None:
@@ -190,7 +192,9 @@ class Connection:
             listener(found)
 
     async def reply(self, call: Call, answer: Answer) -> None:
-        """Answer a call by ``answer``, with its values or its error; returns when that is sent."""
+        """Answer a call with the values or the error of ``answer``; return when the reply is
+        sent.
+        """
         try:
             try:
                 signature, values = await answer(call)
@@ -202,7 +206,7 @@ class Connection:
         except (EOFError, OSError) as error:
             _log.info("the answer to %s was not sent: %s", call.member, error or "the bus is gone")
         except Exception:
-            # What went wrong inside is for the log; the caller learns no more than that it did.
+            # Internal errors go to the log; the caller gets no details.
             _log.exception("answering %s.%s failed", call.interface, call.member)
             text = f"phosd failed while answering {call.member}; its log says why"
             await self._fail(call, ERROR_PREFIX + "Internal", text)
@@ -221,7 +225,7 @@ class Connection:
             await bus.put_bytes(data)
 
     def refuse(self, call: Call, name: str, text: str) -> None:
-        """Answer a call with an error, or not at all when the bus does not take what is sent."""
+        """Answer a call with an error; drop the answer when too many messages wait to be sent."""
         if self._bus.outgoing < _MOST_OUTGOING:
             self._error(call, name, text)
 
@@ -248,7 +252,7 @@ class Connection:
                 return
 
     async def _return(self) -> bool:
-        """Be on the bus again, with the names and subscriptions of before."""
+        """Reconnect, and restore names and subscriptions. Returns whether that succeeded."""
         loop = asyncio.get_running_loop()
         until, delay = loop.time() + self._patience, 0.1
         if self._patience:

@@ -1,22 +1,22 @@
-"""The D-Bus library, and what it lacks. The only module that imports ``dbus_next``.
+"""Adapt ``dbus_next``, and parse messages defensively. The only module that imports the library.
 
-What strangers send is read with care: the library parses whatever comes, remembers every signature
-that it has seen, and gives up the whole connection when it cannot read one message. No public name
-mends that, so this module uses these private ones, as they are in version 0.2.3:
+The library parses every message, caches every signature that it has seen, and drops the whole
+connection when it cannot read one message. Messages come from untrusted senders, and no public name
+allows to change that, so this module uses these private names of version 0.2.3:
 
 - ``Unmarshaller`` with ``read``, ``read_argument``, ``read_signature``, ``buf``, ``offset``,
   ``endian`` and ``MarshallerStreamEndError``: nothing public reads values;
-- ``Message._marshall``: nothing public encodes a message without sending it, and what is large is
+- ``Message._marshall``: nothing public encodes a message without sending it, and large messages are
   encoded in a thread;
-- ``MessageBus._message_reader``: what is called when there is something to read;
-- ``MessageBus._on_message``: gives a reply to who waits in the public ``call``;
-- ``MessageBus._writer`` with ``messages`` and ``schedule_write``: sends what is encoded already,
-  and tells how much waits to be sent;
+- ``MessageBus._message_reader``: called when the socket is readable;
+- ``MessageBus._on_message``: passes a reply to the waiting public ``call``;
+- ``MessageBus._writer`` with ``messages`` and ``schedule_write``: sends encoded messages, and has
+  the number that wait to be sent;
 - ``MessageBus._finalize``, ``_disconnected`` and ``_disconnect_future``: what the public
-  ``wait_for_disconnect`` tells of;
+  ``wait_for_disconnect`` waits for;
 - ``MessageBus._stream`` and ``_sock``: the public ``disconnect`` closes neither.
 
-tests/unit/bus/test_dbus_next.py fails when another version has them otherwise.
+tests/unit/bus/test_dbus_next.py fails when another version defines them differently.
 """
 
 import asyncio
@@ -37,20 +37,20 @@ from dbus_next.signature import Variant as Variant
 from dbus_next.validators import is_object_path_valid as is_object_path_valid
 
 MAX_ARGUMENTS = 8192
-"""Most bytes of arguments that a call may bring: the longest path, and room for the rest."""
+"""Most bytes of a call's arguments: the longest path, and room for the rest."""
 
 _AT_ONCE = 16
-"""Messages that are read before the event loop does what else there is."""
+"""Most messages to read before yielding to the event loop."""
 _CONNECT_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
-# Most of the library has no types.
+# Most of the library is untyped.
 _Untyped: Any = Unmarshaller
 _UntypedBus: Any = MessageBus
 
 
 class NoBusError(Exception):
-    """No bus answers at the address, or it does not let us in. ``hint`` says what to do."""
+    """No bus answers at the address, or it refuses the connection. ``hint`` says what to do."""
 
     hint = (
         "start the system's bus, or take one of your own: `dbus-run-session -- bash`, and in it "
@@ -60,7 +60,7 @@ class NoBusError(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One method call that came in. ``interactive``: the caller would type a password."""
+    """A received method call. ``interactive``: polkit may ask the caller's user for a password."""
 
     sender: str
     path: str
@@ -76,13 +76,15 @@ class Call:
 
     @functools.cached_property
     def args(self) -> tuple[Any, ...]:
-        """Plain values: variants are unwrapped. Only for calls whose signature is known."""
+        """The arguments as plain values, with variants unwrapped. Read them only after checking the
+        signature.
+        """
         return tuple(plain(value) for value in _decode(self.endian, self.signature, self.body))
 
 
 @dataclass(frozen=True)
 class Signal:
-    """One signal that came in, with plain values."""
+    """A received signal, with plain values."""
 
     path: str
     interface: str
@@ -92,14 +94,14 @@ class Signal:
 
 
 class _Reader(_Untyped):  # type: ignore[misc]
-    """Reads one message. The body of a call stays as it came until a method takes it."""
+    """A parser of one message. The body of a call stays encoded until a method reads it."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
         self.found: Call | Signal | Message | None = None
 
     def complete(self) -> bool:
-        """Whether a message is there in full; ``found`` is None when it is of no use."""
+        """Whether a message has arrived in full; ``found`` is None when it is unusable."""
         try:
             self._read_message()
         except MarshallerStreamEndError:
@@ -107,7 +109,7 @@ class _Reader(_Untyped):  # type: ignore[misc]
         return True
 
     def read_variant(self, _: Any = None) -> Variant:
-        """With signatures that are not kept for ever."""
+        """Read a variant without the library's cache of signatures, which never forgets one."""
         signature = self.read_signature()
         tree = _SIMPLE.get(signature) or SignatureTree(signature)
         return Variant(tree, self.read_argument(tree.types[0]))
@@ -127,11 +129,11 @@ class _Reader(_Untyped):  # type: ignore[misc]
                 self.found = self._call(flags, serial, bytes(self.buf[body_at:]))
             elif kind == MessageType.SIGNAL.value and len(self.buf) <= 8 * MAX_ARGUMENTS:
                 self.found = self._signal(bytes(self.buf[body_at:]))
-        except Exception:  # one message that cannot be read is no reason to leave the bus
+        except Exception:  # one unreadable message is no reason to drop the connection
             _log.exception("a message on the bus could not be read")
 
     def _fields(self) -> dict[int, Any]:
-        """The header's fields by their number in the specification."""
+        """Return the header fields by their number in the specification."""
         self.endian, self.offset = self.buf[0], 12
         return {code: variant.value for code, variant in self.read_argument(_FIELDS)}
 
@@ -183,7 +185,9 @@ def _decode(endian: int, signature: str, body: bytes) -> list[Any]:
 
 
 class Bus(_UntypedBus):  # type: ignore[misc]
-    """The library's connection, which does not let who sends much hold up the event loop."""
+    """The library's connection, limited so that a flood of messages cannot hold up the event
+    loop.
+    """
 
     def __init__(self, take: Callable[[Call | Signal], None], **where: Any) -> None:
         super().__init__(**where)
@@ -229,11 +233,11 @@ class Bus(_UntypedBus):  # type: ignore[misc]
 
     @property
     def outgoing(self) -> int:
-        """Messages that the bus has not taken yet."""
+        """Number of messages that wait to be sent."""
         return int(self._writer.messages.qsize())
 
     async def ask(self, message: Message) -> Message | None:
-        """Send a call and wait for its reply; None when this side has left. Raises
+        """Send a call and return its reply; None when this side has disconnected. Raises
         :class:`EOFError` or :class:`OSError` when the bus has gone.
         """
         if not self.connected:
@@ -242,12 +246,12 @@ class Bus(_UntypedBus):  # type: ignore[misc]
         return reply
 
     def send(self, message: Message) -> "asyncio.Future[None]":
-        """Send a message; done when the bus has taken it."""
+        """Send a message; the future is done when the bus has taken it."""
         message.serial = message.serial or self.next_serial()
         return self.put_bytes(encode(message))
 
     def put_bytes(self, data: bytes) -> "asyncio.Future[None]":
-        """Send an encoded message; done when the bus has taken it."""
+        """Send an encoded message; the future is done when the bus has taken it."""
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         sent.add_done_callback(_forget)
         self._writer.messages.put_nowait((data, [], sent))
@@ -255,20 +259,22 @@ class Bus(_UntypedBus):  # type: ignore[misc]
         return sent
 
     def leave(self) -> None:
-        """Give up the connection and close its socket."""
+        """Close the connection and its socket."""
         self._finalize(None)
         self._stream.close()
         self._sock.close()
 
 
 def _forget(done: "asyncio.Future[None]") -> None:
-    """That the bus has gone is told by :meth:`Connection.closed`, and not once more by asyncio."""
+    """Mark an exception as retrieved: :meth:`Connection.closed` reports the end of the bus, so
+    asyncio need not.
+    """
     if not done.cancelled():
         done.exception()
 
 
 def encode(message: Message) -> bytes:
-    """The message, which has its serial, as it travels."""
+    """Encode a message that has its serial."""
     return bytes(cast(Any, message)._marshall())
 
 
@@ -294,7 +300,7 @@ def method_call(
 
 
 def reply_to(call: Call, signature: str, body: list[Any], error: str = "") -> Message:
-    """The reply to a call: values, or with ``error`` the error of that name."""
+    """Return the reply to a call: values, or with ``error`` an error of that name."""
     message: Any = Message
     reply: Message = message(
         message_type=MessageType.ERROR if error else MessageType.METHOD_RETURN,
@@ -312,19 +318,19 @@ def signal_from(path: str, interface: str, member: str, signature: str, body: li
 
 
 def error_of(reply: Message) -> tuple[str, str] | None:
-    """Name and text of the error that the reply is, if it is one."""
+    """Return name and text of an error reply, or None for another reply."""
     if reply.message_type is not MessageType.ERROR:
         return None
     return reply.error_name, str(reply.body[0]) if reply.body else ""
 
 
 def complete_types(signature: str) -> list[str]:
-    """The signatures of the values of which this one tells."""
+    """Split a signature into the signatures of its complete types."""
     return [kind.signature for kind in SignatureTree(signature).types]
 
 
 def plain(value: Any) -> Any:
-    """The value without the variants in it."""
+    """Return the value with all variants unwrapped."""
     if isinstance(value, Variant):
         return plain(value.value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What travels on the bus: plain values, names and paths."""
+"""Convert values, names and paths for D-Bus."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +9,9 @@ ROOT = "/org/phos"
 
 
 def clean(value: Any) -> Any:
-    """The value with strings that D-Bus can carry.
+    """Return the value with all strings made valid for D-Bus.
 
-    A command line may hold any bytes; a bus throws out who sends a string that is not UTF-8.
+    A command line may hold any bytes; the bus disconnects a sender of strings that are not UTF-8.
     """
     if isinstance(value, str):
         return value.replace("\0", " ").encode("utf-8", "replace").decode()
@@ -25,7 +25,7 @@ def clean(value: Any) -> Any:
 
 
 def path_of(kind: str, key: str) -> str:
-    """The object path of a thing: what a path may not hold is written ``_<hex>``."""
+    """Return the object path for a key; characters not allowed in paths are written ``_<hex>``."""
     escaped = "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):02x}" for c in key)
     return f"{ROOT}/{kind}/{escaped}"
 
@@ -36,6 +36,6 @@ def is_path(text: str) -> bool:
 
 
 def variants(values: Mapping[str, bool | int | float | str]) -> dict[str, Variant]:
-    """An ``a{sv}`` of plain values: b, x, d or s by their type."""
+    """Return plain values as an ``a{sv}``, with signature b, x, d or s by type."""
     signatures = {bool: "b", int: "x", float: "d", str: "s"}
     return {key: Variant(signatures[type(value)], value) for key, value in values.items()}

@@ -1,1 +1,1 @@
-"""``phos``, the command line: a D-Bus client of phosd, and ``phos run``, which needs no daemon."""
+"""Implement ``phos``: a D-Bus client of phosd, and ``phos run``, which needs no daemon."""

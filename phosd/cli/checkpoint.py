@@ -1,4 +1,4 @@
-"""``phos checkpoint``: save a running program."""
+"""Implement ``phos checkpoint``: save a running program."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from phosd.client.times import duration
 
 
 def interval(text: str) -> float:
-    """Seconds; 0 for ``off``. Raises :class:`click.BadParameter`."""
+    """Parse an interval in seconds; ``off`` is 0. Raises :class:`click.BadParameter`."""
     found = 0.0 if text == "off" else duration(text)
     if found is None:
         raise click.BadParameter(
@@ -60,7 +60,7 @@ def interval(text: str) -> float:
 @click.option(
     "--release-cached",
     is_flag=True,
-    default=None,  # a phosd that is older does not know it
+    default=None,  # not sent by default: an older phosd does not know it
     help="Have PyTorch give back the device memory that it keeps and does not use, so that it is "
     "not saved. The program asks the driver again for what it needs later.",
 )

@@ -1,4 +1,4 @@
-"""The command line's side of the bus: calls, and jobs watched until they end."""
+"""Call phosd over D-Bus, and watch jobs until they end."""
 
 import asyncio
 import signal
@@ -18,7 +18,7 @@ _OBJECTS = "org.freedesktop.DBus.ObjectManager"
 
 _DBUS = "org.freedesktop.DBus"
 _NO_BUS = Signal("", "", "", ())
-"""Takes the place of a signal when there will be none any more."""
+"""Stands for a signal when the connection to the bus is lost."""
 _PASSWORD_SECONDS = 330.0
 """Longer than phosd waits for a password."""
 
@@ -26,7 +26,7 @@ Properties = dict[str, Any]
 
 
 def call(settings: Settings, member: str, signature: str = "", *args: Any) -> list[Any]:
-    """One call of Manager1 and its reply. Raises :class:`CallError`."""
+    """Call a method of Manager1 and return the reply. Raises :class:`CallError`."""
 
     async def run() -> list[Any]:
         with closing(await Connection.open(settings.bus)) as connection:
@@ -36,7 +36,9 @@ def call(settings: Settings, member: str, signature: str = "", *args: Any) -> li
 
 
 def ask(settings: Settings, path: str, interface: str, member: str, **options: Variant) -> Any:
-    """What a method of an object gives that takes only options. Raises :class:`CallError`."""
+    """Call an object's method that takes only options, and return its value. Raises
+    :class:`CallError`.
+    """
     words = (path, f"org.phos.{interface}", member, "a{sv}", options)
 
     async def run() -> Any:
@@ -59,7 +61,9 @@ def cancel(settings: Settings, path: str) -> None:
 
 @contextmanager
 def if_missing(code: str, text: str) -> Iterator[None]:
-    """Inside, that there is no such object becomes a :class:`CommandError` with this text."""
+    """Turn an ``UnknownObject`` error inside the block into a :class:`CommandError` with this
+    text.
+    """
     try:
         yield
     except CallError as error:
@@ -69,7 +73,9 @@ def if_missing(code: str, text: str) -> Iterator[None]:
 
 
 def objects(settings: Settings, interface: str, refresh: str) -> list[Properties]:
-    """The properties of all objects with this interface, after a call that has them renewed."""
+    """Return the properties of all objects with this interface, refreshed by the method
+    ``refresh``.
+    """
 
     async def run() -> list[Properties]:
         with closing(await Connection.open(settings.bus)) as connection:
@@ -85,7 +91,7 @@ def objects(settings: Settings, interface: str, refresh: str) -> list[Properties
 
 
 def properties(settings: Settings, path: str, interface: str) -> Properties:
-    """The properties of one object. Raises :class:`CallError`."""
+    """Return the properties of one object. Raises :class:`CallError`."""
 
     async def run() -> Properties:
         with closing(await Connection.open(settings.bus)) as connection:
@@ -103,11 +109,12 @@ def run_job(
     signature: str,
     *args: Any,
 ) -> tuple[Properties, bool]:
-    """Start a job and watch it until it ends: its properties then, and whether Ctrl-C was pressed.
+    """Start a job and watch it until it ends. Returns its final properties, and whether Ctrl-C was
+    pressed.
 
-    ``tell`` gets the properties at every change. Ctrl-C cancels the job and ``say`` says so; a
-    second Ctrl-C leaves it to itself. Raises :class:`CallError`, or :class:`CommandError` when
-    phosd goes away.
+    ``tell`` gets the properties at every change. Ctrl-C cancels the job, which ``say`` reports; a
+    second Ctrl-C exits and leaves the job running. Raises :class:`CallError`, or
+    :class:`CommandError` when phosd goes away.
     """
     return asyncio.run(_run_job(settings, tell, say, member, signature, *args))
 
@@ -125,7 +132,8 @@ async def _run_job(
             (path,) = await _ask(connection, ROOT, MANAGER, member, signature, *args)
             ctrl_c.job.set_result(path)
             news: asyncio.Queue[Signal] = asyncio.Queue()
-            # Not before the call, which may be what starts phosd: only who has answered can end.
+            # Subscribe after the call: the call itself may start phosd and so change the name's
+            # owner.
             await connection.subscribe(
                 news.put_nowait,
                 f"sender='{NAME}',path_namespace='{ROOT}'",
@@ -143,7 +151,7 @@ async def _run_job(
 
 
 async def _ask(connection: Connection, *call: Any) -> list[Any]:
-    """A call that may need a right: who sits at a terminal may be asked for a password."""
+    """Call a method that may need authorisation: at a terminal, polkit may ask for a password."""
     if sys.stdin.isatty():
         return await connection.call(*call, interactive=True, patience=_PASSWORD_SECONDS)
     return await connection.call(*call)
@@ -155,7 +163,7 @@ async def _properties(connection: Connection, path: str) -> Properties:
     except CallError as error:
         if error.name.endswith(".Disconnected"):
             raise _without_bus(path) from error
-        # Another phosd, which this very call may have started, knows nothing of the job.
+        # A new phosd, perhaps started by this very call, does not know the job.
         if error.name.endswith((".NoReply", ".ServiceUnknown", ".UnknownObject")):
             raise _gone(path) from error
         raise
@@ -190,8 +198,8 @@ def _gone(path: str) -> CommandError:
 
 
 class _cancelled_by_ctrl_c:  # noqa: N801 - a context manager, used like a function
-    """Inside, the first Ctrl-C cancels the job, as soon as ``job`` tells its path; the second ends
-    this program.
+    """Cancels the job on the first Ctrl-C inside the block, as soon as ``job`` has its path; the
+    second Ctrl-C ends this program.
     """
 
     job: "asyncio.Future[str]"

@@ -1,4 +1,4 @@
-"""``phos demo``: the whole thing, shown."""
+"""Implement ``phos demo``: checkpoint, kill and restore a training run."""
 
 import importlib.util
 import runpy
@@ -8,7 +8,7 @@ from phosd.cli.settings import Settings, command
 from phosd.errors import Unsupported
 
 _NEEDED = {"numpy": "numpy", "sklearn": "scikit-learn"}
-"""Modules that only the demo imports, and the packages that have them."""
+"""Modules that only the demo imports, and the packages that provide them."""
 
 
 @command()

@@ -1,4 +1,4 @@
-"""``phos doctor``: what this machine can do, what is missing, and how to mend it."""
+"""Implement ``phos doctor``: check what phosd needs, and suggest remedies."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ _HAS_OWNER = ("/org/freedesktop/DBus", "org.freedesktop.DBus", "NameHasOwner")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. ``level`` is ok, warning or error; ``mend`` what to do."""
+    """The result of one check. ``level`` is ok, warning or error; ``mend`` says what to do."""
 
     subject: str
     level: str
@@ -49,7 +49,7 @@ def _ok(subject: str, text: str) -> Finding:
 @command()
 @click.option(
     "--state-dir",
-    type=click.Path(path_type=Path, readable=False),  # only root may look into it
+    type=click.Path(path_type=Path, readable=False),  # only root can read it
     default=Path("/var/lib/phos"),
     show_default=True,
     help="Where phosd keeps images.",
@@ -147,7 +147,9 @@ def _gpu() -> list[Finding]:
 
 
 def _criu() -> Finding:
-    """Only a dump and a restore of a real program tell whether CRIU works on this kernel."""
+    """Check CRIU by a dump and restore of a real program: nothing else shows whether it works on
+    this kernel.
+    """
     try:
         criu = Criu.find()
         text = f"{criu.version} ({criu.path})"
@@ -175,7 +177,7 @@ def _hook_folder() -> Finding:
 
 
 def _stranded() -> list[Finding]:
-    """Processes that stand still, whoever did that: a phosd that was killed, or another tool."""
+    """Report processes that a killed phosd or another tool left locked, checkpointed or parked."""
     runtime_dir = Path(os.environ.get("PHOS_RUNTIME_DIR", DEFAULT_RUNTIME))
     try:
         found = stranded(runtime_dir)
@@ -208,7 +210,7 @@ def _space(state_dir: Path) -> Finding:
 def _daemon(settings: Settings) -> Finding:
     async def version() -> str:
         with closing(await Connection.open(settings.bus)) as connection:
-            # Asking phosd itself could start it, and somebody may have stopped it on purpose.
+            # Calling phosd could start it although it was stopped on purpose.
             (runs,) = await connection.call(*_HAS_OWNER, "s", NAME, destination=_HAS_OWNER[1])
             if not runs:
                 raise CallError(f"{_HAS_OWNER[1]}.Error.NameHasNoOwner", "phosd does not run")

@@ -1,4 +1,4 @@
-"""``phos evacuate``: a GPU without processes."""
+"""Implement ``phos evacuate``: move all processes off a GPU."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from phosd.client.errors import CommandError, Exit, in_words
 from phosd.client.text import human_bytes
 
 _ENDS_ALL = ("Cancelled", "NoDaemon")
-"""What ends one step and says that there is nobody, or nobody wants, to do the others."""
+"""Errors of one step after which the other steps are not tried."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class _Step:
 
     @property
     def text(self) -> str:
-        """What is done, in a word or two."""
+        """Short description of the step."""
         gpu = self.destination.rpartition(":")[2]
         return {"migrate": f"to GPU {gpu}", "stay": "stays"}.get(self.action, self.action)
 
@@ -106,7 +106,9 @@ def _show(settings: Settings, steps: list[_Step]) -> None:
 
 
 def _ask(settings: Settings, gpu: str) -> None:
-    """Go on only if the user says so. Raises :class:`CommandError` without a terminal to ask at."""
+    """Ask the user for consent, and abort without it. Raises :class:`CommandError` without a
+    terminal.
+    """
     if settings.json or not sys.stdin.isatty():
         raise CommandError(
             "InvalidOption",
@@ -117,12 +119,14 @@ def _ask(settings: Settings, gpu: str) -> None:
 
 
 def _sees_all() -> bool:
-    """Whether the plan has what is others', too. Who else may see that is for polkit to say."""
+    """Whether the plan includes other users' processes. Only polkit knows whether others than root
+    may see them, so this checks for root alone.
+    """
     return os.geteuid() == 0
 
 
 def _others(settings: Settings, gpu: str, known: set[int]) -> list[int]:
-    """The processes that the GPU names besides: none where it does not tell (the software GPU)."""
+    """Return further processes that the GPU reports; none where it does not (the software GPU)."""
     if _sees_all():
         return []
     pids = {
@@ -135,10 +139,10 @@ def _others(settings: Settings, gpu: str, known: set[int]) -> list[int]:
 
 
 def _do(settings: Settings, gpu: str, todo: list[_Step]) -> None:
-    """Take the steps, and say of each what came of it."""
+    """Run the steps, and report the result of each."""
     for step in todo:
         if step.pid not in [each.pid for each in _plan(settings, gpu)]:
-            _say(settings, f"process {step.pid} has left GPU {gpu} already")  # with another
+            _say(settings, f"process {step.pid} has left GPU {gpu} already")  # with its group
             continue
         try:
             _say(settings, _done(settings, step))

@@ -1,4 +1,4 @@
-"""``phos events``: what happened on this machine that is worth knowing."""
+"""Implement ``phos events``: list events of this machine."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""``phos history``: what phosd did."""
+"""Implement ``phos history``: list past jobs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""``phos images``: what can be restored."""
+"""Implement ``phos images``: list and show images."""
 
 import shlex
 from typing import Any
@@ -13,7 +13,7 @@ from phosd.client.times import time_text
 
 _BLOCK = ("pid", "id", "address", "size", "gpu", "chunks", "stored_bytes", "shared_bytes")
 _PAGE = 5_000
-"""Blocks in one answer."""
+"""Blocks per call."""
 
 
 @command()
@@ -88,7 +88,7 @@ def _show(settings: Settings, image: str) -> None:
 
 
 def _blocks(settings: Settings, path: str) -> list[dict[str, Any]]:
-    """All of them: phosd tells a limited number at once."""
+    """Return all blocks of an image, page by page."""
     blocks: list[dict[str, Any]] = []
     while True:
         options = {"limit": Variant("u", _PAGE), "offset": Variant("u", len(blocks))}

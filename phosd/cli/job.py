@@ -1,4 +1,4 @@
-"""A job on the terminal: a progress bar with phase, rate and time left; or JSON lines."""
+"""Show a job on the terminal: a progress bar with phase, rate and time left, or JSON lines."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -8,18 +8,18 @@ from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError
 from phosd.client.text import plain
 
-# A bar is drawn on terminals only; scripts do without what draws it.
+# Bars are drawn on terminals only; scripts need not load the library.
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _BESIDE = ("checkpoint", "migrate")
-"""Operations during which the program computes on for the most part."""
+"""Operations during most of which the program keeps running."""
 
 
 def watch(settings: Settings, member: str, signature: str, *args: Any) -> Properties:
-    """Run a job to its end and show how it goes; its properties then.
+    """Run a job to its end, show its progress, and return its final properties.
 
-    Raises :class:`CommandError` with the job's own error when it does not end well.
+    Raises :class:`CommandError` with the job's own error when it fails.
     """
     with _Display(settings) as display:
         job, ctrl_c = run_job(settings, display.tell, display.say, member, signature, *args)
@@ -31,7 +31,7 @@ def watch(settings: Settings, member: str, signature: str, *args: Any) -> Proper
 
 
 def summary(job: Properties) -> str:
-    """How long it took, and how much of that the program stood still."""
+    """Format the job's duration, and how long the program was stopped."""
     seconds = (job["Ended"] - job["Started"]) / 1e6
     still = f", the program stood still for {job['StopSeconds']:.2f} s" if _stopped(job) else ""
     return f"{seconds:.1f} s{still}"
@@ -42,13 +42,11 @@ def _stopped(job: Properties) -> bool:
 
 
 class CancelledHereError(CommandError):
-    """Whoever sat here wanted it no more. Jobs are cancelled by others as well, and by the end of
-    their phosd.
-    """
+    """The user cancelled the job here. Other clients and the end of phosd also cancel jobs."""
 
 
 class _Display:
-    """Shows one job. Phases whose size is not known have a bar that only moves."""
+    """The display of one job. A phase of unknown size has an indeterminate bar."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -66,12 +64,12 @@ class _Display:
             self._bars.stop()
 
     def say(self, text: str) -> None:
-        """Something besides the bar."""
+        """Print a message above the bar."""
         if not self._settings.json:
             self._settings.note(text)
 
     def tell(self, job: Properties) -> None:
-        """The job as it is now."""
+        """Show the present state of the job."""
         if self._settings.json:
             self._settings.emit(describe(job))
         elif self._bars is not None:
@@ -112,7 +110,7 @@ def _bars(settings: Settings) -> "Progress":
 
 
 def _headline(job: Properties) -> str:
-    """The phase, and whether the program computes meanwhile, in colour if not."""
+    """Return the phase and whether the program runs, highlighted if it is stopped."""
     if job["State"] == "queued":
         return f"queued at place {job['Position']}: other jobs must end first"
     from rich.markup import escape
@@ -124,7 +122,9 @@ def _headline(job: Properties) -> str:
 
 
 def describe(job: Properties) -> dict[str, Any]:
-    """A job for JSON: names in lower case, phases spelled out. What is private may be missing."""
+    """Return a job for JSON: names in lower case, phases as objects. Private properties may be
+    missing.
+    """
     phase_names = ("name", "stopped", "seconds", "bytes_done", "bytes_total")
     return {
         "job": job["Number"],

@@ -1,4 +1,4 @@
-"""``phos jobs``: what phosd is doing."""
+"""Implement ``phos jobs``: list, show and cancel jobs."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -56,18 +56,18 @@ def jobs(settings: Settings, job: int | None, cancel: int | None) -> None:
 
 
 def state(row: dict[str, Any]) -> str:
-    """``running``; ``queued, place 3`` for one that waits."""
+    """Format a job's state: ``running``, or ``queued, place 3`` while it waits."""
     place = f", place {row['position']}" if row["position"] else ""
     return f"{row['state']}{place}"
 
 
 def seconds(value: float | None) -> str:
-    """``0.52 s``; nothing for none."""
+    """Format seconds as ``0.52 s``; an empty string for None or 0."""
     return f"{value:.2f} s" if value else ""
 
 
 def _show(settings: Settings, row: dict[str, Any]) -> None:
-    """One job, a line for each thing that there is to say, and its phases."""
+    """Show one job: its facts, one per line, and its phases."""
     if settings.json:
         settings.emit(row)
         return

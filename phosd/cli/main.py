@@ -1,4 +1,4 @@
-"""``phos``."""
+"""Dispatch ``phos`` to its commands."""
 
 import importlib
 from typing import Any
@@ -34,21 +34,23 @@ _COMMANDS = {
     "recover": "Bring processes back that were left locked, checkpointed or parked.",
     "demo": "Train a small network, save it, kill it, restore it, and compare what it computes.",
 }
-"""By name, in the order in which one needs them, the first sentence of what each says of itself.
+"""The commands in the order in which one needs them, each with the first sentence of its help.
 
-Each is in the module of its name, which is imported when the command is run: to show this list, or
-to run one of them, takes nothing of what the others need.
+Each command is in the module of its name, which is imported only to run it, so that listing the
+commands or running one does not load what the others need.
 """
 
 
 def named(name: str) -> click.Command:
-    """The command of this name, imported."""
+    """Import and return the command of this name."""
     command: click.Command = getattr(importlib.import_module(f"phosd.cli.{name}"), name)
     return command
 
 
 class _Lazy(click.Group):
-    """Lists the commands in their order, and imports the one that is run, or completed."""
+    """A group that lists the commands in order, and imports only the one that is run or
+    completed.
+    """
 
     def __init__(self, **attributes: Any) -> None:
         listed = {name: click.Command(name, help=text) for name, text in _COMMANDS.items()}

@@ -1,4 +1,4 @@
-"""``phos migrate``: another GPU for a running program."""
+"""Implement ``phos migrate``: move a running program to another GPU."""
 
 from typing import Any
 
@@ -51,12 +51,12 @@ def migrate(settings: Settings, pid: int, destination: str, **given: Any) -> Non
 
 
 def tell_notes(settings: Settings, job: dict[str, Any]) -> None:
-    """What a reader of the job should know."""
+    """Print the notes of the job."""
     for note in job["Notes"]:
         settings.note(note)
 
 
 def gpus(result: str) -> str:
-    """``GPU 1``, of a job's result such as ``0:1``: those that a process has now."""
+    """Format the GPUs that a process now has, e.g. ``GPU 1`` from a job's result ``0:1``."""
     new = [part.rpartition(":")[2] for part in result.split(",")]
     return f"GPU{'s' * (len(new) > 1)} {', '.join(new)}"

@@ -1,9 +1,9 @@
-"""Options that several commands take, in the same words."""
+"""Define options that several commands share."""
 
 import click
 
 PID = click.IntRange(1, 2**22)
-"""A process; Linux has no greater pids."""
+"""A process id; Linux has none greater."""
 deadline = click.option(
     "--deadline",
     type=click.FloatRange(min=0, min_open=True),

@@ -1,4 +1,4 @@
-"""A program with nothing that ties it to its terminal."""
+"""Start a program that is not tied to a terminal."""
 
 import os
 import secrets
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def output_folder() -> Path:
-    """A new folder for one program's output: below XDG_STATE_HOME, or /var/lib/phos for root."""
+    """Make a folder for one program's output, below XDG_STATE_HOME, or /var/lib/phos for root."""
     home = os.environ.get("XDG_STATE_HOME")
     if home:
         base = Path(home) / "phos"
@@ -19,7 +19,7 @@ def output_folder() -> Path:
         base = Path("/var/lib/phos")
     else:
         base = Path.home() / ".local" / "state" / "phos"
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)  # for root it is where images will lie
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)  # also root's folder of images
     runs = base / "run"
     runs.mkdir(mode=0o700, exist_ok=True)
     folder = runs / f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
@@ -29,7 +29,7 @@ def output_folder() -> Path:
 
 @dataclass(frozen=True)
 class Program:
-    """A program that runs, and the files that it writes to."""
+    """A running program, and the files that it writes its output to."""
 
     process: subprocess.Popen[bytes]
     stdout: Path
@@ -37,10 +37,10 @@ class Program:
 
     @staticmethod
     def start(words: Sequence[str], environment: dict[str, str], folder: Path) -> "Program":
-        """Start it as the leader of a session without a terminal.
+        """Start the program as the leader of a session without a terminal.
 
-        Its output is append-only, as CRIU restores such files however long they have become.
-        Raises :class:`OSError` if it cannot be executed; its folder is gone then.
+        Its output is append-only, since CRIU restores such files even if they have grown. Raises
+        :class:`OSError` if it cannot be executed; its folder is then removed.
         """
         stdout, stderr = folder / "stdout", folder / "stderr"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

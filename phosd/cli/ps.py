@@ -1,4 +1,4 @@
-"""``phos ps``: the GPU processes of this machine."""
+"""Implement ``phos ps``: list and show GPU processes."""
 
 import shlex
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from phosd.client.text import human_bytes
 
 _BLOCK = ("id", "address", "size", "gpu", "flags")
 _NOTHING = ("Busy", "Timeout", "Unsupported")
-"""Errors that say why the hook in a process tells nothing now."""
+"""Errors that explain why a hook does not answer now."""
 _MOST_BLOCKS, _MOST_KERNELS = 20_000, 4_000
-"""What phosd tells at most."""
+"""Most rows that phosd returns."""
 _KERNEL = ("name", "module", "launches", "suspect")
 
 
@@ -83,7 +83,7 @@ def _show_log(settings: Settings, pid: int, path: str) -> None:
 
 
 def _show(settings: Settings, path: str) -> None:
-    """One process, a line for each thing that there is to say, and what its hook tells."""
+    """Show one process: its facts, one per line, then its blocks and kernels."""
     row = _row(properties(settings, path, "org.phos.Process1"))
     row["blocks"], no_blocks = _told(settings, path, "ListBlocks", _BLOCK, _MOST_BLOCKS)
     row["kernels"], no_kernels = _told(settings, path, "ListKernels", _KERNEL, _MOST_KERNELS)
@@ -126,14 +126,14 @@ def _show(settings: Settings, path: str) -> None:
 
 
 def _cut(whole: bool, shown: str) -> str:
-    """Says of a list as long as phosd tells at most that it may not be all."""
+    """Return a remark for a list that reached phosd's limit and so may be incomplete."""
     return "" if whole else f"only {shown}; there may be more"
 
 
 def _told(
     settings: Settings, path: str, member: str, fields: Sequence[str], most: int
 ) -> tuple[list[dict[str, Any]], str]:
-    """Rows of a list of the process, or why there are none."""
+    """Return the rows of a list of the process, or the reason why there are none."""
     try:
         rows = ask(settings, path, "Process1", member, limit=Variant("u", most))
     except CallError as error:
@@ -144,7 +144,9 @@ def _told(
 
 
 def _row(process: dict[str, Any]) -> dict[str, Any]:
-    """What phosd does not let us see (others' command lines) is empty."""
+    """Convert properties to a row. Fields that we may not read (others' command lines) are
+    empty.
+    """
     return {
         "pid": process["Pid"],
         "start_time": process["StartTime"],

@@ -1,4 +1,4 @@
-"""``phos recover``: processes that stand still, and how to have them run again."""
+"""Implement ``phos recover``: resume processes that were left locked, checkpointed or parked."""
 
 import os
 import sys
@@ -59,7 +59,9 @@ def _list(settings: Settings, runtime_dir: Path) -> None:
 
 
 def _ask(settings: Settings, pid: int) -> bool:
-    """Have the daemon do it; false when there is none. Raises :class:`CallError`."""
+    """Have the daemon recover the process; return false when no daemon runs. Raises
+    :class:`CallError`.
+    """
     try:
         (done,) = call(settings, "Recover", "ua{sv}", pid, {})
     except NoBusError:
@@ -76,7 +78,9 @@ def _ask(settings: Settings, pid: int) -> bool:
 
 
 def _recover(settings: Settings, pid: int, runtime_dir: Path) -> bool:
-    """Whether it runs now; and say what was done, also to those that belong to it."""
+    """Recover the process without a daemon, report each process of its group, and return whether it
+    runs.
+    """
     account = bring_back(pid, runtime_dir)
     for each in sorted({pid, *account.deeds, *account.failures}):
         failure = account.failures.get(each)

@@ -1,4 +1,4 @@
-"""Shows a program's output as it grows, passes signals on, and ends as the program ends."""
+"""Relay a program's output and signals, and exit with its status."""
 
 import os
 import select
@@ -15,7 +15,9 @@ _BLOCK = 1 << 16
 
 
 def follow(program: Program) -> int:
-    """Relay until the program has ended; its exit code, or 128 and the number of its signal."""
+    """Relay until the program has ended. Returns its exit code, or 128 plus the number of its
+    signal.
+    """
     streams = [_Stream(program.stdout, 1), _Stream(program.stderr, 2)]
     with _signals_passed_on(program):
         pidfd = os.pidfd_open(program.pid)
@@ -35,7 +37,7 @@ def follow(program: Program) -> int:
 
 
 class _Stream:
-    """One file of the program, and the descriptor of ours that shows it."""
+    """A file of the program's output, and the descriptor to which it is copied."""
 
     def __init__(self, source: Path, target: int) -> None:
         self._source = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
@@ -43,13 +45,13 @@ class _Stream:
         self._wanted = True
 
     def pump(self) -> None:
-        """Show what is new. When nobody reads our output any more, the program just goes on."""
+        """Copy new output. Once the reader of our output is gone, drop it; the program goes on."""
         while block := os.read(self._source, _BLOCK):
             if not self._wanted:
                 continue
             try:
                 self._write(block)
-            except OSError:  # a closed pipe, or a terminal that is gone
+            except OSError:  # a closed pipe or terminal
                 self._wanted = False
 
     def _write(self, block: bytes) -> None:
@@ -66,7 +68,9 @@ class _Stream:
 
 @contextmanager
 def _signals_passed_on(program: Program) -> Iterator[None]:
-    """Ctrl-C goes to the program's whole group, as a terminal would send it; SIGTERM to itself."""
+    """Pass Ctrl-C on to the program's process group, as a terminal would, and SIGTERM to the
+    program.
+    """
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         if program.process.returncode is None:

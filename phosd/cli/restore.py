@@ -1,4 +1,4 @@
-"""``phos restore``: bring an image back to life."""
+"""Implement ``phos restore``: run a program again from an image."""
 
 from pathlib import Path
 

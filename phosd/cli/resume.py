@@ -1,4 +1,4 @@
-"""``phos resume``: a suspended program back on a GPU."""
+"""Implement ``phos resume``: bring a suspended program back to a GPU."""
 
 from typing import Any
 

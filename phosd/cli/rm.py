@@ -1,4 +1,4 @@
-"""``phos rm``: delete images."""
+"""Implement ``phos rm``: delete images."""
 
 import click
 

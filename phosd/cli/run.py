@@ -1,4 +1,4 @@
-"""``phos run``: start a program so that it can be saved and restored."""
+"""Implement ``phos run``: start a program so that it can be saved and restored."""
 
 import ctypes
 import errno
@@ -76,11 +76,13 @@ def run(
 
 
 def _start(settings: Settings, words: tuple[str, ...], environment: dict[str, str]) -> Program:
-    """Exits as a shell does if there is no such command (127), or it cannot be executed (126)."""
+    """Start the program. Exits as a shell does: 127 without such a command, 126 if it cannot be
+    executed.
+    """
     try:
         return Program.start(words, environment, output_folder())
     except OSError as error:
-        if error.filename is None:  # of the fork
+        if error.filename is None:  # the fork failed
             raise CommandError(
                 "Unsupported",
                 f"no process can be started: {error}; end other processes, and try again",
@@ -125,7 +127,7 @@ def _prepend(environment: dict[str, str], variable: str, path: Path) -> None:
 
 
 def _require_hook_folder(settings: Settings, folder: Path) -> None:
-    """Where nobody could make the hook's socket, say that phosd will not find the program."""
+    """Warn when the hook cannot make its socket, since phosd will then not find the program."""
     if not folder.exists() and os.geteuid() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o1777)

@@ -1,4 +1,4 @@
-"""What every command shares: options, output for people or programs, and exit codes."""
+"""Share options, output for people or programs, and exit codes between the commands."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from phosd.client.errors import CommandError, Exit, in_words
 from phosd.client.text import plain
 
-# Every command comes by here: what draws tables is for those that use them.
+# Every command imports this module; only some draw tables.
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -32,40 +32,42 @@ class Settings:
 
     @functools.cached_property
     def out(self) -> "Console":
-        """Where results go. Tables are not folded for who reads them from a pipe."""
+        """Console for results. In a pipe, tables are not folded."""
         return self._console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
     @functools.cached_property
     def err(self) -> "Console":
-        """Where progress and errors go."""
+        """Console for progress and errors."""
         return self._console(stderr=True)
 
     def _console(self, **attributes: Any) -> "Console":
         from rich.console import Console
 
-        # Nothing given, the console obeys NO_COLOR.
+        # With None the console obeys NO_COLOR.
         no_color = None if self.color else True
         return Console(
             no_color=no_color, highlight=False, emoji=False, soft_wrap=True, **attributes
         )
 
     def emit(self, row: dict[str, Any]) -> None:
-        """One JSON object on a line, in ASCII: exact, and nothing that a terminal obeys."""
+        """Print one JSON object on a line, in ASCII: exact, and without terminal control
+        characters.
+        """
         print(json.dumps(row), flush=True)
 
     def say(self, text: str, *, lines: bool = False) -> None:
-        """A result, on a line of its own; with ``lines`` it may have line ends."""
+        """Print a result on a line of its own; ``lines`` keeps its line ends."""
         print(plain(text, lines=lines), flush=True)
 
     def note(self, text: str, *, lines: bool = False) -> None:
-        """The same for what is not the result: progress, advice, trouble."""
-        if "err" in self.__dict__:  # which may have a progress bar below
+        """Print progress, advice or trouble to standard error."""
+        if "err" in self.__dict__:  # the console may show a progress bar below
             self.err.print(plain(text, lines=lines), markup=False)
         else:
             print(plain(text, lines=lines), file=sys.stderr, flush=True)
 
     def facts(self, facts: Mapping[str, str]) -> None:
-        """Name and text on a line each; what has no text is left out."""
+        """Print name and text, one per line; leave out names without text."""
         for name, text in facts.items():
             if text:
                 self.say(f"{name:<14}{text}")
@@ -76,10 +78,11 @@ class Settings:
         columns: Mapping[str, Callable[[Any], str | tuple[str, ...]]],
         spare: Sequence[str] = (),
     ) -> None:
-        """A table: ``columns`` gives heading and text of each; in JSON a line a row, all of it.
+        """Print a table; ``columns`` maps headings to functions of a row. In JSON, print each row
+        in full on a line.
 
-        A tuple of texts is one below the other. Where the terminal is too narrow, the columns
-        ``spare`` are left out, the first of them first.
+        A tuple of texts is printed one below the other. On a narrow terminal the columns in
+        ``spare`` are left out, from the first.
         """
         if self.json:
             for row in rows:
@@ -91,7 +94,7 @@ class Settings:
             self.out.print(table(texts, spare, self.out.width), soft_wrap=False)
 
     def tell(self, error: CommandError, **about: Any) -> None:
-        """Say what went wrong; ``about`` says in JSON with what."""
+        """Print an error; in JSON with the fields of ``about``."""
         if self.json:
             self.emit(about | {"error": error.code, "message": str(error)})
         else:
@@ -99,9 +102,9 @@ class Settings:
             self.note(str(error), lines=True)
 
     def each(self, what: str, things: Sequence[_T], do: Callable[[_T], object]) -> None:
-        """``do`` all that can be done, and exit in the end if something could not be.
+        """Call ``do`` for each thing, continue after errors, and exit with an error if one failed.
 
-        ``what`` the things are, for JSON. Where nobody answers, the others are not tried.
+        ``what`` is the JSON field that names the thing. Stops at once when no daemon answers.
         """
         failed: dict[_T, CommandError] = {}
         for thing in things:
@@ -128,8 +131,8 @@ def _cell(text: str | tuple[str, ...]) -> str:
 def _set(name: str, value_of: Callable[[Any], Any]) -> Callable[..., None]:
     def callback(context: click.Context, option: click.Parameter, value: Any) -> None:
         source = context.get_parameter_source(option.name or "")
-        # Of the environment, which `phos` itself has taken over before its command is looked at:
-        # what was said before the command must not give way to it.
+        # `phos` itself has already applied the environment before parsing the command. It must not
+        # override options given before the command's name.
         again = source is ParameterSource.ENVIRONMENT and context.parent is not None
         if value and not again:
             setattr(context.ensure_object(Settings), name, value_of(value))
@@ -138,7 +141,7 @@ def _set(name: str, value_of: Callable[[Any], Any]) -> Callable[..., None]:
 
 
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--bus``, ``--json`` and ``--no-color``, before or after the command's name."""
+    """Add ``--bus``, ``--json`` and ``--no-color``, before or after the command's name."""
     decorators = (
         click.option(
             "--bus",
@@ -168,7 +171,9 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def command(**attributes: Any) -> Callable[[Callable[..., None]], click.Command]:
-    """A command of ``phos``: gets the settings first; its errors become messages and exit codes."""
+    """Define a command of ``phos``. It gets the settings first; its errors become messages and exit
+    codes.
+    """
 
     def decorate(function: Callable[..., None]) -> click.Command:
         @click.pass_context
@@ -178,7 +183,7 @@ def command(**attributes: Any) -> Callable[[Callable[..., None]], click.Command]
             try:
                 function(settings, *args, **kwargs)
             except BrokenPipeError:
-                # Whoever read our output has had enough; nothing more can be said to them.
+                # The reader has closed the pipe; discard further output.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 sys.exit(Exit.FAILED)
             except Exception as caught:

@@ -1,4 +1,4 @@
-"""``phos suspend``: a program off its GPUs."""
+"""Implement ``phos suspend``: take a program off its GPUs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""``phos swap``: two programs that take turns on a GPU."""
+"""Implement ``phos swap``: let two programs take turns on a GPU."""
 
 from typing import Any
 

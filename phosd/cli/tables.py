@@ -1,4 +1,4 @@
-"""Tables for a terminal of any width: what one copies from them is never cut."""
+"""Draw tables for a terminal of any width, never cutting values that users copy."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,15 +7,15 @@ from rich.table import Table
 from rich.text import Text
 
 _LEAST = 20
-"""Cells that the last column gets in any case: the id of an image."""
+"""Least width of the last column in cells: the length of an image id."""
 _GAP = 2
 
 
 def table(columns: Mapping[str, Sequence[str]], spare: Sequence[str], width: int) -> Table:
-    """A table of ``columns`` (by heading, the texts of all rows) for ``width`` cells.
+    """Return a table of ``columns`` (by heading, the texts of all rows) for ``width`` cells.
 
-    Where it is too wide, the columns ``spare`` are left out, the first of them first. The last
-    column is folded; the others only where even the rest does not fit.
+    If it is too wide, the columns in ``spare`` are left out, from the first. The last column is
+    folded; the others only if the rest still does not fit.
     """
     shown = dict(columns)
     for heading in spare:

@@ -1,4 +1,4 @@
-"""``phos trust``: suspect kernels are cleared."""
+"""Implement ``phos trust``: clear suspect kernels."""
 
 import click
 

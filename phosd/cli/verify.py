@@ -1,4 +1,4 @@
-"""``phos verify``: is every byte of an image what was saved?"""
+"""Implement ``phos verify``: compare every byte of an image with its digests."""
 
 import click
 

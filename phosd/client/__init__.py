@@ -1,1 +1,1 @@
-"""What ``phos`` and ``phos-tui`` share: errors in words, times, text and rows."""
+"""Provide what ``phos`` and ``phos-tui`` share: error messages, times, text and rows."""

@@ -1,17 +1,17 @@
-"""What went wrong, in the words of the clients; and what exit status says so."""
+"""Translate errors into messages and exit codes of the clients."""
 
 import enum
 from typing import TYPE_CHECKING
 
 from phosd.errors import PhosError
 
-# Whoever shows an error imports this, also commands that never talk to the bus.
+# Imported by every command that shows errors, also by those that never use the bus.
 if TYPE_CHECKING:
     from phosd.bus import CallError
 
 
 class Exit(enum.IntEnum):
-    """What a command's exit status says."""
+    """Exit codes of a command."""
 
     DONE = 0
     FAILED = 1
@@ -34,11 +34,11 @@ _NOT_STARTED = (
     "org.freedesktop.DBus.Error.TimedOut",
     "org.freedesktop.systemd1.",
 )
-"""Errors of a bus that was to start phosd, by itself or by systemd."""
+"""Prefixes of errors from a failed activation of phosd, by the bus or by systemd."""
 
 
 class CommandError(Exception):
-    """A command failed. ``code`` is the error's name as on the bus, without the prefix."""
+    """A failed command. ``code`` is the D-Bus error name without the prefix."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -50,7 +50,7 @@ class CommandError(Exception):
 
 
 def in_words(caught: Exception) -> CommandError:
-    """What failed, in the words of the command line; raises again what it has no words for."""
+    """Translate an exception into a :class:`CommandError`. An unknown one is raised again."""
     from phosd.bus import CallError, NoBusError
 
     match caught:
@@ -67,7 +67,7 @@ def in_words(caught: Exception) -> CommandError:
 
 
 def of_bus(error: "CallError") -> CommandError:
-    """An error of the bus in the words of the command line."""
+    """Translate a D-Bus error into a :class:`CommandError`."""
     from phosd.bus import ERROR_PREFIX
 
     if error.name.startswith(ERROR_PREFIX):

@@ -1,4 +1,4 @@
-"""Rows of phosd's history, as clients write them down."""
+"""Page through and unpack rows of phosd's history."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,19 +7,19 @@ from typing import Any
 _PHASE = ("name", "begin", "seconds", "bytes", "stopped")
 
 _PAGE = 500
-"""Rows of one call: phosd takes a quarter of a millisecond for each."""
+"""Rows per call: phosd takes a quarter of a millisecond for each."""
 
 
 def first_page(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the first call of ``ListHistory`` for as many rows as ``wanted`` limits."""
+    """Return the options of the first ``ListHistory`` call for ``wanted["limit"]`` rows in all."""
     return {**wanted, "limit": min(wanted["limit"], _PAGE)}
 
 
 def next_page(
     asked: Mapping[str, Any], found: Sequence[Mapping[str, Any]], left: int
 ) -> dict[str, Any] | None:
-    """The options of the call after one that ``found`` rows, with ``left`` still wanted; None when
-    there is nothing more.
+    """Return the options of the call after the one that returned ``found``, when ``left`` more rows
+    are wanted; None after the last page.
     """
     if left <= 0 or len(found) < asked["limit"]:
         return None
@@ -27,7 +27,7 @@ def next_page(
 
 
 def unpacked(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a row of ``ListHistory`` has a form of its own, for JSON."""
+    """Return the fields of a ``ListHistory`` row that JSON output shows unpacked."""
     return {
         "details": json.loads(row.get("details") or "{}"),
         "phases": [dict(zip(_PHASE, phase, strict=True)) for phase in row.get("phases", ())],

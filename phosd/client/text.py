@@ -1,17 +1,19 @@
-"""Text for the terminal: what programs, users and the bus say, made harmless; and figures.
+"""Make text safe for terminals, and format figures.
 
-Command lines, names of kernels and errors come from users' programs. Printed as they are, they
-could have the terminal of whoever looks (root, say) do what they want.
+Command lines, kernel names and errors come from users' programs. Printed verbatim, they could
+control the terminal of the reader, who may be root.
 """
 
 import unicodedata
 
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
-"""Categories of characters that are shown as escapes: controls, formats, surrogates."""
+"""Unicode categories of characters that are shown as escapes: controls, formats, surrogates."""
 
 
 def plain(text: str, *, lines: bool = False) -> str:
-    """The text without anything that a terminal obeys; ``lines`` keeps line ends and tabs."""
+    """Return the text with terminal control characters escaped; ``lines`` keeps line ends and
+    tabs.
+    """
     if text.isascii() and text.isprintable():
         return text
     return "".join(_shown(character, lines) for character in text)
@@ -26,7 +28,7 @@ def _shown(character: str, lines: bool) -> str:
 
 
 def human_bytes(count: float) -> str:
-    """``1.5 GiB``."""
+    """Format a number of bytes, e.g. ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -35,5 +37,5 @@ def human_bytes(count: float) -> str:
 
 
 def rate(value: float | None) -> str:
-    """``1.5 GiB/s``; nothing for none."""
+    """Format a rate in bytes per second, e.g. ``1.5 GiB/s``; an empty string for None or 0."""
     return f"{human_bytes(value)}/s" if value else ""

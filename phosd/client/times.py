@@ -1,4 +1,4 @@
-"""Times on the command line: UTC, or how long ago; and how long something takes."""
+"""Parse and format times on the command line: UTC, relative times and durations."""
 
 import re
 import time
@@ -10,13 +10,16 @@ _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
 def duration(text: str) -> float | None:
-    """Seconds of ``90``, ``90s``, ``5m``, ``5min``, ``2h`` or ``1d``; None for what is none."""
+    """Return the seconds of ``90``, ``90s``, ``5m``, ``5min``, ``2h`` or ``1d``; None for other
+    text.
+    """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(|s|m|min|h|d)", text)
     return float(found[1]) * _UNITS[found[2]] if found and found[1].isascii() else None
 
 
 def moment(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
-    """For an option: microseconds since the epoch of ``2h`` (ago) or ``2026-11-21[T15:30[:00]]``.
+    """Convert an option such as ``2h`` (ago) or ``2026-11-21[T15:30[:00]]`` to microseconds since
+    the epoch.
 
     Raises :class:`click.BadParameter`.
     """
@@ -32,7 +35,8 @@ def moment(_: click.Context, __: click.Parameter, text: str | None) -> int | Non
 
 
 def instant(text: str, now: float, zone: tzinfo | None = None) -> int:
-    """The same; a date without a zone is of this one (None: local time).
+    """Convert the same text, given the present time; a date without a zone is in ``zone`` (None:
+    local time).
 
     Raises :class:`ValueError` or :class:`OverflowError`.
     """
@@ -45,5 +49,5 @@ def instant(text: str, now: float, zone: tzinfo | None = None) -> int:
 
 
 def time_text(microseconds: int) -> str:
-    """UTC, to the second."""
+    """Format microseconds since the epoch as UTC, to the second."""
     return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

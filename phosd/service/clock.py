@@ -1,4 +1,4 @@
-"""The time by which things grow old."""
+"""Tell the time that ages of images and jobs are measured by."""
 
 import time
 
@@ -6,7 +6,7 @@ _BEGAN = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def age_clock() -> float:
-    """Seconds since the epoch, as far as they have passed: a clock that is set ahead by years while
-    phosd runs makes nothing old enough to be deleted.
+    """Return seconds since the epoch, advancing no faster than the boot clock. Setting the system
+    clock years ahead while phosd runs therefore makes nothing old enough to be deleted.
     """
     return min(time.time(), _BEGAN + time.clock_gettime(time.CLOCK_BOOTTIME))

@@ -1,4 +1,4 @@
-"""``/etc/phos/phosd.toml``. Every mistake in it is reported with file, line and key."""
+"""Read ``/etc/phos/phosd.toml``. Each mistake is reported with file, line and key."""
 
 import ipaddress
 import pwd
@@ -26,53 +26,56 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?\s*")
 
 @dataclass(frozen=True)
 class Config:
-    """What the administrator decides. Sizes are in bytes, times in the unit that the name gives."""
+    """The administrator's settings. Sizes are in bytes, times in the unit that the name gives."""
 
     state_dir: Path = Path("/var/lib/phos")
     runtime_dir: Path = Path("/run/phos")
     staging_limit: int | None = None
-    """Most memory that CRIU's files may take while they wait to be written to disk."""
+    """Most memory for CRIU's files while they wait to be written to disk."""
     ring_bytes: int | None = None
     """Pinned memory of each data mover; by default the engine's own choice."""
     shadow_limit: int | None = None
-    """Most device memory of a GPU for copies of what is being saved: of all of it if that fits,
-    else of what the program overwrites; by default the engine's own choice. 0 is possible: the
-    program waits instead."""
+    """Most device memory of one GPU for copies during a checkpoint: a snapshot of all memory if it
+    fits, else copies of the chunks that the program overwrites. By default the engine chooses. With
+    0 the program waits instead.
+    """
     criu: Path | None = None
     retention_days: int = 90
-    """How long jobs and events stay in the history."""
+    """How long the history keeps jobs and events."""
     rescan_seconds: float = 3.0
-    """How often processes, GPUs and images are looked for."""
+    """Seconds between two scans for processes, GPUs and images."""
     max_jobs: int = JobLimits.jobs
     """Most jobs that run at the same time; others wait in a queue."""
     jobs_per_gpu: int = JobLimits.per_gpu
     """Most jobs that work on one GPU at the same time."""
     min_free: KeptFree = _KEPT_FREE
-    """What a checkpoint leaves free on the disk of ``state_dir``: a size or, e.g., ``"5%"``. One
-    that would leave less is refused before the program is stopped."""
+    """Free space to leave on the disk of ``state_dir``: a size or a share such as ``"5%"``. A
+    checkpoint that would leave less is refused before the program is stopped.
+    """
     metrics: str = ""
-    """Address and port where Prometheus may ask for metrics, e.g. ``127.0.0.1:9476``; by default
-    nowhere. Needs the Python package prometheus-client."""
+    """Address and port for Prometheus to scrape, e.g. ``127.0.0.1:9476``; by default metrics are
+    not served. Needs the Python package prometheus-client.
+    """
     metrics_public: bool = False
-    """Whether ``metrics`` may be an address that other machines reach. There is no password."""
+    """Whether ``metrics`` may be an address that other machines can reach. There is no password."""
     periodic: tuple[PeriodicRule, ...] = ()
-    """Checkpoints by themselves. The first rule that fits a process holds."""
+    """Rules for periodic checkpoints. The first rule that matches a process applies."""
     limits: tuple[UserLimits, ...] = ()
-    """What users' images may take, and when they are deleted. The first rule that fits holds."""
+    """Quotas and retention of users' images. The first rule that matches a user applies."""
 
     @property
     def job_limits(self) -> JobLimits:
-        """How many jobs may run at once."""
+        """How many jobs may run at the same time."""
         return JobLimits(self.max_jobs, self.jobs_per_gpu)
 
     @property
     def disk_limits(self) -> DiskLimits:
-        """What images may take."""
+        """The disk space that images may take, by user and in total."""
         return DiskLimits(self.min_free, lambda user: limits_of(self.limits, user).quota)
 
 
 class ConfigError(Exception):
-    """All mistakes of one file, a line each."""
+    """All mistakes in one file, one per line."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -80,7 +83,7 @@ class ConfigError(Exception):
 
 
 def load(path: Path, *, optional: bool = False) -> Config:
-    """Read the file. A missing file that is ``optional`` means the defaults. Raises
+    """Read the file. Return the defaults when a file that is ``optional`` does not exist. Raises
     :class:`ConfigError`.
     """
     try:
@@ -116,7 +119,9 @@ def load(path: Path, *, optional: bool = False) -> Config:
 
 
 def size(text: str | int) -> int:
-    """Bytes of ``"16 GiB"``, ``"500M"`` or a plain number. Raises :class:`ValueError`."""
+    """Return the bytes that ``"16 GiB"``, ``"500M"`` or a plain number stand for. Raises
+    :class:`ValueError`.
+    """
     match = _SIZE.fullmatch(str(text))
     if match is None:
         raise ValueError(f"{text!r} is not a size; write bytes or for example '16GiB'")
@@ -151,7 +156,7 @@ def _convert(key: str, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Tables:
-    """A kind of ``[[tables]]``: what is made of each, and what is wrong with a whole one."""
+    """One kind of ``[[tables]]``: its rule class, how keys are converted, and which are missing."""
 
     name: str
     rule: type[Any]
@@ -160,7 +165,9 @@ class _Tables:
 
 
 def _rules(path: Path, text: str, kind: _Tables, tables: Any, problems: list[str]) -> Iterator[Any]:
-    """The rules of the tables that have no mistakes; the mistakes of the others."""
+    """Yield a rule for each table without mistakes; add the mistakes of the others to
+    ``problems``.
+    """
     name = kind.name
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         problems.append(f"{path}:{_line_of(text, name)}: {name}: write [[{name}]] tables")
@@ -235,7 +242,7 @@ def _no_setting_of(rule: type[Any]) -> ValueError:
 
 
 def _user(value: Any) -> int:
-    """The id of a user, given by number or by name."""
+    """Return the id of a user given by number or by name."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     try:
@@ -252,7 +259,7 @@ def _job_count(value: Any) -> int:
 
 
 def _kept_free(value: Any) -> KeptFree:
-    """A size, or a share of the disk like ``5%``."""
+    """Parse a size, or a share of the disk such as ``5%``."""
     if not isinstance(value, str) or not value.endswith("%"):
         return KeptFree(size=_size(value))
     try:
@@ -265,7 +272,9 @@ def _kept_free(value: Any) -> KeptFree:
 
 
 def _address(value: Any) -> str:
-    """``address:port``, the address a number: no name server decides where phosd listens."""
+    """Check ``address:port``. The address must be numeric, so that no name server decides where
+    phosd listens.
+    """
     host, _, port = str(value).rpartition(":")
     try:
         ipaddress.ip_address(host.strip("[]"))
@@ -306,7 +315,7 @@ def _at_least(least: _Number, value: _Number, name: str) -> _Number:
 
 
 def _line_of(text: str, key: str, number: int = 1) -> int:
-    """The line that sets a key of the top level, or opens the ``number``-th table of that name."""
+    """Return the line that sets a top-level key, or opens the ``number``-th table of that name."""
     quoted = re.escape(key)
     line = re.compile(rf"""\s*\[*\s*["']?{quoted}["']?\s*[=.\]]""")
     lines = text.splitlines()

@@ -1,4 +1,4 @@
-"""``phosd``: the daemon. One event loop, no CUDA call on it."""
+"""Run ``phosd``, the daemon: one event loop, which makes no CUDA call."""
 
 import argparse
 import asyncio
@@ -31,7 +31,9 @@ from phosd.service.jobs.table import JobState
 
 _STATUS_SECONDS = 1.0
 BUS_PATIENCE = 60.0
-"""Seconds that the bus may be away before phosd ends: it is restarted with its clients on it."""
+"""Seconds to wait for a bus that is gone before phosd exits and is restarted together with its
+clients.
+"""
 _log = logging.getLogger("phosd")
 _POLICY_HINT = (
     "run phosd as root, and put systemd/org.phos.conf into /etc/dbus-1/system.d (or use --session)"
@@ -39,9 +41,9 @@ _POLICY_HINT = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of ``phosd``."""
+    """Run ``phosd`` from the command line."""
     args = parser().parse_args(arguments)
-    faulthandler.enable()  # the watchdog's SIGABRT then shows where each thread was
+    faulthandler.enable()  # so that the watchdog's SIGABRT prints where each thread was
     job_log.begin()
     try:
         config = _configure(args)
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of ``phosd``."""
+    """Return the command line parser of ``phosd``."""
     made = argparse.ArgumentParser(
         prog="phosd", description="Checkpoints and restores the GPU processes of this node."
     )
@@ -85,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _configure(args: argparse.Namespace) -> Config:
-    """The file, then what the command line says instead."""
+    """Load the configuration file and apply the options of the command line."""
     config = configuration.load(_config_file(args), optional=args.config is None)
     given = {
         name: getattr(args, name).absolute()
@@ -110,7 +112,7 @@ async def _run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _check_units(config: Config) -> None:
-    """The units are made for one runtime folder."""
+    """Warn when ``runtime_dir`` is not the folder that the systemd units were made for."""
     from phosd.engine.mover.client.launcher import MOVER_UNIT
 
     door = config.runtime_dir / unsandboxed.SOCKET
@@ -124,8 +126,8 @@ def _check_units(config: Config) -> None:
 
 
 async def serve(config: Config, engine: Engine, where: str, config_file: Path) -> int:
-    """Serve a bus until SIGTERM or SIGINT; the exit status. It is 1 when the bus goes away and
-    stays away, so that a service manager starts phosd again.
+    """Serve a bus until SIGTERM or SIGINT, and return the exit status. It is 1 when the bus is gone
+    for good, so that the service manager restarts phosd.
     """
     supervisor = Supervisor()
     stop = _stop_signals()
@@ -162,7 +164,7 @@ async def serve(config: Config, engine: Engine, where: str, config_file: Path) -
 
 
 def _stop_signals() -> asyncio.Event:
-    """Set by SIGTERM and SIGINT from now on, also while phosd still starts."""
+    """Return an event that SIGTERM and SIGINT set from now on, even while phosd still starts."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -170,7 +172,7 @@ def _stop_signals() -> asyncio.Event:
 
 
 async def _until_told(connection: Connection, stop: asyncio.Event) -> bool:
-    """Wait for a signal (true) or for the end of the bus (false)."""
+    """Wait for a stop signal (return true) or for the end of the bus (return false)."""
     async with _alongside(connection.closed(), stop.wait()) as tasks:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     if not stop.is_set():
@@ -180,7 +182,7 @@ async def _until_told(connection: Connection, stop: asyncio.Event) -> bool:
 
 @asynccontextmanager
 async def _alongside(*work: Coroutine[Any, Any, object]) -> AsyncIterator[list[asyncio.Task[Any]]]:
-    """Have these coroutines run inside; they are cancelled at the end."""
+    """Run coroutines in the background of the ``with`` block, and cancel them at its end."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         yield tasks
@@ -207,8 +209,8 @@ def _reload_on_hangup(manager: Manager, config_file: Path, supervisor: Superviso
 
 
 def _reload(manager: Manager, config_file: Path) -> None:
-    """SIGHUP: read the file again. A file with mistakes, or that is not there, changes nothing:
-    quotas and rules do not go because an editor has moved their file away.
+    """Read the configuration again on SIGHUP. A missing file or one with mistakes changes nothing:
+    quotas must not vanish because an editor has moved the file away.
     """
     try:
         new = configuration.load(config_file)
@@ -221,10 +223,10 @@ def _reload(manager: Manager, config_file: Path) -> None:
 
 
 def prepare_folders(config: Config) -> None:
-    """Make the folders that the history and the journal need before the engine does.
+    """Make the folders for the history and the journal before the engine starts.
 
-    The usual state folder is closed to others, whoever has made it. Another one may be there to be
-    used for more, as ``/srv`` is, and is for its administrator to close.
+    The default state folder is always closed to others. A folder that the administrator chose, such
+    as ``/srv``, may serve other purposes, so this only logs a warning.
     """
     config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     config.runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Who a process is, at the moment when a caller names its pid."""
+"""Identify a process by its start time at the moment when a caller names its pid."""
 
 from dataclasses import dataclass
 
@@ -11,24 +11,25 @@ from phosd.errors import NoSuchProcess
 
 @dataclass(frozen=True)
 class Target:
-    """The process that a caller names, and the user that it belongs to."""
+    """The process that a caller names, and the user it belongs to."""
 
     id: ProcessId
     uid: int
 
     @property
     def pid(self) -> int:
-        """Its pid."""
+        """The process id."""
         return self.id.pid
 
     @property
     def start_time(self) -> int:
-        """Clock ticks since boot."""
+        """Start time of the process in clock ticks since boot."""
         return self.id.start_time
 
 
 def identify(pid: int) -> Target:
-    """The process that has this pid now. ``uid`` is 0 when its user ids differ (a set-uid program).
+    """Return the process that has this pid now. ``uid`` is 0 when its user ids differ (a set-uid
+    program).
 
     Raises :class:`NoSuchProcess` when there is none, or only a zombie or a thread.
     """
@@ -50,31 +51,31 @@ def identify(pid: int) -> Target:
 
 
 def require_same(process: Target) -> None:
-    """Raise :class:`NoSuchProcess` when the process has ended, whoever has its pid now."""
+    """Raise :class:`NoSuchProcess` when the process has ended, even if its pid is in use again."""
     if identify(process.pid) != process:
         raise has_ended(process.pid)
 
 
 def has_ended(pid: int) -> NoSuchProcess:
-    """The error for a process that is no more, whoever has its pid now."""
+    """Return the error for a process that has ended, even if its pid is in use again."""
     return NoSuchProcess(f"process {pid} has ended", hint="`phos ps` lists the GPU processes")
 
 
 def process_key(boot_id: str, pid: int, start_time: int) -> str:
-    """Names a process for ever."""
+    """Return a key for a process that stays unique across reboots and reuse of pids."""
     return f"{boot_id}/{pid}/{start_time}"
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a user's processes of one executable have in common: their kernels."""
+    """A user's executable. Its processes run the same kernels."""
 
     uid: int
     executable: str
 
 
 def program(process: Target) -> Program:
-    """What a process runs; the name is empty when it is gone or may not be asked."""
+    """Return the executable of a process; its name is empty when it cannot be read."""
     try:
         name = str((procfs.PROC / str(process.pid) / "exe").readlink())
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -83,13 +84,13 @@ def program(process: Target) -> Program:
 
 
 def holds(manifest: Manifest, pid: int, start_time: int) -> bool:
-    """Whether an image is of this process, as it runs now or a while ago, and of this boot."""
+    """Whether an image was made of this process, now or earlier, during the current boot."""
     found = any((p.pid, p.start_time) == (pid, start_time) for p in manifest.processes)
     return found and manifest.host.boot_id == procfs.boot_id()
 
 
 def ancestors(pid: int) -> set[int]:
-    """The pids above a process, its own included."""
+    """Return the pids of a process and of all its ancestors."""
     found: set[int] = set()
     while pid > 0 and pid not in found:
         found.add(pid)

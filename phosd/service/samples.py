@@ -1,4 +1,4 @@
-"""What the GPUs did during the last minutes."""
+"""Keep figures of each GPU for the last ten minutes."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from phosd.engine.node.gpus import GpuInfo
 
 PERIOD = 2.0
-"""Seconds from one look at the GPUs to the next."""
+"""Seconds between two samples."""
 _KEPT = 300
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Figures of one GPU at one time, in seconds since the epoch; None where it does not tell."""
+    """Figures of one GPU at ``time`` (seconds since the epoch); None where the GPU reports
+    nothing.
+    """
 
     time: float
     utilisation: float | None
@@ -23,19 +25,19 @@ class Sample:
 
     @property
     def empty(self) -> bool:
-        """Whether it says nothing."""
+        """Whether the GPU reported no figure at all."""
         figures = (self.utilisation, self.memory_used, self.temperature, self.power)
         return all(figure is None for figure in figures)
 
 
 class Samples:
-    """The latest ten minutes of each GPU that tells something, in memory."""
+    """The samples of the last ten minutes of each GPU that reports figures, in memory."""
 
     def __init__(self) -> None:
         self._rings: dict[str, deque[Sample]] = {}
 
     def take(self, gpus: Iterable[GpuInfo], now: float) -> None:
-        """Remember what these GPUs, which are all that there are, tell at a time."""
+        """Add a sample of each GPU at ``now`` and forget GPUs that are not in ``gpus``."""
         rings = {}
         for gpu in gpus:
             sample = Sample(now, gpu.utilisation, gpu.memory_used, gpu.temperature, gpu.power)
@@ -46,5 +48,5 @@ class Samples:
         self._rings = rings
 
     def of(self, uuid: str) -> list[Sample]:
-        """Those of one GPU, oldest first."""
+        """Return the samples of one GPU, oldest first."""
         return list(self._rings.get(uuid, ()))

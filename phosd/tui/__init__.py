@@ -1,1 +1,1 @@
-"""phos-tui: every GPU process of the node on a terminal. A D-Bus client of phosd, nothing else."""
+"""Implement phos-tui: show and control the node's GPU processes on a terminal, over D-Bus alone."""

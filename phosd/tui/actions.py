@@ -1,7 +1,7 @@
-"""One table of what can be done: it feeds the keys, the help and the command palette.
+"""Define all actions in one table, from which keys, help and command palette are made.
 
-Each action is run by the method ``action_<id>`` of the screen, or the widget, of its scope. ``key``
-may name several keys, with commas.
+Each action runs the method ``action_<id>`` of its scope's screen or widget. ``key`` may name
+several keys, separated by commas.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from phosd.tui.node import Contact, Node
 
 ANYWHERE = "anywhere"
 TABLE = "table"
-"""The scope of the actions of every table."""
+"""Scope of the actions of every table."""
 MOVE = "move"
-"""The same, for the keys that only move its cursor."""
+"""Scope of a table's keys that only move the cursor."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """One thing that can be done in a ``scope``: a screen, or one of the above.
+    """An action in a ``scope``: a screen, or one of the above.
 
-    ``acts``: something changes on the node, which ``--readonly`` does not let happen. ``feature``
-    is what the service must offer for it. ``shown``: in the line of keys, too.
+    ``acts`` marks actions that change the node, which ``--readonly`` forbids. ``feature`` is the
+    feature that the service must offer. ``shown`` actions are in the line of keys, too.
     """
 
     id: str
@@ -34,9 +34,9 @@ class Action:
     feature: str = ""
     shown: bool = True
     asks: bool = False
-    """phosd is asked for something when it is done."""
+    """The action calls phosd without changing the node."""
     first: bool = False
-    """Done before the next key is looked at, which may be for what it opens."""
+    """The action runs before the next key is dispatched, which may be meant for what it opens."""
 
 
 ACTIONS = (
@@ -234,22 +234,22 @@ _DRAWN = {"enter": "⏎", "left": "←", "right": "→", "up": "↑", "down": "�
 
 
 def keys_written(action: Action) -> str:
-    """Its keys as a text names them: ``right, l``."""
+    """Return the action's keys for running text, e.g. ``right, l``."""
     return ", ".join(_WRITTEN.get(key, key) for key in action.key.split(","))
 
 
 def keys_drawn(action: Action) -> str:
-    """Its keys as they look on a keyboard, and are shown on the screen: ``→ l``."""
+    """Return the action's keys for the screen, e.g. ``→ l``."""
     return " ".join(_DRAWN.get(key, key) for key in keys_written(action).split(", "))
 
 
 def of(*scopes: str) -> list[Action]:
-    """The actions of these scopes, in the order of the table."""
+    """Return the actions of these scopes, in the order of the table."""
     return [action for action in ACTIONS if action.scope in scopes]
 
 
 def bindings(*scopes: str) -> list[BindingType]:
-    """The keys of these scopes, for the ``BINDINGS`` of who has the methods."""
+    """Return the bindings of these scopes, for the ``BINDINGS`` of the class with the methods."""
     return [
         Binding(action.key, action.id, action.name, tooltip=action.help, priority=action.first)
         for action in of(*scopes)
@@ -257,12 +257,12 @@ def bindings(*scopes: str) -> list[BindingType]:
 
 
 def named(name: str, scope: str) -> Action | None:
-    """The action of the scope that a method ``action_<name>`` runs."""
+    """Return the action of a scope that runs the method ``action_<name>``."""
     return next((a for a in of(scope) if a.id.partition("(")[0] == name), None)
 
 
 def why_not(action: Action, node: Node, *, readonly: bool) -> str:
-    """Why the action cannot be done now; nothing when it can."""
+    """Return why the action cannot run now; an empty string if it can."""
     if action.acts and readonly:
         return "phos-tui was started with --readonly; start it without, to act"
     if (action.acts or action.asks or action.feature) and node.contact is not Contact.HERE:

@@ -1,4 +1,4 @@
-"""The application: which screens there are, and what they share."""
+"""Run the application: its screens, and what they share."""
 
 from collections.abc import Callable
 from functools import partial
@@ -38,12 +38,12 @@ SCREENS: tuple[type[NodeScreen], ...] = (
 """The screens in the order of their number keys."""
 _TOAST_SECONDS: dict[Severity, float] = {"information": 6, "warning": 8, "error": 15}
 _TOASTS_A_SECOND = 8
-"""Nobody reads more; of those beyond, one tells how many they are."""
+"""Users cannot read more; one toast then says how many were suppressed."""
 _SAMPLE_SECONDS = 2.0
 
 
 class Palette(Provider):
-    """The actions of the screen in the command palette; what cannot be done says why."""
+    """The actions of the screen in the command palette; unavailable ones say why."""
 
     async def discover(self) -> Hits:
         for display, run, text, about in self._entries():
@@ -74,7 +74,7 @@ class Palette(Provider):
 
 
 class PhosApp(Host):
-    """phos-tui."""
+    """The application phos-tui."""
 
     TITLE = "phos-tui"
     COMMANDS = {Palette}  # noqa: RUF012 - as Textual types it
@@ -134,10 +134,10 @@ class PhosApp(Host):
             if isinstance(screen, NodeScreen) and screen.framed:
                 screen.tick()
 
-    # What screens share
+    # Shared by the screens
 
     def tell(self, title: str, text: str, severity: Severity = "information") -> None:
-        """A toast. The text may come from anywhere."""
+        """Show a toast. The text may be untrusted."""
         now = monotonic()
         self._toasts = [moment for moment in self._toasts if now - moment < 1.0]
         if len(self._toasts) >= _TOASTS_A_SECOND:
@@ -161,7 +161,7 @@ class PhosApp(Host):
         )
 
     def watch_job(self, path: str) -> None:
-        """Tell when this job ends, and how."""
+        """Report the end of this job in a toast."""
         self._watched.add(path)
         self._tell_ended()
 
@@ -174,7 +174,7 @@ class PhosApp(Host):
                 self._tell_result(job)
 
     def _tell_lost(self) -> None:
-        """Jobs of a phosd that has ended are not known to the next one, which ended them."""
+        """Report watched jobs that a new phosd does not know: the old one ended during them."""
         for path in sorted(self._watched - self.node.of(Job).keys()):
             self._watched.discard(path)
             number = path.rpartition("_")[2]
@@ -187,14 +187,14 @@ class PhosApp(Host):
             severity: Severity = "warning" if job.state == "cancelled" else "error"
             self.tell(title, job.message or job.error, severity)
             return
-        stood = job.stop_seconds and job.operation not in ("suspend", "swap")  # it still does
+        stood = job.stop_seconds and job.operation not in ("suspend", "swap")  # it is still stopped
         stop = f"; the program stood still for {seconds(job.stop_seconds)}" if stood else ""
         self.tell(title, f"{result_text(job)}{stop}")
 
     # Actions
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action == "go":  # where one types, a number is a number
+        if action == "go":  # in an input, a digit is text
             return not self.screen.is_modal and not isinstance(self.focused, Input)
         return super().check_action(action, parameters)
 

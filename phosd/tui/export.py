@@ -1,4 +1,4 @@
-"""The history as a file: CSV for spreadsheets, JSON with everything."""
+"""Export the history to a file: CSV for spreadsheets, JSON with all fields."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ _TIMES = ("started", "ended")
 
 
 def trouble(text: str) -> str:
-    """Why nothing can be exported to a file of this name; nothing if it can be tried."""
+    """Return why nothing can be exported to this file; an empty string if it can be tried."""
     path = Path(text).expanduser()
     if path.suffix not in (".csv", ".json"):
         return "the name must end with .csv or .json, which says what is written"
@@ -31,15 +31,15 @@ def trouble(text: str) -> str:
 
 
 def write(text: str, rows: Sequence[Row]) -> Path:
-    """Write rows of ``ListHistory`` to a new file, which only its owner may read: where it is.
+    """Write rows of ``ListHistory`` to a new file that only its owner may read; return its path.
 
-    A name ending with ``.csv`` gives a line a job, times in UTC; ``.json`` a list of what
-    ``phos history --json`` tells of each. Raises :class:`OSError`, also when the file exists.
+    A name ending with ``.csv`` gives one line per job with times in UTC, ``.json`` a list of the
+    objects of ``phos history --json``. Raises :class:`OSError`, also when the file exists.
     """
     path = Path(text).expanduser().absolute()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with ExitStack() as undo:
-        undo.callback(path.unlink)  # half of a history would be taken for all of it
+        undo.callback(path.unlink)  # an incomplete file could be mistaken for the whole history
         with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
             if path.suffix == ".csv":
                 _write_csv(file, rows)

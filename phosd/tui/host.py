@@ -1,4 +1,4 @@
-"""What screens and widgets know of the application that shows them."""
+"""Declare what screens and widgets need of the application."""
 
 from typing import ClassVar, Literal
 
@@ -10,17 +10,17 @@ Severity = Literal["information", "warning", "error"]
 
 
 class Host(App[None]):
-    """The application, as its screens see it. :class:`~phosd.tui.app.PhosApp` is the one."""
+    """The application as its screens see it; :class:`~phosd.tui.app.PhosApp` implements it."""
 
     titles: ClassVar[dict[str, str]]
-    """The title of each screen by its name, in the order of their number keys."""
+    """Titles of the screens by name, in the order of their number keys."""
     node: Node
     readonly: bool
 
     def tell(self, title: str, text: str, severity: Severity = "information") -> None:
-        """A toast. The text may come from anywhere."""
+        """Show a toast. The text may be untrusted."""
         raise NotImplementedError
 
     def watch_job(self, path: str) -> None:
-        """Tell when this job ends, and how."""
+        """Report the end of this job in a toast."""
         raise NotImplementedError

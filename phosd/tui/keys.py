@@ -1,7 +1,7 @@
-"""Keys, one after another, and only for what was in sight.
+"""Dispatch keys one after another, and only to what the user saw when pressing them.
 
-Textual queues keys by widget, so that one typed right behind another could reach a screen before
-the other has opened it. Here the next key waits until the one before is through.
+Textual queues keys by widget, so a key typed right after another could reach a screen before the
+first key's action has replaced it. Here each key waits until the one before has been handled.
 """
 
 import asyncio
@@ -14,7 +14,9 @@ from textual.events import Key
 from textual.message_pump import MessagePump
 
 _PATIENCE = 1.0
-"""Seconds after which the next key goes on in any case: a widget that goes away does not answer."""
+"""Seconds after which the next key is dispatched in any case: a widget that is being removed does
+not answer.
+"""
 
 
 @runtime_checkable
@@ -22,13 +24,13 @@ class Guarded(Protocol):
     """A screen that does not take every key."""
 
     def takes(self, key: Key) -> bool:
-        """Whether the key may do something here. ``key.time`` is when it was pressed, on the clock
-        of `time.monotonic`.
+        """Whether the key may act here. ``key.time`` is when it was pressed, on the clock of
+        `time.monotonic`.
         """
 
 
 class Keys:
-    """The keys of an application, of which ``handle`` is Textual's way to do one."""
+    """The queue of pressed keys; ``handle`` is Textual's own handler of one."""
 
     def __init__(self, app: App[Any], handle: Callable[[Key], Awaitable[None]]) -> None:
         self._app = app
@@ -36,15 +38,15 @@ class Keys:
         self._typed: asyncio.Queue[Key] = asyncio.Queue()
 
     def put(self, key: Key) -> None:
-        """A key was pressed."""
+        """Queue a pressed key."""
         self._typed.put_nowait(key)
 
     async def all_through(self) -> None:
-        """Wait until all that were pressed have done what they do."""
+        """Wait until all pressed keys have been handled."""
         await self._typed.join()
 
     async def work(self) -> None:
-        """Handle them, for ever."""
+        """Handle keys for ever."""
         while True:
             key = await self._typed.get()
             try:
@@ -60,8 +62,8 @@ class Keys:
                     await self._through(key)
 
     async def _through(self, key: Key) -> None:
-        """Hand it over, and wait until everybody whom it reaches has done with it: who has the
-        focus, those around it in their order, and the same on the screen that it may have opened.
+        """Dispatch a key, and wait until all widgets that it reaches have handled it: the focused
+        one, its ancestors in order, and likewise on a screen that the key may have opened.
         """
         before = self._place()
         self._app.call_later(self._handle, key)
@@ -71,7 +73,9 @@ class Keys:
             await self._passed(place)
 
     def _place(self) -> list[MessagePump]:
-        """Through whose hands a key goes: the application, and back to it from the inside."""
+        """Return the message pumps that a key passes: the application, then from the focus
+        outwards.
+        """
         inner = self._app.focused or self._app.screen
         return [self._app, *inner.ancestors_with_self]
 

@@ -1,7 +1,7 @@
-"""The way to phosd: a D-Bus connection in a thread of its own.
+"""Connect to phosd over D-Bus in a thread of its own.
 
-Reading thousands of objects takes the library seconds; here they hold up no screen. The thread
-keeps the properties of all objects and hands over records, at most ten batches a second.
+Reading thousands of objects takes the library seconds, which must not block a screen. The thread
+mirrors the properties of all objects and delivers records, at most ten batches a second.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ _RETRY_SECONDS = 2.0
 _PASSWORD_SECONDS = 330.0
 """Longer than phosd waits for a password."""
 _MOST_AT_ONCE = 4
-"""Objects that are read again at the same time: a client may have few calls at work."""
+"""Most objects to read at the same time: phosd limits a client's concurrent calls."""
 _MOST_SINGLY = 32
-"""More objects than that are read again in one call."""
+"""Above this number, changed objects are read in one call."""
 _ENDS = ("done", "failed", "cancelled")
-"""How a job ends."""
+"""Final states of a job."""
 _NOBODY = (".ServiceUnknown", ".NameHasNoOwner")
 
 Properties = dict[str, Any]
@@ -38,7 +38,9 @@ Properties = dict[str, Any]
 
 @functools.cache
 def _user_name(uid: int) -> str:
-    """The name of a user, or the number. May ask the network: not for the screens' event loop."""
+    """Return a user's name, or the id. May query the network, so keep it off the screens' event
+    loop.
+    """
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
@@ -46,10 +48,10 @@ def _user_name(uid: int) -> str:
 
 
 class BusLink:
-    """A :class:`~phosd.tui.node.Link` over D-Bus. To be used on one event loop."""
+    """A :class:`~phosd.tui.node.Link` over D-Bus. Use it on one event loop only."""
 
     def __init__(self, where: str) -> None:
-        """``where``: ``system``, ``session`` or an address."""
+        """Take ``system``, ``session`` or an address."""
         self._where = where
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -57,7 +59,7 @@ class BusLink:
         self._main: asyncio.Task[None] | None = None
 
     def start(self, deliver: Callable[[Update], None]) -> None:
-        """Tell on this event loop what there is and what changes, until :meth:`stop`."""
+        """Deliver the state of the node and its changes on this event loop, until :meth:`stop`."""
         screens = asyncio.get_running_loop()
 
         def hand_over(update: Update) -> None:
@@ -85,9 +87,9 @@ class BusLink:
     async def call(
         self, path: str, interface: str, member: str, signature: str = "", *args: Any
     ) -> list[Any]:
-        """Call a method; the values of its reply. Raises :class:`CommandError`.
+        """Call a method and return the values of its reply. Raises :class:`CommandError`.
 
-        The user may be asked for a password, where a desktop has who asks.
+        Polkit may ask the user for a password if the desktop has an agent.
         """
         if self._loop is None:
             raise CommandError("NoDaemon", "there is no way to phosd yet; wait until there is")
@@ -126,7 +128,7 @@ class BusLink:
             loop.close()
 
     async def _keep(self, hand_over: Callable[[Update], None]) -> None:
-        """Be on the bus, again and again."""
+        """Connect to the bus, again and again."""
         while True:
             try:
                 with closing(await Connection.open(self._where)) as connection:
@@ -144,7 +146,7 @@ class BusLink:
 
 
 class _Session:
-    """One stay on the bus."""
+    """One connection to the bus, until it is lost."""
 
     def __init__(self, connection: Connection, hand_over: Callable[[Update], None]) -> None:
         self.connection = connection
@@ -157,16 +159,18 @@ class _Session:
         self._noted = False
         self._unread: set[str] = set()
         self._hidden: set[str] = set()
-        """Not told before they are read: of new objects a signal tells nothing that is private, and
-        they may be somebody else's.
+        """Objects not to deliver before they are read: a new object's signal lacks private
+        properties, and the object may belong to another user.
         """
         self._wants_reading = asyncio.Event()
         self._told: dict[str, set[str]] = {}
-        """What signals told of the objects that are being read: newer than what is read."""
+        """Properties that signals changed during the read of an object; they are newer than its
+        result.
+        """
         self._read_all = False
 
     async def run(self) -> None:
-        """Mirror until the bus goes away. Raises :class:`CallError`."""
+        """Mirror the objects until the bus goes away. Raises :class:`CallError`."""
         await self.connection.subscribe(
             self._news.put_nowait,
             f"type='signal',sender='{NAME}',path_namespace='{ROOT}'",
@@ -184,7 +188,7 @@ class _Session:
             task.result()
 
     async def _mirror(self) -> None:
-        """Read everything whenever phosd is there, and follow its signals."""
+        """Read all objects whenever phosd starts, and follow its signals."""
         await self._meet()
         while True:
             self._take(await self._news.get())
@@ -197,13 +201,13 @@ class _Session:
                 self._deliver()
 
     async def _meet(self) -> None:
-        """Find phosd and read all that it has; say how that went."""
+        """Read all objects of phosd, and report the contact."""
         self._read_all = False
         if not self._owner:
             self._hand_over(Update(contact=Contact.SEEKING))
         while True:
             try:
-                # On a system bus this starts phosd, where it may be started so.
+                # On a system bus this may activate phosd.
                 (manager,) = await self.connection.call(ROOT, _PROPERTIES, "GetAll", "s", MANAGER)
                 (managed,) = await self.connection.call(ROOT, _OBJECTS, "GetManagedObjects")
                 self._owner = await self._unique_name()
@@ -211,7 +215,7 @@ class _Session:
             except CallError as error:
                 self._hand_over(Update(contact=Contact.GONE, trouble=str(of_bus(error))))
                 if error.name.endswith(_NOBODY):
-                    return  # NameOwnerChanged tells when it is there
+                    return  # NameOwnerChanged reports its start
                 if error.name.endswith(".Disconnected"):
                     raise
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -238,7 +242,7 @@ class _Session:
         if (signal.sender, signal.member) == (_DBUS, "NameOwnerChanged"):
             self._owner_changed(*signal.args)
         elif signal.sender != self._owner:
-            return  # anybody may send us a signal that looks like phosd's
+            return  # anybody may send signals that look like phosd's
         elif name == (_PROPERTIES, "PropertiesChanged"):
             _, changed, invalidated = signal.args
             if signal.path in self._objects:
@@ -246,7 +250,7 @@ class _Session:
                 self._told.get(signal.path, set()).update(changed)
                 self._changed.add(signal.path)
                 if changed.get("State") in _ENDS:
-                    self._hidden.add(signal.path)  # an end is told together with its result
+                    self._hidden.add(signal.path)  # deliver the end together with the result
                     self._want(signal.path)
                 elif invalidated:
                     self._want(signal.path)
@@ -273,7 +277,7 @@ class _Session:
             self._hand_over(Update(contact=Contact.GONE, trouble=why))
 
     def _want(self, path: str) -> None:
-        """Signals tell nothing that is private: the object must be asked."""
+        """Read the object again, since signals lack private properties."""
         self._unread.add(path)
         self._wants_reading.set()
 
@@ -284,7 +288,7 @@ class _Session:
         self._gone.add(path)
 
     async def _read(self) -> None:
-        """Read the objects of which signals did not tell everything, beside the signals."""
+        """Read the objects whose signals were incomplete, concurrently with the signals."""
         while True:
             await self._wants_reading.wait()
             await asyncio.sleep(_BATCH_SECONDS)
@@ -307,7 +311,7 @@ class _Session:
                 (found,) = await self.connection.call(path, _PROPERTIES, "GetAll", "s", interface)
         except CallError as error:
             if error.name.endswith((".NotAuthorized", ".UnknownObject")):
-                self._forget(path)  # somebody else's, or gone already
+                self._forget(path)  # another user's, or already gone
             elif self._owner:
                 await asyncio.sleep(_RETRY_SECONDS)
                 self._want(path)

@@ -1,4 +1,4 @@
-"""``phos-tui``."""
+"""Start ``phos-tui`` from the command line."""
 
 import logging
 import os
@@ -45,7 +45,7 @@ def main(bus: str, readonly: bool, light: bool, no_color: bool) -> None:
       phos-tui --readonly
       ssh -t node7 phos-tui
     """
-    # Warnings of a library would be written over the screen.
+    # Log output of libraries would overwrite the screen.
     logging.getLogger().addHandler(logging.NullHandler())
     if no_color:
         os.environ["NO_COLOR"] = "1"

@@ -1,7 +1,7 @@
-"""The node as the screens know it: records, how phosd is, and what can be asked of it.
+"""Mirror the node for the screens: records, the contact to phosd, and calls.
 
-Everything here happens on the screens' event loop, and nothing here waits: records come in batches
-from a :class:`Link`, whose calls are awaited by whoever made them.
+Everything runs on the screens' event loop, and nothing blocks: records come in batches from a
+:class:`Link`, whose calls are awaited by their callers.
 """
 
 import enum
@@ -19,11 +19,11 @@ from phosd.tui.records import Gpu, Image, Job, Manager, Process, Record
 
 MANAGER = "org.phos.Manager1"
 SAMPLES = 150
-"""Samples of each GPU that are kept: five minutes, one every two seconds."""
+"""Samples to keep of each GPU: five minutes, one every two seconds."""
 
 
 class Contact(enum.Enum):
-    """How phosd is."""
+    """State of the contact to phosd."""
 
     SEEKING = "seeking"
     HERE = "here"
@@ -31,27 +31,27 @@ class Contact(enum.Enum):
 
 
 class Noted:
-    """Stands among the kinds that changed for: there are new events."""
+    """Marker in a change set: the event log has new rows."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """News from phosd. ``whole``: the records are all that there are. ``trouble`` says why there is
-    no contact, and what to do.
+    """Changes reported by a :class:`Link`. ``whole``: the records replace all earlier ones.
+    ``trouble`` says why there is no contact, and what to do.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()
     whole: bool = False
     noted: bool = False
-    """phosd has noted an event."""
+    """Whether the event log has new rows."""
     contact: Contact | None = None
     trouble: str = ""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A GPU at one moment (seconds since the epoch)."""
+    """Figures of a GPU at one time (seconds since the epoch)."""
 
     time: float
     utilisation: float | None
@@ -62,36 +62,36 @@ class Sample:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A call of ``member`` has no answer since a moment (seconds since the epoch)."""
+    """A call of ``member``, unanswered since a time (seconds since the epoch)."""
 
     member: str
     since: float
 
 
 def _sample(time: int, load: float, memory: int, temperature: float, power: float) -> Sample:
-    """One row of ``ListSamples``, where what is not known is negative."""
+    """Convert a row of ``ListSamples``, in which unknown figures are negative."""
     known = [figure if figure >= 0 else None for figure in (load, temperature, power)]
     return Sample(time / 1e6, known[0], memory, known[1], known[2])
 
 
 class Link(Protocol):
-    """The way to phosd."""
+    """A connection to phosd."""
 
     async def call(
         self, path: str, interface: str, member: str, signature: str = "", *args: Any
     ) -> list[Any]:
-        """Call a method; the values of its reply. Raises ``CommandError``."""
+        """Call a method and return the values of its reply. Raises ``CommandError``."""
 
     def start(self, deliver: Callable[[Update], None]) -> None:
-        """Tell what there is, and what changes, until :meth:`stop`."""
+        """Deliver the state of the node and its changes, until :meth:`stop`."""
 
     def stop(self) -> None:
-        """Tell nothing any more."""
+        """Stop delivering."""
 
 
 Listener = Callable[[frozenset[type]], None]
-"""Gets the kinds of records that changed; :class:`Contact` stands for how phosd is, and
-:class:`Noted` for new events.
+"""Called with the kinds of records that changed; :class:`Contact` stands for the contact to phosd,
+and :class:`Noted` for new events.
 """
 _R = TypeVar("_R", bound=Record)
 
@@ -105,22 +105,22 @@ class Node:
         self.contact = Contact.SEEKING
         self.trouble = ""
         self.since = now()
-        """When the contact became what it is."""
+        """Time since which ``contact`` is as it is."""
         self.heard = 0.0
-        """When phosd was last heard of; 0: never."""
+        """Time of the last message from phosd; 0: never."""
         self._unanswered: dict[object, Waiting] = {}
         self.samples: dict[str, deque[Sample]] = {}
-        """By path of the GPU, oldest first."""
+        """Samples by path of the GPU, oldest first."""
         self._records: dict[type, dict[str, Any]] = {
             kind: {} for kind in (Manager, Gpu, Process, Image, Job)
         }
         self._busy: dict[str, Job] = {}
         self._listeners: list[Listener] = []
 
-    # What there is
+    # Reading the mirror
 
     def of(self, kind: type[_R]) -> Mapping[str, _R]:
-        """All records of a kind, by path."""
+        """Return all records of a kind, by path."""
         return self._records[kind]
 
     @property
@@ -129,56 +129,58 @@ class Node:
         return next(iter(self.of(Manager).values()), Manager(ROOT))
 
     def memory_used(self, gpu: Gpu) -> int:
-        """Bytes, as NVML tells it; or else what the processes hold of which phosd tells."""
+        """Return the bytes of a GPU in use: NVML's figure, else the sum over the visible
+        processes.
+        """
         if gpu.memory_used:
             return gpu.memory_used
         return sum(p.device_bytes for p in self.of(Process).values() if p.gpus == (gpu.path,))
 
     @property
     def gpus(self) -> list[Gpu]:
-        """The GPUs in their order."""
+        """The GPUs in order of their ordinals."""
         return sorted(self.of(Gpu).values(), key=lambda gpu: (gpu.ordinal, gpu.uuid))
 
     def process(self, pid: int) -> Process | None:
-        """The process with this pid."""
+        """Return the process with this pid."""
         return next((p for p in self.of(Process).values() if p.pid == pid), None)
 
     def image(self, image: str) -> Image | None:
-        """The image with this id."""
+        """Return the image with this id."""
         return self.of(Image).get(path_of("image", image))
 
     @property
     def waiting(self) -> Waiting | None:
-        """The oldest call that phosd has not answered yet."""
+        """The oldest unanswered call."""
         return next(iter(self._unanswered.values()), None)
 
     def job_of(self, target: str) -> Job | None:
-        """The job that works on a pid or an image now, or else the first that waits to."""
+        """Return the job that works on a pid or an image now, else the first that waits to."""
         return self._busy.get(target)
 
     @property
     def active_jobs(self) -> list[Job]:
-        """Those that run or wait, in their order."""
+        """The running and waiting jobs, by number."""
         return sorted(
             (job for job in self.of(Job).values() if not job.over), key=lambda job: job.number
         )
 
-    # What changes
+    # Changes
 
     def subscribe(self, listener: Listener) -> None:
-        """Have ``listener`` called after every change."""
+        """Call ``listener`` after every change."""
         self._listeners.append(listener)
 
     def start(self) -> None:
-        """Begin to mirror."""
+        """Start mirroring."""
         self._link.start(self.apply)
 
     def stop(self) -> None:
-        """End it."""
+        """Stop mirroring."""
         self._link.stop()
 
     def apply(self, update: Update) -> None:
-        """Take over what the link tells, and tell it on."""
+        """Apply an update of the link and notify the listeners."""
         changed: set[type] = set()
         if update.whole:
             for kind, records in self._records.items():
@@ -207,7 +209,7 @@ class Node:
         self._tell(frozenset(changed))
 
     def sample(self) -> None:
-        """Remember how the GPUs are now; to be called every two seconds."""
+        """Record a sample of each GPU. Call it every two seconds."""
         if self.contact is not Contact.HERE:
             return
         gpus = self.of(Gpu)
@@ -218,7 +220,7 @@ class Node:
             )
 
     async def recall(self) -> None:
-        """Ask phosd how the GPUs were before this began to look."""
+        """Fetch the samples that phosd took before this client started."""
         if "gpu-samples" not in self.manager.features:
             return
         for gpu in self.gpus:
@@ -235,46 +237,46 @@ class Node:
             for listener in list(self._listeners):
                 listener(changed)
 
-    # What can be asked. Each raises CommandError, which says what to do next.
+    # Calls. Each raises CommandError, whose message says what to do next.
 
     async def checkpoint(self, pid: int, **options: bool | int | float | str) -> str:
-        """Save a process; the path of the job, or ``/`` when this ended a schedule."""
+        """Checkpoint a process; return the path of the job, or ``/`` when this ended a schedule."""
         return str(await self._manager("Checkpoint", "ua{sv}", pid, variants(options)))
 
     async def restore(self, image: str, **options: bool | int | float | str) -> str:
-        """Bring an image back to life; the path of the job."""
+        """Restore an image; return the path of the job."""
         return str(await self._manager("Restore", "sa{sv}", image, variants(options)))
 
     async def verify(self, image: str) -> str:
-        """Read every byte of an image again; the path of the job."""
+        """Verify every byte of an image; return the path of the job."""
         return str(await self._manager("VerifyImage", "sa{sv}", image, {}))
 
     async def delete(self, image: str) -> None:
-        """Remove an image for good."""
+        """Delete an image."""
         await self._manager("DeleteImage", "sa{sv}", image, {})
 
     async def migrate(self, pid: int, destination: str) -> str:
-        """Move a process to another GPU or node; the path of the job."""
+        """Move a process to another GPU; return the path of the job."""
         return str(await self._manager("Migrate", "usa{sv}", pid, destination, {}))
 
     async def suspend(self, pid: int) -> str:
-        """Take a process off its GPU; the path of the job."""
+        """Take a process off its GPUs; return the path of the job."""
         return str(await self._manager("Suspend", "ua{sv}", pid, {}))
 
     async def resume(self, pid: int) -> str:
-        """Bring a suspended process back; the path of the job."""
+        """Resume a suspended process; return the path of the job."""
         return str(await self._manager("Resume", "ua{sv}", pid, {}))
 
     async def recover(self, pid: int) -> str:
-        """Have a process run that was left standing still; what was done, when that is over."""
+        """Recover a process that was left stopped; return what was done once that is complete."""
         return str(await self._manager("Recover", "ua{sv}", pid, {}))
 
     async def cancel(self, job: Job) -> None:
-        """Have a job stop at its next safe point."""
+        """Cancel a job at its next safe point."""
         await self.ask(job, "Cancel")
 
     async def history(self, limit: int, **options: int | str) -> list[dict[str, Any]]:
-        """At most ``limit`` past jobs, newest first, as ``ListHistory`` tells them."""
+        """Return at most ``limit`` past jobs, newest first, as rows of ``ListHistory``."""
         rows: list[dict[str, Any]] = []
         page: dict[str, Any] | None = first_page({"limit": limit, **options})
         while page is not None:
@@ -284,11 +286,11 @@ class Node:
         return rows
 
     async def events(self, **options: int | str) -> list[dict[str, Any]]:
-        """What the daemon noted, newest first, as ``ListEvents`` tells it."""
+        """Return events, newest first, as rows of ``ListEvents``."""
         return list(await self._manager("ListEvents", "a{sv}", variants(options)))
 
     async def ask(self, record: Record, member: str, **options: int | str) -> Any:
-        """Call a method of the object behind a record, which takes options; its first value."""
+        """Call a method that takes options on the object of a record; return its first value."""
         interface = f"org.phos.{type(record).__name__}1"
         return await self._call(record.path, interface, member, "a{sv}", variants(options))
 

@@ -1,4 +1,4 @@
-"""What phosd's history and its log tell, as records; and when something was, as users write it."""
+"""Convert rows of phosd's history and event log to records, and parse times that users type."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from phosd.client.times import instant
 from phosd.tui.records import Job, Phase, Values
 
 SEVERITIES = ("info", "warning", "error")
-"""In rising order."""
+"""Severities in rising order."""
 MOST_ROWS = 10_000
-"""Rows that phosd tells in one answer."""
+"""Most rows that phosd returns in one call."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that phosd noted, at ``time`` (seconds since the epoch)."""
+    """An event recorded by phosd at ``time`` (seconds since the epoch)."""
 
     number: int
     time: float
@@ -27,7 +27,7 @@ class Event:
 
 
 def event(row: Mapping[str, Any]) -> Event:
-    """A row of ``ListEvents``."""
+    """Convert a row of ``ListEvents``."""
     values = Values(row, str)
     return Event(
         number=values.whole("id"),
@@ -44,7 +44,7 @@ def _phase(name: Any, begin: Any, seconds: Any, size: Any, stopped: Any) -> Phas
 
 
 def past_job(row: Mapping[str, Any]) -> Job:
-    """A row of ``ListHistory``: a job as it ended, or as it is."""
+    """Convert a row of ``ListHistory``, of an ended or running job."""
     values = Values(row, str)
     number = values.whole("id")
     return Job(
@@ -74,8 +74,8 @@ def past_job(row: Mapping[str, Any]) -> Job:
 
 
 def moment(text: str, now: float) -> int | None:
-    """Microseconds since the epoch of ``2h`` (ago), ``2026-11-21`` or ``2026-11-21T15:30``, which
-    are local time; None for an empty text. Raises :class:`ValueError`, which says how to write it.
+    """Parse ``2h`` (ago), ``2026-11-21`` or ``2026-11-21T15:30`` in local time to microseconds
+    since the epoch; None for an empty text. Raises :class:`ValueError` with a message for the user.
     """
     text = text.strip()
     if not text:

@@ -1,7 +1,7 @@
-"""What phosd's objects say, as typed records: all that screens know of the node.
+"""Convert properties of phosd's objects to typed records, the screens' only view of the node.
 
-Times are seconds since the epoch (None: not known), durations seconds, sizes bytes. Records are
-built of whatever a service of another version sends: what is missing, or of another type, is empty.
+Times are seconds since the epoch (None: unknown), durations seconds, sizes bytes. A service of
+another version may send other properties: missing or mistyped ones become empty.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ class Manager:
 @dataclass(frozen=True)
 class Gpu:
     """A GPU. ``utilisation`` is 0..1, ``temperature`` degrees Celsius, ``power`` watts; None where
-    it does not tell.
+    the GPU does not report it.
     """
 
     path: str
@@ -41,8 +41,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that uses GPUs, which are named by their paths. ``every``: seconds between its
-    periodic checkpoints, of which ``keep`` images are kept; 0: there are none.
+    """A GPU process; ``gpus`` are object paths. ``every`` is the interval of its periodic
+    checkpoints in seconds (0: none), of which ``keep`` images are kept.
     """
 
     path: str
@@ -63,7 +63,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Image:
-    """A saved process. ``whole`` is what the last verification found, None before the first."""
+    """A saved process. ``whole`` is the result of the last verification, None before the first."""
 
     path: str
     id: str = ""
@@ -88,7 +88,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a job; ``stopped``: the program stood still in it."""
+    """One phase of a job; ``stopped``: the program was stopped in it."""
 
     name: str
     stopped: bool
@@ -99,8 +99,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of long work. ``progress``, ``bytes_*``, ``rate`` and ``expected_end`` are of the
-    current phase; ``progress`` is None where nobody knows.
+    """A job. ``progress``, ``bytes_*``, ``rate`` and ``expected_end`` refer to the current phase;
+    ``progress`` is None if unknown.
     """
 
     path: str
@@ -139,12 +139,12 @@ class Job:
 
     @property
     def targets(self) -> list[str]:
-        """The pids that it works on, or the image."""
+        """The pids that the job works on, or the image."""
         return self.target.split()
 
     @property
     def over(self) -> bool:
-        """Whether nothing changes any more."""
+        """Whether the state is final."""
         return self.state not in ("queued", "running")
 
 
@@ -154,7 +154,7 @@ _T = TypeVar("_T")
 
 
 class Values:
-    """The properties of one object, or the fields of a row, by type."""
+    """Typed access to the properties of an object, or to the fields of a row."""
 
     def __init__(self, properties: Properties, name_of: Callable[[int], str]) -> None:
         self._properties = properties
@@ -178,14 +178,14 @@ class Values:
         return self._get(name, int, 0)
 
     def user(self, name: str) -> str:
-        """The name of the user whose id this is."""
+        """Return the name of the user whose id the property holds."""
         return self._name_of(self.whole(name))
 
     def number(self, name: str) -> float:
         return self._get(name, float, 0.0)
 
     def known(self, name: str) -> float | None:
-        """A figure of a GPU, which is negative when the GPU does not tell it."""
+        """Return a figure of a GPU, or None if negative: the GPU does not report it."""
         value = self._get(name, float, -1.0)
         return value if value >= 0 else None
 
@@ -199,7 +199,7 @@ class Values:
         return tuple(item for item in self._get(name, list, []) if isinstance(item, kind))
 
     def rows(self, name: str, row: Callable[..., _T]) -> tuple[_T, ...]:
-        """What ``row`` makes of each; those that it does not fit are left out."""
+        """Convert each row with ``row``; leave out rows that it cannot convert."""
         found = []
         for values in self._get(name, list, []):
             try:
@@ -331,9 +331,9 @@ _KINDS: dict[str, Callable[[str, Values], Record]] = {
 def record_of(
     path: str, interface: str, properties: Properties, name_of: Callable[[int], str]
 ) -> Record | None:
-    """The record of an object; None for an interface that this version does not know.
+    """Return the record of an object, or None for an interface unknown to this version.
 
-    ``name_of`` gives the name of a user id.
+    ``name_of`` returns the name of a user id.
     """
     kind = _KINDS.get(interface)
     return kind(path, Values(properties, name_of)) if kind else None

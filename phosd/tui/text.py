@@ -1,7 +1,7 @@
-"""Text for the terminal: what programs call themselves, and figures.
+"""Make text safe for the terminal, and format figures.
 
-Command lines, images' names and errors come from users' programs. They are never markup, and what
-would move the cursor or turn the writing round is shown as an escape.
+Command lines, image names and errors come from users' programs. They are never parsed as markup,
+and characters that move the cursor or change the writing direction are shown as escapes.
 """
 
 import shlex
@@ -27,24 +27,26 @@ __all__ = [
 ]
 
 _LONGEST = 4096
-"""Characters of a text that are looked at: nobody's command line may slow the screen down."""
+"""Most characters of a text to process: a long command line must not slow the screen down."""
 _MOST_WORDS = 256
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def plain(text: str, *, lines: bool = False) -> str:
-    """The text without anything that a terminal obeys; ``lines`` keeps line ends and tabs."""
+    """Return the text with terminal control characters escaped; ``lines`` keeps line ends and
+    tabs.
+    """
     return everywhere.plain(text if lines else text[:_LONGEST], lines=lines)
 
 
 def command_line(words: Sequence[str]) -> str:
-    """A command line on one line."""
+    """Format a command line on one line."""
     return plain(shlex.join(word[:_LONGEST] for word in words[:_MOST_WORDS]))
 
 
 def fit(text: str, width: int, *, right: bool = False) -> str:
-    """The text in exactly ``width`` cells; what is cut off leaves an ellipsis."""
+    """Cut or pad the text to exactly ``width`` cells; a cut leaves an ellipsis."""
     length = cell_len(text)
     if length > width:
         return set_cell_size(text, width - 1) + "…" if width > 1 else set_cell_size(text, width)
@@ -53,7 +55,7 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
 
 
 def seconds(value: float) -> str:
-    """``0.52 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    """Format a duration: ``0.52 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``."""
     if value < 10:
         return f"{value:.2f} s"
     whole = int(value)
@@ -64,7 +66,7 @@ def seconds(value: float) -> str:
 
 
 def since(moment: float | None, now: float) -> str:
-    """How long ago, in one unit: ``12 s``, ``5 min``, ``3 h``, ``2 d``; nothing if never."""
+    """Format the time passed in one unit: ``12 s``, ``5 min``, ``3 h``, ``2 d``; empty for None."""
     if moment is None:
         return ""
     passed = max(0, int(now - moment))
@@ -75,20 +77,20 @@ def since(moment: float | None, now: float) -> str:
 
 
 def when(moment: float | None) -> str:
-    """Local date and time, to the second; nothing for none."""
+    """Format local date and time to the second; empty for None."""
     if moment is None:
         return ""
     return datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def spark(shares: Sequence[float | None], width: int) -> str:
-    """The last ``width`` shares (0..1), one a cell; one that is not known leaves its cell empty."""
+    """Draw the last ``width`` shares (0..1), one per cell; an unknown share leaves a blank."""
     cells = [" " if x is None else _HEIGHTS[round(min(1.0, max(0.0, x)) * 7)] for x in shares]
     return "".join(cells[-width:] if width else []).rjust(width)
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of ``width`` cells, filled to the ``share`` (0..1)."""
+    """Draw a bar of ``width`` cells, filled to ``share`` (0..1)."""
     eighths = round(min(1.0, max(0.0, share)) * width * 8)
     filled, rest = divmod(eighths, 8)
     text = "█" * filled + (_EIGHTHS[rest] if rest else "")

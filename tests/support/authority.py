@@ -1,4 +1,4 @@
-"""A stand-in for polkit on the test's bus, which decides as the test says."""
+"""Provide a fake polkit on the test's bus, with verdicts set by the test."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ YES, NO, CHALLENGE = [True, False, {}], [False, False, {}], [False, True, {}]
 
 @dataclass(frozen=True)
 class Question:
-    """What CheckAuthorization was asked."""
+    """The arguments of a CheckAuthorization call."""
 
     kind: str
     subject: str
@@ -27,8 +27,8 @@ class Question:
 
 @dataclass
 class Authority:
-    """``verdicts`` by action, and what to say of all others; an action in ``silent`` gets no
-    answer before its check is cancelled.
+    """The fake polkit: ``verdicts`` by action, and a default for all others. An action in
+    ``silent`` gets no reply before its check is cancelled.
     """
 
     connection: Connection
@@ -45,10 +45,10 @@ class Authority:
         task.add_done_callback(self.tasks.discard)
 
     def gone(self, client: str) -> None:
-        """Every check has an end of its own."""
+        """Do nothing: every check ends by itself."""
 
     def lost(self) -> None:
-        """As above."""
+        """Do nothing, for the same reason."""
 
     async def answer(self, call: Call) -> tuple[str, list[Any]]:
         if call.member == "CancelCheckAuthorization":
@@ -64,7 +64,7 @@ class Authority:
 
 @contextmanager
 def authority(address: str, default: list[Any]) -> Iterator[Authority]:
-    """Run it as long as the context lasts."""
+    """Run the fake polkit until the end of the block."""
     loop = asyncio.new_event_loop()
     stop, ready = asyncio.Event(), threading.Event()
     made: list[Authority] = []

@@ -1,9 +1,9 @@
-"""Compare what a run of ``make test`` took with its budget, area by area.
+"""Compare the time that ``make test`` took with its budget, area by area.
 
-``python -m tests.support.budget STEPS TIMES`` prints the table. STEPS has a line ``title<TAB>
-seconds`` for each step (``packaging/step.sh``), TIMES the seconds of each test module
+``python -m tests.support.budget STEPS TIMES`` prints the table. STEPS has a line
+``title<TAB>seconds`` for each step (``packaging/step.sh``), TIMES the seconds of each test module
 (``--times`` of ``shards.py``). ``tests/budget.toml`` holds the budget. An area over its budget is
-named, and fails nothing: how fast a machine is does not tell whether a change is right.
+reported but is no failure: a slow machine does not make a change wrong.
 """
 
 import json
@@ -19,7 +19,7 @@ BUDGET = Path(__file__).parents[1] / "budget.toml"
 
 @dataclass(frozen=True)
 class Row:
-    """An area: seconds that it took, and that it may take; 0 for one without a budget."""
+    """An area with the seconds that it took, and its budget in seconds; 0 without one."""
 
     area: str
     took: float
@@ -31,7 +31,7 @@ class Row:
 
 
 def rows(took: Mapping[str, float], budget: Mapping[str, float]) -> list[Row]:
-    """What each area of the budget took; what belongs to none has a row of its own."""
+    """Return a row for each area of the budget, and one for each name that is in no area."""
     sums: dict[str, float] = defaultdict(float)
     for name, seconds in took.items():
         fitting = [area for area in budget if name == area or name.startswith(f"{area}/")]
@@ -40,7 +40,7 @@ def rows(took: Mapping[str, float], budget: Mapping[str, float]) -> list[Row]:
 
 
 def table(part: str, found: list[Row]) -> str:
-    """The rows as text, under the name of the part."""
+    """Return the rows as text, below the name of the part."""
     lines = [f"{part:<44}{'seconds':>9}{'budget':>9}"]
     for row in found:
         mark = "  over its budget" if row.over else ""
@@ -49,7 +49,7 @@ def table(part: str, found: list[Row]) -> str:
 
 
 def steps(path: Path) -> dict[str, float]:
-    """Seconds by the title of a step, which may have been done more than once."""
+    """Return the seconds of each step by title, summed over repetitions."""
     sums: dict[str, float] = defaultdict(float)
     for line in path.read_text().splitlines():
         title, _, seconds = line.rpartition("\t")

@@ -1,4 +1,4 @@
-"""A bus of the test's own, laid out like the system bus: nobody may do what no policy allows."""
+"""Start a private bus with the default-deny policy of a system bus."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ _CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configura
 
 
 def start_bus(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """A bus that any user may connect to, and its address, which is the same for a second one."""
+    """Start a bus open to any user; return it and its address, which a later bus reuses."""
     config = folder / "bus.conf"
     config.write_text(_CONFIG.format(socket=folder / "bus", policy=POLICY))
     reading, writing = os.pipe()
@@ -60,7 +60,7 @@ def start_bus(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 @contextmanager
 def private_bus(folder: Path) -> Iterator[str]:
-    """Run a bus as long as the context lasts; gives its address."""
+    """Run a bus until the end of the block; yields its address."""
     daemon, address = start_bus(folder)
     try:
         yield address
@@ -70,7 +70,7 @@ def private_bus(folder: Path) -> Iterator[str]:
 
 
 def busctl(address: str, *arguments: str, uid: int | None = None) -> str:
-    """Run the real busctl, as another user if asked; its output. Raises on its failure."""
+    """Run the real busctl, optionally as another user; return its output. Raises on failure."""
     prefix = (
         ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid is not None else []
     )

@@ -1,4 +1,4 @@
-"""An engine that a test leads by the hand, to see what the service around it does."""
+"""Provide a fake engine that a test controls, to test the service around it."""
 
 import dataclasses
 import os
@@ -39,7 +39,7 @@ GPU = GpuInfo(0, "GPU-1234-ab", "A test's GPU", 1 << 30, 1 << 20, 0.5, 40.0, 100
 
 
 def block(*packs: int) -> Block:
-    """Memory with a chunk in each of these packs."""
+    """Return a block with a chunk in each of these packs."""
     chunks = tuple(ChunkRef("a", pack, 0, CHUNK) for pack in packs)
     return Block(process=0, id=1, va=0, size=len(packs) * CHUNK, gpu=0, chunks=chunks)
 
@@ -55,7 +55,7 @@ def manifest(
     start_time: int = 1,
     boot: str = "boot",
 ) -> Manifest:
-    """A small image of one process."""
+    """Return the manifest of a small image of one process."""
     process = Process(
         pid=pid,
         tree=0,
@@ -86,7 +86,7 @@ def manifest(
 
 
 def this_process(**changes: object) -> GpuProcess:
-    """The test itself, as if it used a GPU."""
+    """Return the test's own process as a GPU process."""
     values = {
         "pid": os.getpid(),
         "start_time": 1,
@@ -103,7 +103,9 @@ def this_process(**changes: object) -> GpuProcess:
 
 @dataclass
 class FakeEngine:
-    """Checkpoints take until ``go`` is set; ``act`` is called in the middle of each."""
+    """The fake engine. Checkpoints last until ``go`` is set; ``act`` is called in the middle of
+    each.
+    """
 
     go: threading.Event = field(default_factory=threading.Event)
     stored: dict[str, Manifest] = field(default_factory=dict)
@@ -276,4 +278,4 @@ class FakeEngine:
         self.limits = limits
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the fake holds no resources."""

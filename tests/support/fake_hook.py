@@ -1,4 +1,4 @@
-"""A hook whose every answer a test decides, listening as the hook of the test's own process."""
+"""Provide a fake hook for the test's own process, whose replies the test decides."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from phosd.engine.hook_client.wire import HEADER, MAGIC, REPLY, VERSION
 
 @dataclass
 class Request:
-    """What the client sent."""
+    """A request of the client."""
 
     type: int
     sequence: int
@@ -26,7 +26,7 @@ class Request:
 
 @dataclass
 class Answer:
-    """What the hook sends: whole by default, and only ``cut`` bytes of it if that is set."""
+    """A reply of the fake hook, sent in full, or only its first ``cut`` bytes."""
 
     payload: bytes = b""
     descriptors: list[int] = field(default_factory=list)
@@ -35,10 +35,10 @@ class Answer:
     cut: int | None = None
     changed: Callable[[bytes], bytes] = lambda message: message
     close: bool = False
-    """End the connection afterwards."""
+    """Close the connection afterwards."""
 
     def message(self, request: Request) -> bytes:
-        """The bytes on the wire."""
+        """Return the bytes to send."""
         count = len(self.descriptors) if self.count is None else self.count
         head = (MAGIC, VERSION, request.type | REPLY, request.sequence, self.status)
         whole = HEADER.pack(*head, len(self.payload), count) + self.payload
@@ -50,7 +50,7 @@ Script = Callable[[Request], Answer]
 
 @contextlib.contextmanager
 def fake_hook(runtime: Path, script: Script) -> Iterator[list[Request]]:
-    """Inside, ``script`` answers for the hook of this process; yields the requests that came."""
+    """Let ``script`` answer as the hook of this process; yields the list of received requests."""
     path = socket_path(runtime, os.getpid())
     path.parent.mkdir(parents=True, exist_ok=True)
     seen: list[Request] = []
@@ -106,7 +106,7 @@ def _answer(connection: socket.socket, script: Script, seen: list[Request]) -> b
 
 
 DEVICE = bytes(range(16))
-"""The UUID of the device that a hello tells of."""
+"""UUID of the device in a hello."""
 
 
 def hello(
@@ -116,25 +116,25 @@ def hello(
     reason: bytes = b"",
     devices: Sequence[bytes] = (DEVICE,),
 ) -> bytes:
-    """The payload of a hello."""
+    """Return the payload of a hello."""
     head = wire.HELLO.pack(pid, 13000, len(devices), state, parkable, 0, 0, 0, reason)
     return head + b"".join(devices)
 
 
 def blocks(*rows: tuple[int, int], more: int = 0) -> bytes:
-    """A block list of (id, flags), 2 MiB each, on device 0."""
+    """Return a block list of (id, flags), 2 MiB each, on device 0."""
     head = wire.BLOCK_LIST.pack(len(rows), more, 0, rows[-1][0] if rows else 0)
     body = b"".join(wire.BLOCK.pack(i, i << 21, 2 << 20, 0, flags) for i, flags in rows)
     return head + body
 
 
 def gate(*, settled: int = 0, busy: int = 0, waiting: int = 0, capturing: int = 0) -> bytes:
-    """The state of a closing gate."""
+    """Return the state of a closing gate."""
     return wire.GATE_STATE.pack(settled, busy, waiting, capturing, 0, 0, 0)
 
 
 def kernels(*rows: tuple[str, int], more: int = 0) -> bytes:
-    """A kernel list of (name, launches): suspects, of a module 7."""
+    """Return a kernel list of (name, launches): suspects of module 7."""
     body = b"".join(
         wire.KERNEL.pack(7, launches, 1, len(name)) + name.encode() for name, launches in rows
     )
@@ -142,22 +142,22 @@ def kernels(*rows: tuple[str, int], more: int = 0) -> bytes:
 
 
 def release(state: int, reason: bytes = b"") -> bytes:
-    """How far emptying PyTorch's cache is."""
+    """Return the progress of emptying PyTorch's cache."""
     return wire.RELEASE_STATE.pack(state, 0, reason)
 
 
 def count(number: int) -> bytes:
-    """A count."""
+    """Return a count."""
     return struct.pack("<Q", number)
 
 
 def files(number: int) -> list[int]:
-    """Descriptors of so many new files, as memory blocks are."""
+    """Return ``number`` descriptors of new memory files, which stand for memory blocks."""
     return [os.memfd_create("block") for _ in range(number)]
 
 
 def open_files() -> int:
-    """How many descriptors of such files this process has."""
+    """Return how many descriptors of such files this process has open."""
     found = 0
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the listing's own, or another thread's

@@ -1,6 +1,6 @@
-"""Target programs under test: start one, read what it computes, kill it, find it again.
+"""Start target programs, read what they compute, kill them, and find them again.
 
-A target runs in a session of its own, reads nothing, and appends to a log, as ``phos run`` does it.
+A target runs in a session of its own, reads no input, and appends to a log, as under ``phos run``.
 """
 
 import functools
@@ -23,14 +23,14 @@ from phosd.engine.system.native import hook_library, softgpu_folder
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 PATIENCE = 60.0
-"""Seconds that anything may take on a busy machine before a test gives up."""
+"""Seconds to wait for anything on a busy machine before a test fails."""
 SLOWEST_STEP = 0.05
-"""Seconds that a step of a program may take on such a machine, without a rest."""
+"""Most seconds for a step of a program on such a machine, without its pause."""
 
 UNDISTURBED = Path(__file__).parents[2] / "build" / "undisturbed"
-"""Where the values of undisturbed programs are kept from one run of the tests to the next."""
+"""Folder in which values of undisturbed programs are kept between test runs."""
 _OF_NO_MATTER = ("PYTHONPATH", "PHOS_TEST_CACHE", "PHOS_TEST_PACE", "PHOS_SOFTGPU_DIR")
-"""Variables of which no value depends."""
+"""Variables that do not affect values."""
 
 T = TypeVar("T")
 
@@ -38,7 +38,9 @@ T = TypeVar("T")
 def wait_until(
     condition: Callable[[], T | None], what: str, patience: float = PATIENCE, *, every: float = 0.02
 ) -> T:
-    """The first true value of ``condition``; fails the test, naming ``what``, when none comes."""
+    """Return the first true value of ``condition``; fail the test, naming ``what``, on a
+    timeout.
+    """
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         value = condition()
@@ -51,7 +53,7 @@ def wait_until(
 def environment(
     *, hooked: bool, runtime: Path | None = None, extra: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The environment of a program on the software GPU, with or without the hook."""
+    """Return the environment of a program on the software GPU, with or without the hook."""
     env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "PHOS_RUNTIME_DIR")}
     env["LD_LIBRARY_PATH"] = str(softgpu_folder())
     if hooked:
@@ -62,7 +64,7 @@ def environment(
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs: it exists and is no zombie."""
+    """Whether the process exists and is no zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -71,7 +73,7 @@ def alive(pid: int) -> bool:
 
 
 def halt(pid: int) -> None:
-    """SIGSTOP; returns when it has come to each thread of the process."""
+    """Send SIGSTOP, and wait until each thread of the process has stopped."""
 
     def halted() -> bool:
         found = map(procfs.stat, procfs.threads(pid))
@@ -82,10 +84,10 @@ def halt(pid: int) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """The processes below ``pid``, all generations."""
+    """Return all descendants of ``pid``."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # the task has ended
             for child in task.read_text().split():
                 found += [int(child), *children(int(child))]
     return found
@@ -93,7 +95,9 @@ def children(pid: int) -> list[int]:
 
 @contextmanager
 def running(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """``subprocess.Popen`` with text. A test that fails kills the process, not to wait for it."""
+    """Run a process in text mode, and kill it if the block raises, so that a failed test does not
+    wait.
+    """
     with subprocess.Popen(command, text=True, **options) as process:
         try:
             yield process
@@ -104,7 +108,7 @@ def running(command: Sequence[str | Path], **options: Any) -> Iterator[subproces
 
 @dataclass
 class Target:
-    """A running target program; ``log`` holds its lines, ``errors`` what it said on stderr."""
+    """A running target program; ``log`` holds its lines, ``errors`` its stderr."""
 
     program: str
     log: Path
@@ -117,15 +121,15 @@ class Target:
         return self.process.pid
 
     def position(self) -> int:
-        """Where the log ends now, in bytes."""
+        """Return the present size of the log in bytes."""
         return self.log.stat().st_size
 
     def values(self, since: int = 0) -> dict[int, str]:
-        """The digest of each step in the log from byte ``since`` on."""
+        """Return the digest of each step in the log from byte ``since`` on."""
         return parse(self.log.read_bytes()[since:])
 
     def wait_for_steps(self, count: int, since: int = 0) -> dict[int, str]:
-        """The values from byte ``since`` on, as soon as there are at least ``count``."""
+        """Wait for at least ``count`` values from byte ``since`` on, and return them."""
 
         def enough() -> dict[int, str] | None:
             values = self.values(since)
@@ -136,11 +140,11 @@ class Target:
         return wait_until(enough, f"{count} steps of {self.program}")
 
     def more_steps(self, count: int) -> dict[int, str]:
-        """``count`` further values from now on."""
+        """Wait for ``count`` further values, and return them."""
         return self.wait_for_steps(count, since=self.position())
 
     def kill(self) -> None:
-        """SIGKILL to the whole tree; returns when every pid of it is free."""
+        """Kill the whole tree, and wait until all its pids are free."""
         if alive(self.pid):
             self.pids = [self.pid, *children(self.pid)]
         for pid in self.pids:
@@ -155,7 +159,7 @@ class Target:
 
 
 def parse(text: bytes) -> dict[int, str]:
-    """``{step: digest}`` of the complete lines; other lines are the program's own business."""
+    """Return ``{step: digest}`` of the complete lines; other lines are ignored."""
     values = {}
     for line in text.decode().split("\n")[:-1]:
         step, _, digest = line.partition(" ")
@@ -193,16 +197,16 @@ def start(
 
 
 def script(program: str) -> Path:
-    """The file of a program."""
+    """Return the file of a program."""
     return PROGRAMS / f"{program}.py"
 
 
 def undisturbed(
     program: str, steps: int, *arguments: str, extra: Mapping[str, str] | None = None
 ) -> dict[int, str]:
-    """The values of a run that nobody touched, without the hook: of so many steps, at least.
+    """Return the values of at least ``steps`` steps of a run without hook and checkpoints.
 
-    They are kept in a file, under a name that has in it all that they depend on.
+    They are cached in a file whose name includes a hash of everything they depend on.
     """
     surroundings = {
         name: os.environ[name] for name in os.environ if name.startswith("PHOS_SOFTGPU")
@@ -233,7 +237,7 @@ def _read_values(path: Path) -> dict[int, str]:
 
 @functools.cache
 def _programs() -> str:
-    """A digest of all test programs and of what they compute with."""
+    """Return a digest of all test programs and of the libraries that they compute with."""
     files = [path for path in sorted(PROGRAMS.iterdir()) if path.is_file()]
     digest = hashlib.sha256(sys.version.encode())
     for path in (*files, softgpu_folder() / "libcuda.so.1"):
@@ -250,7 +254,7 @@ def run_to_end(
     hooked: bool,
     extra: Mapping[str, str] | None = None,
 ) -> dict[int, str]:
-    """The values of an undisturbed run of ``steps`` steps, with no daemon anywhere.
+    """Run ``steps`` steps without any daemon, and return their values.
 
     ``arguments`` follow the number of steps.
     """

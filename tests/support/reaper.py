@@ -1,9 +1,11 @@
-"""``python tests/support/reaper.py COMMAND...`` runs a command and waits for all processes that
-it leaves without a parent, as a machine's init does. Exits as the command does, or with 128 more
-than the signal that ended it.
+"""Run a command, and reap all orphans it leaves, as an init does.
 
-A restored program has no parent left. When it is killed, its pid stays taken until init has waited
-for it, for which the inits of some containers take seconds, and so does each test that kills one.
+``python tests/support/reaper.py COMMAND...`` exits with the command's status, or with 128 plus the
+number of the signal that ended it.
+
+A restored program has no parent. When it is killed, its pid stays taken until init has reaped it.
+The inits of some containers take seconds for that, and each test that kills such a program would
+wait as long.
 """
 
 import ctypes
@@ -20,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main() -> int:
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot become the init of what is started here")
-    # A signal that comes before we know the command's pid waits until we do.
+    # Block signals until the command's pid is known.
     ours = {signal.SIGTERM, signal.SIGINT}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
     child = os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ, setsigmask=before)

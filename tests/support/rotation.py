@@ -1,8 +1,8 @@
-"""Choose the part of random and combined tests that this commit's run plays.
+"""Choose which random and combined tests this commit's run plays.
 
-``make test`` plays a part, which the commit chooses, so that each commit tries something new;
+``make test`` plays a part that depends on the commit, so that each commit tries something new;
 ``make test-all`` (``PHOS_TEST_ALL=1``) plays everything. ``PHOS_TEST_SEED`` chooses another part.
-What ever failed stands in ``tests/regressions.txt`` and is always played.
+Cases that ever failed are in ``tests/regressions.txt`` and are always played.
 """
 
 import os
@@ -14,7 +14,7 @@ from zlib import crc32
 
 TESTS = Path(__file__).parent.parent
 REGRESSIONS = TESTS / "regressions.txt"
-"""Lines ``NAME: CASE``, where something that was played under ``NAME`` has failed once."""
+"""Lines ``NAME: CASE``: case ``CASE`` of ``NAME`` has failed once."""
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ EVERYTHING = os.environ.get("PHOS_TEST_ALL") == "1"
 
 
 def _seed() -> int:
-    """The seed of this run: what the environment says, else the commit's first 32 bits."""
+    """Return the seed of this run: from the environment, else the commit's first 32 bits."""
     if said := os.environ.get("PHOS_TEST_SEED"):
         return int(said)
     command = ["git", "-C", str(TESTS), "rev-parse", "HEAD"]
@@ -37,7 +37,7 @@ SEED = _seed()
 
 
 def regressions(name: str) -> set[str]:
-    """The cases of ``name`` that have failed once."""
+    """Return the cases of ``name`` that have failed once."""
     pairs = (line.partition(": ") for line in REGRESSIONS.read_text().splitlines())
     return {case for key, _, case in pairs if key == name}
 
@@ -50,13 +50,13 @@ def plays(name: str, case: object, of: int) -> bool:
 
 
 def part(name: str, cases: Iterable[T], of: int) -> list[T]:
-    """One in ``of`` of the cases; in as many commits in a row as there are parts, every one."""
+    """Return one in ``of`` of the cases, a different part for each seed modulo ``of``."""
     return [case for case in cases if plays(name, case, of)]
 
 
 def seeds(name: str, count: int, whole: int) -> list[int]:
-    """Seeds of ``count`` random cases, or of ``whole`` when everything is played: other ones in
-    each commit, and those that have failed once.
+    """Return seeds of ``count`` random cases, or of ``whole`` when everything is played: different
+    ones for each commit, and those that have failed once.
     """
     first = crc32(f"{name}: {SEED}".encode())
     fresh = range(first, first + (whole if EVERYTHING else count))

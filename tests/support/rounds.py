@@ -1,10 +1,10 @@
-"""Play long plans of test runs, a round at a time, and go on where an earlier call has ended.
+"""Play long plans of test runs round by round, continuing where an earlier call ended.
 
-``python -m tests.support.rounds flake-hunt`` runs the native tests and the modules that depend
-most on timing (``tests/timing-modules.txt``) 30 times beside two busy loops, and everything else
-twice. ``... soak`` plays what takes hours. Each round adds a line of JSON to
-``build/PLAN.jsonl``: the commit, the round, how it ended, its seconds, and what failed. Rounds of
-this commit that stand there are not played again. Exits with 1 when any of them has failed.
+``python -m tests.support.rounds flake-hunt`` runs the native tests and the modules most sensitive
+to timing (``tests/timing-modules.txt``) 30 times beside two busy loops, and everything else twice.
+``... soak`` plays tests that take hours. Each round adds a line of JSON to ``build/PLAN.jsonl``:
+the commit, the round, its result, its seconds, and the failures. Rounds of this commit in that file
+are not repeated. Exits with 1 when any of them has failed.
 """
 
 import argparse
@@ -36,7 +36,7 @@ _PYTEST = (
 
 @dataclass(frozen=True)
 class Round:
-    """One command of a plan, which has this name in the record."""
+    """One command of a plan, with its name in the record."""
 
     name: str
     command: Sequence[str]
@@ -48,7 +48,7 @@ def _tests(*arguments: str) -> tuple[str, ...]:
 
 
 def flake_hunt() -> Iterator[Round]:
-    """Everything that may fail when a machine is busy, again and again."""
+    """Yield all tests that may fail on a busy machine, repeatedly."""
     timing = TIMING_MODULES.read_text().split()
     native = (".venv/bin/ctest", "--test-dir", "build/native", f"--parallel={SHARDS}")
     for number in range(1, 31):
@@ -62,7 +62,7 @@ def flake_hunt() -> Iterator[Round]:
 
 
 def soak() -> Iterator[Round]:
-    """Random programs, random moves and thousands of jobs."""
+    """Yield random programs, random moves and thousands of jobs."""
     for number in range(1, 101):
         yield Round(
             f"random {number}",
@@ -78,7 +78,7 @@ PLANS = {"flake-hunt": flake_hunt, "soak": soak}
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """Inside, so many processes do nothing as fast as they can."""
+    """Run ``count`` busy loops until the end of the block."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -89,7 +89,7 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def commit() -> str:
-    """What is tested: the commit, marked when the tree differs from it."""
+    """Return the commit under test, marked when the tree differs from it."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=True
@@ -97,7 +97,9 @@ def commit() -> str:
 
 
 def play(rounds: Iterator[Round], record: Path, end: float) -> bool:
-    """Play what the record does not have yet, until ``end`` (monotonic); whether nothing failed."""
+    """Play the rounds that are not in the record, until ``end`` (monotonic clock). Returns whether
+    none has failed.
+    """
     head = commit()
     lines = record.read_text().splitlines() if record.exists() else []
     known = {each["round"]: each for each in map(json.loads, lines) if each["commit"] == head}

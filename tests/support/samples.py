@@ -1,4 +1,4 @@
-"""Images made by hand, as a checkpoint would make them but without a GPU."""
+"""Make images like those of a checkpoint, but without a GPU."""
 
 import os
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def append(store: Store, writer: ImageWriter, pack: Pack, chunk: bytes) -> Chunk
 
 
 def manifest_of(writer: ImageWriter, blocks: Sequence[Block], trees: Sequence[Tree]) -> Manifest:
-    """A manifest with one process that holds ``blocks``."""
+    """Return a manifest with one process that holds ``blocks``."""
     process = Process(7, 0, 1, "/bin/x", ("x",), 0, 0, (), (7,), True, True, True)
     return Manifest(
         id=writer.id,
@@ -52,10 +52,10 @@ def manifest_of(writer: ImageWriter, blocks: Sequence[Block], trees: Sequence[Tr
 
 
 def fill(store: Store, writer: ImageWriter, content: bytes) -> Manifest:
-    """Write ``content`` as one block and some CRIU files; returns the manifest to publish."""
+    """Write ``content`` as one block and some CRIU files; return the manifest to publish."""
     parts = [content[i : i + CHUNK] for i in range(0, len(content), CHUNK)]
     (pack,) = writer.packs(len(parts))
-    os.ftruncate(pack.fd, 0)  # it may be a spare one
+    os.ftruncate(pack.fd, 0)  # it may be a preallocated one
     chunks = tuple(append(store, writer, pack, part) for part in parts)
     for name, data in CRIU_FILES.items():
         path = writer.folder / "criu-0" / name
@@ -66,7 +66,7 @@ def fill(store: Store, writer: ImageWriter, content: bytes) -> Manifest:
 
 
 def publish(store: Store, content: bytes, owner: int = 0) -> Manifest:
-    """A complete image with one block of ``content``."""
+    """Publish a complete image with one block of ``content``."""
     with store.begin(owner) as writer:
         manifest = fill(store, writer, content)
         writer.publish(manifest)
@@ -74,13 +74,13 @@ def publish(store: Store, content: bytes, owner: int = 0) -> Manifest:
 
 
 def rewrite(store: Store, image_id: str, text: bytes) -> None:
-    """Replace the JSON of a manifest, under a seal that is right."""
+    """Replace the JSON of a manifest, and seal it correctly."""
     path = store.images / image_id / "manifest.json"
     path.write_bytes(sealed(store.key.packed, text))
 
 
 def everything(state: Path) -> set[str]:
-    """Every file below the images and packs of a store."""
+    """Return every file below the images and packs of a store."""
     return {
         str(path.relative_to(state))
         for folder in ("images", "packs")

@@ -1,4 +1,4 @@
-"""A service over a fake engine, on a private bus, for the tests of the service and the CLI."""
+"""Run a service with a fake engine on a private bus, for tests of the service and the CLI."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ MANAGER = "org.phos.Manager1"
 
 @pytest.fixture(scope="session")
 def bus() -> Iterator[str]:
-    # pytest's own folders are closed to other users, who are part of these tests.
+    # pytest's own folders are closed to other users, whom these tests need.
     with tempfile.TemporaryDirectory(prefix="phos-bus-") as folder:
         Path(folder).chmod(0o755)
         with private_bus(Path(folder)) as address:
@@ -36,19 +36,19 @@ def bus() -> Iterator[str]:
 
 @dataclass
 class Service:
-    """The running service, and what a test needs to talk to it with the real busctl."""
+    """The running service, and what a test needs to call it with the real busctl."""
 
     address: str
     config: Config
     engine: FakeEngine
     history: History
-    """Its own: another writer would be in its way."""
+    """The service's own history: a second writer would interfere."""
     loop: asyncio.AbstractEventLoop
     connections: list[Connection]
     disconnect: Callable[[], None]
-    """Leave the bus at once, as a daemon that was killed does."""
+    """Disconnect from the bus at once, as a killed daemon does."""
     reconfigure: Callable[[Config], list[str]]
-    """Take another configuration over, as SIGHUP does; what cannot be."""
+    """Apply another configuration, as SIGHUP does; returns the settings that need a restart."""
 
     def call(self, member: str, signature: str = "", *arguments: object, uid: int = 0) -> str:
         """Call a method of Manager1 through busctl."""
@@ -58,11 +58,11 @@ class Service:
         ).strip()
 
     def start(self, member: str, signature: str, *arguments: object, uid: int = 0) -> str:
-        """Call a method that gives a job; the job's path."""
+        """Call a method that returns a job; return the job's path."""
         return self.call(member, signature, *arguments, uid=uid).split('"')[1]
 
     def get(self, path: str, interface: str, name: str, uid: int = 0) -> str:
-        """A property as busctl prints it, without the type."""
+        """Return a property as busctl prints it, without the type."""
         line = busctl(
             self.address, "get-property", NAME, path, f"org.phos.{interface}", name, uid=uid or None
         )
@@ -79,7 +79,7 @@ def service(bus: str, tmp_path: Path) -> Iterator[Service]:
 
 @contextmanager
 def serving(bus: str, config: Config, engine: FakeEngine) -> Iterator[Service]:
-    """A service with these, until the end of the context."""
+    """Run a service with these parts until the end of the block."""
     ready = threading.Event()
     failures: list[Exception] = []
     connections: list[Connection] = []
@@ -137,7 +137,7 @@ def serving(bus: str, config: Config, engine: FakeEngine) -> Iterator[Service]:
 
 
 def phosd(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the real daemon to its end."""
+    """Run the real daemon until it exits."""
     return subprocess.run(
         [sys.executable, "-m", "phosd.service.main", *arguments],
         capture_output=True,

@@ -1,9 +1,9 @@
-"""Deal tests to shards, the longest module first, and record how long each area took.
+"""Distribute tests to shards, longest module first, and record the time of each area.
 
-A pytest plugin, which ``addopts`` names. ``--isolated N`` starts N workers, each in
-namespaces of its own (``isolated.sh``); where these cannot be made, tests run one after the other.
-Modules are dealt whole, since their tests share buses and what is computed for them, but for those
-that take longer than ``WHOLE`` seconds, whose tests are dealt one by one.
+A pytest plugin, enabled by ``addopts``. ``--isolated N`` starts N workers, each in namespaces of
+its own (``isolated.sh``); where these cannot be made, tests run one after the other. A module stays
+in one shard, since its tests share buses and computed values; the tests of a module that takes
+longer than ``WHOLE`` seconds are distributed one by one.
 """
 
 import json
@@ -19,10 +19,10 @@ from xdist.scheduler import LoadScopeScheduling
 TESTS = Path(__file__).parent.parent
 ISOLATED = Path(__file__).with_name("isolated.sh")
 RECORDED = TESTS / "durations.json"
-"""Seconds that each module took when they were last recorded (``--record-durations``)."""
+"""Seconds of each module when they were last recorded (``--record-durations``)."""
 FAILED = TESTS.parent / "build" / "logs" / "failed-tests.log"
 WHOLE = 45.0
-"""Seconds that a module which is dealt whole may take."""
+"""Most seconds of a module that stays in one shard."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Turn ``--isolated`` into workers of xdist, before xdist looks at its own options."""
+    """Turn ``--isolated`` into workers of xdist, before xdist reads its own options."""
     count = config.getoption("--isolated")
     if not count or hasattr(config, "workerinput"):
         return
@@ -49,7 +49,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 class _Dealing(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """Deals modules whole, or test by test when they are long."""
+    """Distributes modules as a whole, or test by test when they are long."""
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
@@ -64,7 +64,7 @@ _known: dict[str, float] = {}
 
 
 def recorded() -> dict[str, float]:
-    """Seconds by module."""
+    """Return the recorded seconds by module."""
     if not _known and RECORDED.exists():
         _known.update(json.loads(RECORDED.read_text()))
     return _known
@@ -72,14 +72,14 @@ def recorded() -> dict[str, float]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest modules come first, so that shards end together; new ones count as long."""
+    """Sort the longest modules first, so that shards end together; new modules count as long."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: -recorded().get(item.nodeid.partition("::")[0], 1e9))
 
 
 class Times:
-    """Seconds that each module's tests took, in whatever shard. What failed is written to
-    ``build/logs/failed-tests.log`` at once: a run takes long.
+    """Sums the seconds of each module's tests over all shards. Writes failures to
+    ``build/logs/failed-tests.log`` at once, since a run takes long.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     config.pluginmanager.register(Times(), "times")
     times = config.getoption("--times")
-    if not (times and times.exists()):  # else this is a further part of the same suite
+    if not (times and times.exists()):  # else this continues the same suite
         FAILED.unlink(missing_ok=True)
 
 
@@ -116,7 +116,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _add(path: Path, seconds: dict[str, float]) -> None:
-    """Add to the seconds in the file, which another run of the same suite may have begun."""
+    """Add the seconds to those in the file, which another run of the same suite may have
+    written.
+    """
     sums: dict[str, float] = defaultdict(float)
     for known in (json.loads(path.read_text()) if path.exists() else {}), seconds:
         for module, each in known.items():

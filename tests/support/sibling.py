@@ -1,11 +1,11 @@
-"""Makes a process with a pid of its caller's choice, as a child of the caller, and ends.
+"""Create a process with a given pid, as a child of the caller, and exit.
 
-A program of its own, with one thread: a process with several, as tests are, cannot safely make one
-in this way and go on in it.
+This is a program of its own with one thread: in a process with several threads, as tests have, the
+child of a bare ``clone3`` could not safely run Python.
 
-The kernel is asked for the very number. Moving its counter (``ns_last_pid``) instead would give
-numbers that were freed a moment ago to whoever starts a process next, and take them away from the
-restores of tests that run beside this one.
+The kernel is asked for exactly this pid. Setting its counter (``ns_last_pid``) instead would hand
+pids freed a moment ago to any process started next, and take them from the restores of tests that
+run in parallel.
 """
 
 import ctypes
@@ -14,8 +14,8 @@ import sys
 import time
 
 PROGRAM = "/bin/sleep"
-"""What the process becomes."""
-_CLONE3 = 435  # the number of the system call, on every architecture
+"""The program that the process executes."""
+_CLONE3 = 435  # number of the system call on every architecture
 _CLONE_PARENT = 0x8000
 
 _libc = ctypes.PyDLL(None, use_errno=True)
@@ -34,7 +34,9 @@ class _CloneArgs(ctypes.Structure):
 
 
 def make_sibling(number: int) -> None:
-    """The kernel frees a thread's number a moment after its process has been waited for."""
+    """Create the process, retrying: a thread's number is freed only a moment after its process was
+    reaped.
+    """
     deadline = time.monotonic() + 5
     while True:
         try:
@@ -47,7 +49,7 @@ def make_sibling(number: int) -> None:
 
 def _clone(number: int) -> None:
     wanted = ctypes.c_int(number)
-    # Its end is told to the parent as ours will be.
+    # CLONE_PARENT makes the caller its parent, which is told of its end.
     arguments = _CloneArgs(flags=_CLONE_PARENT, set_tid=ctypes.addressof(wanted), set_tid_size=1)
     child: int = _libc.syscall(_CLONE3, ctypes.byref(arguments), ctypes.sizeof(arguments))
     if child == 0:

@@ -1,4 +1,4 @@
-"""The command under which `make test` runs the tests: it must not hide how they ended."""
+"""Check the reaper, under which `make test` runs the tests: it must pass on how they ended."""
 
 import os
 import signal
@@ -43,6 +43,6 @@ def test_it_waits_for_a_process_that_has_lost_its_parent() -> None:
 
 
 def parent(pid: int) -> int | None:
-    """The parent of a process, or None when its pid is free."""
+    """Return the parent of a process, or None when its pid is free."""
     stat = procfs.stat(pid)
     return None if stat is None else stat.parent

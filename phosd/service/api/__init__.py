@@ -1,1 +1,1 @@
-"""The objects on the bus: what they do, tell and announce."""
+"""Define the objects on the bus: their methods, properties and signals."""

@@ -1,4 +1,4 @@
-"""Put the parts of the service together: who knows whom is decided here."""
+"""Wire the parts of the service together."""
 
 from phosd.bus import ROOT, Connection
 from phosd.engine.job.journal import Journal
@@ -30,13 +30,13 @@ from phosd.service.tasks.periodic import Periodic
 
 
 def compose(config: Config, engine: Engine, connection: Connection, history: History) -> Manager:
-    """A manager with all that it works with, its methods on the bus.
+    """Return a manager with all its parts, its methods published on the bus.
 
-    Parts that know each other get functions of those that are made after them.
+    Parts that need each other get functions that look up the later one when called.
     """
     rights = Rights(connection)
     tree = ObjectTree(connection, rights.inspects)
-    # Who asks for much of the past, or a slow program, does not delay looks at the present.
+    # Long reads and slow programs must not delay scans of the node.
     readers = Readers()
     samples = Samples()
     journal = Journal(config.runtime_dir / "journal")

@@ -1,6 +1,6 @@
-"""The interfaces that are phosd's own, written down.
+"""Write introspection files of phosd's own D-Bus interfaces.
 
-``python -m phosd.service.api.describe FOLDER`` writes the description of each, a file each.
+``python -m phosd.service.api.describe FOLDER`` writes one file for each interface.
 """
 
 import sys
@@ -19,7 +19,9 @@ from phosd.service.dbus.spec import Interface, describe
 
 
 def write(interfaces: Iterable[Interface], folder: Path) -> None:
-    """Write ``<name>.xml`` for each interface, and remove the files of those that are no more."""
+    """Write ``<name>.xml`` for each interface, and remove files of interfaces that no longer
+    exist.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("org.phos.*.xml"):
         old.unlink()
@@ -28,7 +30,7 @@ def write(interfaces: Iterable[Interface], folder: Path) -> None:
 
 
 def document(interface: Interface) -> str:
-    """One interface as a file of its own."""
+    """Return the introspection document of one interface."""
     node = ElementTree.Element("node")
     node.append(describe(interface))
     ElementTree.indent(node)
@@ -36,7 +38,7 @@ def document(interface: Interface) -> str:
 
 
 def own_interfaces() -> tuple[Interface, ...]:
-    """The interfaces that are phosd's own."""
+    """Return the interfaces that phosd defines."""
     return (
         manager_interface(Images, Moves, Lists),
         job_interface(JobMethods),

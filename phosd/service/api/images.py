@@ -1,4 +1,4 @@
-"""Jobs that make, restore, verify and delete images."""
+"""Start jobs that make, restore, verify and delete images."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,11 +19,13 @@ from phosd.service.tasks.checkpoints import Checkpoints, require_possible
 from phosd.service.tasks.periodic import Periodic
 
 NO_JOB = "/"
-"""Instead of a job's path, when a call ends a schedule."""
+"""Path returned instead of a job's when a call ends a schedule."""
 
 
 class Images:
-    """Methods of the manager. ``write_down`` puts a job into the journal. For the event loop."""
+    """Handlers of the manager. ``write_down`` writes a job's journal record. Use it on the event
+    loop only.
+    """
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class Images:
                 raise
             finally:
                 self._history.image(manifest, whole)
-                self._history.flush()  # what the image's object tells comes from there
+                self._history.flush()  # the image's properties are read from the history
             return Outcome(image)
 
         task = Task("verify", image, caller.uid, _claims(image), work, token=options.token)
@@ -102,7 +104,7 @@ class Images:
             manifest, _acting = await self._image_for(caller, Action.DELETE, image)
             owner = manifest.owner
         except ImageCorrupt:
-            if caller.uid != 0:  # whose it was is not known any more
+            if caller.uid != 0:  # the owner is unknown
                 raise
 
         def work(_: Progress) -> Outcome:
@@ -113,11 +115,11 @@ class Images:
         task = Task("delete", image, caller.uid, _claims(image), work, short=True)
         await self._jobs.result(self._jobs.submit(task, self._write_down))
 
-    # How they begin.
+    # Starting a job
 
     async def _image_for(self, caller: Caller, action: Action, image: str) -> tuple[Manifest, int]:
-        """The image, if the caller may use it: what is in it runs as its owner. With it, the user
-        id whose rights count.
+        """Return the image, if the caller may use it, and the user id whose rights count. A
+        restored program runs as the image's owner.
         """
         manifest = await asyncio.to_thread(self._engine.image, image)
         acting = await self._rights.require(
@@ -127,5 +129,5 @@ class Images:
 
 
 def _claims(image: str) -> frozenset[str]:
-    """What no other job may touch while one works on an image."""
+    """Return the claims of a job that works on an image."""
     return frozenset((f"image {image}",))

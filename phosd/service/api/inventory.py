@@ -1,4 +1,4 @@
-"""Keeps the objects for processes, images and GPUs on the bus like the node is."""
+"""Keep the bus objects of processes, images and GPUs in step with the node."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Look:
-    """A look at the node that serves all who asked for one before it began."""
+    """A scan of the node, shared by all callers that asked before it began."""
 
     def __init__(self, one_at_a_time: asyncio.Lock, look: Callable[[], Awaitable[None]]) -> None:
         self._one_at_a_time = one_at_a_time
@@ -51,17 +51,17 @@ class _Look:
     def _over(self, look: asyncio.Task[None]) -> None:
         self._tasks.discard(look)
         if not look.cancelled():
-            look.exception()  # for who has asked, if they still wait
+            look.exception()  # mark as retrieved; the caller, if still there, gets it too
 
     async def close(self) -> None:
-        """Wait until no look goes on."""
+        """Cancel running scans and wait for them."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 class Inventory:
-    """What is on this node, as far as it was seen last. To be used on the event loop."""
+    """The processes, images and GPUs of the last scan. Use it on the event loop only."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Inventory:
         looking = asyncio.Lock()
         self.refresh_processes = _Look(looking, self._look_for_processes)
         self.refresh_images = _Look(looking, self._look_for_images)
-        # A slow look at processes does not delay those at the GPUs.
+        # A slow scan of processes must not delay that of GPUs.
         self.refresh_gpus = _Look(asyncio.Lock(), self._look_for_gpus)
         self._troubles: dict[str, str] = {}
         self._samples = samples
@@ -92,13 +92,13 @@ class Inventory:
         self.gpus: dict[str, GpuInfo] = {}
 
     async def watch(self) -> None:
-        """Look for processes and images again every few seconds, and at once when a hook comes or
-        goes.
+        """Scan for processes and images every few seconds, and at once when a hook socket appears
+        or disappears.
         """
         hooks = self._config.runtime_dir / "hook"
         images = self._config.state_dir / "images"
         seen_images = _stamp(images)
-        await self._try("GPUs", self.refresh_gpus)  # which the processes name
+        await self._try("GPUs", self.refresh_gpus)  # needed for the processes' GPU paths
         while True:
             seen_hooks = _stamp(hooks)
             await self._try("processes", self.refresh_processes)
@@ -111,13 +111,13 @@ class Inventory:
                     break
 
     async def sample(self) -> None:
-        """Look at the GPUs again and again."""
+        """Sample the GPUs periodically."""
         while True:
             await self._try("GPUs", self.refresh_gpus)
             await asyncio.sleep(PERIOD)
 
     async def _try(self, what: str, look: Callable[[], Awaitable[None]]) -> None:
-        """A look that fails is logged, once for each reason, and tried again later."""
+        """Run a scan. Log a failure once for each reason; the next scan tries again."""
         text = ""
         try:
             await look()
@@ -126,7 +126,7 @@ class Inventory:
             if self._troubles.get(what) != text:
                 _log.warning("cannot look for %s: %s", what, text)
                 self._history.event(Event("looking", what, text, Severity.WARNING))
-        except Exception as error:  # whatever it was, the next look may do better
+        except Exception as error:  # whatever it was, the next scan may succeed
             text = repr(error)
             if self._troubles.get(what) != text:
                 _log.exception("looking for %s failed", what)
@@ -134,7 +134,7 @@ class Inventory:
         self._troubles[what] = text
 
     async def _look_for_processes(self) -> None:
-        """Publish who came and withdraw who went. A process under a job is left alone."""
+        """Publish new GPU processes and withdraw ended ones."""
         found = await asyncio.to_thread(self._engine.processes)
         current = {process_path(p): p for p in found}
         for path in self.processes.keys() - current.keys():
@@ -154,7 +154,7 @@ class Inventory:
         self._periodic.consider(found)
 
     async def _look_for_images(self) -> None:
-        """Publish the images that are there."""
+        """Publish new images, withdraw deleted ones, and update their properties."""
         manifests = await asyncio.to_thread(self._engine.images)
         verified = await asyncio.to_thread(self._history.verified)
         current = {}
@@ -180,9 +180,9 @@ class Inventory:
     def _image(
         self, path: str, manifest: Manifest, held: Set[int], found: tuple[float, bool]
     ) -> ImageView:
-        """The view that is known, which has added up its sizes, as long as nothing has changed.
+        """Return the existing view, which caches its sizes, unless something has changed.
 
-        ``held`` are the packs of all older images, ``found`` what the last verification did.
+        ``held`` are the packs of all older images, ``found`` the result of the last verification.
         """
         known = self.images.get(path) or ImageView(manifest)
         view = ImageView(manifest, *found, shared=frozenset(known.pack_bytes.keys() & held))
@@ -190,7 +190,7 @@ class Inventory:
         return known if same == (*found, view.shared) else view
 
     async def _look_for_gpus(self) -> None:
-        """Publish the GPUs with their figures, which are as old as a sample at most."""
+        """Publish the GPUs, with figures no older than one sampling period."""
         if time.monotonic() - self._seen_gpus < 0.99 * PERIOD:
             return
         found = await asyncio.to_thread(self._engine.gpus)
@@ -210,28 +210,30 @@ class Inventory:
             self._tree.changed(ROOT)
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop all scans."""
         for look in (self.refresh_processes, self.refresh_images, self.refresh_gpus):
             await look.close()
 
     def process(self, pid: int) -> str | None:
-        """The path of the GPU process with this pid."""
+        """Return the path of the GPU process with this pid."""
         return next((path for path, p in self.processes.items() if p.pid == pid), None)
 
     def gpus_of(self, pid: int) -> frozenset[int]:
-        """The ordinals of the GPUs that a process and those below it use, as far as was seen."""
+        """Return the ordinals of the GPUs that a process and its descendants used at the last
+        scan.
+        """
         tree = {p.pid: p for p in self.processes.values() if pid in ancestors(p.pid)}
         by_memory = {gpu for process in tree.values() for gpu in process.gpus}
         by_driver = {gpu.ordinal for gpu in self.gpus.values() if tree.keys() & set(gpu.pids)}
         return frozenset(by_memory | by_driver)
 
     def suspended(self, pid: int) -> bool:
-        """Whether a process, or one below it, was off its GPUs when it was seen last."""
+        """Whether a process or a descendant was suspended at the last scan."""
         there = self.processes.values()
         return any(p.state == "suspended" and pid in ancestors(p.pid) for p in there)
 
     def renew(self, pid: int) -> None:
-        """Something is different about the process now."""
+        """Update the bus object of a process that has changed."""
         path = self.process(pid)
         if path is not None:
             self._tree.replace(path, self._view(self.processes[path]))
@@ -250,7 +252,7 @@ class Inventory:
 
 
 def _stamp(folder: Path) -> int:
-    """Changes whenever something is put into the folder or taken out of it."""
+    """Return a value that changes whenever an entry of the folder is added or removed."""
     try:
         return folder.stat().st_mtime_ns
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a job is on the bus.
+"""Define the D-Bus interface of a job.
 
 Times are microseconds since the epoch (0: unknown), sizes bytes, durations seconds.
 """
@@ -15,11 +15,11 @@ from phosd.service.dbus.spec import Interface, Property, method, methods_of
 from phosd.service.jobs.table import Job, JobState
 
 _MOST_SUSPECTS = 100
-"""Kernels that a job names, so that no program can fill the bus with its own."""
+"""Most kernels that a job names, so that no program can flood the bus with names."""
 
 
 class JobMethods:
-    """What can be done with a job."""
+    """Handlers of a job."""
 
     def __init__(self, rights: Rights, cancel: Callable[[Job], None]) -> None:
         self._rights = rights
@@ -36,19 +36,19 @@ class JobMethods:
 
 
 def current_phase(job: Job) -> PhaseRecord:
-    """The phase that the job is in, or ended in."""
+    """Return the phase that the job is in, or was in when it ended."""
     phases = job.progress.phases
     return phases[-1] if phases else PhaseRecord("", time.monotonic(), stopped=False)
 
 
 def rate(phase: PhaseRecord) -> float:
-    """Bytes a second of a phase so far."""
+    """Return the bytes per second of a phase so far."""
     seconds = (phase.end or time.monotonic()) - phase.start
     return phase.bytes_done / seconds if seconds > 0 else 0.0
 
 
 def share_done(job: Job) -> float:
-    """How much of the current phase is done, 0..1."""
+    """Return the fraction of the current phase that is done, 0..1."""
     if job.state is JobState.DONE:
         return 1.0
     phase = current_phase(job)
@@ -56,7 +56,7 @@ def share_done(job: Job) -> float:
 
 
 def expected_end(job: Job) -> int:
-    """When the current phase should end, by its rate so far."""
+    """Return when the current phase should end, extrapolated from its rate."""
     phase = current_phase(job)
     speed = rate(phase)
     if job.ended is not None or not phase.bytes_total or not speed:
@@ -71,7 +71,7 @@ def describe_phase(phase: PhaseRecord) -> list[Any]:
 
 
 def job_interface(methods: JobMethods | type[JobMethods]) -> Interface:
-    """``org.phos.Job1``. What a job says in words may name files, so only its owner hears it."""
+    """Return ``org.phos.Job1``. Texts of a job may name files, so they are private to its owner."""
     return Interface(
         "org.phos.Job1",
         "A piece of long work.",

@@ -1,4 +1,4 @@
-"""How jobs begin, go on and end, as the journal, the history and the bus are told."""
+"""Report the start, progress and end of jobs to the journal, the history and the bus."""
 
 from collections.abc import Callable
 
@@ -18,8 +18,8 @@ from phosd.service.process_identity import Target
 
 
 class JobReports:
-    """``interface`` is what a job is on the bus; ``after`` sees to what follows the end of one. For
-    the event loop.
+    """Reports jobs through the listener of the job table. ``interface`` is the D-Bus interface of
+    jobs; ``after`` is called when a job has ended. Use it on the event loop only.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class JobReports:
         self._after = after
 
     def listener(self) -> Listener:
-        """For the table of the jobs."""
+        """Return the callbacks for the job table."""
         return Listener(self._started, self._moved, self._progressed, self._ended, self._forgotten)
 
     def write_down(self, job: Job, target: Target | None = None) -> None:
-        """Put a job that begins into the journal, with the process that it is about."""
+        """Write the journal record of a job that begins, with the process that it works on."""
         record = JobRecord(
             job=job.number,
             operation=job.task.operation,
@@ -65,10 +65,10 @@ class JobReports:
         self._tree.signal(ROOT, "JobNew", job_path(job))
 
     def _moved(self, job: Job) -> None:
-        """It begins after it had to wait, or waits again."""
+        """Report a job that begins after waiting, or waits again."""
         self._history.job(job)
         assert job.progress.observer is not None
-        job.progress.observer(job.progress)  # which tells of it, and not too often
+        job.progress.observer(job.progress)  # signals the change, at a limited rate
 
     def _progressed(self, job: Job) -> None:
         self._tree.changed(job_path(job))

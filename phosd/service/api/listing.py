@@ -1,4 +1,4 @@
-"""What ``org.phos.Manager1`` lists: to everybody their own, to administrators everything."""
+"""List objects for ``org.phos.Manager1``: callers see their own, administrators see all."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -27,7 +27,7 @@ GpuRow = tuple[int, str, str, int, int, str]
 
 
 class Lists:
-    """Methods of the manager. For the event loop."""
+    """Handlers of the manager. Use it on the event loop only."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Lists:
     async def _seen(
         self, caller: Caller, things: Iterable[_Thing], owner: Callable[[_Thing], int]
     ) -> list[_Thing]:
-        """What the caller may see of these: what is their own, or everything."""
+        """Return the things that the caller owns, or all for administrators."""
         found = list(things)
         own = [thing for thing in found if caller.may_touch(owner(thing))]
         if len(own) < len(found) and await self._rights.inspects(caller):
@@ -153,5 +153,5 @@ class Lists:
 
 
 def _told(row: Row) -> dict[str, Variant]:
-    """A row as it travels: what is null is left out."""
+    """Return a row as an ``a{sv}``, without null values."""
     return variants({name: value for name, value in row.items() if value is not None})

@@ -1,4 +1,4 @@
-"""What is kept in order beside the jobs: the history, and the images that are there."""
+"""Maintain the history and the image store alongside the jobs."""
 
 import asyncio
 import logging
@@ -20,8 +20,8 @@ _log = logging.getLogger(__name__)
 
 
 class Upkeep:
-    """Calls ``changed`` when :attr:`troubles` may be others. ``config`` says what is kept. For the
-    event loop.
+    """Periodic maintenance. Calls ``changed`` when :attr:`troubles` may have changed. ``config``
+    holds the retention settings. Use it on the event loop only.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Upkeep:
 
     @property
     def troubles(self) -> list[str]:
-        """What is wrong with the node and does not stop jobs."""
+        """Problems of the node that do not stop jobs."""
         history = [self._history.trouble] if self._history.trouble else []
         return [*history, *map(str, self._damaged.values())]
 
     async def go_on(self) -> None:
-        """Once a day, forget and delete what is old."""
+        """Delete old records, images and outputs once a day."""
         while True:
             self.forget_old()
             await self.delete_old()
@@ -62,13 +62,13 @@ class Upkeep:
             await asyncio.sleep(_DAY)
 
     def forget_old(self) -> None:
-        """Have the history forget what the configuration does not keep."""
+        """Delete records that exceed the configured retention."""
         self._history.prune(age_clock() - self.config.retention_days * _DAY)
 
     async def history_changed(self) -> None:
-        """It is in trouble, or no longer, or had to be begun anew."""
+        """React to a change of the history: trouble began or ended, or a new file was started."""
         self._changed()
-        if trouble := self._history.trouble:  # to be told when it is over
+        if trouble := self._history.trouble:  # recorded once the trouble is over
             self._history.event(Event("history", "history.db", trouble, Severity.ERROR))
         if self._renewals != self._history.renewals:
             self._renewals = self._history.renewals
@@ -78,12 +78,12 @@ class Upkeep:
             await self.reconcile()
 
     async def reconcile(self) -> None:
-        """Have the history know the images that there are."""
+        """Make the history match the images on disk."""
         self._history.reconcile(await asyncio.to_thread(self._engine.images))
         await self.look_for_damage()
 
     async def look_for_damage(self) -> None:
-        """Tell of images that are in no list, since nobody can read them."""
+        """Report images that no list shows because they cannot be read."""
         found = await asyncio.to_thread(self._engine.damaged)
         for image in found.keys() - self._damaged.keys():
             text = str(found[image])
@@ -95,7 +95,7 @@ class Upkeep:
             self._changed()
 
     async def delete_old(self) -> None:
-        """Have images deleted that the configuration does not keep."""
+        """Delete images that exceed the configured limits."""
         async with self._deleting:
             jobs = [job for job in self._jobs if not job.state.ended]
             claims = (claim.partition(" ") for job in jobs for claim in job.task.claims)
@@ -108,7 +108,7 @@ class Upkeep:
                 _log.warning("old images could not be deleted: %s", error)
 
     async def remove_outputs(self) -> None:
-        """Have the output of programs removed that is older than the history."""
+        """Remove outputs of programs that are older than the history."""
         before = age_clock() - self.config.retention_days * _DAY
         removed = await asyncio.to_thread(
             lambda: self._engine.remove_outputs(self._history.users(), before)
@@ -117,9 +117,7 @@ class Upkeep:
             _log.info("%d output folders of `phos run` were removed", removed)
 
     async def compact(self) -> None:
-        """Give back what deleted images have left in packs that others share, while nobody waits
-        for the store.
-        """
+        """Rewrite packs to free the bytes of deleted images, while no job runs."""
         async with self._deleting:
             try:
                 freed = await asyncio.to_thread(

@@ -1,4 +1,4 @@
-"""The daemon behind the bus: how it begins and ends, and what it sees to meanwhile."""
+"""Run the daemon behind the bus: start, background work, reconfiguration and shutdown."""
 
 import asyncio
 import dataclasses
@@ -51,7 +51,7 @@ FEATURES = (
     "release-cached",
 )
 _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
-"""Settings that are taken over while phosd runs."""
+"""Settings that can change while phosd runs."""
 _log = logging.getLogger(__name__)
 
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Manager:
-    """What the object of ``org.phos.Manager1`` is about. To be used on the event loop."""
+    """The target of the ``org.phos.Manager1`` object. Use it on the event loop only."""
 
     version = __version__
     features = (*FEATURES, *(f"mode-{mode}" for mode in MODES if mode != "auto"))
@@ -80,8 +80,8 @@ class Manager:
     _background: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     async def settle(self) -> None:
-        """Before anybody is served: settle what an earlier phosd did not end. What cannot be
-        settled stays in the journal for the next start; the other processes are served.
+        """Settle the jobs that an earlier phosd left unfinished. Call it before serving clients. If
+        that fails, the journal keeps the jobs for the next start, and phosd serves nevertheless.
         """
         records = self.journal.interrupted()
         here = [InterruptedJob(r.job, r.affected) for r in records if r.boot_id == boot_id()]
@@ -100,7 +100,7 @@ class Manager:
             self.journal.remove(record.job)
 
     async def start(self) -> None:
-        """Look at the node once, then keep looking."""
+        """Scan the node once, then start the background work."""
         await self.inventory.refresh_images()
         await self.upkeep.reconcile()
         loop = asyncio.get_running_loop()
@@ -136,7 +136,9 @@ class Manager:
         self.readers.close()
 
     def reconfigure(self, new: Config) -> list[str]:
-        """Take over what can change while phosd runs; the names of what cannot."""
+        """Apply the settings that can change while phosd runs; return the names of changed settings
+        that need a restart.
+        """
         fixed = [
             f.name
             for f in dataclasses.fields(Config)
@@ -153,15 +155,13 @@ class Manager:
         return fixed
 
     def job_ended(self, job: Job) -> None:
-        """See to what follows the end of a job."""
+        """Count an ended job and start the work that follows its end."""
         if self._metrics is not None:
             self._metrics.ended(job)
         self._in_background(self._announce_end(job))
 
     async def _announce_end(self, job: Job) -> None:
-        """What a job made, or changed, is on the bus before its end is told, and old images go
-        after it.
-        """
+        """Publish the results of a job before ``JobRemoved``; delete old images after it."""
         try:
             if job.task.operation in OPERATIONS:
                 await self.inventory.refresh_processes()
@@ -176,7 +176,9 @@ class Manager:
             await self.upkeep.compact()
 
     def _announce(self, event: events.Event) -> None:
-        """Everybody hears it: what it is about is told to those who ask for it."""
+        """Signal an event to everybody on the bus, without its subject: callers who may see it call
+        ``ListEvents``.
+        """
         self.tree.signal(ROOT, "EventNew", str(event.severity), event.kind)
 
     def _open_metrics(self) -> "Metrics":
@@ -202,9 +204,9 @@ class Manager:
 
 
 def manager_interface(*handlers: object) -> Interface:
-    """``org.phos.Manager1``, answered by these handlers, or described from their classes.
+    """Return ``org.phos.Manager1``, answered by these handlers or described from their classes.
 
-    Every method that starts work gives a job at once; options that are not known are errors.
+    Every method that starts work returns a job at once; unknown options are errors.
     """
     return Interface(
         "org.phos.Manager1",

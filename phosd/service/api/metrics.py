@@ -1,7 +1,8 @@
-"""What Prometheus may ask: figures of the jobs that ended, and of the node as it is now.
+"""Serve metrics to Prometheus: counters of ended jobs, and gauges of the node.
 
-Labels are operations, states, modes and users; never processes, command lines or images, of which
-there is no end. This module needs the extra ``metrics``; nobody imports it without.
+Labels are operations, states, modes and users; never processes, command lines or images, whose
+number is unbounded. This module needs the extra ``metrics`` and is imported only if metrics are
+configured.
 """
 
 import asyncio
@@ -21,14 +22,16 @@ from phosd.service.jobs.job import Job, JobState
 from phosd.service.jobs.table import JobTable
 
 _MOST_USERS = 100
-"""Users who are told apart; the others are one."""
+"""Most users with labels of their own; the others share one."""
 _LAG_SECONDS = 1.0
 _STOPS = (0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 _LAGS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 
 
 class Metrics:
-    """Serves them over HTTP, from threads of its own. Raises :class:`Internal` when it cannot."""
+    """Serves metrics over HTTP in threads of its own. Raises :class:`Internal` when it cannot
+    listen.
+    """
 
     def __init__(self, address: str, jobs: JobTable, inventory: Inventory) -> None:
         registry = CollectorRegistry()
@@ -75,7 +78,7 @@ class Metrics:
         self._clock = asyncio.get_running_loop().create_task(self._measure_lag())
 
     def ended(self, job: Job) -> None:
-        """Count a job."""
+        """Count an ended job."""
         self._jobs.labels(job.task.operation, str(job.state)).inc()
         if job.task.operation != "checkpoint":
             return
@@ -86,7 +89,7 @@ class Metrics:
             self._stops.labels(job.outcome.mode).observe(job.progress.stop_seconds)
 
     async def close(self) -> None:
-        """Serve nothing any more."""
+        """Stop serving."""
         self._clock.cancel()
         with suppress(asyncio.CancelledError):
             await self._clock
@@ -103,7 +106,9 @@ class Metrics:
 
 
 def _gauges(jobs: JobTable, inventory: Inventory) -> Iterator[tuple[str, str, Callable[[], float]]]:
-    """Figures that are read when they are asked for, in another thread: each from one look."""
+    """Yield gauges that are read on request in another thread, each from one snapshot of the
+    state.
+    """
 
     def states() -> Count[str]:
         return Count(process.state for process in tuple(inventory.processes.values()))
@@ -121,7 +126,7 @@ def _gauges(jobs: JobTable, inventory: Inventory) -> Iterator[tuple[str, str, Ca
 
 
 class _ImageBytes(Collector):
-    """What the images of each user take."""
+    """Stored bytes of each user's images."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory

@@ -1,6 +1,4 @@
-"""Jobs that take processes off their GPUs, to others or to memory and disk, and bring them back,
-also those that somebody else has left off them.
-"""
+"""Start jobs that move processes off and onto GPUs, plan evacuations, and recover processes."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -30,12 +28,12 @@ _DESTINATION = re.compile("[0-9A-Za-z:, -]{1,2048}")
 StepRow = tuple[int, str, int, str, str, str]
 MoveRequest = MigrateRequest | SuspendRequest | ResumeRequest
 SUSPENDED = "suspended"
-"""The state of a process that was taken off its GPUs."""
+"""State of a process that is off its GPUs."""
 
 
 @dataclass(frozen=True)
 class _Move:
-    """What somebody asked for: ``targets`` are the processes, the first is the one of the job."""
+    """A request: ``targets`` are the processes, the first one being the job's own."""
 
     operation: str
     targets: tuple[Target, ...]
@@ -45,7 +43,9 @@ class _Move:
 
 
 class Moves:
-    """Methods of the manager. ``write_down`` puts a job into the journal. For the event loop."""
+    """Handlers of the manager. ``write_down`` writes a job's journal record. Use it on the event
+    loop only.
+    """
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Moves:
         def work(progress: Progress) -> Outcome:
             require_same(out)
             require_same(come)
-            # Root's rights for one of them are none for the other.
+            # Root's rights for one process must not extend to the other.
             rights = acting if acting == acting_too else caller.uid
             self._engine.swap(leaving, coming, options, rights, progress)
             return Outcome(str(coming))
@@ -160,7 +160,7 @@ class Moves:
             return Outcome(self._engine.recover(pid))
 
         task = Task("recover", str(pid), caller.uid, frozenset((claim_of(pid),)), work)
-        # It looks before each step, so nobody has to set it right if it is not ended.
+        # Each step of a recovery looks first, so an interrupted job needs no journal record.
         job = self._jobs.submit(task, lambda _: None)
         try:
             outcome = await self._jobs.result(job)
@@ -168,10 +168,10 @@ class Moves:
             await self._inventory.refresh_processes()
         return outcome.result
 
-    # How a job begins.
+    # Starting a job
 
     async def _theirs(self, caller: Caller, pid: int) -> tuple[Target, int]:
-        """The process, if the caller may move it, and the user id whose rights count."""
+        """Return the process, if the caller may move it, and the user id whose rights count."""
         target = identify(pid)
         acting = await self._rights.require(
             caller, Action.MIGRATE, target.uid, f"process {pid}", pid=str(pid)
@@ -204,17 +204,17 @@ class Moves:
         return job_path(self._jobs.submit(task, before))
 
     def _named_in(self, destination: str) -> frozenset[int]:
-        """The ordinals of the GPUs that a destination names, as far as they are known."""
+        """Return the ordinals of the GPUs that a destination names, as far as they are known."""
         named = set()
         for part in destination.split(","):
-            with suppress(InvalidOption):  # the engine says so
+            with suppress(InvalidOption):  # the engine reports it
                 named.add(find(part.rpartition(":")[2], list(self._inventory.gpus.values())))
         return frozenset(named)
 
     # Evacuation
 
     def _plan(self, gpu: GpuInfo, caller: Caller, everybody: bool) -> list[Step]:
-        """What becomes of the processes there that the caller may see."""
+        """Plan for the processes on the GPU that the caller may see."""
         processes = tuple(self._inventory.processes.values())
         here = [process for process in processes if _is_on(process, gpu)]
         tenants = [
@@ -230,15 +230,17 @@ class Moves:
         return plan(gpu.ordinal, tenants, capacities, self._engine.context_bytes())
 
     def _used(self, gpu: GpuInfo, processes: tuple[GpuProcess, ...]) -> int:
-        """Bytes of a GPU's memory that are taken; without NVML those that hooks tell of."""
+        """Return the bytes of a GPU's memory in use; without NVML, those that hooks report."""
         if gpu.memory_used is not None:
             return gpu.memory_used
         return sum(self._bytes_on(p, gpu.ordinal) for p in processes if _is_on(p, gpu))
 
     def _bytes_on(self, process: GpuProcess, gpu: int) -> int:
-        """What a process has on one GPU. One of several GPUs that does not tell counts in full."""
+        """Return a process's bytes on one GPU. When it uses several GPUs and its hook does not
+        answer, all its bytes count.
+        """
         if gpu not in process.gpus:
-            return 0  # a context and nothing else
+            return 0  # only a context
         if len(process.gpus) > 1:
             try:
                 blocks = self._engine.blocks(process.id)
@@ -249,7 +251,7 @@ class Moves:
 
 
 def _require_destination(text: str) -> None:
-    """Raise unless it may be one: everybody on the bus hears of it, and it is shown as it is."""
+    """Raise unless the text may be a destination: it is sent in signals and shown verbatim."""
     if not _DESTINATION.fullmatch(text):
         raise InvalidOption(
             f"{text[:64]!r} is no destination",
@@ -258,14 +260,14 @@ def _require_destination(text: str) -> None:
 
 
 def _is_on(process: GpuProcess, gpu: GpuInfo) -> bool:
-    """Whether it uses the GPU, as far as its hook or NVML tell."""
+    """Whether a process uses the GPU, according to its hook or NVML."""
     if process.state == SUSPENDED:
         return False
     return gpu.ordinal in process.gpus or process.pid in gpu.pids
 
 
 def _mapping(moved: Mapping[int, int]) -> str:
-    """``0:1,1:0``: the GPUs that a process had, and those that it has now."""
+    """Format GPU ordinals, old to new, as ``0:1,1:0``."""
     return ",".join(f"{old}:{new}" for old, new in sorted(moved.items()))
 
 

@@ -1,4 +1,4 @@
-"""What the objects on the bus tell: properties of processes, images and GPUs.
+"""Define the D-Bus interfaces of processes, images and GPUs.
 
 Times are microseconds since the epoch (0: unknown), sizes bytes, durations seconds.
 """
@@ -13,7 +13,7 @@ from phosd.service.dbus.spec import Interface, Property, methods_of
 
 @dataclass(frozen=True)
 class ObjectInterfaces:
-    """What a process, an image and a GPU of this node are on the bus."""
+    """The interfaces of a process, an image and a GPU."""
 
     process: Interface
     image: Interface
@@ -21,7 +21,7 @@ class ObjectInterfaces:
 
 
 def process_interface(methods: ProcessMethods | type[ProcessMethods]) -> Interface:
-    """``org.phos.Process1``."""
+    """Return ``org.phos.Process1``."""
     return Interface(
         "org.phos.Process1",
         "A process that uses a GPU.",
@@ -107,7 +107,7 @@ def process_interface(methods: ProcessMethods | type[ProcessMethods]) -> Interfa
 
 
 def image_interface(methods: ImageMethods | type[ImageMethods]) -> Interface:
-    """``org.phos.Image1``."""
+    """Return ``org.phos.Image1``."""
     return Interface(
         "org.phos.Image1",
         "A saved process.",
@@ -235,7 +235,7 @@ def _memory_used(gpu: GpuInfo) -> int:
 
 
 def gpu_interface(methods: GpuMethods | type[GpuMethods]) -> Interface:
-    """``org.phos.Gpu1``."""
+    """Return ``org.phos.Gpu1``."""
     return Interface(
         "org.phos.Gpu1",
         "A GPU of this node.",

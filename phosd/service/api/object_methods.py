@@ -1,6 +1,4 @@
-"""What is told of one process, image or GPU to whoever looks at it closely, and what can be set
-right there.
-"""
+"""Answer detailed queries about one process, image or GPU, and clear suspect kernels."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -25,14 +23,14 @@ from phosd.service.process_identity import Target, has_ended, identify, program
 from phosd.service.samples import Sample, Samples
 
 HOST = -1
-"""Instead of a GPU's ordinal: the memory is the machine's."""
+"""Stands for a GPU's ordinal when a block is host memory."""
 _FLAGS = {
     BlockFlag.EXPORTED: "exported",
     BlockFlag.IMPORTED: "imported",
     BlockFlag.PROGRAM_VMM: "program",
     BlockFlag.HOST_LOCATED: "host",
 }
-"""What a block is called that is not just memory of the process's own, made by the hook."""
+"""Names of the block flags; plain memory that the hook allocated has none."""
 
 _T = TypeVar("_T")
 
@@ -76,8 +74,8 @@ class SampleOptions(Options, frozen=True):
 
 
 class ProcessMethods:
-    """Asks the hook and the history, from threads of its own. What is told is for the owner and
-    for administrators.
+    """Handlers of a process. They ask the hook and the history in the query pool. Only the owner
+    and administrators may call them.
     """
 
     def __init__(self, engine: Engine, history: History, rights: Rights, readers: Readers) -> None:
@@ -112,7 +110,7 @@ class ProcessMethods:
                 (mark.name, f"{mark.module:016x}", k.launches, k.suspect or mark in suspects)
                 for mark, k in launched.items()
             ]
-            # In force, too, though the hook has met none of them since its process began.
+            # Suspects also apply to kernels that this process has not launched yet.
             rows += [
                 (mark.name, f"{mark.module:016x}", 0, True) for mark in suspects - launched.keys()
             ]
@@ -159,7 +157,7 @@ class ProcessMethods:
 
 
 class ImageMethods:
-    """What is told of an image is for its owner and for administrators."""
+    """Handlers of an image. Only the owner and administrators may call them."""
 
     def __init__(self, rights: Rights, readers: Readers) -> None:
         self._rights = rights
@@ -179,7 +177,7 @@ class ImageMethods:
 
 
 class GpuMethods:
-    """What anybody may know of a GPU."""
+    """Handlers of a GPU. Anybody may call them."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
@@ -200,7 +198,7 @@ class GpuMethods:
 
 
 def _still(view: ProcessView) -> Target:
-    """The process as it is now. Raises :class:`NoSuchProcess` when it is another."""
+    """Return the process. Raises :class:`NoSuchProcess` when its pid now belongs to another."""
     now = identify(view.process.pid)
     if now.start_time != view.process.start_time:
         raise has_ended(view.process.pid)
@@ -223,7 +221,7 @@ def _block(block: HookBlock, gpu: int) -> BlockRow:
 
 
 def _content(view: ImageView, options: ImageBlockOptions) -> list[ImageBlockRow]:
-    """A chunk that several blocks have counts for the first."""
+    """List the blocks of an image. A chunk that several blocks share counts for the first."""
     manifest = view.manifest
     rows: list[ImageBlockRow] = []
     counted: set[tuple[int, int]] = set()

@@ -1,4 +1,4 @@
-"""How the objects on the bus are called, and what is known of each.
+"""Define paths and cached data of the bus objects.
 
 Times are microseconds since the epoch (0: unknown), sizes bytes, durations seconds.
 """
@@ -16,7 +16,7 @@ from phosd.engine.program.process import GpuProcess
 from phosd.service.jobs.job import Job
 
 UNKNOWN = -1.0
-"""D-Bus has no null: a utilisation, temperature or power that the GPU does not tell."""
+"""Stands for null, which D-Bus lacks: a utilisation, temperature or power that is not reported."""
 
 
 def job_path(job: Job) -> str:
@@ -41,8 +41,8 @@ def microseconds(seconds: float | None) -> int:
 
 @dataclass(frozen=True)
 class ProcessView:
-    """A GPU process, the id of the latest image of it, and its periodic checkpoints: ``every`` so
-    many seconds (0: none), and the last ``keep`` kept.
+    """A GPU process, the id of its latest image, and its periodic checkpoints: one every ``every``
+    seconds (0: none), of which the last ``keep`` are kept.
     """
 
     process: GpuProcess
@@ -54,9 +54,9 @@ class ProcessView:
 
 @dataclass(frozen=True)
 class ImageView:
-    """An image and what the history knows of it: when it was verified last, and if it was whole.
+    """An image, when it was last verified, and whether it was intact.
 
-    ``shared`` are those of its packs that an older image needs, too.
+    ``shared`` are its packs that an older image needs, too.
     """
 
     manifest: Manifest
@@ -66,7 +66,7 @@ class ImageView:
 
     @functools.cached_property
     def pack_bytes(self) -> Mapping[int, int]:
-        """What the image has in each pack: chunks that are equal are stored once."""
+        """Bytes of the image in each pack, counting equal chunks once."""
         blocks = self.manifest.blocks
         chunks = {(c.pack, c.offset): c.length for block in blocks for c in block.chunks}
         packs: Counter[int] = Counter()
@@ -76,17 +76,17 @@ class ImageView:
 
     @property
     def stored_bytes(self) -> int:
-        """What the image takes on disk, alone."""
+        """Bytes of the image on disk, without regard to other images."""
         return sum(self.pack_bytes.values()) + file_bytes(self.manifest)
 
     @property
     def shared_bytes(self) -> int:
-        """How much of that an older image holds anyway."""
+        """Bytes of ``stored_bytes`` that an older image holds anyway."""
         return sum(self.pack_bytes[pack] for pack in self.shared)
 
     @functools.cached_property
     def total_bytes(self) -> int:
-        """What a restore brings back: device memory and CRIU's files."""
+        """Bytes that a restore loads: device memory and CRIU's files."""
         return self.manifest.device_bytes + file_bytes(self.manifest)
 
 
@@ -95,7 +95,7 @@ def created(manifest: Manifest) -> int:
 
 
 def root_command(manifest: Manifest) -> tuple[str, ...]:
-    """The command line of the first tree's root."""
+    """Return the command line of the first tree's root process."""
     root = manifest.trees[0].root
     return next((p.command for p in manifest.processes if p.pid == root), ())
 

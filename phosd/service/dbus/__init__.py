@@ -1,1 +1,1 @@
-"""Interfaces as data, the object tree, and whose call is next."""
+"""Describe interfaces, publish objects, and schedule calls fairly between callers."""

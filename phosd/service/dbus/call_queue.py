@@ -1,7 +1,7 @@
-"""Whose call is next: users take turns, and within a user their clients do.
+"""Schedule D-Bus calls: users take turns, and so do the clients of one user.
 
-A client that calls faster than it is answered waits for itself. What goes beyond its share is
-refused at once, so that nobody's flood costs others time or phosd memory.
+A client that calls faster than it is answered delays only itself. Calls beyond its share are
+refused at once, so that no flood of calls costs other users time or phosd memory.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from phosd.bus import MAX_ARGUMENTS, Call, CallError, Connection
 from phosd.service.dbus.caller import Caller
 
 CLIENT_CALLS = 64
-"""Calls of one client that may wait or run."""
+"""Most calls of one client that may wait or run."""
 USER_CALLS = 256
-"""Calls of all clients of one user that may wait or run."""
+"""Most calls of all clients of one user that may wait or run."""
 CLIENT_AT_WORK = 8
-"""Calls of one client that may run at the same time."""
+"""Most calls of one client that may run at the same time."""
 USER_AT_WORK = 32
-"""Calls of one user that may run at the same time."""
+"""Most calls of one user that may run at the same time."""
 
 _LIMITS = "org.freedesktop.DBus.Error.LimitsExceeded"
 
@@ -30,7 +30,7 @@ Answer = Callable[[Call, Caller], Awaitable[tuple[str, list[object]]]]
 
 @dataclass
 class _User:
-    """The clients of one user id, the one whose turn is next at the left."""
+    """The clients of one user id; the leftmost has the next turn."""
 
     uid: int
     clients: deque["_Client"] = field(default_factory=deque)
@@ -40,7 +40,7 @@ class _User:
 
 @dataclass(eq=False)
 class _Client:
-    """One connection. ``user`` is unknown until the bus has told."""
+    """One connection to the bus. ``user`` is None until the bus has returned its user id."""
 
     name: str
     user: _User | None = None
@@ -56,7 +56,7 @@ class _Client:
 
 
 class CallQueue:
-    """Implements :class:`phosd.bus.Server`: each call that is admitted is answered in its turn."""
+    """The implementation of :class:`phosd.bus.Server` that answers admitted calls in turn."""
 
     def __init__(self, connection: Connection, answer: Answer) -> None:
         self._connection = connection
@@ -68,11 +68,11 @@ class CallQueue:
 
     @property
     def clients(self) -> int:
-        """How many have called and are still there."""
+        """How many connected clients have called."""
         return len(self._clients)
 
     def take(self, call: Call) -> None:
-        """Have the call wait for its turn, or refuse it."""
+        """Queue a call, or refuse it."""
         client = self._clients.get(call.sender)
         if client is None:
             client = self._clients[call.sender] = _Client(call.sender)
@@ -92,7 +92,7 @@ class CallQueue:
         self._connection.refuse(call, _LIMITS, f"{why}; {hint}")
 
     def gone(self, name: str) -> None:
-        """Drop what a client has asked for: nobody waits for the answers. Its jobs go on."""
+        """Drop the calls of a client that left the bus. Its jobs go on."""
         client = self._clients.pop(name, None)
         if client is None:
             return
@@ -112,7 +112,7 @@ class CallQueue:
             self.gone(name)
 
     async def _meet(self, client: _Client) -> None:
-        """Learn who a new client is."""
+        """Ask the bus for a new client's user id."""
         try:
             uid = await self._connection.uid_of(client.name)
         except CallError:  # it has left already
@@ -136,7 +136,7 @@ class CallQueue:
             asyncio.get_running_loop().call_soon(self._begin_next)
 
     def _begin_next(self) -> None:
-        """Begin one call, so that the event loop gets to everything else between two."""
+        """Begin one call per iteration, so that the event loop can do other work in between."""
         self._awake = False
         client = self._next()
         if client is None or client.user is None:
@@ -159,7 +159,7 @@ class CallQueue:
         self._wake()
 
     def _next(self) -> _Client | None:
-        """The client whose turn it is, of the user whose turn it is."""
+        """Return the next client of the next user."""
         for _ in range(len(self._order)):
             user = self._order[0]
             self._order.rotate(-1)

@@ -1,13 +1,14 @@
-"""Who calls."""
+"""Identify the caller of a method."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls: ``uid`` is what the bus vouches for, ``name`` the client's connection.
+    """The caller of a method: ``uid`` is what the bus vouches for, ``name`` the client's
+    connection.
 
-    ``interactive``: the call says that its user would type a password.
+    ``interactive``: the call allows polkit to ask the user for a password.
     """
 
     uid: int
@@ -15,5 +16,5 @@ class Caller:
     interactive: bool = False
 
     def may_touch(self, owner: int) -> bool:
-        """The owner may, and root."""
+        """Whether the caller is the owner or root."""
         return self.uid in (0, owner)

@@ -1,7 +1,7 @@
-"""The object tree on the bus, and who may read what.
+"""Publish objects on the bus and decide which callers may read them.
 
-An object that has an owner is read by the owner and by administrators only. Signals are heard by
-everybody on the bus: a *private* property (a command line) never travels in one.
+Only its owner and administrators may read an object that has an owner. Everybody on the bus
+receives signals, so a *private* property (a command line) is never sent in one.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ from phosd.service.dbus.spec import (
 
 _ERROR = "org.freedesktop.DBus.Error"
 _SLICE = 50
-"""Objects that are described before the event loop does something else."""
+"""Objects to describe before yielding to the event loop."""
 
 Inspects = Callable[[Caller], Awaitable[bool]]
-"""Whether a caller may see what belongs to others."""
+"""Whether a caller may read other users' objects."""
 
 
 @dataclass
 class Published:
-    """One object on the bus: ``target`` is what its interface talks about.
+    """One object on the bus; its interface reads the properties from ``target``.
 
-    Only its owner and administrators read it. When it has none everybody does, but for what is
-    private. ``told`` is what a signal told last.
+    Only the owner and administrators may read it. Without an owner everybody may, except private
+    properties. ``told`` has the values as of the last signal.
     """
 
     interface: Interface
@@ -48,11 +48,11 @@ class Published:
     told: dict[str, Any] = field(default_factory=dict)
 
     def read(self) -> dict[str, Any]:
-        """The properties as they are now."""
+        """Return the present values of the properties."""
         return {p.name: p.read(self.target) for p in self.interface.properties}
 
     def values(self, *, private: bool = True) -> dict[str, Variant]:
-        """The properties as they travel; the private ones only if asked for."""
+        """Return the properties as D-Bus variants, optionally without the private ones."""
         return {
             p.name: Variant(p.signature, p.read(self.target))
             for p in self.interface.properties
@@ -60,12 +60,12 @@ class Published:
         }
 
     def open_to(self, caller: Caller) -> bool:
-        """Whether the caller may read it, whoever else may."""
+        """Whether the caller may read the object without being an administrator."""
         return self.owner is None or caller.may_touch(self.owner)
 
 
 class ObjectTree:
-    """The objects below ``/org/phos``, and the answers to every call that reaches them."""
+    """The objects below ``/org/phos``. Answers every call to them."""
 
     def __init__(self, connection: Connection, inspects: Inspects) -> None:
         self._connection = connection
@@ -74,7 +74,7 @@ class ObjectTree:
         connection.serve(CallQueue(connection, self._answer))
 
     def publish(self, path: str, interface: Interface, target: Any, owner: int | None) -> None:
-        """Put an object on the bus. Only uid ``owner`` and administrators may read it."""
+        """Publish an object. Only uid ``owner`` and administrators may read it."""
         published = self._objects[path] = Published(interface, target, owner)
         published.told = published.read()
         if path != ROOT:
@@ -82,21 +82,21 @@ class ObjectTree:
             self._connection.emit(ROOT, MANAGER, "InterfacesAdded", "oa{sa{sv}}", path, values)
 
     def withdraw(self, path: str) -> None:
-        """Take an object off the bus."""
+        """Remove an object from the bus."""
         gone = self._objects.pop(path, None)
         if gone is not None:
             names = [gone.interface.name]
             self._connection.emit(ROOT, MANAGER, "InterfacesRemoved", "oas", path, names)
 
     def replace(self, path: str, target: Any) -> None:
-        """The object is described by ``target`` from now on; tells what differs."""
+        """Replace the target of an object, and signal the properties that differ."""
         published = self._objects[path]
         if published.target is not target:
             published.target = target
             self.changed(path)
 
     def changed(self, path: str) -> None:
-        """Tell everybody which properties differ from what was told last."""
+        """Emit ``PropertiesChanged`` for the properties that differ from the last signal."""
         published = self._objects.get(path)
         if published is None:
             return
@@ -112,7 +112,7 @@ class ObjectTree:
             )
 
     def signal(self, path: str, member: str, *args: Any) -> None:
-        """Emit one of the signals that the object's interface declares."""
+        """Emit a signal that the object's interface declares."""
         interface = self._objects[path].interface
         takes = next(signal.takes for signal in interface.signals if signal.name == member)
         signature = "".join(part for _, part in takes)
@@ -175,7 +175,7 @@ class ObjectTree:
             )
 
     async def _seen(self, caller: Caller) -> dict[str, Published]:
-        """The objects that the caller may read."""
+        """Return the objects that the caller may read."""
         seen = {path: p for path, p in self._objects.items() if p.open_to(caller)}
         if len(seen) < len(self._objects) and await self._inspects(caller):
             return dict(self._objects)
@@ -206,8 +206,8 @@ class ObjectTree:
 
 
 def _method(call: Call, *interfaces: Interface) -> Method:
-    """The method that is called. Raises :class:`CallError` when there is none, or it takes other
-    arguments.
+    """Return the method that is called. Raises :class:`CallError` when there is none, or when its
+    arguments differ.
     """
     for interface in interfaces:
         for method in interface.methods:

@@ -1,7 +1,7 @@
-"""Who may do what: polkit decides where it runs, otherwise owners and root may.
+"""Authorise callers: polkit decides where it runs, otherwise owners and root may act.
 
-The caller is named to polkit by its connection to the bus, which nobody else can have; a pid could
-be another process's by the time polkit looks. Root is not asked about.
+The caller is named to polkit by its connection name, which is never reused; a pid might belong to
+another process by the time polkit looks. Root is always allowed.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from phosd.errors import NotAuthorized, Timeout
 from phosd.service.dbus.caller import Caller
 
 QUICK = 25.0
-"""Seconds that polkit may take for an answer when nobody is asked for a password."""
+"""Seconds to wait for polkit when no password is asked for."""
 SLOW = 300.0
-"""Seconds that somebody may take to type a password."""
+"""Seconds to wait for polkit when a user may type a password."""
 REMEMBERED = 5.0
-"""Seconds for which an answer about looking at what is others' holds."""
+"""Seconds for which a verdict about reading other users' objects is cached."""
 
 _NAME = "org.freedesktop.PolicyKit1"
 _AUTHORITY = (f"/{_NAME.replace('.', '/')}/Authority", f"{_NAME}.Authority")
@@ -33,12 +33,12 @@ _ABSENT = frozenset(
         "org.freedesktop.systemd1.UnitMasked",
     }
 )
-"""Errors that mean that there is no polkit on this bus."""
+"""D-Bus errors that mean that polkit does not run."""
 _log = logging.getLogger(__name__)
 
 
 class Action(enum.StrEnum):
-    """What somebody may be allowed to do with what is theirs, or with what is others'."""
+    """An action that polkit rules on, for a user's own objects and for those of others."""
 
     CHECKPOINT = "checkpoint"
     RESTORE = "restore"
@@ -49,7 +49,7 @@ class Action(enum.StrEnum):
     RECOVER = "recover"
 
     def on(self, *, own: bool) -> str:
-        """The name of the action for polkit."""
+        """Return polkit's name of the action."""
         return f"org.phos.{self}" if own else f"org.phos.{self}-others"
 
 
@@ -60,13 +60,13 @@ class _Verdict(enum.Enum):
     YES = enum.auto()
     NO = enum.auto()
     ASK = enum.auto()
-    """Yes, if somebody proves to be who may allow it."""
+    """Allowed after authentication."""
     ABSENT = enum.auto()
-    """There is no polkit."""
+    """Polkit does not run."""
 
 
 class Rights:
-    """Asks polkit for each caller. To be used on the event loop."""
+    """Asks polkit about callers. Use it on the event loop only."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -77,10 +77,12 @@ class Rights:
     async def require(
         self, caller: Caller, action: Action, owner: int, what: str, **details: str
     ) -> int:
-        """Raise :class:`NotAuthorized` unless the caller may do this with what is ``owner``'s.
+        """Raise :class:`NotAuthorized` unless the caller may perform an action on ``owner``'s
+        object.
 
-        ``what`` names the thing; rules of polkit see the ``details``. Returns the user id whose
-        rights the engine is to go by: the caller's own, or root's for who may do it with others'.
+        ``what`` names the object in the error; polkit rules see ``details``. Returns the user id
+        whose rights the engine applies: the caller's own, or root's when the object is another
+        user's.
         """
         if caller.uid == 0:
             return 0
@@ -103,7 +105,7 @@ class Rights:
         raise NotAuthorized(told, hint=hint)
 
     async def inspects(self, caller: Caller) -> bool:
-        """Whether the caller may see what belongs to others. Nobody is asked for a password."""
+        """Whether the caller may read other users' objects. Never asks for a password."""
         if caller.uid == 0:
             return True
         now = asyncio.get_running_loop().time()
@@ -121,7 +123,7 @@ class Rights:
         return known
 
     async def require_sight(self, caller: Caller, owner: int, what: str) -> None:
-        """Raise :class:`NotAuthorized` unless the caller may see what is ``owner``'s."""
+        """Raise :class:`NotAuthorized` unless the caller may read ``owner``'s object."""
         if not caller.may_touch(owner) and not await self.inspects(caller):
             raise NotAuthorized(
                 f"{what} belongs to uid {owner}", hint="ask as its owner or as root"
@@ -166,7 +168,7 @@ class Rights:
         return _Verdict.ASK if challenge else _Verdict.NO
 
     def _cancel(self, ticket: str) -> None:
-        """Take back a question, and with it the dialogue that it may have opened."""
+        """Cancel a check, and with it the password dialogue that it may have opened."""
 
         async def cancel() -> None:
             try:

@@ -1,4 +1,4 @@
-"""Threads for calls that read much, or wait for somebody else's program."""
+"""Run long reads, and requests to other programs, in a pool of threads."""
 
 import asyncio
 from collections import defaultdict
@@ -15,10 +15,10 @@ _P = ParamSpec("_P")
 
 
 class Readers:
-    """A few threads, of which no user takes more than a share. For the event loop.
+    """A pool of threads in which each user has a limited share. Use it on the event loop only.
 
-    What a caller who has left the bus wanted goes on and counts as theirs, so that nobody gets more
-    by leaving and coming back.
+    A read goes on when its caller leaves the bus, and still counts towards the user's share, so
+    that reconnecting does not give anyone more.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Readers:
     async def run(
         self, user: int, read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """What ``read`` returns or raises, called in one of the threads for a user id."""
+        """Call ``read`` in a thread for a user id; return or raise its result."""
         task = asyncio.get_running_loop().create_task(
             self._run(self._shares[user], partial(read, *args, **kwargs))
         )
@@ -46,10 +46,10 @@ class Readers:
     def _over(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # for who has asked, if they still wait
+            task.exception()  # mark as retrieved; the caller, if still there, gets it too
 
     def close(self) -> None:
-        """Read no more."""
+        """Cancel all reads."""
         for task in self._tasks:
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)

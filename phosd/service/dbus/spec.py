@@ -1,4 +1,4 @@
-"""Interfaces as data, made from the handlers that answer, and told to whoever asks."""
+"""Describe D-Bus interfaces as data, collected from handlers, and generate introspection XML."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,10 +21,10 @@ _DOC = "org.gtk.GDBus.DocString"
 _EMITS = f"{_DBUS}.Property.EmitsChangedSignal"
 
 Args = tuple[tuple[str, str], ...]
-"""(name, D-Bus signature) of each argument."""
+"""Name and D-Bus signature of each argument."""
 _OPTIONS = ("options", "a{sv}")
 _PYTHON: Mapping[str, type] = {"u": int, "s": str}
-"""What a handler takes for an argument."""
+"""Python type of a handler's parameter by D-Bus type."""
 _DECLARED = "_dbus_method"
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[object]])
@@ -32,14 +32,14 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 async def by_the_tree(*_: Any) -> list[Any]:
-    """Stands where the tree itself answers."""
+    """Placeholder for the methods of standard interfaces, which the object tree answers itself."""
     raise AssertionError("standard interfaces are answered by the tree")
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method. ``run`` gets the caller, the object and the arguments; it returns the reply.
-    ``options`` are those of its last argument, if it has any.
+    """A D-Bus method. ``run`` takes the caller, the object and the arguments, and returns the
+    reply. ``options`` is the Struct of its last argument, if it takes options.
     """
 
     name: str
@@ -60,10 +60,9 @@ class Method:
 
 @dataclass(frozen=True)
 class Property:
-    """A read-only property, computed from the object behind it.
+    """A read-only property, computed from the target of the object.
 
-    A private one is told to those who may read the object, never in a signal. A constant one stays
-    what it is as long as the object is there.
+    A private one is never sent in a signal. A constant one does not change while the object exists.
     """
 
     name: str
@@ -76,7 +75,7 @@ class Property:
 
 @dataclass(frozen=True)
 class Event:
-    """A signal."""
+    """A D-Bus signal."""
 
     name: str
     takes: Args
@@ -85,7 +84,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Interface:
-    """What an object can do, tell and announce."""
+    """A D-Bus interface: methods, properties and signals."""
 
     name: str
     doc: str = ""
@@ -95,12 +94,12 @@ class Interface:
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The ``a{sv}`` of a call that takes no options."""
+    """The options of a call that takes none, and the base of all others."""
 
 
 @dataclass(frozen=True)
 class _Declared:
-    """How a call of a method becomes one of its handler."""
+    """Declaration of a method, from which a handler's :class:`Method` is made."""
 
     name: str
     takes: Args
@@ -111,7 +110,7 @@ class _Declared:
     options: type[msgspec.Struct] | None
 
     def of(self, handler: Callable[..., Awaitable[object]]) -> Method:
-        """The method, answered by this handler."""
+        """Return the method with this handler bound to it."""
 
         async def run(caller: Caller, target: object, *args: object) -> list[Any]:
             values = list(args)
@@ -127,16 +126,17 @@ class _Declared:
 
 
 def method(name: str, takes: str = "", /, **gives: str) -> Callable[[_Handler], _Handler]:
-    """Have an ``async`` method of a handler answer the D-Bus method ``name``.
+    """Declare an ``async`` function as the handler of the D-Bus method ``name``.
 
-    ``takes`` is the signature of its arguments, which are called as the handler's parameters are;
-    ``gives`` names what it returns, with the signature of that, if it returns something. Before
-    the arguments a handler may take the caller, as ``caller: Caller``, and then the object that was
-    called. Options are an ``a{sv}`` at the end, and its parameter ``options``, a Struct, says which
-    there are: names, types, bounds. Without that parameter there are none.
+    ``takes`` is the signature of its arguments, which are named after the handler's parameters;
+    ``gives`` has the name and signature of its result, if any. Before the arguments a handler may
+    take the caller, as ``caller: Caller``, and then the target of the object. Options are an
+    ``a{sv}`` at the end; the Struct of the parameter ``options`` declares their names, types and
+    bounds. Without that parameter there are none.
 
-    The first paragraph of the docstring is what introspection tells; in it ``{options}`` stands for
-    the names of the options. Raises :class:`TypeError` for a handler that does not fit.
+    The first paragraph of the docstring becomes the documentation on the bus; ``{options}`` in it
+    stands for the names of the options. Raises :class:`TypeError` for a handler that does not
+    match.
     """
 
     def declare(handler: _Handler) -> _Handler:
@@ -180,15 +180,15 @@ def _declared(
 
 
 def _closed(name: str, kind: type) -> type[msgspec.Struct]:
-    """The Struct, which must refuse what it does not know."""
+    """Return the Struct. Raises :class:`TypeError` unless it refuses unknown fields."""
     if issubclass(kind, msgspec.Struct) and kind.__struct_config__.forbid_unknown_fields:
         return kind
     raise TypeError(f"{name} would take options that nobody knows: {kind}")
 
 
 def methods_of(*handlers: object) -> tuple[Method, ...]:
-    """What handlers answer, in the order in which they say so. Of a class, which answers nothing,
-    the methods can be described.
+    """Return the methods of handlers in order of definition. A class instead of an instance gives
+    methods that can be described but not called.
     """
     found = []
     for handler in handlers:
@@ -201,7 +201,7 @@ def methods_of(*handlers: object) -> tuple[Method, ...]:
 
 
 def parse_options(values: Any, kind: type[_Struct]) -> _Struct:
-    """The options of a call, checked. Raises :class:`InvalidOption` naming what is wrong."""
+    """Convert and check the options of a call. Raises :class:`InvalidOption` naming the mistake."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
@@ -211,7 +211,7 @@ def parse_options(values: Any, kind: type[_Struct]) -> _Struct:
 
 
 def describe(interface: Interface) -> ElementTree.Element:
-    """The interface as introspection tells it."""
+    """Return the interface as introspection XML."""
     element = ElementTree.Element("interface", name=interface.name)
     _annotate(element, _DOC, interface.doc)
     for method in interface.methods:
@@ -264,7 +264,7 @@ STANDARD = (
         ),
     ),
 )
-"""What every object has."""
+"""The interfaces that every object has."""
 OBJECT_MANAGER = Interface(
     MANAGER,
     methods=(Method("GetManagedObjects", gives=(("objects", "a{oa{sa{sv}}}"),)),),

@@ -1,1 +1,1 @@
-"""What phosd did: the database, its schema and its queries."""
+"""Record jobs, events and images in a SQLite database, and query it."""

@@ -1,8 +1,8 @@
-"""The file under the history. Nothing that is wrong with it stops anything else.
+"""Write and read the history's SQLite file; trouble with it never stops a job.
 
-One thread writes. What it cannot write now (the file is locked, the disk full or gone) waits in
-memory and is tried again. A file that is of no use (damaged, a table missing, of a newer version)
-is kept under another name, and a new one begun.
+One thread writes. Work that fails for now (the file is locked, the disk is full or gone) waits in
+memory and is retried. An unusable file (damaged, lacking a table, of a newer version) is renamed,
+and a new file is started.
 """
 
 import collections
@@ -23,14 +23,14 @@ from phosd.service.history.schema import migrations
 
 Row = dict[str, Any]
 Work = Callable[[Any], None]
-"""Writes something into the tables."""
+"""Work that writes into the tables."""
 
 _BUSY_MILLISECONDS = 2_000
 _AGAIN_SECONDS = 5.0
 _BETWEEN_RENEWALS = 60.0
-"""Seconds after which another file may be put aside: a disk that damages each is left alone."""
+"""Least seconds between two renamings: on a disk that damages every file, one is enough."""
 _MOST_ASIDE = 3
-"""Files that are kept though they are of no use: somebody may want to look at the latest."""
+"""Renamed unusable files to keep for inspection."""
 _MOST_WAITING = 4096
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _OF_THE_STATEMENT = {
@@ -43,7 +43,9 @@ _log = logging.getLogger(__name__)
 
 
 def storable(row: Row) -> Row:
-    """The row with its texts in UTF-8: names of files and commands may hold any bytes."""
+    """Return the row with its texts made valid UTF-8: file names and commands may hold any
+    bytes.
+    """
     return {
         key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
         for key, value in row.items()
@@ -51,10 +53,10 @@ def storable(row: Row) -> Row:
 
 
 class Database:
-    """The file. ``record`` returns at once, and reads see what has been written so far.
+    """The history's file. ``record`` returns at once; reads see what has been written so far.
 
-    ``observer`` is called, in another thread, when :attr:`trouble` has changed or a new file was
-    begun in place of another.
+    ``observer`` is called in another thread when :attr:`trouble` has changed or an unusable file
+    was replaced.
     """
 
     def __init__(
@@ -64,9 +66,9 @@ class Database:
         self._observer = observer
         self._again_seconds = again_seconds
         self.trouble = ""
-        """Why the history is not written at the moment; empty while it is."""
+        """Why the history cannot be written at the moment; empty while it can."""
         self.renewals = 0
-        """How many files were put aside."""
+        """How many unusable files were renamed."""
         self._tables: Any = None
         self._inode: tuple[int, int] | None = None
         self._not_before = 0.0
@@ -79,17 +81,19 @@ class Database:
         self.flush()
 
     def record(self, work: Work) -> None:
-        """Have something written, after what was recorded before."""
+        """Queue work for writing, after all earlier work."""
         self._queue.put(work)
 
     def flush(self) -> None:
-        """Wait until everything recorded before is in the file, or cannot be written now."""
+        """Wait until all earlier work is in the file, or has failed for now."""
         done = threading.Event()
         self._queue.put(done)
         done.wait()
 
     def query(self, sql: str, params: Any = ()) -> list[Row]:
-        """Rows of a statement that reads. Raises :class:`Internal` when the file cannot be read."""
+        """Return the rows of a reading statement. Raises :class:`Internal` when the file cannot be
+        read.
+        """
         try:
             tables = _connect(self._path)
             try:
@@ -105,7 +109,7 @@ class Database:
             ) from error
 
     def recall(self, sql: str, params: Any = ()) -> list[Row]:
-        """Rows that a job can do without, when the file cannot be read."""
+        """Return the rows of a reading statement, or no rows when the file cannot be read."""
         try:
             return self.query(sql, params)
         except Internal as error:
@@ -113,7 +117,7 @@ class Database:
             return []
 
     def close(self) -> None:
-        """Write what is left, if that is possible, and close the file."""
+        """Write the remaining work if possible, and close the file."""
         self._queue.put(None)
         self._writer.join()
 
@@ -135,7 +139,7 @@ class Database:
             if len(self._late) == _MOST_WAITING:
                 _log.warning("what was recorded first since the trouble began is lost")
             self._late.append(work)
-            # Also while more is waiting in the queue, which need never be empty.
+            # Do not wait for an empty queue: under load it may never be empty.
             self._catch_up()
         self._not_before = 0.0
         self._catch_up()
@@ -144,7 +148,7 @@ class Database:
         self._close()
 
     def _catch_up(self) -> None:
-        """Write what waits. The first that cannot be written now, and all after it, stay."""
+        """Write the waiting work in order, and stop at the first that cannot be written now."""
         if time.monotonic() < self._not_before:
             return
         while self._late:
@@ -164,7 +168,7 @@ class Database:
             except OSError as error:  # the folder is gone
                 self._later(f"the history {self._path} cannot be reached ({error.strerror})")
                 return
-            except Exception:  # this thread must go on for what comes after
+            except Exception:  # the thread must survive for later work
                 self._give_up(work)
             else:
                 self._late.popleft()
@@ -173,7 +177,7 @@ class Database:
     def _give_up(self, work: Work) -> None:
         _log.exception("the history %s could not be written", self._path)
         self._late.popleft()
-        self._close()  # and with it what the statement has begun
+        self._close()  # which also rolls back what the statement began
 
     def _later(self, trouble: str) -> None:
         self._close()
@@ -191,7 +195,9 @@ class Database:
         self._observer()
 
     def _opened(self) -> Any:
-        """The tables of the file that has the name now: another may have taken its place."""
+        """Return the tables of the file at the path, reopening it if another file has taken its
+        place.
+        """
         if self._tables is not None and self._inode != _inode(self._path):
             self._close()
         if self._tables is None:
@@ -202,8 +208,8 @@ class Database:
         return self._tables
 
     def _examine(self, _: Any) -> None:
-        """A reader has found damage. Raises :class:`_Unusable` when it is there."""
-        self._close()  # which remembers pages as they were
+        """Check a file that a reader found damaged. Raises :class:`_Unusable` if it is."""
+        self._close()  # to drop its page cache
         (found,) = self._opened().execute("pragma quick_check(1)").fetchone()
         if found != "ok":
             raise _Unusable(f"is damaged ({found})")
@@ -214,14 +220,14 @@ class Database:
             self._tables = None
 
     def _mended(self, error: Exception) -> bool:
-        """Put a file that is of no use aside; whether that was done."""
+        """Rename an unusable file so that a new one is started. Returns whether that was done."""
         unusable = isinstance(error, _Unusable) or _code(error) in _DAMAGED
         if not unusable or time.monotonic() < self._renewed_at + _BETWEEN_RENEWALS:
             return False
         self._close()
         self._renewed_at = time.monotonic()
         aside = self._path.with_name(f"{self._path.name}.damaged-{time.time_ns()}")
-        for suffix in ("-wal", "-shm", ""):  # a log of the old file is not for the new
+        for suffix in ("-wal", "-shm", ""):  # the old file's WAL must not apply to the new one
             part = Path(f"{self._path}{suffix}")
             if part.exists():
                 part.rename(f"{aside}{suffix}")
@@ -232,7 +238,7 @@ class Database:
         return True
 
     def _remove_old_ones(self) -> None:
-        """Of the files that were put aside, with their logs, only the latest stay."""
+        """Delete all renamed files and their WALs but the latest few."""
         aside = self._path.parent.glob(f"{self._path.name}.damaged-*")
         ages = sorted({path.name.partition("-")[2].partition("-")[0] for path in aside})
         for age in ages[:-_MOST_ASIDE]:
@@ -244,7 +250,7 @@ class Database:
 
 
 class _Unusable(Exception):
-    """The file is a database, but not one that this phosd can use."""
+    """The file is a database, but this version of phosd cannot use it."""
 
 
 def _connect(path: Path) -> Any:
@@ -257,8 +263,8 @@ def _connect(path: Path) -> Any:
 
 
 def _bring_up_to_date(tables: Any) -> None:
-    """Apply what this version adds. Raises :class:`_Unusable` when the result is not as it should
-    be.
+    """Apply the pending migrations. Raises :class:`_Unusable` when the tables then differ from
+    those of this version.
     """
     known = {migration.name for migration in migrations.pending(Tables(memory=True))}
     newer = {migration.name for migration in migrations.applied(tables)} - known
@@ -275,7 +281,7 @@ def _bring_up_to_date(tables: Any) -> None:
 
 @functools.cache
 def _expected() -> Mapping[str, frozenset[str]]:
-    """The tables of this version and their columns."""
+    """Return the columns of each table of this version."""
     tables = Tables(memory=True)
     migrations.apply(tables)
     found = {name: _columns(tables, name) for name in tables.table_names()}
@@ -289,7 +295,7 @@ def _columns(tables: Any, name: str) -> frozenset[str]:
 
 
 def _code(error: Exception) -> int:
-    """SQLite's primary code of an error."""
+    """Return SQLite's primary result code of an error."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 

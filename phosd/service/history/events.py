@@ -1,4 +1,4 @@
-"""What happened that somebody may want to know of later."""
+"""Define the events that the history records."""
 
 import enum
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from phosd.service.jobs.job import Job, JobState
 
 _MOST_SUSPECTS = 10
-"""Kernels that an event names."""
+"""Most kernels that an event names."""
 
 
 class Severity(enum.StrEnum):
-    """How much it matters, in rising order."""
+    """Severity of an event, in rising order."""
 
     INFO = "info"
     WARNING = "warning"
@@ -19,15 +19,15 @@ class Severity(enum.StrEnum):
 
     @property
     def and_worse(self) -> list[str]:
-        """This one and those that matter more."""
+        """This severity and all higher ones."""
         every = list(Severity)
         return [str(severity) for severity in every[every.index(self) :]]
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to ``subject``. It concerns the user id ``owner``; without one the
-    node, which is for administrators.
+    """Something that happened to ``subject``. ``owner`` is the user id concerned; None means the
+    node, and then only administrators see the event.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Event:
 
 
 def of_end(job: Job) -> Iterator[Event]:
-    """That a job has ended, and what it found out about its program."""
+    """Yield the events of a job's end: that it ended, and any wrong prediction of writes."""
     task, subject = job.task, f"job {job.number}"
     failed = job.state is JobState.FAILED
     told = f": {job.error or job.outcome.result}" if job.error or job.outcome.result else ""

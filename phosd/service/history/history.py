@@ -1,7 +1,7 @@
-"""What happened on this node, and what was decided: the schedules, and which images are theirs.
+"""Record this node's jobs, events, images, and schedules of periodic checkpoints.
 
-A file that is lost while phosd runs costs only knowledge of the past, since what was decided is in
-memory, too, and is written again (:mod:`phosd.service.api.maintenance`).
+A file that is lost while phosd runs costs only knowledge of the past: schedules and their images
+are also in memory and are written again (:mod:`phosd.service.api.maintenance`).
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from phosd.service.jobs.schedule import Schedule
 from phosd.service.jobs.table import Job
 
 _REMEMBERED = 8
-"""Checkpoints of a process that the next one's mode is chosen by: what went wrong once is tried
-again when it is no longer among them.
+"""Checkpoints of a process that the choice of its next mode is based on. A mode that failed is
+tried again once the failure is no longer among them.
 """
 _MOST_EVENTS = 100_000
-"""Events that are kept, however young they are."""
+"""Most events to keep, however recent."""
 
 
 def _image_row(manifest: Manifest) -> Row:
@@ -45,24 +45,24 @@ def _past_checkpoint(row: Row) -> PastCheckpoint:
     return PastCheckpoint(
         mode=row["mode"],
         guessed_wrong=row["wrong_guesses"] > 0,
-        # Only a drain that had begun tells how long it took.
+        # Only a drain that had begun has a duration.
         starved=row["error"] == OutOfMemory.__name__ and "drain_seconds" in details,
         lost=row["stop_seconds"] + (details.get("waited_seconds") or 0.0),
     )
 
 
 class History:
-    """What is recorded is written by another thread, in order; reads see what was written so far.
+    """The history. Another thread writes records in order; reads see what has been written so far.
 
-    ``observer`` is called, in that thread, when :attr:`trouble` or :attr:`renewals` has changed;
-    ``listener`` in any thread, for each event.
+    ``observer`` is called in that thread when :attr:`trouble` or :attr:`renewals` has changed;
+    ``listener`` is called in any thread for each event.
     """
 
     observer: Callable[[], None] | None = None
     listener: Callable[[Event], None] | None = None
 
     def __init__(self, path: Path) -> None:
-        with contextlib.suppress(OSError):  # the database tells that it cannot be reached
+        with contextlib.suppress(OSError):  # the database reports the error
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._database = Database(path, self._observe)
         self.suspects = Suspects(self._database)
@@ -70,16 +70,16 @@ class History:
             "select id, made_for from images where made_for is not null and deleted is null"
         )
         self._made_for: dict[str, str] = {row["id"]: row["made_for"] for row in rows}
-        """Keys of schedules, by image: no manifest tells them."""
+        """Keys of schedules by image; manifests do not have them."""
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be written at the moment; empty while it can."""
+        """Why the history cannot be written at the moment; empty while it can."""
         return self._database.trouble
 
     @property
     def renewals(self) -> int:
-        """How many files were of no use and put aside since phosd runs."""
+        """How many unusable files were renamed since phosd started."""
         return self._database.renewals
 
     def _observe(self) -> None:
@@ -87,7 +87,7 @@ class History:
             self.observer()
 
     def job(self, job: Job) -> None:
-        """A job as it is now, with its phases once it has ended."""
+        """Record a job in its present state, with its phases once it has ended."""
         task, error = job.task, job.error
         row = {
             "id": job.number,
@@ -113,7 +113,7 @@ class History:
             "process": task.process,
             "details": json.dumps(job.progress.figures.measured()),
         }
-        # Phases are timed by the monotonic clock; the history speaks of the time of day.
+        # Phases have monotonic times; the history stores seconds since the epoch.
         offset = job.started - (job.progress.phases[0].start if job.progress.phases else 0.0)
         phases = [
             {
@@ -136,7 +136,7 @@ class History:
         self._database.record(run)
 
     def interrupted(self, record: JobRecord, settled: str) -> None:
-        """A job that an earlier phosd did not survive, and how that was settled."""
+        """Record a job that an earlier phosd left unfinished, and how it was settled."""
         row = {
             "id": record.job,
             "operation": record.operation,
@@ -156,8 +156,8 @@ class History:
     def image(
         self, manifest: Manifest, whole: bool | None = None, made_for: Schedule | None = None
     ) -> None:
-        """An image; ``whole`` is what a verification of it has just found, ``made_for`` the
-        schedule that it belongs to.
+        """Record an image. ``whole`` is the result of a verification just made, ``made_for`` the
+        schedule that the image belongs to.
         """
         row = _image_row(manifest)
         if whole is not None:
@@ -167,8 +167,8 @@ class History:
         self._database.record(lambda db: db["images"].upsert(storable(row), pk="id"))
 
     def reconcile(self, images: Iterable[Manifest]) -> None:
-        """These are the images that there are: the manifests are the truth. What is known of each
-        besides is kept; schedules have theirs again in a file that was begun anew.
+        """Make the recorded images match the manifests, which are authoritative. Other facts about
+        each image are kept, and a new file gets the schedules of the images again.
         """
         rows = {image.id: storable(_image_row(image)) for image in images}
         made_for = {image: key for image, key in list(self._made_for.items()) if image in rows}
@@ -186,14 +186,18 @@ class History:
         self._database.record(run)
 
     def image_deleted(self, image: str, why: str, owner: int | None = None) -> None:
-        """An image of user id ``owner`` (None: nobody knows) is gone, and why."""
+        """Record the deletion of an image and its reason. ``owner`` is a user id, None if
+        unknown.
+        """
         self.event(Event("image-deleted", image, why, owner=owner))
         self._made_for.pop(image, None)
         row = {"id": image, "deleted": time.time()}
         self._database.record(lambda db: db["images"].upsert(storable(row), pk="id"))
 
     def images_made_for(self, schedule: Schedule) -> dict[str, bool | None]:
-        """The images of a schedule, newest first, and whether they were found whole, if ever."""
+        """Return the images of a schedule, newest first, and whether each verified as intact (None:
+        never verified).
+        """
         rows = self._database.recall(
             "select id, verified_ok from images where made_for = ? and deleted is null "
             "order by id desc",
@@ -203,7 +207,7 @@ class History:
         return {image: None if ok is None else bool(ok) for image, ok in found.items()}
 
     def last_made_for(self, schedule: Schedule) -> float:
-        """When the latest image of a schedule was made; 0 when there is none."""
+        """Return when the latest image of a schedule was made (seconds since the epoch), or 0."""
         rows = self._database.recall(
             "select created from images where made_for = ? order by id desc limit 1",
             [schedule.key],
@@ -211,13 +215,13 @@ class History:
         return datetime.fromisoformat(rows[0]["created"]).timestamp() if rows else 0.0
 
     def schedule(self, schedule: Schedule) -> None:
-        """A schedule begins, changes or ends."""
+        """Record a schedule that begins, changes or ends."""
         row = schedule.row()
         key = ("boot_id", "pid", "start_time")
         self._database.record(lambda db: db["schedules"].upsert(storable(row), pk=key))
 
     def forget_schedules(self, living: Iterable[Schedule]) -> None:
-        """Only these processes are still there."""
+        """Delete all schedules but those of living processes."""
         keys = {schedule.key for schedule in living}
 
         def run(db: Any) -> None:
@@ -229,11 +233,11 @@ class History:
         self._database.record(run)
 
     def schedules(self) -> list[Row]:
-        """Every schedule, of processes that have ended, too."""
+        """Return every schedule, including those of processes that have ended."""
         return self._database.recall("select * from schedules")
 
     def past_checkpoints(self, process: str) -> tuple[PastCheckpoint, ...]:
-        """The last checkpoints of a process that were done or failed, the latest first."""
+        """Return the last checkpoints of a process that succeeded or failed, latest first."""
         rows = self._database.recall(
             "select mode, error, wrong_guesses, stop_seconds, details from jobs where process = ? "
             "and operation = 'checkpoint' and state in ('done', 'failed') order by id desc limit ?",
@@ -242,7 +246,7 @@ class History:
         return tuple(_past_checkpoint(row) for row in rows)
 
     def event(self, event: Event) -> None:
-        """Something worth knowing later."""
+        """Record an event and pass it to the listener."""
         row = {
             "time": time.time(),
             "kind": event.kind,
@@ -257,7 +261,9 @@ class History:
             listener(event)
 
     def prune(self, before: float) -> None:
-        """Forget jobs, events, deleted images and suspects older than a time."""
+        """Delete jobs, events, deleted images and suspects older than ``before``, in seconds since
+        the epoch.
+        """
 
         def run(db: Any) -> None:
             with db.atomic():
@@ -275,7 +281,7 @@ class History:
         self._database.record(run)
 
     def settle(self, when: float) -> None:
-        """Jobs that an earlier phosd began and never ended have ended now, interrupted."""
+        """Mark unfinished jobs of an earlier phosd as interrupted at time ``when``."""
 
         def run(db: Any) -> None:
             with db.atomic():
@@ -288,8 +294,8 @@ class History:
         self._database.record(run)
 
     def next_job(self) -> int:
-        """A job number that was never used. When the history cannot tell, it is taken from the
-        clock: no node does a job every second for years.
+        """Return an unused job number. When the history cannot be read, take it from the clock: no
+        node runs a job every second for years, so the clock is ahead of all numbers.
         """
         try:
             last = self.query("select coalesce(max(id), 0) as last from jobs")[0]["last"]
@@ -298,24 +304,26 @@ class History:
         return 1 + int(last)
 
     def users(self) -> set[int]:
-        """Everybody whose programs had a job."""
+        """Return the ids of all users whose programs had a job."""
         return {row["owner"] for row in self._database.recall("select distinct owner from jobs")}
 
     def verified(self) -> dict[str, tuple[float, bool]]:
-        """When each image was verified last, and whether it was whole."""
+        """Return when each image was last verified, and whether it was intact."""
         rows = self._database.recall(
             "select id, verified, verified_ok from images where verified not null"
         )
         return {row["id"]: (row["verified"], bool(row["verified_ok"])) for row in rows}
 
     def query(self, sql: str, params: Any = ()) -> list[Row]:
-        """Rows of a statement that reads. Raises :class:`Internal` when the file cannot be read."""
+        """Return the rows of a reading statement. Raises :class:`Internal` when the file cannot be
+        read.
+        """
         return self._database.query(sql, params)
 
     def flush(self) -> None:
-        """Wait until everything recorded before is in the file, or cannot be written now."""
+        """Wait until all earlier records are in the file, or have failed for now."""
         self._database.flush()
 
     def close(self) -> None:
-        """Write what is left and close the file."""
+        """Write the remaining records and close the file."""
         self._database.close()

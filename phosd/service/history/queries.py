@@ -1,4 +1,4 @@
-"""What the history tells to those who ask over the bus."""
+"""Query jobs, phases and events for D-Bus clients."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -34,7 +34,9 @@ and cast(time * 1e6 as integer) >= :since
 order by id desc limit :limit
 """
 Phase = list[Any]
-"""Name, begin (microseconds since the epoch), seconds, bytes, and if the program stood still."""
+"""Name, begin (microseconds since the epoch), seconds, bytes, and whether the program was
+stopped.
+"""
 
 Operation = Literal[
     "checkpoint",
@@ -79,8 +81,8 @@ ANY_EVENT = EventOptions()
 
 
 def jobs(history: History, wanted: HistoryOptions = ANY_JOB, owner: int | None = None) -> list[Row]:
-    """The latest jobs, newest first; of one owner, or of all. How they are just now is told, unless
-    the history cannot be written.
+    """Return the latest jobs, newest first, of one owner or of all. Flushes first, so that the
+    states are current unless the history cannot be written.
     """
     history.flush()
     return history.query(
@@ -99,7 +101,7 @@ def jobs(history: History, wanted: HistoryOptions = ANY_JOB, owner: int | None =
 
 
 def phases(history: History, found: list[Row]) -> dict[int, list[Phase]]:
-    """The phases of these jobs, by the job's number."""
+    """Return the phases of these jobs by job number."""
     by_job: dict[int, list[Phase]] = {}
     for row in history.query(_PHASES, [json.dumps([job["id"] for job in found])]):
         seconds = 0.0 if row["end"] is None else row["end"] - row["start"]
@@ -112,8 +114,8 @@ def phases(history: History, found: list[Row]) -> dict[int, list[Phase]]:
 def events(
     history: History, wanted: EventOptions = ANY_EVENT, owner: int | None = None
 ) -> list[Row]:
-    """The latest events, newest first: those that concern one user, or all. What happened just now
-    is among them, unless the history cannot be written.
+    """Return the latest events, newest first, of one user or of all. Flushes first, so that the
+    newest are included unless the history cannot be written.
     """
     history.flush()
     return history.query(

@@ -1,7 +1,6 @@
-"""The tables of the history and how they came to be. Times are seconds since the epoch, sizes
-bytes.
+"""Define the history's tables as migrations. Times are seconds since the epoch, sizes bytes.
 
-A migration that has run somewhere is never changed; a new one follows.
+Never change a migration that has run somewhere; add a new one.
 """
 
 from typing import Any
@@ -99,11 +98,11 @@ def m001_tables(db: Any) -> None:
 
 @migrations()
 def m002_guesses_and_schedules(db: Any) -> None:
-    """What a concurrent checkpoint guesses and measures; periodic checkpoints.
+    """Add measurements and suspects of concurrent checkpoints, and periodic checkpoints.
 
-    A kernel is known per program: a user's executable. ``module`` is the hash of its module, 16 hex
-    digits. ``images.made_for`` is the process (boot id, pid, start time) whose schedule an image
-    was made by, and null when somebody asked for it.
+    A kernel is keyed by program: a user's executable. ``module`` is the hash of its module, 16 hex
+    digits. ``images.made_for`` is the process (boot id, pid, start time) whose schedule made the
+    image, and null for an image that a user requested.
     """
     db["kernels"].drop()
     db["kernels"].create(
@@ -146,28 +145,28 @@ def m002_guesses_and_schedules(db: Any) -> None:
 
 @migrations()
 def m003_jobs_of_a_process(db: Any) -> None:
-    """``process`` is the process that a job was for, as boot id, pid and start time."""
+    """Add ``process``, the process that a job was for, as boot id, pid and start time."""
     db["jobs"].add_column("process", str)
     db["jobs"].create_index(["process"])
 
 
 @migrations()
 def m004_events_of_users(db: Any) -> None:
-    """How much an event matters (null: not much), and the user id that it concerns, if any."""
+    """Add an event's severity (null: info) and the user id that it concerns, if any."""
     db["events"].add_column("severity", str)
     db["events"].add_column("owner", int)
 
 
 @migrations()
 def m005_destinations(db: Any) -> None:
-    """Where a job was to bring a process, as its caller said it; null or empty: nowhere else."""
+    """Add the destination of a job as the caller gave it; null or empty: none."""
     db["jobs"].add_column("destination", str)
 
 
 @migrations()
 def m006_nobody_read_them(db: Any) -> None:
-    """What GPUs did is in memory (``ListSamples``), and in Prometheus if that asks. What the tables
-    took in the file is used for what comes.
+    """Drop tables that were never read. GPU samples are in memory (``ListSamples``) and in
+    Prometheus. SQLite reuses the freed pages.
     """
     db["gpu_samples"].drop()
     db["processes"].drop()

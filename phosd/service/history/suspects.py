@@ -1,4 +1,4 @@
-"""The kernels of a program of which one has written where nobody expected."""
+"""Remember suspects: kernels that ran when a prediction of writes was wrong."""
 
 import time
 from collections.abc import Iterable
@@ -9,17 +9,17 @@ from phosd.service.history.database import Database, Row, storable
 from phosd.service.process_identity import Program
 
 _MOST = 4096
-"""Kernels of one program that are remembered, those found last."""
+"""Most kernels remembered per program; the latest found are kept."""
 
 
 class Suspects:
-    """Remembered by user, executable, module and name. Written later, in order."""
+    """The suspects, keyed by user, executable, module and name. Writes are queued in order."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def found(self, program: Program, kernels: Iterable[KernelMark]) -> None:
-        """One of these kernels of a program has written where nobody expected."""
+        """Record kernels as suspects: one of them wrote memory that was not predicted."""
         now = time.time()
         owner = _owner(program)
         keys = [owner | _kernel(kernel) for kernel in kernels]
@@ -44,7 +44,7 @@ class Suspects:
         self._database.record(run)
 
     def trust(self, program: Program, kernels: Iterable[KernelMark]) -> None:
-        """These kernels of a program are no suspects, until they are found to be again."""
+        """Clear kernels of a program until a wrong prediction makes them suspects again."""
         keys = [_owner(program) | _kernel(kernel) for kernel in kernels]
 
         def run(db: Any) -> None:
@@ -59,7 +59,7 @@ class Suspects:
         self._database.record(run)
 
     def of(self, program: Program) -> tuple[KernelMark, ...]:
-        """The suspects of a program, those found last first."""
+        """Return the suspects of a program, latest found first."""
         rows = self._database.recall(
             "select module, name from kernels where uid = :uid and executable = :executable "
             "and state = 'suspect' order by last_seen desc",

@@ -1,1 +1,1 @@
-"""Jobs, their limits and options, and the engine that they call."""
+"""Queue and run jobs; define their limits and options and the engine interface that they call."""

@@ -1,4 +1,4 @@
-"""What the daemon asks of the engine."""
+"""Declare the engine operations that the daemon uses."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -23,11 +23,11 @@ from phosd.service.jobs.options import (
 
 
 class Engine(Protocol):
-    """The operations on this node. Each blocks and may be called from any thread."""
+    """The operations on this node. Each blocks, and may be called from any thread."""
 
     def settle(self, interrupted: Sequence[InterruptedJob]) -> dict[int, str]:
-        """Once, before anything else: bring back what an earlier phosd left standing, and clear up;
-        by job, what was done.
+        """Restore order after an earlier phosd: resume processes that it left stopped, and clean
+        up. Call it once, before anything else. Returns what was done, by job number.
         """
 
     def checkpoint(
@@ -38,93 +38,101 @@ class Engine(Protocol):
         experience: Experience,
         progress: Progress,
     ) -> Manifest:
-        """Save the process tree of ``pid`` for user id ``caller``.
+        """Checkpoint the process tree of ``pid`` for user id ``caller``.
 
-        ``experience`` is what the history knows of earlier checkpoints of the program.
+        ``experience`` is the history's record of earlier checkpoints of the program.
         """
 
     def restore(self, image: str, request: RestoreRequest, caller: int, progress: Progress) -> int:
-        """Bring an image back to life for user id ``caller``; the pid that it runs under."""
+        """Restore an image for user id ``caller``, and return the pid of the restored process."""
 
     def migrate(
         self, pid: int, to: str, request: MigrateRequest, caller: int, progress: Progress
     ) -> dict[int, int]:
-        """Move ``pid`` and what belongs to it to other GPUs for user id ``caller``; by the ordinal
-        of each GPU that it left the one that it is on now. ``to`` is an ordinal, the beginning of a
-        UUID, or ``old:new`` for each GPU, separated by commas.
+        """Move ``pid`` and its group to other GPUs for user id ``caller``. ``to`` is an ordinal,
+        the beginning of a UUID, or ``old:new`` for each GPU, separated by commas. Returns the new
+        ordinal by the ordinal of each GPU that was left.
         """
 
     def suspend(self, pid: int, request: SuspendRequest, caller: int, progress: Progress) -> str:
-        """Take ``pid`` and what belongs to it off its GPUs; where its memory is now: ``memory`` or
-        ``disk``.
+        """Take ``pid`` and its group off their GPUs. Returns where the device memory is kept:
+        ``memory`` or ``disk``.
         """
 
     def resume(
         self, pid: int, request: ResumeRequest, caller: int, progress: Progress
     ) -> dict[int, int]:
-        """Bring a suspended process back; which GPU it had, and has now, as :meth:`migrate`."""
+        """Resume a suspended process. Returns new GPU ordinals by old ones, as :meth:`migrate`
+        does.
+        """
 
     def swap(
         self, leaving: int, coming: int, request: SuspendRequest, caller: int, progress: Progress
     ) -> None:
-        """Suspend one process and resume another in its place, or leave both as they were."""
+        """Suspend one process and resume another in its place; on failure both stay as they
+        were.
+        """
 
     def divided(self, gpu: int) -> str:
-        """Why no process can be moved to a GPU: it "is in MIG mode", say; or nothing."""
+        """Return why no process can be moved to a GPU (such as "is in MIG mode"), or an empty
+        string.
+        """
 
     def context_bytes(self) -> int:
-        """Device memory that the driver needs for a process besides what the process has."""
+        """Return the bytes of device memory that the driver needs for a context of a process."""
 
     def recover(self, pid: int) -> str:
-        """Bring a process back that was left locked, checkpointed or parked, and what belongs to
-        it; what was found and done. Raises ``Busy`` while a job works on one of them.
+        """Resume a process, and its group, that was left locked, checkpointed or parked. Returns
+        what was found and done. Raises ``Busy`` while a job works on one of the processes.
         """
 
     def verify(self, image: str, progress: Progress) -> None:
-        """Read every byte of an image again. Raises ``ImageCorrupt``."""
+        """Read and check every byte of an image. Raises ``ImageCorrupt``."""
 
     def images(self) -> list[Manifest]:
-        """All published images, oldest first."""
+        """Return all published images, oldest first."""
 
     def damaged(self) -> Mapping[str, PhosError]:
-        """The images that are left out of :meth:`images`, and why each cannot be read."""
+        """Return the images that :meth:`images` omits because they cannot be read, each with its
+        error.
+        """
 
     def image(self, image: str) -> Manifest:
-        """One image. Raises ``NoSuchImage``."""
+        """Return one image. Raises ``NoSuchImage``."""
 
     def delete_image(self, image: str) -> None:
-        """Remove an image for good. Raises ``NoSuchImage``."""
+        """Delete an image. Raises ``NoSuchImage``."""
 
     def processes(self) -> list[GpuProcess]:
-        """The GPU processes of this node."""
+        """Return the GPU processes of this node."""
 
     def blocks(self, process: ProcessId) -> list[tuple[HookBlock, int]]:
-        """The blocks of a process, (pid, start time), in order of id, each with the ordinal of its
-        GPU (-1: host memory). Like the next two, this asks the hook; ``inspection.py`` has
-        what it raises.
+        """Return the blocks of a process in order of id, each with the ordinal of its GPU (-1: host
+        memory). This and the next two methods ask the hook; ``inspection.py`` lists the errors that
+        they raise.
         """
 
     def kernels(self, process: ProcessId) -> list[Kernel]:
-        """The kernels of a process that were launched since a checkpoint last looked at them."""
+        """Return the kernels that a process launched since a checkpoint last read the list."""
 
     def hook_log(self, process: ProcessId) -> str:
-        """The counters of a process's hook, and the newest lines of its log."""
+        """Return the counters of a process's hook and the newest lines of its log."""
 
     def gpus(self) -> list[GpuInfo]:
-        """The GPUs of this node."""
+        """Return the GPUs of this node."""
 
     def compact(self, go_on: Callable[[], bool]) -> int:
-        """Give back the bytes of images that nobody needs any more; how many. ``go_on`` is asked
-        now and then.
+        """Free the bytes of packs that no image needs any more, and return how many. Stops when
+        ``go_on`` returns false.
         """
 
     def remove_outputs(self, users: Iterable[int], before: float) -> int:
-        """Remove folders of these users that ``phos run`` made, that nobody needs, and that were
-        not written to since ``before`` (seconds since the epoch); how many.
+        """Remove output folders of ``phos run`` that belong to these users, that no image needs,
+        and that were last written before ``before`` (seconds since the epoch). Returns how many.
         """
 
     def limit(self, limits: DiskLimits) -> None:
-        """Hold later checkpoints to these limits."""
+        """Apply these limits to later checkpoints."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources of the engine."""

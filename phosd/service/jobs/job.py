@@ -1,4 +1,4 @@
-"""One job: what it is to do, how far it is, and how it ended."""
+"""Describe one job: its task, progress and outcome."""
 
 import asyncio
 import enum
@@ -11,7 +11,7 @@ from phosd.errors import PhosError
 
 
 class JobState(enum.StrEnum):
-    """A job runs, at once or after others, and ends in one of the last three states."""
+    """State of a job. The last three are final."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -21,13 +21,13 @@ class JobState(enum.StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing changes any more."""
+        """Whether the state is final."""
         return self not in (JobState.QUEUED, JobState.RUNNING)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished operation tells: an image id or a pid, the mode that was used and why."""
+    """Result of a finished operation: an image id or a pid, the mode used, and why."""
 
     result: str = ""
     mode: str = ""
@@ -36,14 +36,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class DrainFigures:
-    """How many bytes of device memory were saved, and how many seconds that took."""
+    """Bytes of device memory that were saved, and the seconds that took."""
 
     bytes: int
     seconds: float
 
     @property
     def rate(self) -> float:
-        """Bytes a second; 0 when nothing was saved."""
+        """Bytes per second; 0 when nothing was saved."""
         return self.bytes / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -52,13 +52,13 @@ Work = Callable[[Progress], Outcome]
 
 @dataclass(frozen=True)
 class Task:
-    """What a job is to do. ``claims`` are the things that no other job may touch meanwhile.
+    """The work of a job. No other job may hold one of its ``claims`` meanwhile.
 
-    With ``queue`` it waits for jobs that hold them; otherwise it is refused. ``scheduled`` is one
-    that nobody asked for by itself. ``destination`` is where the process is to go, as the caller
-    said it. ``process`` names the process that it is for, for ever.
-    ``gpus`` are the ordinals of the GPUs that it works on, as far as they are known; a ``short``
-    one never waits for others to end.
+    With ``queue`` the job waits for those that hold them; otherwise it is refused. ``scheduled``
+    marks a periodic checkpoint. ``destination`` is where the process is to go, in the caller's
+    words. ``process`` is the key of the process, unique across reboots. ``gpus`` are the ordinals
+    of the GPUs that the job uses, as far as known; a ``short`` job takes no slot and never waits
+    for others to end.
     """
 
     operation: str
@@ -79,8 +79,8 @@ class Task:
 
 @dataclass
 class Job:
-    """One job. ``started`` (of one that waits: when it was asked for) and ``ended`` are seconds
-    since the epoch. ``position`` is its place among those that wait, from 1; 0 when it does not.
+    """One job. ``started`` (of a waiting job: when it was submitted) and ``ended`` are seconds
+    since the epoch. ``position`` is its place in the queue from 1, and 0 when it does not wait.
     """
 
     number: int
@@ -97,19 +97,21 @@ class Job:
     _since: float = field(default_factory=time.monotonic)
 
     def begin(self) -> None:
-        """It runs from now on."""
+        """Mark the job as running from now on."""
         self.state, self.started, self.position = JobState.RUNNING, time.time(), 0
         self._since = time.monotonic()
 
     def end(self, state: JobState) -> None:
-        """It has ended; ``ended`` is as much later as it took, however the clock was set."""
+        """Mark the job as ended. ``ended`` follows the monotonic clock, so that setting the system
+        clock does not change the duration.
+        """
         self.state, self.position = state, 0
         self.ended = self.started + time.monotonic() - self._since
 
     @property
     def drained(self) -> DrainFigures:
-        """As the engine has measured it, or else what the phases named ``drain`` have done so far,
-        of every attempt.
+        """Bytes and seconds that the engine measured; while it has not, the sum of all phases named
+        ``drain`` so far, over all attempts.
         """
         figures = self.progress.figures
         if figures.drain_bytes is not None:

@@ -1,8 +1,8 @@
-"""Where phosd's log goes: into the journal with fields of its own, or as plain text to stderr.
+"""Send phosd's log to the journal with structured fields, or to stderr as plain text.
 
-The journal's own protocol (https://systemd.io/JOURNAL_NATIVE_PROTOCOL) is one datagram an entry.
-Entries that a job makes carry ``PHOS_JOB``, ``PHOS_PID`` and ``PHOS_IMAGE``, so that
-``journalctl PHOS_JOB=12`` shows one job. No command line, environment or memory goes there.
+The journal's own protocol (https://systemd.io/JOURNAL_NATIVE_PROTOCOL) is one datagram per entry.
+Entries of a job carry ``PHOS_JOB``, ``PHOS_PID`` and ``PHOS_IMAGE``, so that ``journalctl
+PHOS_JOB=12`` shows one job. No command line, environment or memory is logged.
 """
 
 import errno
@@ -20,7 +20,7 @@ from phosd.service.jobs.job import Job, JobState
 
 SOCKET = Path("/run/systemd/journal/socket")
 JOB_ENDED = "4ac0ead3107b4322adb2f6acb6de21fb"
-"""``MESSAGE_ID`` of the end of a job."""
+"""``MESSAGE_ID`` of the entry for the end of a job."""
 
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 _DEBUG = 7
@@ -30,7 +30,9 @@ _log = logging.getLogger(__name__)
 
 
 def begin() -> None:
-    """Log to where standard error leads, from now on."""
+    """Set up logging to the journal if standard error is connected to it, else to standard
+    error.
+    """
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     handlers[0].setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     if _stderr_is_the_journal():
@@ -39,12 +41,14 @@ def begin() -> None:
 
 
 def concerning(job: Job) -> None:
-    """What is logged from now on in this context, a task or a thread of it, is about the job."""
+    """Attach the job's fields to all entries logged from now on in this context (a task or
+    thread).
+    """
     _concern.set(_fields(job))
 
 
 def ended(job: Job) -> None:
-    """Log how the job ended."""
+    """Log the end of a job and its outcome."""
     fields = _fields(job) | {"MESSAGE_ID": JOB_ENDED}
     made = {"checkpoint": "PHOS_IMAGE", "restore": "PHOS_PID"}.get(job.task.operation)
     if made is not None and job.state is JobState.DONE:
@@ -59,12 +63,14 @@ def ended(job: Job) -> None:
 def _fields(job: Job) -> dict[str, str]:
     of_image = job.task.operation in ("restore", "verify", "delete")
     name = "PHOS_IMAGE" if of_image else "PHOS_PID"
-    target = job.task.target.partition(" ")[0]  # of a swap who leaves
+    target = job.task.target.partition(" ")[0]  # of a swap: the process to suspend
     return {"PHOS_JOB": str(job.number), name: target}
 
 
 class JournalHandler(logging.Handler):
-    """Sends entries to the journal's socket; ``otherwise`` takes what does not get there."""
+    """A handler that sends entries to the journal's socket, and to ``otherwise`` when that
+    fails.
+    """
 
     def __init__(self, address: Path, otherwise: logging.Handler) -> None:
         super().__init__()
@@ -98,7 +104,7 @@ class JournalHandler(logging.Handler):
             self._send_sealed(entry)
 
     def _send_sealed(self, entry: bytes) -> None:
-        """What is too long for a datagram goes in a memory file that nobody can change any more."""
+        """Send an entry that exceeds a datagram as a sealed memfd, as the protocol demands."""
         with os.fdopen(
             os.memfd_create("entry", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC), "wb"
         ) as file:
@@ -120,7 +126,7 @@ def _stderr_is_the_journal() -> bool:
     """Whether systemd has connected standard error to the journal (``systemd.exec(5)``)."""
     try:
         status = os.fstat(sys.stderr.fileno())
-    except (OSError, ValueError):  # it is closed, or is no file
+    except (OSError, ValueError):  # closed, or without a descriptor
         return False
     stream = f"{status.st_dev}:{status.st_ino}"
     return os.environ.get("JOURNAL_STREAM") == stream and SOCKET.is_socket()

@@ -1,31 +1,32 @@
-"""How much at once, and how much in all: slots of jobs, and what a user's images may take."""
+"""Limit the jobs that run at the same time, and the space that a user's images take."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 MOST_JOBS = 64
-"""Jobs at the same time, at most: each has a thread."""
+"""Most jobs that run at the same time: each has a thread."""
 
 
 @dataclass(frozen=True)
 class JobLimits:
-    """How many jobs may run at the same time: of all, and of those that work on one GPU."""
+    """How many jobs may run at the same time, in all and on one GPU."""
 
     jobs: int = 16
     per_gpu: int = 4
 
     def have_room(self, gpus: Collection[int], running: Sequence[Collection[int]]) -> bool:
-        """Whether one more job may run on ``gpus`` (ordinals), beside those that do."""
+        """Whether one more job may start on ``gpus`` (ordinals) beside the running jobs."""
         busy = Counter(gpu for theirs in running for gpu in theirs)
         return len(running) < self.jobs and all(busy[gpu] < self.per_gpu for gpu in gpus)
 
 
 def in_turn(waiting: Iterable[tuple[int, int]], running: Iterable[int]) -> list[int]:
-    """The order in which jobs begin: whoever has the fewest jobs is next, with the oldest.
+    """Return the numbers of the waiting jobs in the order in which they begin: the oldest job of
+    the user who has the fewest jobs goes first.
 
-    ``waiting`` are the numbers and owners of jobs, ``running`` the owners of those that run. A user
-    with many jobs delays another's first one by no more than those that run already.
+    ``waiting`` has the number and owner of each waiting job, ``running`` the owners of the running
+    ones. However many jobs a user queues, another user's first job waits only for those that run.
     """
     have = Counter(running)
     turns = []
@@ -37,12 +38,12 @@ def in_turn(waiting: Iterable[tuple[int, int]], running: Iterable[int]) -> list[
 
 @dataclass(frozen=True)
 class UserLimits:
-    """What the images of one user may take: a ``[[limits]]`` table. Sizes in bytes.
+    """Limits on one user's images: a ``[[limits]]`` table. Sizes are in bytes.
 
-    ``quota``: a checkpoint that would exceed it is refused. The others delete images: those older
-    than ``keep_days``, all but the newest ``keep``, and the oldest while they take more than
-    ``keep_bytes``. The last good image of a process that runs is kept nevertheless, unless
-    ``keep_last`` is false. ``user`` is a user id; without one the table is for everybody.
+    A checkpoint that would exceed ``quota`` is refused. The other fields delete images: those older
+    than ``keep_days``, all but the newest ``keep``, and the oldest while all take more than
+    ``keep_bytes``. The last good image of a living process is kept nevertheless, unless
+    ``keep_last`` is false. ``user`` is a user id; None applies to all users.
     """
 
     user: int | None = None
@@ -54,7 +55,7 @@ class UserLimits:
 
     @property
     def delete(self) -> bool:
-        """Whether images go by themselves at all."""
+        """Whether these limits delete images at all."""
         return (self.keep, self.keep_days, self.keep_bytes) != (None, None, None)
 
 
@@ -62,5 +63,5 @@ NO_LIMITS = UserLimits()
 
 
 def limits_of(rules: Iterable[UserLimits], user: int) -> UserLimits:
-    """The first of the rules that is about this user id, or no limits."""
+    """Return the first rule that applies to a user id, or no limits."""
     return next((rule for rule in rules if rule.user in (None, user)), NO_LIMITS)

@@ -1,7 +1,7 @@
-"""What callers may ask of the jobs: the engine's options, and those of the job itself.
+"""Define the options of requests: the engine's options and those of the job.
 
-With ``queue`` a job waits for another that works on the process. The same ``token`` of the same
-user gives the same job.
+With ``queue`` a job waits for another job that holds the process. Repeating the ``token`` of an
+earlier request by the same user returns the job of that request.
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""What is to be checkpointed again and again, and which of the images so made may go."""
+"""Define periodic checkpoints: the rules, the schedule of a process, and which images to delete."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from phosd.service.jobs.options import CheckpointRequest
 from phosd.service.process_identity import Target, process_key
 
 KEEP = 5
-"""Images of a schedule that are kept when nobody says how many."""
+"""Images that a schedule keeps by default."""
 
 
 @dataclass(frozen=True)
 class PeriodicRule:
-    """Processes that are checkpointed every so many seconds, the last ``keep`` images kept.
+    """A rule that checkpoints matching processes every ``every`` seconds and keeps ``keep`` images.
 
     ``command`` is a pattern with ``*`` and ``?`` for the whole command line; ``user`` is a user id.
     """
@@ -29,17 +29,17 @@ class PeriodicRule:
     command: str = "*"
 
     def fits(self, process: GpuProcess) -> bool:
-        """Whether the rule is about this process."""
+        """Whether the rule matches a process."""
         theirs = self.user is None or self.user == process.uid
         return theirs and fnmatchcase(" ".join(process.command), self.command)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The periodic checkpoints of one process of this boot, asked for by ``owner``.
+    """The periodic checkpoints of one process of this boot, requested by ``owner``.
 
-    ``ended`` says why there are none any more; such a schedule is kept as long as its process
-    lives, so that no rule of the configuration begins it anew.
+    ``ended`` says why the schedule has ended. An ended schedule is kept while its process lives, so
+    that no rule of the configuration starts it again.
     """
 
     boot_id: str
@@ -50,33 +50,35 @@ class Schedule:
 
     @property
     def every(self) -> float:
-        """Seconds from one checkpoint to the next; 0 when there are none any more."""
+        """Seconds between two checkpoints; 0 when the schedule has ended."""
         return 0.0 if self.ended else self.request.every or 0.0
 
     @property
     def keep(self) -> int:
-        """How many of its images are kept."""
+        """How many images the schedule keeps."""
         return self.request.keep or KEEP
 
     @property
     def each(self) -> CheckpointRequest:
-        """What is asked for each time: an image that shares what it can with the one before."""
+        """The request for one checkpoint: its image shares chunks with the one before where
+        possible.
+        """
         return msgspec.structs.replace(
             self.request, every=None, keep=None, token="", queue=False, parent="auto"
         )
 
     @property
     def key(self) -> str:
-        """Names the process, and with it the schedule, for ever."""
+        """Key of the process, and so of its schedule; unique across reboots."""
         return self.key_of(self.row())
 
     @staticmethod
     def key_of(row: Mapping[str, Any]) -> str:
-        """The same, of a row of the history."""
+        """Return the key of a row of the history."""
         return process_key(row["boot_id"], row["pid"], row["start_time"])
 
     def row(self) -> dict[str, Any]:
-        """As the history keeps it."""
+        """Return the schedule as a row of the history."""
         return {
             "boot_id": self.boot_id,
             "pid": self.target.pid,
@@ -89,7 +91,9 @@ class Schedule:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Self:
-        """Raises :class:`msgspec.DecodeError` when another version has written it."""
+        """Read a schedule from a row. Raises :class:`msgspec.DecodeError` when another version
+        wrote it.
+        """
         return cls(
             row["boot_id"],
             Target(ProcessId(row["pid"], row["start_time"]), row["uid"]),
@@ -100,9 +104,9 @@ class Schedule:
 
 
 def surplus(images: Mapping[str, bool | None], keep: int) -> list[str]:
-    """Which images of a schedule may go: those older than the last ``keep`` good ones.
+    """Return the images that a schedule may delete: those older than its last ``keep`` good ones.
 
-    ``images``, newest first, tell whether each was found whole, None if it was never verified.
+    ``images``, newest first, has whether each verified as intact; None if it was never verified.
     """
     good = 0
     gone = []

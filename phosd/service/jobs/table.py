@@ -1,4 +1,4 @@
-"""Jobs: one piece of long work each, run in a thread, watched and cancelled from the event loop."""
+"""Run jobs in threads; queue, watch and cancel them from the event loop."""
 
 import asyncio
 import contextvars
@@ -18,20 +18,20 @@ from phosd.service.jobs.limits import MOST_JOBS, JobLimits, in_turn
 __all__ = ["DrainFigures", "Job", "JobState", "JobTable", "Listener", "Outcome", "Task"]
 
 KEPT = 64
-"""Finished jobs that stay readable."""
+"""Finished jobs that stay in the table."""
 NOTIFY_SECONDS = 0.5
-"""Least time between two notifications about the progress of one job."""
+"""Least seconds between two progress notifications of one job."""
 WAITING = 16
-"""Most jobs that one user may have waiting for others to end."""
+"""Most waiting jobs of one user."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Whom the table tells, always on the event loop.
+    """Callbacks of the table, always called on the event loop.
 
-    ``moved`` is for a job that begins after it had to wait, or has to wait again.
+    ``moved`` reports a job that begins after waiting, or that has to wait again.
     """
 
     started: Callable[[Job], None]
@@ -42,11 +42,11 @@ class Listener:
 
 
 class _NoSlot(Busy):
-    """As many jobs run as may; the next one waits, whether it was asked to or not."""
+    """All slots are taken. The next job waits even if the request does not queue."""
 
 
 class JobTable:
-    """Every job that runs or ended lately. To be used on the event loop."""
+    """Every job that runs or ended lately. Use it on the event loop only."""
 
     def __init__(
         self, listener: Listener, first_number: int = 1, limits: JobLimits | None = None
@@ -68,11 +68,11 @@ class JobTable:
         return iter(self._jobs.values())
 
     def submit(self, task: Task, prepare: Callable[[Job], None]) -> Job:
-        """Start the work; ``prepare`` runs just before and may refuse.
+        """Start a task as a job. ``prepare`` runs just before the work and may raise to refuse it.
 
-        The same token of the same user gives the job that it gave before. While as many jobs run
-        as may, the job waits. Raises :class:`Busy` when another job holds one of the claims and the
-        task does not queue.
+        The same token of the same user returns the earlier job. When all slots are taken, the job
+        waits. Raises :class:`Busy` when another job holds one of the claims and the task does not
+        queue.
         """
         if task.token:
             known = self._tokens.get((task.owner, task.token))
@@ -109,22 +109,22 @@ class JobTable:
         return job
 
     def set_limits(self, limits: JobLimits) -> None:
-        """How many jobs may run from now on. Those that run are left alone."""
+        """Change how many jobs may run from now on. Running jobs are left alone."""
         self._limits = limits
         self._begin_waiting()
 
     @property
     def running(self) -> int:
-        """How many jobs run."""
+        """How many jobs are running."""
         return len(self._runs)
 
     @property
     def waiting(self) -> int:
-        """How many jobs wait."""
+        """How many jobs are waiting."""
         return len(self._waiting)
 
     def require_free(self, claims: Iterable[str]) -> None:
-        """Raise :class:`Busy` when a running job holds one of these."""
+        """Raise :class:`Busy` when a running job holds one of these claims."""
         for claim in claims:
             holder = self._claims.get(claim)
             if holder is not None:
@@ -135,7 +135,7 @@ class JobTable:
                 )
 
     def claimed(self, prefix: str) -> list[str]:
-        """What running jobs hold, of one kind, e.g. ``process``."""
+        """Return the claims of running jobs that have a prefix, e.g. ``process``."""
         return [claim for claim in self._claims if claim.startswith(prefix + " ")]
 
     async def wait(self, job: Job) -> None:
@@ -143,14 +143,18 @@ class JobTable:
         await job.over.wait()
 
     async def result(self, job: Job) -> Outcome:
-        """Wait until the job has ended; what came of it. Raises what made it fail."""
+        """Wait until the job has ended, and return its outcome. Raises the error that it failed
+        with.
+        """
         await self.wait(job)
         if job.error is not None:
             raise job.error
         return job.outcome
 
     def cancel(self, job: Job) -> None:
-        """Ask the job to stop at its next safe point. Raises :class:`Unsupported` when it ended."""
+        """Ask the job to stop at its next safe point. Raises :class:`Unsupported` if it has
+        ended.
+        """
         if job.state.ended:
             raise Unsupported(
                 f"job {job.number} has ended already ({job.state})",
@@ -160,10 +164,10 @@ class JobTable:
         job.progress.cancel()
         if self._waiting.pop(job.number, None) is not None:
             self._end(job, Cancelled("the job was cancelled before it began"))
-            self._begin_waiting()  # it may have kept a GPU for itself
+            self._begin_waiting()  # the job may have reserved a GPU
 
     async def close(self) -> None:
-        """Cancel what runs and wait until every program runs again."""
+        """Cancel all jobs and wait until they have ended, so that every program runs again."""
         self._closing = True
         for job in list(self._jobs.values()):
             if not job.state.ended:
@@ -172,7 +176,9 @@ class JobTable:
         self._threads.shutdown()
 
     def _admit(self, job: Job, prepare: Callable[[Job], None], reserved: frozenset[int]) -> None:
-        """Take the claims. Raises what speaks against it; others wait for the ``reserved`` GPUs."""
+        """Take the job's claims and mark it as running. Raises :class:`Busy` when a claim or slot
+        is taken; GPUs in ``reserved`` are kept for jobs further ahead in the queue.
+        """
         self.require_free(job.task.claims)
         if not job.task.short:
             self._require_slot(job.task.gpus, reserved)
@@ -188,7 +194,7 @@ class JobTable:
             )
 
     def _running(self) -> list[Job]:
-        """The jobs that take up slots."""
+        """Return the running jobs that take up slots."""
         jobs = self._jobs.values()
         return [job for job in jobs if job.state is JobState.RUNNING and not job.task.short]
 
@@ -209,14 +215,14 @@ class JobTable:
         self._runs[job.number] = loop.create_task(self._run(job, prepare, self._ended))
 
     def _turns(self) -> list[Job]:
-        """The jobs that wait, in the order in which they begin."""
+        """Return the waiting jobs in the order in which they begin."""
         waiting = ((number, self._jobs[number].task.owner) for number in self._waiting)
         order = in_turn(waiting, (job.task.owner for job in self._running()))
         return [self._jobs[number] for number in order]
 
     def _reserve(self) -> None:
-        """Number the jobs that wait, and keep for them the GPUs that they wait for: one that needs
-        several would never begin if others took each as it becomes free.
+        """Number the waiting jobs, and reserve the GPUs that they wait for: a job that needs
+        several GPUs would never begin if others took each as it becomes free.
         """
         reserved: set[int] = set()
         for position, job in enumerate(self._turns(), 1):
@@ -234,8 +240,8 @@ class JobTable:
         self._reserved = frozenset(reserved)
 
     def _begin_waiting(self, besides: Job | None = None) -> None:
-        """Begin the jobs that nothing stands in the way of any more, each user's oldest first: of
-        those for one process, each claims what the next one waits for.
+        """Begin the waiting jobs whose claims and slots are free, in the order of :meth:`_turns`.
+        Of several jobs for one process only the first begins, since it takes the claim.
         """
         reserved: frozenset[int] = frozenset()
         for job in self._turns():
@@ -249,7 +255,7 @@ class JobTable:
                 continue
             except Busy:
                 continue
-            except PhosError as error:  # its process has ended, the journal cannot be written
+            except PhosError as error:  # the process has ended, say
                 del self._waiting[number]
                 self._end(job, error)
                 continue
@@ -289,8 +295,9 @@ class JobTable:
         self._begin_waiting(besides=None if others_ended else job)
 
     def _may_wait_again(self, job: Job, error: PhosError | None) -> bool:
-        """Only the engine sees which processes share device memory with the one that a job is for,
-        and are held by another. If it says so before anything is stopped, the job may wait more.
+        """Whether a job that found its process busy may wait again. Only the engine sees that
+        another job holds a process with which this one shares device memory. As long as nothing was
+        stopped, waiting is safe.
         """
         return (
             job.task.queue
@@ -300,7 +307,7 @@ class JobTable:
         )
 
     def _end(self, job: Job, error: PhosError | None) -> None:
-        """The job has ended, well or with an error."""
+        """Record the end of a job, successful or with an error, and notify the listener."""
         job.error = error
         if error is None:
             job.end(JobState.DONE)
@@ -315,7 +322,7 @@ class JobTable:
         try:
             self._listener.ended(job)
             self._forget_old()
-        except OSError:  # the journal's folder; the job itself has ended
+        except OSError:  # writing to the journal's folder failed; the job itself has ended
             _log.exception("the end of job %d could not be recorded", job.number)
         finally:
             job.over.set()
@@ -330,7 +337,7 @@ class JobTable:
 
 
 class _Notifier:
-    """Passes on changes that a thread reports to the event loop, but not too often."""
+    """Forwards progress reports of a thread to the event loop at a limited rate."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, notify: Callable[[], None]) -> None:
         self._loop = loop

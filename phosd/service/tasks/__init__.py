@@ -1,1 +1,1 @@
-"""What starts jobs: requests, schedules, retention; and the engine on the real node."""
+"""Start jobs from requests and schedules, delete old images, and run the engine of this node."""

@@ -1,4 +1,4 @@
-"""Jobs that save a process: what they claim, what they know of the program, what they leave."""
+"""Start checkpoint jobs: claim the process, pass on its history, and record the image."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,12 +26,12 @@ from phosd.service.process_identity import (
 )
 
 _SHORTEST = 1.0
-"""Seconds from one checkpoint of a schedule to the next, at least."""
+"""Least seconds between two checkpoints of a schedule."""
 
 
 class Checkpoints:
-    """Starts checkpoints; ``write_down`` puts a job into the journal, ``gpus_of`` tells which GPUs
-    the tree of a process uses. For the event loop.
+    """Starts checkpoint jobs. ``write_down`` writes a job's journal record; ``gpus_of`` returns the
+    GPUs that a process tree uses. Use it on the event loop only.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Checkpoints:
         notes: Sequence[str] = (),
         acting: int | None = None,
     ) -> Job:
-        """Save a process for user id ``owner``, perhaps as part of a schedule; ``notes`` are for
-        who reads the job. ``acting`` is the user id whose rights count, if not the owner's. Raises
+        """Checkpoint a process for user id ``owner``, perhaps as part of a schedule. ``notes`` are
+        added to the job. ``acting`` is the user id whose rights count, if not the owner's. Raises
         :class:`Busy` unless the request queues.
         """
 
@@ -107,7 +107,7 @@ class Checkpoints:
         known: Program,
         progress: Progress,
     ) -> Manifest:
-        """Have the engine do it; a parent that phosd chose and that is of no use is left out."""
+        """Run the checkpoint. A parent that phosd chose and that turns out unusable is left out."""
         experience = Experience(
             self._history.suspects.of(known), self._history.past_checkpoints(named(target))
         )
@@ -122,10 +122,10 @@ class Checkpoints:
         return self._engine.checkpoint(target.pid, request, owner, experience, progress)
 
     def _latest_of(self, target: Target) -> str:
-        """The image that is the next one's parent; empty when there is none.
+        """Return the image to use as parent; empty when there is none.
 
-        It may not need a pack that an image needs which was found damaged: the next one would
-        inherit the damage.
+        It must not share a pack with an image that was found damaged: the new image would inherit
+        the damage.
         """
         verified = self._history.verified()
         images = self._engine.images()
@@ -147,8 +147,8 @@ class Checkpoints:
         )
 
     def _remove_surplus(self, schedule: Schedule, progress: Progress) -> None:
-        """Delete the images that the schedule keeps no longer. No job may use the process now, so
-        none is being made from one of them.
+        """Delete the images that exceed what the schedule keeps. The job holds the process, so no
+        other job makes an image with one of them as parent.
         """
         self._history.flush()
         images = self._history.images_made_for(schedule)
@@ -170,7 +170,7 @@ class Checkpoints:
 
 
 def require_possible(request: CheckpointRequest) -> None:
-    """Raise :class:`InvalidOption` for options that do not go together."""
+    """Raise :class:`InvalidOption` for options that exclude each other."""
     if not request.every:
         if request.keep is not None:
             raise InvalidOption(
@@ -190,13 +190,13 @@ def require_possible(request: CheckpointRequest) -> None:
 
 
 def named(target: Target) -> str:
-    """Names the process for ever."""
+    """Return a key for the process, unique across reboots."""
     return process_key(boot_id(), target.pid, target.start_time)
 
 
 def require_free_tree(jobs: JobTable, pid: int) -> None:
-    """Raise :class:`Busy` when a job holds a process above or below this one: it is part of the
-    same tree.
+    """Raise :class:`Busy` when a job holds an ancestor or descendant of this process: they belong
+    to the same tree.
     """
     above = ancestors(pid)
     for held in {int(claim.split()[1]) for claim in jobs.claimed("process")}:
@@ -205,5 +205,5 @@ def require_free_tree(jobs: JobTable, pid: int) -> None:
 
 
 def claim_of(pid: int) -> str:
-    """What a job that works on a process claims."""
+    """Return the claim of a job that works on a process."""
     return f"process {pid}"

@@ -1,4 +1,4 @@
-"""The engine of this node, as the daemon uses it."""
+"""Run the engine on this node's GPUs."""
 
 import logging
 import os
@@ -47,7 +47,7 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class NodeEngine:
-    """Implements :class:`~phosd.service.jobs.engine.Engine` on the real thing."""
+    """The implementation of :class:`~phosd.service.jobs.engine.Engine` on this node."""
 
     def __init__(self, config: Config) -> None:
         self._node = Node(
@@ -83,7 +83,7 @@ class NodeEngine:
 
     def remove_outputs(self, users: Iterable[int], before: float) -> int:
         if self._node.store.damaged():
-            return 0  # nobody knows which folders those images need
+            return 0  # the damaged images may need any of the folders
         images = self._node.store.list()
         removed = 0
         for uid in {ROOT, *users}:
@@ -92,7 +92,7 @@ class NodeEngine:
                 home = Path(user.pw_dir) / ".local/state/phos"
                 folder = (self._node.config.state_dir if uid == ROOT else home) / "run"
                 groups = tuple(os.getgrouplist(user.pw_name, user.pw_gid))
-                # Only the worker looks at the folder: a home may hang whoever touches it.
+                # Only the worker opens the folder: access to a home directory may hang.
                 gone = remove_unneeded(folder, (uid, user.pw_gid, groups), images, before)
                 removed += len(gone)
             except (KeyError, OSError, PhosError) as error:
@@ -152,7 +152,7 @@ class NodeEngine:
         self._node.store.delete(image)
 
     def processes(self) -> list[GpuProcess]:
-        self._node.suspend_store.forget_the_dead()  # what suspended ones had may be a lot of memory
+        self._node.suspend_store.forget_the_dead()  # ended processes may still take much memory
         return self._node.processes()
 
     def recover(self, pid: int) -> str:
@@ -179,6 +179,6 @@ class NodeEngine:
 
 
 def _chosen(kind: type[_Struct], request: msgspec.Struct, **added: object) -> _Struct:
-    """Options of an operation: what the request says of them, and what is added."""
+    """Build the options of an operation from the fields of the request and from ``added``."""
     said = msgspec.structs.asdict(request)
     return kind(**{name: said[name] for name in kind.__struct_fields__ if name in said}, **added)

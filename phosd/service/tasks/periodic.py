@@ -1,4 +1,6 @@
-"""Checkpoints that repeat: a clock for each schedule. It outlives phosd, but not its process."""
+"""Repeat checkpoints on a timer for each schedule. A schedule outlives phosd, but not its
+process.
+"""
 
 import asyncio
 import dataclasses
@@ -21,16 +23,16 @@ from phosd.service.process_identity import Target, ancestors, identify
 from phosd.service.tasks.checkpoints import Checkpoints
 
 _FOR_GOOD = (InvalidOption, NoSuchProcess, NotAuthorized, Unsupported)
-"""Errors that trying again does not mend."""
+"""Errors that end a schedule, since a retry cannot succeed."""
 _MOST_DELAY = 16
-"""How many times the interval is waited after failures: twice as long after each, up to this."""
+"""Upper bound of the delay after failures, in intervals; it doubles with each failure."""
 _log = logging.getLogger(__name__)
 
 
 class Periodic:
-    """The schedules of this boot. ``changed`` is called with a process whose schedule is another
-    one now; ``suspended`` tells whether a process is off its GPUs: what is due then is left out. To
-    be used on the event loop.
+    """The schedules of this boot. ``changed`` is called with a process whose schedule has changed.
+    ``suspended`` returns whether a process is off its GPUs; a checkpoint due then is skipped. Use
+    it on the event loop only.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class Periodic:
         self._clocks: dict[ProcessId, asyncio.Task[None]] = {}
 
     def start(self) -> None:
-        """Go on with the schedules of an earlier phosd whose processes are still there."""
+        """Continue the schedules of an earlier phosd whose processes still live."""
         for row in self._history.schedules():
             try:
                 schedule = Schedule.of_row(row)
@@ -68,22 +70,22 @@ class Periodic:
                 self._run(schedule, None)
 
     async def close(self) -> None:
-        """Stop the clocks; the schedules stay."""
+        """Stop the timers; the schedules stay in the history."""
         for clock in self._clocks.values():
             clock.cancel()
         await asyncio.gather(*self._clocks.values(), return_exceptions=True)
 
     def of(self, pid: int, start_time: int) -> Schedule | None:
-        """The schedule of a process, if it has one; it may have ended."""
+        """Return the schedule of a process, possibly an ended one, or None."""
         return self._schedules.get(ProcessId(pid, start_time))
 
     def begin(
         self, target: Target, request: CheckpointRequest, owner: int, acting: int | None = None
     ) -> Job:
         """Checkpoint a process now, and then every ``request.every`` seconds, for user id
-        ``owner``; ``acting`` is the user id whose rights count, if not the owner's.
+        ``owner``. ``acting`` is the user id whose rights count, if not the owner's.
 
-        Raises what speaks against the first checkpoint, and then nothing has changed.
+        Raises the error of the first checkpoint if that cannot start; then nothing has changed.
         """
         rights = owner if acting is None else acting
         schedule = Schedule(self._boot, target, rights, request)
@@ -94,13 +96,13 @@ class Periodic:
         return job
 
     def end(self, target: Target, owner: int) -> None:
-        """No more periodic checkpoints of a process. One that runs goes on."""
+        """End the periodic checkpoints of a process. A running checkpoint continues."""
         self._end(Schedule(self._boot, target, owner, CheckpointRequest()), f"by uid {owner}")
 
     def consider(self, processes: Iterable[GpuProcess]) -> None:
-        """Begin what the configuration's rules want for processes that have no schedule yet.
+        """Start schedules for processes that match a rule of the configuration and have none yet.
 
-        A process below one that has, or had, a schedule is a part of that one.
+        A process below one that has, or had, a schedule belongs to that schedule.
         """
         for process in sorted(processes, key=lambda p: p.start_time):
             rule = next((rule for rule in self.rules if rule.fits(process)), None)
@@ -120,7 +122,7 @@ class Periodic:
             self._tell(schedule, f"every {rule.every:g} s, by a rule of the configuration")
 
     def write_again(self) -> None:
-        """The history was begun anew: a schedule that is not in it would end with this phosd."""
+        """Record all schedules again in a new history file: else they would end with this phosd."""
         for schedule in self._schedules.values():
             self._history.schedule(schedule)
 
@@ -163,7 +165,9 @@ class Periodic:
             clock.cancel()
 
     async def _keep_time(self, schedule: Schedule, job: Job | None) -> None:
-        """Checkpoint again and again. ``job`` is the one that runs already."""
+        """Checkpoint a process periodically. ``job`` is the checkpoint that runs already, if
+        any.
+        """
         loop = asyncio.get_running_loop()
         due = loop.time()
         if job is None:

@@ -1,4 +1,4 @@
-"""Which images go by themselves, why, and which never do."""
+"""Delete images that exceed their user's retention limits."""
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,11 +25,11 @@ def due(
     damaged: Collection[str],
     now: float,
 ) -> dict[str, str]:
-    """The images of one user that are to go, oldest first, and why.
+    """Return the images of one user that are due for deletion, oldest first, each with the reason.
 
-    ``images`` are all of this user, oldest first. Those in ``kept`` stay whatever the limits say;
-    those that were found ``damaged`` are not counted among the newest that are kept. ``now`` is in
-    seconds since the epoch.
+    ``images`` are all images of the user, oldest first. Images in ``kept`` stay whatever the limits
+    are; ``damaged`` ones do not count among the newest to keep. ``now`` is in seconds since the
+    epoch.
     """
     gone: dict[str, str] = {}
     newer = 0
@@ -57,7 +57,7 @@ def due(
 
 
 def last_good(images: Iterable[Manifest], damaged: Collection[str]) -> set[str]:
-    """Of each process that runs, the newest image that was not found damaged.
+    """Return the newest undamaged image of each process that runs.
 
     ``images`` are oldest first.
     """
@@ -70,15 +70,15 @@ def last_good(images: Iterable[Manifest], damaged: Collection[str]) -> set[str]:
 
 
 class Retention:
-    """Deletes what the limits do not keep. Every call blocks; not for the event loop."""
+    """Deletes images that exceed the limits. Every call blocks, so keep it off the event loop."""
 
     def __init__(self, engine: Engine, history: History) -> None:
         self._engine = engine
         self._history = history
 
     def enforce(self, rules: Sequence[UserLimits], in_use: Collection[str]) -> int:
-        """Delete the images that are due; how many went. A job works on those ``in_use``, or is
-        about to.
+        """Delete the images that are due, and return how many. ``in_use`` are images that a job
+        uses or is about to use.
         """
         if not any(rule.delete for rule in rules):
             return 0
@@ -102,7 +102,7 @@ class Retention:
         for image, reason in reasons.items():
             try:
                 self._engine.delete_image(image)
-            except PhosError as error:  # a job reads it: it goes the next time
+            except PhosError as error:  # a job reads the image; it is deleted the next time
                 _log.info("image %s is due for deletion, and stays for now: %s", image, error)
                 continue
             _log.info("image %s was deleted: %s", image, reason)

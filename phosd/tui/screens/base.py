@@ -1,4 +1,4 @@
-"""What every screen has: its frame, its actions, and the node's news."""
+"""Provide the base of all screens: frame, actions, and updates of the node."""
 
 from collections.abc import Awaitable
 from time import monotonic
@@ -21,9 +21,9 @@ from phosd.tui.widgets.table import RecordTable
 
 
 class NodeScreen(Screen[None]):
-    """A screen of the node. ``SCOPE`` is the name of its actions in the table; ``SHOWS`` are the
-    kinds of records that it draws: :meth:`show` is called when some of them have changed, and
-    whenever the screen comes to the front.
+    """A screen of the node. ``SCOPE`` names its actions in the table; ``SHOWS`` are the kinds of
+    records that it draws: :meth:`show` is called when one of them has changed, and whenever the
+    screen comes to the front.
     """
 
     SCOPE: ClassVar[str]
@@ -31,17 +31,17 @@ class NodeScreen(Screen[None]):
     SHOWS: ClassVar[frozenset[type]] = frozenset()
     app: Host
 
-    # For the screens to fill in
+    # To be overridden
 
     def body(self) -> ComposeResult:
-        """What is between the top line and the keys."""
+        """Compose what is between the top line and the line of keys."""
         yield from ()
 
     def show(self, node: Node) -> None:
-        """Draw what the node is now."""
+        """Draw the present state of the node."""
 
     def cannot(self, action: Action) -> str:
-        """Why an action makes no sense for what is chosen; nothing when it does."""
+        """Return why an action does not apply to the chosen rows; an empty string if it does."""
         return ""
 
     # The frame
@@ -49,7 +49,7 @@ class NodeScreen(Screen[None]):
     def __init__(self) -> None:
         super().__init__()
         self._in_sight = 0.0
-        """Since when it is in front, on the clock of messages."""
+        """When the screen came to the front, on the clock of `time.monotonic`."""
 
     def compose(self) -> ComposeResult:
         yield TopLine(self.app.current_mode)
@@ -59,17 +59,17 @@ class NodeScreen(Screen[None]):
 
     @property
     def framed(self) -> bool:
-        """Whether there is something to draw on: not before all is mounted, nor at the end."""
+        """Whether all widgets are mounted, so that the screen can be drawn."""
         whole = bool(self.query(TopLine)) and bool(self.query(KeyLine))
         return whole and all(part.is_mounted for part in self.children)
 
     @property
     def node(self) -> Node:
-        """The node."""
+        """The mirror of the node."""
         return self.app.node
 
     def on_mount(self) -> None:
-        self.call_later(self.node_changed, self.SHOWS | {Contact})  # it may have been too early
+        self.call_later(self.node_changed, self.SHOWS | {Contact})  # may have come too early
 
     def on_screen_resume(self) -> None:
         self._in_sight = monotonic()
@@ -80,7 +80,7 @@ class NodeScreen(Screen[None]):
             self.call_after_refresh(self.node_changed, self.SHOWS | {Contact})
 
     def node_changed(self, changed: frozenset[type]) -> None:
-        """Something on the node is different."""
+        """Redraw after a change of these kinds of records."""
         if self.framed:
             self._draw(changed)
 
@@ -92,7 +92,7 @@ class NodeScreen(Screen[None]):
         self.actions_changed()
 
     def tick(self) -> None:
-        """Once a second: what is told with its age."""
+        """Redraw what changes with time; called once a second."""
         self.query_one(TopLine).show(self.node)
         self.query_one(Banner).show(self.node)
 
@@ -100,27 +100,27 @@ class NodeScreen(Screen[None]):
 
     @property
     def actions(self) -> list[Action]:
-        """What can be done here, the screen's own first."""
+        """The actions available here, the screen's own first."""
         return of(self.SCOPE) + (of(TABLE) if self.query(RecordTable) else []) + of(ANYWHERE)
 
     def reason(self, action: Action) -> str:
-        """Why an action cannot be done now; nothing when it can."""
+        """Return why an action cannot run now; an empty string if it can."""
         why = why_not(action, self.node, readonly=self.app.readonly)
         return why or (self.cannot(action) if action.scope == self.SCOPE else "")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Textual asks before it runs one."""
+        """Disable unavailable actions: Textual asks before it runs one."""
         found = named(action, self.SCOPE)
         return None if found is not None and self.reason(found) else True
 
     def actions_changed(self) -> None:
-        """Draw the keys anew: something else is chosen, or more or less can be done."""
+        """Redraw the line of keys after a change of the selection or of the node."""
         shown = [action for action in self.actions if action.shown]
         self.query_one(KeyLine).show([(action, not self.reason(action)) for action in shown])
 
     def takes(self, key: events.Key) -> bool:
-        """Nothing acts on what was not in sight when its key was pressed, and nobody is shown out
-        by a key that was meant for another screen.
+        """Refuse keys pressed before the screen or selection was visible: a key pressed for the
+        previous screen neither acts nor leaves this one.
         """
         if isinstance(self.focused, Input):
             return True
@@ -132,7 +132,7 @@ class NodeScreen(Screen[None]):
         return True
 
     def _saw(self, action: Action, moment: float) -> bool:
-        """Whether what is chosen was in sight at a moment; or else say that it was not."""
+        """Whether the selection was visible when the key was pressed; if not, warn the user."""
         chosen = (table.chosen_since for table in self.query(RecordTable) if action.acts)
         if moment >= max(self._in_sight, *chosen, 0.0):
             return True
@@ -141,14 +141,14 @@ class NodeScreen(Screen[None]):
         return False
 
     def on_key(self, event: events.Key) -> None:
-        """A key that did nothing: say why if its action cannot be done now."""
+        """Explain a key whose action cannot run now."""
         for action in of(self.SCOPE):
             if event.key in action.key.split(",") and self.reason(action):
                 event.stop()
                 self.do(action)
 
     def do(self, action: Action) -> None:
-        """Do it, or say why not."""
+        """Run the action, or say why it cannot run."""
         if why := self.reason(action):
             self.app.tell(f"{action.name}: not now", why, "warning")
             return
@@ -175,12 +175,12 @@ class NodeScreen(Screen[None]):
         rows = [(keys_drawn(a), a.name, a.help, self.reason(a)) for a in self.actions + of(MOVE)]
         self.app.push_screen(Help(f"{self.TITLE_TEXT}: keys", rows))
 
-    # Work
+    # Calls
 
     def ask(self, what: str, *work: Awaitable[str | None]) -> None:
-        """Await calls of the node beside everything else; tell how each ended.
+        """Await calls of the node in the background, and report how each ended.
 
-        What one returns is told as its result; the path of a job is watched until it ends.
+        A returned text is shown as the result; a returned job path is watched until the job ends.
         """
         for each in work:
             self.app.run_worker(self._asked(what, each), exit_on_error=False)

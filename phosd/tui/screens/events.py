@@ -1,4 +1,4 @@
-"""Log: what phosd noted, newest first."""
+"""Show the event log, newest first."""
 
 from textual.app import ComposeResult
 from textual.widgets import Static
@@ -15,9 +15,9 @@ from phosd.tui.widgets.listing import Listing
 from phosd.tui.widgets.table import Column, RecordTable
 
 _AT_ONCE = 1_000
-"""Events that are asked for."""
+"""Most events per call."""
 _MOST = 2_000
-"""Events that are kept."""
+"""Most events to keep."""
 _SIGNS = {
     "info": ("· info", ""),
     "warning": ("! warning", "warn"),
@@ -26,7 +26,7 @@ _SIGNS = {
 
 
 class EventsScreen(NodeScreen):
-    """The events that the user may know of."""
+    """The events that the user may see."""
 
     SCOPE = "events"
     TITLE_TEXT = "Log"
@@ -64,7 +64,7 @@ class EventsScreen(NodeScreen):
     def _offered(self) -> bool:
         return "events" in self.node.manager.features
 
-    # What is shown
+    # Drawing
 
     def node_changed(self, changed: frozenset[type]) -> None:
         super().node_changed(changed)
@@ -72,7 +72,7 @@ class EventsScreen(NodeScreen):
             self._reading.want()
 
     async def _read(self) -> None:
-        """Ask for those since the latest that is known; after a pause there may be a gap."""
+        """Read the events since the latest known one; after a long pause some may be missing."""
         if self.node.contact is not Contact.HERE:
             return
         latest = max((e.time for e in self._events.values()), default=0.0)
@@ -103,7 +103,7 @@ class EventsScreen(NodeScreen):
         return "nothing was noted" if not self._least else f"nothing of severity {least} was noted"
 
     def _show_about(self) -> None:
-        """All of the text, of which the row has only the begin."""
+        """Show the full text: the row shows only the beginning."""
         current = self.table.current
         least = f"only {SEVERITIES[self._least]} and worse (s). " if self._least else ""
         trouble = f"{self._trouble}. " if self._trouble and current is not None else ""
@@ -118,15 +118,17 @@ class EventsScreen(NodeScreen):
     # Actions
 
     def action_severity(self) -> None:
-        """Only what matters more; after the worst, everything again."""
+        """Raise the least severity shown; after the highest, show everything again."""
         self._least = (self._least + 1) % len(SEVERITIES)
         self.show(self.node)
 
     def action_read_events(self) -> None:
-        """Ask again for what was noted."""
+        """Read the events again."""
         self._reading.want()
 
 
 def _rank(severity: str) -> int:
-    """What another version calls otherwise is as bad as can be: nobody should miss it."""
+    """Return the rank of a severity. Unknown severities count as errors, so that nobody misses
+    them.
+    """
     return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)

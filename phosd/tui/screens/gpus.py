@@ -1,4 +1,4 @@
-"""GPUs: one at a time, its figures as large charts, and who holds how much of its memory."""
+"""Show one GPU at a time: charts of its figures, and the processes that hold its memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ from phosd.tui.widgets.listing import Listing
 from phosd.tui.widgets.table import Cell, Column, RecordTable
 
 _SECONDS = SAMPLES * 2.0
-"""What the charts look back."""
+"""Time span of the charts."""
 _HOLD = 5.0
-"""Seconds that a sample stands for: a later one that is missing leaves a gap after that."""
+"""Seconds for which a sample counts; a longer gap between samples is drawn as a gap."""
 _BAR = 10
 _WIDE, _HIGH = 120, 34
-"""Cells from which there is room for all charts at once."""
+"""Least size in cells to show all charts at once."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Something that a GPU tells. ``of`` takes it from a sample, ``most`` is the top of the chart
-    (0: the greatest so far).
+    """A figure that a GPU reports. ``of`` extracts it from a sample, ``most`` is the top of the
+    chart (0: the greatest value so far).
     """
 
     name: str
@@ -48,7 +48,7 @@ FIGURES = (
 
 
 class GpusScreen(NodeScreen):
-    """One GPU of the node, with all that it tells."""
+    """One GPU of the node, with all its figures."""
 
     SCOPE = "gpus"
     TITLE_TEXT = "GPUs"
@@ -83,16 +83,18 @@ class GpusScreen(NodeScreen):
 
     @property
     def table(self) -> RecordTable[Process]:
-        """Who holds its memory."""
+        """The table of processes that hold its memory."""
         return self.query_one(RecordTable)
 
     @property
     def gpu(self) -> Gpu | None:
-        """The GPU that is shown; the first one until another was chosen, or when that is gone."""
+        """The GPU on the screen: the first one until the user chooses another, or when that is
+        gone.
+        """
         gpus = self.node.of(Gpu)
         return gpus.get(self._path) or next(iter(self.node.gpus), None)
 
-    # What is shown
+    # Drawing
 
     def show(self, node: Node) -> None:
         gpu = self.gpu
@@ -149,14 +151,14 @@ class GpusScreen(NodeScreen):
         return ""
 
     def action_gpu(self, step: int) -> None:
-        """The next one, or the one before."""
+        """Show the next or previous GPU."""
         paths = [gpu.path for gpu in self.node.gpus]
         if self.gpu is not None:
             self._path = paths[(paths.index(self.gpu.path) + step) % len(paths)]
             self.show(self.node)
 
     def action_figure(self) -> None:
-        """The next chart, where there is room for one only."""
+        """Show the next chart, where there is room for only one."""
         self._figure = (self._figure + 1) % len(FIGURES)
         self.show(self.node)
 

@@ -1,4 +1,4 @@
-"""History: past jobs, and how stop time, drain rate and image size went over time."""
+"""Show past jobs, and plot stop time, drain rate and image size over time."""
 
 import asyncio
 from datetime import datetime
@@ -25,7 +25,7 @@ from phosd.tui.widgets.listing import Listing
 from phosd.tui.widgets.table import Cell, Column, RecordTable
 
 _SHOWN = 500
-"""Jobs that the screen shows; an export has all that phosd tells."""
+"""Most jobs on the screen; an export has all that phosd returns."""
 _FILTERS = ("pid", "since", "until", "operation", "state")
 _OF_PROCESSES = ("checkpoint", "migrate", "suspend", "resume", "swap", "recover")
 _OPERATIONS = (*_OF_PROCESSES, "restore", "verify", "delete")
@@ -33,7 +33,7 @@ _STATES = ("done", "failed", "cancelled", "interrupted", "running", "queued")
 
 
 class HistoryScreen(NodeScreen):
-    """The latest jobs that the filters let through, newest first, and plots of them."""
+    """The latest jobs that pass the filters, newest first, and plots of them."""
 
     SCOPE = "history"
     TITLE_TEXT = "History"
@@ -81,7 +81,7 @@ class HistoryScreen(NodeScreen):
         """The table of jobs."""
         return self.query_one(RecordTable)
 
-    # What is shown
+    # Drawing
 
     def node_changed(self, changed: frozenset[type]) -> None:
         super().node_changed(changed)
@@ -103,7 +103,7 @@ class HistoryScreen(NodeScreen):
         self.show(self.node)
 
     def _wanted(self) -> dict[str, int | str]:
-        """The filters as phosd wants them."""
+        """Return the filters as options of ``ListHistory``."""
         given = {name: text for name, text in self._filters.items() if text}
         wanted: dict[str, int | str] = dict(given)
         if "pid" in given:
@@ -163,7 +163,7 @@ class HistoryScreen(NodeScreen):
             self.app.push_screen(JobScreen(self.table.current))
 
     def action_one_process(self) -> None:
-        """Only the process of the row; or all again."""
+        """Filter by the process of the row, or remove that filter."""
         current = self.table.current
         shown = self._filters.get("pid")
         pid = "" if shown or current is None else _pid(current)
@@ -213,7 +213,7 @@ class HistoryScreen(NodeScreen):
 
 
 def _choice(name: str, label: str, values: tuple[str, ...], given: dict[str, str]) -> Choice:
-    """What was chosen before comes first."""
+    """Return a choice whose first value is the one given before."""
     order = sorted(["", *values], key=lambda value: value != given.get(name, ""))
     return Choice(name, label, [(value or "all", value) for value in order])
 
@@ -233,14 +233,14 @@ def _moment_trouble(text: str, now: float) -> str:
 
 
 def _pid(job: Job) -> str:
-    """The process that a job worked on; nothing when it worked on an image only."""
+    """Return the pid that a job worked on; empty for a job on an image."""
     pids = [job.result] if job.operation == "restore" else job.targets
     known = job.operation in (*_OF_PROCESSES, "restore") and pids and pids[0].isdigit()
     return pids[0] if known else ""
 
 
 def _size(job: Job, node: Node) -> float:
-    """Device memory in the image that a job made: as the image says, or as was saved into it."""
+    """Return the device memory in a job's image: as the image says, else as the job saved."""
     image = node.image(job.result)
     return image.device_bytes if image else job.drained_bytes
 

@@ -1,4 +1,4 @@
-"""All about one image: where it comes from, and what it holds, block by block, in load order."""
+"""Show one image: its origin, and its content block by block in load order."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from phosd.tui.widgets.listing import Listing
 from phosd.tui.widgets.table import Cell, Column, RecordTable
 
 _PAGE = 5_000
-"""Blocks that are asked for at once."""
+"""Blocks per call."""
 _MOST = 50_000
 _MOST_PARENTS = 100
 _BAR = 8
@@ -25,8 +25,8 @@ _BAR = 8
 
 @dataclass(frozen=True)
 class Content:
-    """One block of an image: the ``place``-th that is loaded. ``gpu`` is -1 for host memory;
-    ``shared`` are those of the ``stored`` bytes that an older image holds too.
+    """One block of an image, the ``place``-th in load order. ``gpu`` is -1 for host memory;
+    ``shared`` is the part of ``stored`` bytes that an older image holds too.
     """
 
     place: int
@@ -41,7 +41,7 @@ class Content:
 
 
 class ImageScreen(NodeScreen):
-    """One image."""
+    """The screen of one image."""
 
     SCOPE = "image"
     TITLE_TEXT = "Image"
@@ -69,14 +69,14 @@ class ImageScreen(NodeScreen):
             self.query_one(Listing).say("this phosd does not tell what is in an image")
 
     async def _read(self) -> None:
-        """Ask page after page for what the image holds."""
+        """Read the blocks of the image page by page."""
         listing = self.query_one(Listing)
         try:
             while len(self._blocks) < _MOST:
                 first = len(self._blocks)
                 rows = await self.node.ask(self._image, "ListBlocks", limit=_PAGE, offset=first)
                 found = [Content(first + place, *row) for place, row in enumerate(rows, 1)]
-                # A new one each time: the table may be drawing the other.
+                # A new dict each time: the table may be drawing the old one.
                 self._blocks = self._blocks | {f"{block.place:08}": block for block in found}
                 listing.show_records(self._blocks)
                 if len(rows) < _PAGE:
@@ -121,7 +121,9 @@ class ImageScreen(NodeScreen):
         return text
 
     def _parents(self) -> str:
-        """From the nearest back; phosd may have deleted some, or tell of a circle."""
+        """List the parents from the nearest on. Some may be deleted; the limit guards against a
+        cycle.
+        """
         names: list[str] = []
         image: Image | None = self._image
         while image is not None and image.parent and len(names) < _MOST_PARENTS:

@@ -1,4 +1,4 @@
-"""What can be done with images, wherever they are shown."""
+"""Run actions on images from any screen that shows them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -11,17 +11,17 @@ from phosd.tui.widgets.dialogs import Choice, Field, Form, Question
 from phosd.tui.widgets.table import Cell
 
 _MOST_NAMED = 5
-"""Images that a question names; of more it tells how many."""
+"""Most images that a question names; beyond, it gives their number."""
 
 
 def restore(screen: NodeScreen, images: Sequence[Image]) -> None:
-    """Bring each back to life."""
+    """Restore each image."""
     for image in images:
         screen.ask(f"Restore {image.id}", screen.node.restore(image.id))
 
 
 def restore_with(screen: NodeScreen, image: Image) -> None:
-    """The same for one, with options asked for first."""
+    """Restore one image, asking for options first."""
     choices: list[Choice | Field] = [
         Choice("files", "Files that the program only wrote, and that grew since",
                [("keep them: the restore is refused", "keep"),
@@ -47,13 +47,13 @@ def _output_trouble(text: str) -> str:
 
 
 def verify(screen: NodeScreen, images: Sequence[Image]) -> None:
-    """Have every byte of each read again."""
+    """Verify each image."""
     for image in images:
         screen.ask(f"Verify {image.id}", screen.node.verify(image.id))
 
 
 def delete(screen: NodeScreen, images: Sequence[Image]) -> None:
-    """Remove them for good, if the user means it."""
+    """Delete the images after a confirmation."""
     there = partial(_there, screen, images)
     now = screen.node.now()
     if len(images) == 1:
@@ -75,14 +75,14 @@ def delete(screen: NodeScreen, images: Sequence[Image]) -> None:
 
 
 def _gone(screen: NodeScreen, images: Sequence[Image]) -> str:
-    """Why nothing can be done with them any more; nothing when it can."""
+    """Return why the action is void: all the images are gone; an empty string otherwise."""
     if _there(screen, images):
         return ""
     return "It is not there any more." if len(images) == 1 else "None is there any more."
 
 
 def _there(screen: NodeScreen, images: Sequence[Image]) -> list[Image]:
-    """Those that phosd still has."""
+    """Return the images that phosd still has."""
     known = screen.node.of(Image)
     return [image for image in images if image.path in known]
 
@@ -93,7 +93,7 @@ async def _delete(screen: NodeScreen, image: Image) -> str:
 
 
 def verified_cell(screen: NodeScreen, image: Image) -> Cell:
-    """What the last verification found and when, or what a job does with the image now."""
+    """Return the result and age of the last verification, or the progress of a job on the image."""
     job = screen.node.job_of(image.id)
     if job is not None:
         share = "" if job.progress is None else f" {job.progress:.0%}"

@@ -1,4 +1,4 @@
-"""Images: what was saved, and can be brought back."""
+"""Show the images that can be restored."""
 
 from textual.app import ComposeResult
 from textual.widgets import Static
@@ -65,7 +65,7 @@ class ImagesScreen(NodeScreen):
         self.table.refresh()
 
     def _show_about(self) -> None:
-        """What does not fit into the row."""
+        """Show what does not fit into the row."""
         image = self.table.current
         parts = []
         if image is not None:

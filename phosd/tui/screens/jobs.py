@@ -1,4 +1,4 @@
-"""Jobs: what phosd does now and did lately, and all about one of them."""
+"""Show the running and recent jobs, and details of one."""
 
 from textual.app import ComposeResult
 
@@ -86,7 +86,7 @@ class JobScreen(PageScreen):
 
     @property
     def job(self) -> Job:
-        """The job as it was last."""
+        """The job as last seen."""
         return self._job
 
     def show(self, node: Node) -> None:

@@ -1,4 +1,4 @@
-"""Where processes can go: what the dialog of a migration offers, and why there is none."""
+"""List the GPUs that processes can migrate to, or the reason why there is none."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -8,18 +8,18 @@ from phosd.tui.text import human_bytes, plain
 from phosd.tui.widgets.dialogs import Choice
 
 SUSPENDED = "suspended"
-"""The state of a process that was taken off its GPUs."""
+"""State of a process that is off its GPUs."""
 _ONLY = "to"
-"""The name of the only question; of several, each is called like the GPU that it is about."""
+"""Name of the only question; with several, each is named after the GPU it is about."""
 
 
 def why_not_suspend(chosen: Sequence[Process]) -> str:
-    """Why the chosen processes can be neither suspended nor resumed; nothing when they can."""
+    """Return why the processes can be neither suspended nor resumed; empty if they can."""
     return next((why for process in chosen if (why := _not_hooked(process))), "")
 
 
 def why_not_migrate(node: Node, chosen: Sequence[Process]) -> str:
-    """Why there is nowhere to go for the chosen processes; nothing when there is."""
+    """Return why the processes cannot migrate; empty if they can."""
     for process in chosen:
         if why := _not_hooked(process):
             return f"{why}; `phos migrate --mode driver` moves it all the same"
@@ -33,8 +33,8 @@ def why_not_migrate(node: Node, chosen: Sequence[Process]) -> str:
 
 
 def choices(node: Node, chosen: Sequence[Process]) -> list[Choice]:
-    """What to ask: for each GPU of a process on several, or once. The first place is the one with
-    most room.
+    """Return the questions: one for each GPU of a process on several, else a single one. The GPU
+    with most free memory comes first.
     """
     first = chosen[0]
     if len(first.gpus) < 2:
@@ -49,7 +49,7 @@ def choices(node: Node, chosen: Sequence[Process]) -> list[Choice]:
 
 
 def destination(given: Mapping[str, str]) -> str:
-    """What was chosen, as phosd wants it."""
+    """Return the answers as phosd's ``destination``."""
     return given.get(_ONLY) or ",".join(f"{old}:{new}" for old, new in given.items() if new)
 
 
@@ -62,15 +62,17 @@ def _on(node: Node, process: Process) -> list[Gpu]:
 
 
 def _others(node: Node, process: Process) -> list[Gpu]:
-    """The GPUs that a process can go to. Nobody knows the kind of one that has no memory yet."""
+    """Return the GPUs that a process can move to: those of its kind. While it has no memory, its
+    kind is unknown, and all qualify.
+    """
     mine = _on(node, process)
     kinds = {gpu.name for gpu in mine or node.gpus}
-    crowded = mine if len(mine) == 1 else []  # on several, they can change places
+    crowded = mine if len(mine) == 1 else []  # processes on several GPUs can exchange them
     return [gpu for gpu in node.gpus if gpu.name in kinds and gpu not in crowded]
 
 
 def _places(node: Node, gpus: Iterable[Gpu]) -> list[tuple[str, str]]:
-    """Each with its room, which decides about their order."""
+    """Return a value for each GPU, labelled with its free memory, most free memory first."""
     free = {gpu: gpu.memory_total - node.memory_used(gpu) for gpu in gpus}
     order = sorted(free, key=lambda gpu: (-free[gpu], gpu.ordinal))
     return [

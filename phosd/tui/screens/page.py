@@ -1,4 +1,4 @@
-"""A screen that is one page: a title, and below it text that scrolls."""
+"""Provide a screen with a title and a scrolling text."""
 
 from rich.console import RenderableType
 from textual.app import ComposeResult
@@ -9,7 +9,7 @@ from phosd.tui.screens.base import NodeScreen
 
 
 class PageScreen(NodeScreen):
-    """Those who have it set the title and the page whenever they know them."""
+    """A page; subclasses call :meth:`set_title` and :meth:`set_page`."""
 
     DEFAULT_CSS = """
     PageScreen .title { padding: 0 1; text-style: bold; background: $boost; height: 1; }
@@ -22,9 +22,9 @@ class PageScreen(NodeScreen):
             yield Static(classes="page", markup=False)
 
     def set_title(self, title: str) -> None:
-        """Text without markup, on one line."""
+        """Set the title: one line, no markup."""
         self.query_one(".title", Static).update(title)
 
     def set_page(self, page: RenderableType) -> None:
-        """What is below it."""
+        """Set the content below the title."""
         self.query_one(".page", Static).update(page)

@@ -1,4 +1,4 @@
-"""All about one process: its images, its jobs, its memory and the kernels that it launched."""
+"""Show one process: its images, jobs, memory and launched kernels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class MemoryBlock:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel that it launched since a checkpoint last began to copy on write."""
+    """A kernel that the process launched since a checkpoint last began to copy on write."""
 
     name: str
     module: str
@@ -43,7 +43,7 @@ class Kernel:
 
 
 class ProcessScreen(NodeScreen):
-    """One process."""
+    """The screen of one process."""
 
     SCOPE = "process"
     TITLE_TEXT = "Process"
@@ -101,20 +101,20 @@ class ProcessScreen(NodeScreen):
         self.action_open()
 
     def action_open(self) -> None:
-        """A job has a page of its own."""
+        """Open the page of the selected job."""
         if self.query_one(TabbedContent).active == "jobs":
             job = self._list("jobs").table.current
             if job is not None:
                 self.app.push_screen(JobScreen(job))
 
     def action_tab(self, step: int) -> None:
-        """The tab beside."""
+        """Switch to the next or previous tab."""
         tabs = ["images", "jobs", "blocks", "kernels"]
         content = self.query_one(TabbedContent)
         content.active = tabs[(tabs.index(content.active) + step) % len(tabs)]
 
     def action_read_again(self) -> None:
-        """Ask for what the hook knows."""
+        """Read blocks and kernels from the hook."""
         for feature, tab in self._said.items():
             if feature not in self.node.manager.features:
                 self._list(tab).say("this phosd does not tell it")

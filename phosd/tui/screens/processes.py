@@ -1,4 +1,4 @@
-"""Processes, the home screen: the GPUs, who uses them, and the jobs that work on them."""
+"""Show the home screen: GPUs, processes, and the jobs that work on them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -22,10 +22,10 @@ from phosd.tui.widgets.listing import UNKNOWN, Listing
 from phosd.tui.widgets.table import Cell, Column, RecordTable
 
 NO_JOB = "/"
-"""What ends a schedule gives no job."""
+"""Returned instead of a job's path by a call that ends a schedule."""
 _NOTHING = "no GPU processes; `phos run -- python train.py` starts one that can be saved"
 _MOST_JOBS = 4
-"""Jobs that are told below the table; the screen Jobs has all."""
+"""Most jobs below the table; the screen Jobs has all."""
 _HOOKS: dict[str, tuple[str, str]] = {
     "hooked": ("● hooked", "good"),
     "driver": ("○ driver", "warn"),
@@ -36,7 +36,7 @@ _STATES: dict[str, tuple[str, str]] = {
     "suspended": ("suspended", "accent"),
 }
 _STANDING = ("locked", "checkpointed", "closed", "parked")
-"""States in which only a job should leave a process."""
+"""States that only a running job should cause."""
 
 
 class ProcessesScreen(NodeScreen):
@@ -127,7 +127,7 @@ class ProcessesScreen(NodeScreen):
         place.update(Text("\n").join(lines))
 
     def _show_about(self) -> None:
-        """What does not fit into the row: why it is not hooked, its schedule."""
+        """Show what does not fit into the row: why there is no hook, the schedule."""
         process = self.table.current
         parts = []
         if process is not None:
@@ -252,17 +252,19 @@ class ProcessesScreen(NodeScreen):
                 self.ask(f"Migrate {process.pid}", work)
 
     def _there(self, processes: Sequence[Process]) -> list[Process]:
-        """As they are now, without those that have ended."""
+        """Return the present records of the processes that have not ended."""
         return [now for each in processes if (now := self.node.of(Process).get(each.path))]
 
     def _gone(self, processes: Sequence[Process]) -> str:
-        """Why nothing can be done with them any more; nothing when it can."""
+        """Return why the action is void: all the processes have ended; an empty string
+        otherwise.
+        """
         if self._there(processes):
             return ""
         return "It has ended." if len(processes) == 1 else "All of them have ended."
 
     def _standing(self, processes: Sequence[Process]) -> list[Process]:
-        """Those that somebody left standing still, and on which no job works."""
+        """Return the processes that were left stopped and on which no job works."""
         now = self._there(processes)
         return [p for p in now if p.state in _STANDING and not self.node.job_of(str(p.pid))]
 
@@ -299,7 +301,7 @@ def _command(process: Process) -> Cell:
 
 
 def _title(what: str, chosen: list[Process]) -> str:
-    """What is done, and to which processes."""
+    """Return a title with the operation and its processes."""
     return f"{what} of {_named(chosen)}"
 
 

@@ -1,4 +1,4 @@
-"""Lists that phosd is asked for again whenever there may be something new."""
+"""Read a list from phosd again whenever it may have changed."""
 
 import asyncio
 import contextlib
@@ -8,12 +8,12 @@ from textual.css.query import NoMatches
 from textual.screen import Screen
 
 _PAUSE = 1.0
-"""Seconds between two questions."""
+"""Least seconds between two reads."""
 
 
 class Reading:
-    """Asks once at a time, and not more often than every second. To be made by a screen, on whose
-    event loop ``ask`` runs.
+    """A rate limit for ``ask``: one call at a time, at most one a second. Make it in a screen, on
+    whose event loop ``ask`` runs.
     """
 
     def __init__(self, screen: Screen[None], ask: Callable[[], Awaitable[None]]) -> None:
@@ -23,7 +23,7 @@ class Reading:
         self._busy = False
 
     def want(self) -> None:
-        """Ask now; or, if that was just done, as soon as it may be done again."""
+        """Call ``ask`` now, or as soon as the rate limit permits."""
         self._wanted = True
         if not self._busy:
             self._busy = True

@@ -1,4 +1,4 @@
-"""What the hook in a process notes, followed."""
+"""Follow the log of the hook in a process."""
 
 from rich.text import Text
 from textual.containers import VerticalScroll
@@ -11,11 +11,11 @@ from phosd.tui.screens.page import PageScreen
 from phosd.tui.text import command_line, plain
 
 _SECONDS = 1.0
-"""Between two questions."""
+"""Seconds between two reads."""
 
 
 class RingScreen(PageScreen):
-    """The log ring of one process's hook, asked for again and again."""
+    """The log ring of one process's hook, read periodically."""
 
     SCOPE = "ring"
     TITLE_TEXT = "Log of a process"
@@ -39,7 +39,7 @@ class RingScreen(PageScreen):
         self.set_title(f"{self._process.pid}{ended}: {command}")
 
     def follow(self) -> None:
-        """Ask once more, unless the last question has no answer yet."""
+        """Read the log, unless the last read is still unanswered."""
         if not self._asking and self.node.contact is Contact.HERE:
             self._asking = True
             self.run_worker(self._read(), exit_on_error=False)

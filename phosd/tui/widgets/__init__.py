@@ -1,1 +1,1 @@
-"""What the screens are made of."""
+"""Provide the widgets of the screens."""

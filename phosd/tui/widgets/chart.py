@@ -1,6 +1,6 @@
-"""A chart of figures over time: columns of blocks, which every terminal has.
+"""Draw charts of figures over time with block characters, which every terminal has.
 
-(Charts of finer dots need fonts that consoles do not have; a column also shows one single figure.)
+(Consoles lack fonts for braille charts; a column also shows a single figure.)
 """
 
 from collections.abc import Callable, Sequence
@@ -14,18 +14,18 @@ from textual.widget import Widget
 from phosd.tui.text import fit
 
 Points = Sequence[tuple[float, float | None]]
-"""Time (seconds since the epoch) and value, which is 0 or more; None: nobody knows."""
+"""Time (seconds since the epoch) and value, 0 or more; None: unknown."""
 _FILLS = " ▁▂▃▄▅▆▇█"
 _LABEL = 12
-"""Cells that a label may take."""
+"""Most cells of a label."""
 _DAY = 86_400.0
 
 
 @dataclass(frozen=True)
 class Plot:
-    """What a chart shows: ``points`` between the times of ``span``, values from 0 to ``most`` (0:
-    to the greatest one). ``write`` makes a text of a value. A column without a point shows the one
-    before, when it is no more than ``hold`` seconds older.
+    """Content of a chart: ``points`` within the times of ``span``, values from 0 to ``most`` (0: to
+    the greatest value). ``write`` formats a value. A column without a point repeats the one before
+    if that is at most ``hold`` seconds older.
     """
 
     title: str
@@ -35,11 +35,11 @@ class Plot:
     most: float = 0.0
     hold: float = 0.0
     nothing: str = "nothing yet"
-    """Said where there is no point at all."""
+    """Text shown when there is no point at all."""
 
 
 class Chart(Widget):
-    """A :class:`Plot` in whatever room there is."""
+    """A :class:`Plot`, drawn to the size of the widget."""
 
     DEFAULT_CSS = """
     Chart { width: 1fr; height: 1fr; padding: 0 1; color: $foreground; }
@@ -50,7 +50,7 @@ class Chart(Widget):
         self._plot: Plot | None = None
 
     def show(self, plot: Plot) -> None:
-        """Show this from now on."""
+        """Replace the plot."""
         if plot != self._plot:
             self._plot = plot
             self.refresh()
@@ -62,7 +62,7 @@ class Chart(Widget):
 
 
 def draw(plot: Plot, width: int, height: int) -> Text:
-    """The chart in ``width`` times ``height`` cells."""
+    """Draw the chart in ``width`` times ``height`` cells."""
     text = Text.assemble((fit(plot.title, width), "bold"), no_wrap=True, overflow="crop")
     known = [value for _, value in plot.points if value is not None]
     most = max(plot.most, *known, 0.0) or 1.0
@@ -87,7 +87,7 @@ def draw(plot: Plot, width: int, height: int) -> Text:
 def spread(
     points: Points, span: tuple[float, float], cells: int, hold: float = 0.0
 ) -> list[float | None]:
-    """The greatest value of each column of time; None where there is none."""
+    """Return the greatest value of each column of time; None for a column without points."""
     first, last = span
     step = max(last - first, 1e-6) / cells
     values: list[float | None] = [None] * cells
@@ -108,9 +108,9 @@ def spread(
 
 
 def columns(values: Sequence[float | None], most: float, rows: int) -> list[str]:
-    """Columns as high as the values, of which ``most`` takes all ``rows``; the top row first.
+    """Return rows of block characters, top row first; a value of ``most`` takes all ``rows``.
 
-    What is known leaves a mark on the ground, also when it is 0.
+    Every known value, even 0, leaves a mark on the bottom row.
     """
     heights = [None if v is None else max(1, round(v / most * rows * 8)) for v in values]
     return [

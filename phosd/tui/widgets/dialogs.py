@@ -1,4 +1,4 @@
-"""Dialogs: a question, a form of choices, and the help."""
+"""Provide dialogs: a question, a form, and the help."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ _T = TypeVar("_T")
 
 
 class Dialog(ModalScreen[_T]):
-    """Takes no key that was pressed before it was there to be read.
+    """A dialog that ignores keys pressed before it was visible.
 
-    ``gone`` says why it makes no sense any more, nothing as long as it does: what the dialog is
-    about may vanish while it is open. Then the button ``_YES`` cannot be pressed.
+    ``gone`` returns why the dialog has become void, empty as long as it has not: its subject may
+    vanish while it is open. The button ``_YES`` is then disabled.
     """
 
     DEFAULT_CSS = """
@@ -40,11 +40,11 @@ class Dialog(ModalScreen[_T]):
         self._in_sight = self._in_sight or monotonic()
 
     def takes(self, key: events.Key) -> bool:
-        """Whether it was."""
+        """Whether the dialog was visible when the key was pressed."""
         return 0 < self._in_sight <= key.time
 
     def node_changed(self) -> None:
-        """Something on the node is different."""
+        """Check whether the subject still exists."""
         why = self._gone()
         place = self.query_one(".gone", Static)
         place.update(plain(why))
@@ -53,7 +53,7 @@ class Dialog(ModalScreen[_T]):
 
 
 class Question(Dialog[bool]):
-    """Asks whether to do something that cannot be undone. The answer is No unless one says Yes."""
+    """A confirmation of something that cannot be undone. No is the default."""
 
     DEFAULT_CSS = """
     Question { align: center middle; }
@@ -100,8 +100,8 @@ class Question(Dialog[bool]):
 
 @dataclass(frozen=True)
 class Choice:
-    """One line of a form: an option's name, what it is about, and what can be chosen: pairs of what
-    is shown and the value, the first of which is the default.
+    """A form line with a choice: the option's name, its label, and pairs of shown text and value,
+    of which the first is the default.
     """
 
     name: str
@@ -111,8 +111,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Field:
-    """One line of a form that is typed. ``check`` says what is wrong with a text; nothing when it
-    is right.
+    """A form line with text input. ``check`` returns what is wrong with a text; empty if nothing
+    is.
     """
 
     name: str
@@ -130,7 +130,7 @@ def _widget(choice: Choice | Field) -> Select[str] | Input:
 
 
 class Form(Dialog[dict[str, str] | None]):
-    """Asks for options; gives them by name, or None when the user thinks better of it."""
+    """A form that asks for options. The result maps names to values, or is None if cancelled."""
 
     DEFAULT_CSS = """
     Form { align: center middle; }
@@ -201,7 +201,7 @@ class Form(Dialog[dict[str, str] | None]):
 
 
 class Help(ModalScreen[None]):
-    """The keys: rows of key, name, what it does, and why it cannot be done now."""
+    """A list of keys: rows of key, name, description, and why it is unavailable."""
 
     DEFAULT_CSS = """
     Help { align: center middle; }

@@ -1,4 +1,4 @@
-"""What frames every screen: the line on top, the banner, and the line of keys."""
+"""Draw the frame of every screen: top line, banner and line of keys."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,11 @@ from phosd.tui.node import Contact, Node
 from phosd.tui.text import plain, since
 
 _IMPATIENT = 2.0
-"""Seconds after which a call that has no answer is talked about."""
+"""Seconds after which an unanswered call is reported."""
 
 
 class TopLine(Static):
-    """The screens by their numbers, and with whom one talks."""
+    """The line with the screens by number, and the contact to phosd."""
 
     DEFAULT_CSS = "TopLine { height: 1; background: $panel; color: $foreground; }"
     app: Host
@@ -28,7 +28,7 @@ class TopLine(Static):
         self._ends: list[tuple[int, str]] = []
 
     def show(self, node: Node) -> None:
-        """Draw it anew."""
+        """Redraw the line."""
         line = Text(no_wrap=True, overflow="crop")
         self._ends = []
         for number, (name, title) in enumerate(self.app.titles.items(), 1):
@@ -54,7 +54,7 @@ class TopLine(Static):
 
 
 class KeyLine(Static):
-    """The keys of the screen; a click on one is a press. What cannot be done now is dimmed, and in
+    """The keys of the screen; clicking one presses it. Unavailable actions are dimmed and in
     brackets.
     """
 
@@ -66,10 +66,10 @@ class KeyLine(Static):
         self._ends: list[tuple[int, Action]] = []
 
     def show(self, actions: Sequence[tuple[Action, bool]]) -> None:
-        """Draw these, of each whether it can be done now."""
+        """Draw these actions, each with whether it is available."""
         entries = [(action, _entry(action, possible)) for action, possible in actions]
         while len(entries) > 1 and sum(e.cell_len for _, e in entries) > self.size.width:
-            entries.pop(-2)  # the last one is the help, which tells the others
+            entries.pop(-2)  # the last one is the help, which lists the others
         line = Text(no_wrap=True, overflow="crop")
         self._ends = []
         for action, entry in entries:
@@ -101,7 +101,7 @@ def _entry(action: Action, possible: bool) -> Text:
 
 
 class Banner(Static):
-    """Says on top that phosd is away, and what is not well with it."""
+    """A banner that reports the loss of phosd, and its troubles."""
 
     DEFAULT_CSS = """
     Banner {
@@ -117,7 +117,7 @@ class Banner(Static):
         self._words = ("", False)
 
     def show(self, node: Node) -> None:
-        """Draw it anew."""
+        """Redraw the banner."""
         text, mild = _words(node)
         if (text, mild) == self._words:
             return
@@ -129,7 +129,7 @@ class Banner(Static):
 
 
 def _words(node: Node) -> tuple[str, bool]:
-    """What the banner says, and whether it is less than a misfortune."""
+    """Return the banner's text, and whether it is only a warning."""
     now = node.now()
     old = f" What is shown is {since(node.heard, now)} old." if node.heard else ""
     if node.contact is Contact.GONE:

@@ -1,4 +1,4 @@
-"""The GPUs in a few lines: load, memory, temperature and power, over the last minutes."""
+"""Draw the GPUs in a few lines: load, memory, temperature and power over the last minutes."""
 
 from collections.abc import Sequence
 
@@ -10,22 +10,22 @@ from phosd.tui.records import Gpu
 from phosd.tui.text import fit, human_bytes, plain, spark
 
 _HOT = 85.0
-"""Degrees Celsius from which on a GPU is told to be hot."""
+"""Degrees Celsius from which a GPU is marked as hot."""
 _BUSY = 0.9
 _MOST_WATTS = 1000.0
-"""What the sparkline of the power is measured by, until a GPU needs more."""
+"""Top of the power sparkline in watts, until a GPU draws more."""
 _WIDE = 90
-"""Cells from which on names of GPUs are told in full."""
+"""Width in cells from which GPU names are shown in full."""
 _LEAST_HISTORY = 4
-"""Cells below which a sparkline tells nothing."""
+"""Least width in cells of a useful sparkline."""
 _ROOMY = 70
-"""Cells from which on the figures of several GPUs stand in columns."""
+"""Width in cells from which the figures of several GPUs are aligned in columns."""
 _FIGURES = 56
-"""Cells that the figures take, without name and sparklines."""
+"""Width in cells of the figures, without name and sparklines."""
 
 
 class GpuLines(Static):
-    """A line a GPU, at most ``most``; the rest is said to be there."""
+    """One line for each GPU, at most ``most``; the last line says how many are left out."""
 
     DEFAULT_CSS = """
     GpuLines {
@@ -34,7 +34,7 @@ class GpuLines(Static):
     """
 
     def show(self, node: Node, most: int) -> None:
-        """Draw them anew."""
+        """Redraw the lines."""
         gpus = node.gpus
         width = max(10, self.app.size.width - 2)
         lines = [
@@ -51,8 +51,8 @@ class GpuLines(Static):
 
 
 def gpu_line(gpu: Gpu, used: int, samples: Sequence[Sample], width: int) -> Text:
-    """One GPU, of whose memory ``used`` bytes are. Sparklines take what room there is: all of
-    them, or that of the load, or none.
+    """Draw one GPU, with ``used`` bytes of memory in use. As far as there is room, all sparklines
+    are drawn, else only that of the load, else none.
     """
     named = 20 if width >= _WIDE else 16 if width >= _ROOMY else 13
     name = fit(f"{gpu.ordinal} {plain(gpu.name)}", named)

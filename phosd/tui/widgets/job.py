@@ -1,4 +1,4 @@
-"""Jobs as text: one line of what goes on, and the page that tells all about one."""
+"""Format jobs as text: one line of progress, and a page with all details."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -18,23 +18,23 @@ _STATES: dict[str, tuple[str, str]] = {
     "interrupted": ("✗", "bad"),
 }
 _ORANGE = "dark_orange3"
-"""Yellow cannot be read on a light screen."""
+"""Yellow is illegible on a light screen."""
 _STYLES = {
     "dim": "dim", "good": "green", "warn": _ORANGE, "bad": "bold red", "accent": "cyan",
     "stop": f"bold {_ORANGE} reverse",
 }  # fmt: skip
 _PLACES = {"memory": "in host memory", "disk": "on disk"}
-"""Where the device memory of a suspended process is."""
+"""Places of a suspended process's device memory."""
 _RUNNING_FILLS = "▒░"
 _BAR = 10
 _NAME = 14
-"""Cells of the names of facts."""
+"""Width in cells of the names of facts."""
 _WIDE = 72
-"""Cells from which on there is room for all columns of the phases."""
+"""Width in cells from which all columns of the phases fit."""
 
 
 def state_cell(job: Job) -> tuple[str, str]:
-    """The state with its sign; a stop of the program before all else."""
+    """Return the state with its sign; that the program is stopped takes precedence."""
     if job.state == "running" and job.stopped:
         return "■ stopped", "stop"
     sign, tone = _STATES.get(job.state, ("?", ""))
@@ -43,21 +43,21 @@ def state_cell(job: Job) -> tuple[str, str]:
 
 
 def progress_text(job: Job) -> str:
-    """A bar and a share of the phase; nothing where nobody knows."""
+    """Draw bar and percentage of the phase; empty if unknown."""
     if job.over or job.progress is None:
         return ""
     return f"{bar(job.progress, 6)} {job.progress:4.0%}"
 
 
 def time_left(job: Job, now: float) -> str:
-    """Until the end of the phase; nothing where nobody knows."""
+    """Format the time left in the phase; empty if unknown."""
     if job.over or job.expected_end is None:
         return ""
     return f"{seconds(max(0.0, job.expected_end - now))} left"
 
 
 def result_text(job: Job) -> str:
-    """What a job that is done has made of it, in words where it is not an image or a pid."""
+    """Format the result of a finished job, in words unless it is an image or a pid."""
     if job.operation in ("migrate", "resume") and job.result:
         new = [part.rpartition(":")[2] for part in job.result.split(",")]
         return plain(f"on GPU{'s' * (len(new) > 1)} {', '.join(new)}")
@@ -67,7 +67,7 @@ def result_text(job: Job) -> str:
 
 
 def job_line(job: Job, now: float) -> Text:
-    """What a job does now, in one line."""
+    """Format the present work of a job in one line."""
     shown, tone = state_cell(job)
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(shown if job.stopped else shown[0], _STYLES.get(tone, ""))
@@ -84,7 +84,7 @@ def job_line(job: Job, now: float) -> Text:
 
 
 def job_page(job: Job, now: float, width: int) -> Text:
-    """All about a job: how it is, its time line, its phases, and what a reader should know."""
+    """Format all details of a job: facts, time line, phases and notes."""
     page = Text()
 
     def say(name: str, value: str, tone: str = "") -> None:
@@ -109,7 +109,7 @@ def job_page(job: Job, now: float, width: int) -> Text:
 
 
 def _facts(job: Job, now: float) -> list[tuple[str, str, str]]:
-    """Name, text and tone of what is to be said of the job."""
+    """Return name, text and tone of each fact."""
     text, tone = state_cell(job)
     mode = f"{job.mode}: {job.why}" if job.why else job.mode
     drained = f"{human_bytes(job.drained_bytes)} at {rate(job.drain_rate)}"
@@ -143,9 +143,10 @@ def _now(job: Job, now: float) -> str:
 
 
 def time_line(phases: Sequence[Phase], width: int) -> Text:
-    """A bar as long as the job, a piece a phase by how long it took; the stop is solid.
+    """Draw a bar in which each phase has a piece proportional to its duration; stopped phases are
+    solid.
 
-    Below it are the first letters of the phases where there is room for their names.
+    Below it are the names of the phases, cut to the room that they have.
     """
     whole = sum(phase.seconds for phase in phases) or 1.0
     width = max(width, len(phases))
@@ -166,7 +167,7 @@ def time_line(phases: Sequence[Phase], width: int) -> Text:
 
 
 def _phases(job: Job, width: int) -> Text:
-    """A line a phase; where there is no room for all, without its rate."""
+    """Format one line per phase; a narrow page omits the rates."""
     whole = sum(phase.seconds for phase in job.phases) or 1.0
     wide = width >= _WIDE
     rates, here = (f"{'RATE':>13}", " ◀ now") if wide else ("", " ◀")

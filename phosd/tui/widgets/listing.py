@@ -1,4 +1,4 @@
-"""A table with a line to filter it by."""
+"""Show a table with a filter line."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar
@@ -17,7 +17,9 @@ UNKNOWN = "nothing is known yet: phosd has not answered"
 
 
 class _Words(Input):
-    """The filter of a listing. Its keys come first, so that none that follows is lost to it."""
+    """The filter input of a listing. Its bindings have priority, so that no later key is lost to
+    it.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "keep", "Keep", priority=True),
@@ -37,7 +39,7 @@ class _Words(Input):
 
 
 class Listing(Vertical, Generic[_T]):
-    """A :class:`RecordTable`, how many rows it has, and the filter, which appears when wanted."""
+    """A :class:`RecordTable` with its number of rows, and a filter that appears on demand."""
 
     DEFAULT_CSS = """
     Listing { height: 1fr; }
@@ -49,7 +51,7 @@ class Listing(Vertical, Generic[_T]):
     """
 
     def __init__(self, table: RecordTable[_T], nothing: str, **kwargs: Any) -> None:
-        """``nothing`` is said when there is no record at all."""
+        """Show ``nothing`` as long as there is no record at all."""
         super().__init__(**kwargs)
         self.table = table
         self._nothing = nothing
@@ -68,18 +70,18 @@ class Listing(Vertical, Generic[_T]):
         self._count()
 
     def say(self, nothing: str) -> None:
-        """What to say from now on when there is no record."""
+        """Change the text that is shown when there is no record."""
         self._nothing = nothing
         self._count()
 
     def show_records(self, records: Mapping[str, _T]) -> None:
-        """Show these from now on."""
+        """Replace the records."""
         self._all = len(records)
         self.table.show_records(records)
         self._count()
 
     def open_filter(self) -> None:
-        """Let the user type one, from the next key on."""
+        """Open the filter input; the next key goes to it."""
         self._show_filter(True)
         self.screen.set_focus(self.query_one(_Words))
 
@@ -90,7 +92,7 @@ class Listing(Vertical, Generic[_T]):
         self._count()
 
     def close_filter(self) -> None:
-        """The next key is for the table; the filter stays in sight as long as it says something."""
+        """Return the focus to the table; the filter stays visible unless it is empty."""
         words = self.query_one(_Words)
         self.table.set_filter(words.value)
         self._count()
@@ -116,7 +118,7 @@ class Listing(Vertical, Generic[_T]):
             self.query_one(".listing--count", Static).update(text, layout=False)
 
     def key_escape(self) -> None:
-        """All rows again, no marks."""
+        """Clear the filter and all marks."""
         self.query_one(_Words).value = ""
         self.close_filter()
         self.table.action_unmark()

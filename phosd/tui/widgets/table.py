@@ -1,7 +1,7 @@
-"""A table of records that stays quick with thousands of rows.
+"""Draw a table of records that stays fast with thousands of rows.
 
-Only the lines on the screen are ever drawn; order and filter are lists of keys. (Textual's own
-DataTable measures every cell of every row that is added, and is filled anew for each filter.)
+Only visible lines are ever drawn; order and filter are lists of keys. (Textual's own DataTable
+measures every cell of every added row, and must be refilled for each filter.)
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -26,17 +26,17 @@ Cell = str | tuple[str, str]
 """A text, or a text and its tone: ``dim``, ``good``, ``warn``, ``bad``, ``stop`` or ``accent``."""
 TONES = ("dim", "good", "warn", "bad", "stop", "accent")
 _REACTION = 0.5
-"""Seconds in which nobody acts on what is new: a key that comes so soon means what was there."""
+"""Reaction time in seconds: a key pressed sooner after a change was meant for the old state."""
 _LEAST_LAST = 20
-"""Cells that the last column must have before another one leaves."""
+"""Least cells of the last column; below that, another column is left out."""
 
 
 @dataclass(frozen=True)
 class Column(Generic[_T]):
-    """A column of ``width`` cells; the last one of a table takes what is left.
+    """A column of ``width`` cells; the last column of a table takes the remaining width.
 
-    ``order`` gives what to sort by. Where there is no room, the column with the highest ``rank``
-    leaves first; one of rank 0 stays.
+    ``order`` returns the sort key of a record. On a narrow screen the column with the highest
+    ``rank`` is left out first; rank 0 always stays.
     """
 
     title: str
@@ -48,7 +48,9 @@ class Column(Generic[_T]):
 
 
 class RecordTable(ScrollView, Generic[_T], can_focus=True):
-    """Shows records by key. Cursor and marks stay with their records when the order changes."""
+    """A table of records by key. Cursor and marks stay with their records when the order
+    changes.
+    """
 
     BINDINGS = bindings(TABLE, MOVE)
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -81,10 +83,10 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
     cursor: reactive[int] = reactive(0, repaint=False)
 
     class Moved(Message):
-        """The cursor is on another record, or on none any more."""
+        """The cursor has moved to another record, or to none."""
 
     class Chosen(Message):
-        """A double click on the record under the cursor: what enter does."""
+        """The record under the cursor was double-clicked: the same as enter."""
 
     def __init__(
         self,
@@ -103,29 +105,29 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
         self._under = ""
         self.marks: set[str] = set()
         self.chosen_since = 0.0
-        """From when on keys mean what is chosen, on the clock of messages."""
+        """Time from which keys act on the selection, on the clock of `time.monotonic`."""
         self.open_filter: Callable[[], None] = lambda: None
-        """Lets the user type a filter; set by who has the line for it."""
+        """Opens the filter; set by the owner of the filter line."""
         self.sort = sort
         self.descending = descending
 
     # Records
 
     def show_records(self, records: Mapping[str, _T]) -> None:
-        """Show these from now on.
+        """Replace the records.
 
-        An empty list takes no mark away, nor the cursor from its record: a phosd that has just
-        begun lists nothing until it has looked.
+        An empty update keeps the marks and the cursor's record: a phosd that has just started lists
+        nothing before its first scan.
         """
         before = self.marks or {self._under}
         emptied = bool(self._records) and not records
-        self._records = dict(records)  # those of the node change before the next drawing
+        self._records = dict(records)  # a copy: the node's dict changes before the next drawing
         if records:
             self.marks &= records.keys()
         self._arrange()
         if emptied:
             self.post_message(self.Moved())
-        if not (self.marks or {self._under}) <= before:  # other than what the user chose
+        if not (self.marks or {self._under}) <= before:  # not what the user selected
             self.chosen_since = monotonic() + (_REACTION if before != {""} else 0.0)
 
     @property
@@ -135,22 +137,22 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
 
     @property
     def chosen(self) -> list[_T]:
-        """The marked records in the order of the table; without any, the one under the cursor."""
+        """The marked records in table order; without marks, the one under the cursor."""
         marked = [self._records[key] for key in self._keys if key in self.marks]
         return marked or [record for record in [self.current] if record is not None]
 
     @property
     def shown(self) -> int:
-        """How many rows there are."""
+        """Number of rows after filtering."""
         return len(self._keys)
 
     def set_filter(self, text: str) -> None:
-        """Show only the records in whose cells all these words occur."""
+        """Show only records whose cells contain all these words."""
         self._words = text.casefold().split()
         self._arrange()
 
     def move_to(self, key: str) -> None:
-        """Put the cursor on a record, if it is shown."""
+        """Move the cursor to a record, if it is shown."""
         if key in self._keys:
             self._under = key
             self._follow()
@@ -159,7 +161,7 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
         order = self._columns[self.sort].order
         records = self._records
         keys = [key for key in records if self._matches(key)] if self._words else list(records)
-        keys.sort()  # equals stay in one order
+        keys.sort()  # for a stable order of equals
         keys.sort(key=lambda key: order(records[key]), reverse=self.descending)
         self._keys = keys
         self._texts = {key: text for key, text in self._texts.items() if key in records}
@@ -181,7 +183,7 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
     # The cursor
 
     def _follow(self, *, scroll: bool = True) -> None:
-        """After a change of the order: the cursor goes with its record, or stays where it was."""
+        """Keep the cursor on its record after a change of order, or else at its row."""
         if not self._records:
             return
         before = self._under
@@ -271,7 +273,7 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
         self.call_after_refresh(self._scroll_to_cursor)
 
     def _layout(self, width: int) -> list[tuple[int, int]]:
-        """The columns that there is room for: number and width."""
+        """Return number and width of the columns that fit."""
         kept = list(range(len(self._columns)))
         last = kept[-1]
 

@@ -1,4 +1,4 @@
-"""A node that a test leads by the hand: what phosd would tell, and what was asked of it."""
+"""Provide a fake node: a test decides what phosd reports, and sees which calls were made."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,15 +10,15 @@ from phosd.tui.node import Contact, Node, Update
 from phosd.tui.records import Gpu, Image, Job, Manager, Phase, Process, Record
 
 NOW = 1_800_000_000.0
-"""The clock of these nodes, in seconds since the epoch."""
+"""The clock of fake nodes, in seconds since the epoch."""
 FEATURES = ("checkpoint", "restore", "verify", "queue", "periodic")
 GPU_PATH = f"{ROOT}/gpu/GPU_2d1"
 
 
 class FakeLink:
-    """Keeps what was asked; ``answers`` by member are values, or errors that are raised.
+    """A fake link that records calls; ``answers`` by member are values, or errors to raise.
 
-    A member in ``slow`` is not answered before :meth:`answer`.
+    A member in ``slow`` is not answered before its event is set.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class FakeLink:
 
 
 def fake_node(*records: Record, features: tuple[str, ...] = FEATURES) -> tuple[Node, FakeLink]:
-    """A node with these records, which phosd 0.1.0 has told, and its link."""
+    """Return a node that has received these records from phosd 0.1.0, and its link."""
     link = FakeLink()
     node = Node(link, now=lambda: NOW)
     manager = Manager(ROOT, version="0.1.0", features=frozenset(features))

@@ -1,4 +1,4 @@
-"""The application, driven by a test."""
+"""Drive the application from a test."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -22,7 +22,7 @@ def run(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
 
 
 async def through(pilot: Pilot[None]) -> None:
-    """Wait until all keys have done what they do, or have ended the application."""
+    """Wait until all keys have been handled, or have ended the application."""
     assert isinstance(pilot.app, PhosApp)
     await pilot.pause()
     async with asyncio.timeout(PATIENCE):
@@ -31,7 +31,7 @@ async def through(pilot: Pilot[None]) -> None:
 
 
 class Hands(Pilot[None]):
-    """Presses a key when the one before has done all that it does, as somebody does who looks."""
+    """A pilot that presses each key only when the one before has been handled, as a user would."""
 
     async def press(self, *keys: str) -> None:
         for key in keys:
@@ -43,7 +43,7 @@ class Hands(Pilot[None]):
 async def opened(
     node: Node, size: tuple[int, int] = SMALL, **options: bool
 ) -> AsyncIterator[Pilot[None]]:
-    """phos-tui on a terminal of this size."""
+    """Run phos-tui on a terminal of this size."""
     app = PhosApp(node, **options)
     app.animation_level = "none"
     async with app.run_test(size=size, notifications=True) as pilot:
@@ -52,7 +52,7 @@ async def opened(
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], object], what: str) -> None:
-    """Wait for a condition; fails the test, naming ``what``, when it does not come true."""
+    """Wait for a condition; fail the test, naming ``what``, on a timeout."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + PATIENCE
     while not condition():
@@ -62,7 +62,7 @@ async def until(pilot: Pilot[None], condition: Callable[[], object], what: str) 
 
 
 async def until_shown(pilot: Pilot[None], *words: str) -> None:
-    """Wait until all these are on the screen."""
+    """Wait until all these words are on the screen."""
     await until(pilot, lambda: all(word in text(pilot) for word in words), f"{words} to be shown")
 
 

@@ -1,7 +1,7 @@
-"""What a screen looks like, kept as text: the characters, then the runs of each style.
+"""Compare screens with snapshots in text form: the characters, then the runs of each style.
 
-With ``PHOS_WRITE_SNAPSHOTS=1`` the files are written instead of compared. What differs is left as
-an SVG picture in ``build/snapshots``.
+With ``PHOS_WRITE_SNAPSHOTS=1`` the files are written instead of compared. A screen that differs is
+saved as an SVG picture in ``build/snapshots``.
 """
 
 import itertools
@@ -17,7 +17,7 @@ _TRIES = 100
 
 
 async def compare(pilot: Pilot[None], name: str) -> None:
-    """The screen, as soon as it changes no more, is the snapshot of this name."""
+    """Check that the screen, once it no longer changes, equals the snapshot of this name."""
     found = await settled(pilot)
     path = FOLDER / f"{name}.txt"
     if os.environ.get("PHOS_WRITE_SNAPSHOTS"):
@@ -32,7 +32,7 @@ async def compare(pilot: Pilot[None], name: str) -> None:
 
 
 async def compare_all(pilot: Pilot[None], name: str) -> None:
-    """The screen, small and large, dark and light."""
+    """Compare the screen small and large, dark and light."""
     for width, height in ((80, 24), (160, 48)):
         await pilot.resize_terminal(width, height)
         for shade in ("dark", "light"):
@@ -41,7 +41,7 @@ async def compare_all(pilot: Pilot[None], name: str) -> None:
 
 
 async def settled(pilot: Pilot[None]) -> str:
-    """The screen as text, after it has been the same twice."""
+    """Return the screen as text once two reads in a row agree."""
     before = ""
     for _ in range(_TRIES):
         await pilot.pause()
@@ -54,13 +54,13 @@ async def settled(pilot: Pilot[None]) -> str:
 
 
 def text(pilot: Pilot[None]) -> str:
-    """The characters on the screen."""
+    """Return the characters on the screen."""
     lines = pilot.app.screen._compositor.render_strips()
     return "\n".join(line.text.rstrip() for line in lines) + "\n"
 
 
 def describe(pilot: Pilot[None]) -> str:
-    """The characters, then for each line its runs of styles by letter, then what they stand for."""
+    """Return the characters, then the runs of styles of each line as letters, then a legend."""
     letters: dict[str, str] = {}
     runs = []
     for line in pilot.app.screen._compositor.render_strips():
@@ -80,7 +80,7 @@ def _letter(number: int) -> str:
 
 
 def _look(style: Style | None) -> str:
-    """Colours and attributes, without what a terminal does not show."""
+    """Describe colours and attributes, omitting those that terminals do not show."""
     if style is None:
         return "plain"
     names = ("bold", "dim", "italic", "underline", "reverse", "strike")
