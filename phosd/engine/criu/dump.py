@@ -68,7 +68,7 @@ class TreeDump:
 TO_DUMP = (Capability.CHECKPOINT_RESTORE,)
 """The capabilities that CRIU needs to dump a user's program."""
 TO_TRACE = (Capability.SYS_PTRACE,)
-"""What it also needs if Yama allows users to trace only their own children."""
+"""A capability that it also needs if Yama allows users to trace only their own children."""
 _YAMA = procfs.PROC / "sys/kernel/yama/ptrace_scope"
 
 

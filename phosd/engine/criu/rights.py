@@ -1,7 +1,7 @@
 """Compare the credentials in CRIU's images with those that the kernel reports.
 
 CRIU reads a program's credentials with code that it puts into the program's own memory. The
-program's user can change that code while it runs, and so what it reads. An image with other
+program's user can change that code while it runs, and so its answer. An image with other
 credentials than the kernel's would give its owner more rights at a restore.
 """
 

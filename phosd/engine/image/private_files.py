@@ -72,7 +72,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 @contextmanager
 def space_errors(what: str) -> Iterator[None]:
-    """Turn a full disk or quota inside into :class:`OutOfSpace` about ``what`` was written."""
+    """Turn a full disk or quota inside into :class:`OutOfSpace`; ``what`` names the file."""
     try:
         yield
     except OSError as error:

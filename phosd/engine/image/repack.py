@@ -1,4 +1,4 @@
-"""Rewrite packs of which less than half is still needed, without the rest.
+"""Rewrite packs that are less than half needed, without the unneeded chunks.
 
 No chunk is ever missing: the new pack is on the disk before a manifest names it, each manifest is
 replaced by a rename, and the old pack is removed when no manifest names it. A crash between two
@@ -43,7 +43,7 @@ class _Wasteful:
 
 
 def compact(store: "Store", go_on: Callable[[], bool]) -> int:
-    """Rewrite packs of which less than half is needed. Returns the number of bytes freed.
+    """Rewrite packs that are less than half needed. Returns the number of bytes freed.
 
     The store is locked for one pack at a time; ``go_on`` is called before each. Packs that a job
     reads or writes are skipped. Nothing is rewritten while a manifest is damaged, since it is

@@ -1,4 +1,4 @@
-"""Share what both ways of saving beside a running program need: memory limits and waiting."""
+"""Find spare device memory for a copy beside a running program, and wait for the copy."""
 
 from collections.abc import Callable, Sequence
 from concurrent import futures

@@ -62,7 +62,7 @@ def find(name: str, gpus: Sequence[GpuInfo]) -> int:
 
 
 def whole(moves: Mapping[int, int], count: int) -> list[int]:
-    """Return the GPU that replaces each GPU of the node, which is what the driver wants to be told.
+    """Return the GPU that replaces each GPU of the node, as the driver's restore expects it.
 
     GPUs that ``moves`` does not name stay, or take the places that are left.
     """

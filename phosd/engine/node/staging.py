@@ -16,7 +16,7 @@ _STAGING = "phosd-"
 
 
 class Staging:
-    """Folders in memory of at most ``limit`` bytes each (None: what is free)."""
+    """Folders in memory of at most ``limit`` bytes each (None: all that is free)."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
@@ -43,7 +43,7 @@ class Staging:
                 os.close(lock)
 
     def sweep(self) -> None:
-        """Remove the folders left by engines that were killed: nobody holds their locks.
+        """Remove the folders left by engines that were killed: their locks are free.
 
         Their parent folder is writable for everyone, so only folders of our own user are removed.
         """

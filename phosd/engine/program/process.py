@@ -1,4 +1,4 @@
-"""Find the GPU processes of this node, and what can be done with each."""
+"""Find the GPU processes of this node, and whether each can be parked or moved."""
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -339,7 +339,7 @@ class Mover:
         self._aside.ask(wire.Reserve(byte_count, list(processes)), wire.Done)
 
     def unreserve(self, processes: Iterable[ProcessId] = ()) -> None:
-        """Release what :meth:`reserve` reserved."""
+        """Release the memory that :meth:`reserve` reserved for these processes."""
         self._aside.ask(wire.Reserve(0, list(processes)), wire.Done)
 
     def guard(self, blocks: Iterable[tuple[ProcessId, int, int]]) -> None:

@@ -45,7 +45,7 @@ class Guard(Message, frozen=True):
 
 
 class Unguard(Message, frozen=True):
-    """Stop guarding blocks of these processes, of which nothing is parked any more."""
+    """Stop guarding blocks of these processes, which have their memory again."""
 
     processes: list[ProcessId]
 

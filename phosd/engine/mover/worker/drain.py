@@ -25,7 +25,7 @@ _STAGING = 12
 """Most batches in flight to staging slots: the program waits for claimed chunks until they arrive.
 
 Beside a busy program they arrive together when the mover gets the GPU, after 1.7 ms (H200), in
-which the bus moves five. With half as many a drain took a tenth longer.
+which the bus moves five. With half of these a drain took a tenth longer.
 """
 _PAUSE_SECONDS = 0.0005
 _GIVE_UP = 3

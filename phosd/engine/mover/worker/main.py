@@ -187,7 +187,7 @@ class MoverDaemon:
             thread.start()
         for thread in threads:
             thread.join()
-        if not all(usable):  # the engine lives, and holds what is parked, too
+        if not all(usable):  # guarded memory is safe: the engine lives, and holds it, too
             self._end(1)
             return
         gpu.attach()

@@ -1,4 +1,4 @@
-"""Share what copying out and in need: threads, cancellation, streams, 2D copies."""
+"""Provide threads, cancellation, streams and 2D copies for copies out and in."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Transfer:
-    """What moves the bytes of requests.
+    """The GPU, ring and pinned packs that move the bytes of requests.
 
     ``cancelled`` returns whether the engine has cancelled the running request; ``report`` is called
     with the bytes done.
