@@ -1,1 +1,1 @@
-"""The engine: every operation on a GPU process, usable without the daemon."""
+"""Implement every operation on a GPU process, usable without the daemon."""

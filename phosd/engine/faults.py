@@ -1,11 +1,11 @@
-"""Fault points: places where a test makes something go wrong.
+"""Let tests make something go wrong at fault points.
 
 ``PHOS_FAULT=<point>[:n][:kind]`` arms one point: at its n-th visit (the first by default) the kind
 happens: ``raise`` (the default) an internal error, ``kill`` SIGKILL to the process, ``enospc`` a
 full disk, ``short`` a transfer that moves less than asked, ``hang`` a wait without end. Several
-points are separated by commas. Without the variable a point costs one look at an empty table.
+points are separated by commas. Without the variable a point costs one lookup in an empty table.
 
-The points ``hook-...`` lie in the hook, which reads the variable of the program that it is in;
+The points ``hook-...`` are in the hook, which reads the variable of the program that it is in;
 ``phosd/hook/base/faults.h`` says what the kinds do there.
 """
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class Point(enum.StrEnum):
-    """Every fault point, named after the step it stands before."""
+    """All fault points, each named after the step that it stands before."""
 
     PACK_CREATE = "pack-create"
     PACK_SYNC = "pack-sync"
@@ -100,7 +100,7 @@ class Kind(enum.StrEnum):
 
 
 def parse(text: str) -> dict[str, tuple[int, Kind]]:
-    """The armed points of ``PHOS_FAULT``: name -> (visit, kind)."""
+    """Parse ``PHOS_FAULT``. Returns the armed points: name -> (visit, kind)."""
     armed: dict[str, tuple[int, Kind]] = {}
     for entry in filter(None, text.split(",")):
         name, *rest = entry.split(":")
@@ -121,7 +121,7 @@ _lock = threading.Lock()
 
 
 def point(where: Point) -> bool:
-    """Visit a fault point. True means: move less than asked, if this step moves bytes."""
+    """Visit a fault point. Returns True if the step must move fewer bytes than asked."""
     if where not in _armed:
         return False
     visit, kind = _armed[where]

@@ -1,1 +1,1 @@
-"""The memory that hook and mover share during copy-on-write: a word a chunk."""
+"""Share the state of chunks between hook and mover during copy-on-write, one word per chunk."""

@@ -1,10 +1,9 @@
-"""The chunk map: memory shared by a process's hook, the movers and the engine while chunks are
-saved.
+"""Share a chunk map between a process's hook, the movers and the engine while chunks are saved.
 
-``phosd/hook/protocol/chunk_map.h`` is its layout and says what the states mean. The engine makes
-one for each process (:meth:`ChunkMap.create`), gives its descriptor to the hook and to the movers,
-and keeps it to learn of freed memory. What is read here was written by the program, or could have
-been: it is good for choices and statistics, never for deciding what an image holds.
+``phosd/hook/protocol/chunk_map.h`` defines the layout and the states. The engine creates one for
+each process (:meth:`ChunkMap.create`), gives its descriptor to the hook and to the movers, and
+keeps it to learn which memory is freed. The program can write everything that is read here: it may
+decide what is copied when, and serve for statistics, but never decide what an image holds.
 """
 
 import ctypes
@@ -22,7 +21,7 @@ from phosd.engine.system import native
 from phosd.errors import Internal
 
 FREED_RING = 1024
-"""Freed blocks that a chunk map can hold before somebody takes them."""
+"""Freed blocks that a chunk map can hold until the engine reads them."""
 
 _BLOCK = struct.Struct("<QII")
 _SLAB = struct.Struct("<iIII")
@@ -31,7 +30,7 @@ _FNV_OFFSET, _FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
 
 
 class Phase(enum.IntEnum):
-    """What a chunk map is for at the moment."""
+    """What a chunk map is used for at the moment."""
 
     ARMED = 0
     WATCHED = 1
@@ -50,11 +49,11 @@ class ChunkState(enum.IntEnum):
 
 @dataclass(frozen=True)
 class KernelRow:
-    """What is known of a kernel: ``name`` as ``cuFuncGetName`` gives it.
+    """What is known of a kernel: ``name`` as returned by ``cuFuncGetName``.
 
-    ``module`` is the hash of its module's image, 0 for any. A ``suspect`` is taken to write
-    everything. ``written``, if known, has bit n set when the kernel writes through the aligned 8
-    bytes at 8 n of its parameters, and says that it writes nowhere else.
+    ``module`` is the hash of its module's image, 0 for any. A ``suspect`` is predicted to write all
+    memory. ``written``, if known, has bit n set if the kernel writes through the aligned 8 bytes at
+    8 n of its parameters, and means that it writes nowhere else.
     """
 
     name: str
@@ -79,13 +78,13 @@ class KernelRow:
 
 @dataclass(frozen=True)
 class ChunkMapStatistics:
-    """What the hook has counted in a chunk map.
+    """The hook's counters in a chunk map.
 
-    ``submissions`` were looked at in ``looked_ns``, waits excluded; ``conservative`` of them were
-    taken to write everything. ``shadowed_chunks`` were copied into slots. Threads of the program
-    waited ``waits`` times for a chunk, ``waited_ns`` altogether. ``touches`` is the last number
-    given to a written chunk. Half the submissions were looked at within ``look_median_ns``, give or
-    take 6%.
+    The writes of ``submissions`` were predicted in ``looked_ns``, waits excluded; ``conservative``
+    of them were predicted to write all memory. ``shadowed_chunks`` were copied into slots. Threads
+    of the program waited ``waits`` times for a chunk, ``waited_ns`` in total. ``touches`` is the
+    last number given to a written chunk. Half the predictions took at most ``look_median_ns``, give
+    or take 6%.
     """
 
     submissions: int
@@ -99,7 +98,7 @@ class ChunkMapStatistics:
 
 
 class ChunkMap:
-    """Map the memory with a word for each chunk. ``fd`` stays open until :meth:`close`."""
+    """Shared memory with a word for each chunk. ``fd`` stays open until :meth:`close`."""
 
     def __init__(self, view: int, fd: int, blocks: dict[int, tuple[int, int]]) -> None:
         self._view = view
@@ -114,10 +113,10 @@ class ChunkMap:
         slabs: Sequence[tuple[int, int]],
         kernels: Sequence[KernelRow] = (),
     ) -> Self:
-        """A new chunk map, phase armed, every chunk pending.
+        """Create a chunk map in phase armed, with every chunk pending.
 
-        ``blocks``: (block id, number of chunks), by id; ``slabs``: (the process's ordinal of the
-        device, number of slots), in which order their slots are counted.
+        ``blocks``: (block id, number of chunks), ordered by id; ``slabs``: (the process's ordinal
+        of the device, number of slots), in the order in which their slots are counted.
         """
         places: dict[int, tuple[int, int]] = {}
         first = 0
@@ -139,11 +138,11 @@ class ChunkMap:
         return cls(view, fd.value, places)
 
     def first_chunk(self, block_id: int) -> int:
-        """The number of a block's first chunk; the others follow it."""
+        """Return the number of a block's first chunk; the others follow it."""
         return self._blocks[block_id][0]
 
     def mark_saved(self, chunks: Iterable[int]) -> None:
-        """Mark chunks that need no saving, by number, before the chunk map is given to anybody."""
+        """Mark chunks that need no saving, by number, before the chunk map is shared."""
         numbers = array("I", chunks)
         end = sum(self._blocks[max(self._blocks)]) if self._blocks else 0
         if numbers and max(numbers) >= end:
@@ -151,57 +150,65 @@ class ChunkMap:
         library().phos_board_mark_saved(self._view, numbers.tobytes(), len(numbers))
 
     def touched(self, block_id: int) -> Sequence[int]:
-        """For each chunk of a block when it was first written, as a running number; 0: not."""
+        """Return when each chunk of a block was first written, as a running number; 0: never."""
         return self._read(block_id)[1]
 
     def states(self, block_id: int) -> Sequence[int]:
-        """The words of a block's chunks: :class:`ChunkState` in the low three bits."""
+        """Return the words of a block's chunks: :class:`ChunkState` in the low three bits."""
         return self._read(block_id)[0]
 
     def statistics(self) -> ChunkMapStatistics:
-        """What the hook has counted so far."""
+        """Return the hook's counters so far."""
         numbers = (ctypes.c_uint64 * 8)()
         library().phos_board_statistics(self._view, numbers)
         return ChunkMapStatistics(*numbers)
 
     @property
     def phase(self) -> Phase | None:
-        """The phase; None when the program has put something else there."""
+        """The phase; None if the program has overwritten it."""
         value = library().phos_board_phase(self._view)
         return Phase(value) if value in iter(Phase) else None
 
     def watch(self) -> None:
-        """All chunks are saved; from now on the chunk map tells what is freed."""
+        """Note that all chunks are saved; the chunk map then only reports what is freed."""
         library().phos_board_set_phase(self._view, Phase.WATCHED)
 
     def abort(self) -> None:
-        """The job is over and all memory let go of: nobody waits for a chunk any more."""
+        """End the job's use, with all memory released: no thread waits for a chunk any more."""
         library().phos_board_answer(self._view)
         library().phos_board_set_phase(self._view, Phase.ABORTED)
 
     def hold(self, device: int, byte_count: int) -> None:
-        """So much memory of a device (the process's ordinal) will be given back, in time or when
-        the program cannot wait (:attr:`is_starving`). For a chunk map that is only watched.
+        """Announce how much memory of a device (the process's ordinal) the job holds and will free.
+
+        The job frees it step by step, or at once if the program cannot wait (:attr:`is_starving`).
+        For a chunk map that is only watched.
         """
         library().phos_board_hold(self._view, device, byte_count)
 
     @property
     def is_starving(self) -> bool:
-        """Whether the program needs all memory of a device that it was told of, at once."""
+        """Whether the program needs all the announced memory of a device at once."""
         return bool(library().phos_board_is_starving(self._view))
 
     def freed(self) -> list[int] | None:
-        """The ids of blocks freed since the last call; None when some were lost: list them anew."""
+        """Return the ids of blocks freed since the last call; None if some were lost: list them
+        again.
+        """
         ids = (ctypes.c_uint64 * FREED_RING)()
         count = library().phos_board_freed(self._view, ids)
         return None if count < 0 else ids[:count]
 
     def taken(self) -> None:
-        """The memory of all that :meth:`freed` has given is let go of: allocations go on."""
+        """Tell the hook that all blocks which :meth:`freed` returned are released: allocations go
+        on.
+        """
         library().phos_board_freed_taken(self._view)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the hook posts something, at most so long. Whether it did since last time."""
+        """Wait for a post of the hook, at most ``seconds``. Returns whether it posted since the
+        last call.
+        """
         library().phos_board_wait(self._view, self._posted, seconds)
         before, self._posted = self._posted, library().phos_board_posted(self._view)
         return before != self._posted
@@ -228,7 +235,7 @@ class ChunkMap:
 
 
 class ChunkMapView:
-    """Map the chunk map of another process by its descriptor, which stays the caller's."""
+    """A mapping of another process's chunk map by its descriptor, which the caller keeps."""
 
     def __init__(self, fd: int) -> None:
         self.handle: int = library().phos_board_open(fd) or 0
@@ -236,13 +243,13 @@ class ChunkMapView:
             raise _failed("opening a chunk map")
 
     def close(self) -> None:
-        """Unmap it."""
+        """Unmap the chunk map."""
         library().phos_board_close(self.handle)
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The native library of chunk maps and plans, its functions declared."""
+    """Load the native library of chunk maps and plans, and declare its functions."""
     found = ctypes.CDLL(str(native.board_library()), use_errno=True)
     pointer, number, text = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_char_p
     tables = (text, number) * 3
@@ -270,7 +277,7 @@ def library() -> ctypes.CDLL:
 
 def _failed(what: str) -> Internal:
     code = ctypes.get_errno()
-    strange = code in (errno.EBADMSG, errno.EINVAL)  # no seals, or not laid out as a chunk map
+    strange = code in (errno.EBADMSG, errno.EINVAL)  # no seals, or not the layout of a chunk map
     hint = "it is not a chunk map of this version; run `make build`"
     return Internal(
         f"{what} failed ({os.strerror(code)})",

@@ -1,9 +1,9 @@
-"""Answer CRIU at points of its run, through its action script.
+"""Answer CRIU at certain points of its run, through its action script.
 
-CRIU runs the script at certain points and waits for it. It tells us through a fifo where CRIU is,
-and waits for a file with our answer: ``ok``, and CRIU goes on; anything else makes it give up, and
-the tree goes on as well. The file stays, so that no answer can get lost on its way; a second fifo
-only wakes the script, which looks every second without it.
+CRIU runs the script at these points and waits for it. The script reports the point through a fifo,
+and waits for a file with our answer: at ``ok`` CRIU continues; at anything else it gives up and
+releases the tree. The answer stays in the file, so that it cannot get lost; a second fifo only
+wakes the script, which otherwise checks every second.
 """
 
 import contextlib
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Self
 
 STARTED = "pre-dump"
-"""CRIU is ready and has not looked at the tree."""
+"""CRIU is ready and has not touched the tree."""
 FROZEN = "post-dump"
-"""Everything is dumped and the tree still stands still."""
+"""Everything is dumped, and the tree is still frozen."""
 
 _SCRIPT = """#!/bin/sh
 case "$CRTOOLS_SCRIPT_ACTION" in pre-dump) looks=86400 ;; post-dump) looks=60 ;; *) exit 0 ;; esac
@@ -35,14 +35,14 @@ _FIFOS = ("reached", "wake")
 
 
 class ActionScript:
-    """Wait for CRIU at its start, and call an action once when the tree is frozen.
+    """Wait until CRIU has started, and call an action once when the tree is frozen.
 
-    ``work`` is CRIU's working folder, and ``reader`` the user whom the script runs as. What the
-    action raises is kept in ``error``, and CRIU gives up.
+    ``work`` is CRIU's working folder, and ``reader`` the user that the script runs as. An exception
+    of the action is kept in ``error``, and CRIU gives up.
     """
 
     WORDS = ("--action-script", "./meet.sh")
-    """For CRIU's command line; it runs the script in its working folder."""
+    """CRIU's option for the script, which runs in CRIU's working folder."""
 
     def __init__(self, work: Path, reader: int, when_frozen: Callable[[], object]) -> None:
         self._when_frozen = when_frozen
@@ -53,18 +53,19 @@ class ActionScript:
         script = work / "meet.sh"
         script.write_text(_SCRIPT.replace("{pid}", str(os.getpid())))
         script.chmod(0o755)
-        # All are made before the reader's code runs and used by descriptor: the folder is theirs.
+        # Created before the reader's code runs, and used by descriptor, as the reader owns the
+        # folder.
         self._reached, self._wake = (self._fifo(name, reader) for name in _FIFOS)
         self._answers = {where: self._file(where) for where in (STARTED, FROZEN)}
 
     def _fifo(self, name: str, user: int) -> int:
         os.mkfifo(self._work / name, 0o600)
         os.chown(self._work / name, user, -1)
-        # Open at both ends, so that neither side waits for one that was killed meanwhile.
+        # Opened for reading and writing, so that neither side waits for one that was killed.
         return os.open(self._work / name, os.O_RDWR | os.O_NONBLOCK)
 
     def _file(self, where: str) -> int:
-        """An empty file, for an answer that the reader may read."""
+        """Create an empty file for an answer, which the reader may read."""
         descriptor = os.open(self._work / _answer(where), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         os.fchmod(descriptor, 0o644)
         return descriptor
@@ -79,14 +80,14 @@ class ActionScript:
             (self._work / name).unlink(missing_ok=True)
 
     def fileno(self) -> int:
-        """Readable when CRIU waits for us."""
+        """Return a descriptor that is readable when CRIU waits for an answer."""
         return self._reached
 
     def attend(self) -> None:
-        """Take what CRIU has said. When the tree is frozen, do the action and answer."""
+        """Read which point CRIU has reached. If the tree is frozen, run the action and answer."""
         try:
             where = os.read(self._reached, 64).decode(errors="replace").strip()
-        except BlockingIOError:  # it is not there yet
+        except BlockingIOError:  # nothing was written yet
             return
         if where in self.reached or where not in (STARTED, FROZEN):
             return
@@ -97,27 +98,30 @@ class ActionScript:
             if not self.refused:
                 self._when_frozen()
         except Exception as error:
-            # It cannot be raised before CRIU has let the tree go; the caller raises it then.
+            # Not raised before CRIU has released the tree; the caller raises it then.
             self.error = error
         self._say(FROZEN, "failed" if self.refused or self.error else "ok")
 
     def refuse(self) -> None:
-        """Have CRIU give up where it waits, or when it asks next. It cannot be ended earlier:
-        killed while it runs its code in a process, it would leave that process with it.
+        """Have CRIU give up at the point where it waits, or at the next one.
+
+        It must not be killed before: killed while its code runs in a process, it would take the
+        process with it.
         """
         self.refused = True
         self._say(STARTED, "failed")
 
     def let_go_on(self) -> None:
-        """CRIU waits at its start: let it begin."""
+        """Let CRIU, which waits at its start, begin."""
         self._say(STARTED, "ok")
 
     def _say(self, where: str, answer: str) -> None:
         os.pwrite(self._answers[where], f"{answer}\n".encode(), 0)
-        with contextlib.suppress(BlockingIOError):  # it is full of what wakes as well
+        # Full: then there is something to wake the script.
+        with contextlib.suppress(BlockingIOError):
             os.write(self._wake, b"\n")
 
 
 def _answer(where: str) -> str:
-    """The name of the file with our answer."""
+    """Return the name of the file with our answer."""
     return f"{where}.answer"

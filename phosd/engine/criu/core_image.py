@@ -1,4 +1,4 @@
-"""Read ``core-<id>.img`` of CRIU: a thread's rights, and its signal for the end of its parent.
+"""Read a thread's credentials and parent-death signal from CRIU's ``core-<id>.img``.
 
 The file is two magic numbers, then a length and a message in the protobuf wire format. The fields
 are those of ``core_entry.thread_core`` in CRIU's ``core.proto``, and of ``creds.proto``.
@@ -16,23 +16,23 @@ _LIMIT = 1 << 20
 _THREAD_CORE = 5
 _PARENT_DEATH_SIGNAL, _CREDENTIALS, _SECCOMP_MODE = 8, 10, 11
 _IDS = range(1, 9)
-"""User and group by turns: real, effective, saved, and of the file system."""
+"""User and group alternating: real, effective, saved, and file system."""
 _INHERITABLE, _PERMITTED, _EFFECTIVE, _BOUNDING, _AMBIENT = 9, 10, 11, 12, 19
 _SECURE_BITS, _GROUPS, _NO_NEW_PRIVILEGES = 13, 14, 18
 
 _Fields = Mapping[int, Sequence[int | bytes]]
-"""What a message holds, by number: a field may be repeated."""
+"""The values of a message by field number; a field may be repeated."""
 
 
 def parent_death_signal(path: Path) -> int:
-    """The signal's number, or 0. Raises :class:`Internal` if the file is not understood."""
+    """Return the signal's number, or 0. Raises :class:`Internal` for an unknown format."""
     return _last(_thread_core(path), _PARENT_DEATH_SIGNAL)
 
 
 def credentials(path: Path) -> Credentials | None:
-    """What CRIU will give the thread; None for a zombie.
+    """Return the credentials that CRIU will give the thread; None for a zombie.
 
-    Raises :class:`Internal` if the file is not understood.
+    Raises :class:`Internal` for an unknown format.
     """
     core = _thread_core(path)
     if not core:
@@ -90,12 +90,12 @@ def _numbers(fields: _Fields, number: int) -> list[int]:
 
 
 def _last(fields: _Fields, number: int) -> int:
-    """The last counts when a field that stands once is repeated; 0 when it is missing."""
+    """Return the last value of a field (protobuf's rule if a scalar is repeated); 0 if missing."""
     return [0, *_numbers(fields, number)][-1]
 
 
 def _mask(fields: _Fields, number: int) -> int:
-    """A set of capabilities, in words of 32 bits."""
+    """Return a set of capabilities, which is stored in words of 32 bits."""
     return sum(word << 32 * place for place, word in enumerate(_numbers(fields, number)))
 
 

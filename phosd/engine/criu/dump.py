@@ -1,4 +1,4 @@
-"""Dump a process tree with CRIU, and note what a restore needs to know besides."""
+"""Dump a process tree with CRIU, and record what a restore needs besides CRIU's files."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ from phosd.engine.system.privileges import Capability
 from phosd.errors import Busy, Internal, InvalidOption, NoSuchProcess
 
 GHOST_LIMIT = "2G"
-"""Largest unlinked file that goes into an image (data loaders unlink their shared memory)."""
+"""Size limit of unlinked files that go into an image (data loaders unlink their shared memory)."""
 
 _LOOKS = 5
 _START_SECONDS = 30.0
@@ -36,9 +36,10 @@ _START_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class DumpOptions:
-    """``tcp``: ``refuse`` to dump connected TCP sockets, or ``close`` them in the restored tree.
+    """Options of a dump. ``tcp``: ``refuse`` connected TCP sockets, or ``close`` them at the
+    restore.
 
-    ``deadline`` in seconds. ``leave_running=False`` ends the tree when it is dumped.
+    ``deadline`` in seconds. ``leave_running=False`` ends the tree after the dump.
     """
 
     tcp: str = "refuse"
@@ -48,14 +49,16 @@ class DumpOptions:
 
 @dataclass(frozen=True)
 class TreeDump:
-    """A finished dump: ``tree`` as it was frozen, and what it holds."""
+    """A finished dump: ``tree`` as it was when frozen, CRIU's files, and what CRIU does not
+    save.
+    """
 
     tree: ProcessTree
     folder: Path
     details: CpuDetails
 
     def record(self, name: str) -> Tree:
-        """The manifest's entry; ``name`` is the folder's path in the image.
+        """Return the manifest's entry; ``name`` is the folder's path in the image.
 
         Reads every byte of the dump to hash it, so call it when the tree runs again.
         """
@@ -63,9 +66,9 @@ class TreeDump:
 
 
 TO_DUMP = (Capability.CHECKPOINT_RESTORE,)
-"""What CRIU needs to dump a user's program."""
+"""The capabilities that CRIU needs to dump a user's program."""
 TO_TRACE = (Capability.SYS_PTRACE,)
-"""What it needs besides where Yama lets users trace none but their own children."""
+"""A capability that it also needs if Yama allows users to trace only their own children."""
 _YAMA = procfs.PROC / "sys/kernel/yama/ptrace_scope"
 
 
@@ -79,16 +82,17 @@ class _Noted:
 
 
 def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan:
-    """Look whether ``criu`` can dump ``tree``; nothing is stopped. Returns where its output leads.
+    """Check whether ``criu`` can dump ``tree``, without stopping it. Returns where its output
+    leads.
 
-    Raises :class:`Unsupported` naming what cannot be dumped, :class:`NoSuchProcess` when the root
-    has ended.
+    Raises :class:`Unsupported` naming what cannot be dumped, :class:`NoSuchProcess` if the root has
+    ended.
     """
     if tcp not in preflight.TCP_POLICIES:
         choices = ", ".join(preflight.TCP_POLICIES)
         raise InvalidOption(f"there is no tcp policy {tcp!r}", hint=f"use one of {choices}")
     for _ in range(_LOOKS):
-        # What a running program closes while it is looked at has no details to read any more.
+        # A descriptor that the running program closes during the check can no longer be read.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             resources = TreeResources.of(tree)
             preflight.require_dumpable(resources, tcp, criu.namespaces)
@@ -109,10 +113,10 @@ def dump_tree(
     options: DumpOptions,
     cancellation: Cancellation | None = None,
 ) -> TreeDump:
-    """Dump ``tree`` into ``folder`` (which exists, is empty, and lies in a private folder).
+    """Dump ``tree`` into ``folder``, which is empty and inside a private folder.
 
-    The tree goes on afterwards, whatever happens. Raises :class:`Unsupported` for what cannot be
-    dumped, :class:`Internal` when CRIU fails, and :class:`Cancelled`.
+    The tree runs on afterwards, even after an error. Raises :class:`Unsupported` for what cannot be
+    dumped, :class:`Internal` if CRIU fails, and :class:`Cancelled`.
     """
     with Dump(criu, tree, folder, options) as dump:
         dumped = dump.finish(cancellation)
@@ -121,12 +125,12 @@ def dump_tree(
 
 
 class Dump:
-    """The dump of one tree, in three steps: entering the context starts CRIU, which then waits and
-    has not touched the tree; :meth:`finish` freezes and dumps it; and :meth:`settle`, when the tree
-    runs again, waits until CRIU has ended well. Only then is the dump whole.
+    """The dump of one tree, in three steps, since the program may be stopped for the second.
 
-    What takes time before is done by then, since the tree may have to stand still for a dump.
-    ``pages`` is where memory goes while it does; without it CRIU writes all to ``folder``.
+    Entering the context starts CRIU, which then waits and has not touched the tree. :meth:`finish`
+    freezes and dumps the tree. :meth:`settle`, once the tree runs again, waits until CRIU has ended
+    successfully; only then is the dump complete. ``pages`` takes memory pages during the dump;
+    without it CRIU writes everything to ``folder``.
     """
 
     def __init__(
@@ -175,15 +179,17 @@ class Dump:
         return self
 
     def settle(self) -> None:
-        """Wait for CRIU's end; raises :class:`Internal` when it failed after all, and
-        :class:`NotAuthorized` when what it wrote of the program's rights is not true.
+        """Wait for CRIU to end.
+
+        Raises :class:`Internal` if it failed after all, and :class:`NotAuthorized` if it recorded
+        other credentials of the program than the kernel has.
         """
         self._running.wait(self._options.deadline)
-        self._stack.close()  # from here on nobody else can write to the folder
+        self._stack.close()  # from here on only root can write to the folder
         self._noted.rights.require_equal(Rights.in_images(self._folder))
 
     def finish(self, cancellation: Cancellation | None = None) -> TreeDump:
-        """Let CRIU go on until it has let go of the tree. Raises as :func:`dump_tree` does."""
+        """Let CRIU continue until it has released the tree. Raises as :func:`dump_tree` does."""
         if cancellation is not None:
             cancellation.check()
         try:
@@ -222,11 +228,13 @@ class Dump:
         self._stack.__exit__(kind, error, traceback)
 
     def _released(self) -> bool:
-        """Whether CRIU traces no thread of the tree any more."""
+        """Return whether CRIU no longer traces any thread of the tree."""
         return not any(procfs.traced(process.pid) for process in self._noted.tree.living)
 
     def _note(self) -> None:
-        """While the tree is frozen: what CRIU does not save, and that its pages are copied."""
+        """Record what CRIU does not save, while the tree is frozen; wait until its pages are
+        copied.
+        """
         noted = self._noted
         noted.tree = scan(self._tree.root.pid)
         found = TreeResources.of(noted.tree)
@@ -241,26 +249,26 @@ class Dump:
 
 
 def _require_plain(tree: ProcessTree, rights: Rights) -> None:
-    """A user's program must have a user's rights in all its threads."""
+    """Require that all threads of a user's program have only the user's credentials."""
     user = dumping_user(tree)
     if not user.is_root:
         rights.require_plain(user)
 
 
 def _may_trace_its_own() -> bool:
-    """Whether a user's processes may trace each other."""
+    """Return whether a user's processes may trace each other."""
     return not _YAMA.exists() or int(_YAMA.read_text()) == 0
 
 
 def dumping_user(tree: ProcessTree) -> Owner:
-    """Who CRIU runs as: the tree's owner, or root for a tree of several users."""
+    """Return the user that CRIU runs as: the tree's owner, or root for a tree of several users."""
     if tree.privileged:
         return Owner(0, 0, ())
     return Owner(tree.root.uid, tree.root.gid, tree.root.groups)
 
 
 def digests(folder: Path) -> tuple[FileDigest, ...]:
-    """Every file below ``folder`` with its SHA-256."""
+    """Return the digest of every file below ``folder``."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     with ThreadPoolExecutor(max_workers=8) as pool:
         return tuple(pool.map(lambda path: _digest(path, folder), paths))
@@ -284,7 +292,9 @@ def _words(tree: ProcessTree, options: DumpOptions) -> list[str]:
 
 @contextlib.contextmanager
 def _lent(folder: Path, owner: Owner) -> Iterator[None]:
-    """``folder`` belongs to ``owner`` inside, and with all its files to root alone afterwards."""
+    """Give ``folder`` to ``owner`` inside the context, and then, with all its files, to root
+    alone.
+    """
     require_private(folder)
     os.chown(folder, owner.uid, owner.gid)
     try:
@@ -298,7 +308,7 @@ def _lent(folder: Path, owner: Owner) -> Iterator[None]:
 
 
 def require_private(folder: Path) -> None:
-    """Raise :class:`Internal` unless root alone may enter one of the folders above ``folder``."""
+    """Raise :class:`Internal` unless one of the folders above ``folder`` is open to root alone."""
     for parent in folder.resolve().parents:
         status = parent.stat()
         if status.st_uid == 0 and status.st_mode & 0o077 == 0:
@@ -310,7 +320,7 @@ def require_private(folder: Path) -> None:
 
 @contextlib.contextmanager
 def working_folder(folder: Path, owner: Owner) -> Iterator[Path]:
-    """A folder beside ``folder`` for CRIU's log, which ``owner`` may write to."""
+    """Create a folder beside ``folder`` for CRIU's log, which ``owner`` may write to."""
     work = Path(tempfile.mkdtemp(prefix="criu-", dir=folder.parent))
     try:
         os.chown(work, owner.uid, owner.gid)

@@ -1,4 +1,4 @@
-"""CRIU's files of a group: in memory while the program stands still, in the image when it runs."""
+"""Dump the trees of a group with CRIU: into memory during the stop, into the image afterwards."""
 
 import shutil
 from pathlib import Path
@@ -15,10 +15,11 @@ from phosd.engine.program.tree import ProcessTree
 
 
 class CpuParts(Undoing):
-    """One dump a tree. ``staging`` is a folder in memory, or None to write to the disk at once;
-    ``pages`` as many bytes of it as the trees' memory may take.
+    """The CRIU dumps of a group, one per tree.
 
-    :meth:`prepare` may be called while the program runs, :meth:`dump` when it stands still.
+    ``staging`` is a folder in memory, or None to write directly to the disk; ``pages`` is how many
+    bytes of it the trees' memory may take. :meth:`prepare` may be called while the program runs,
+    :meth:`dump` when it is stopped.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class CpuParts(Undoing):
         self._undo = Undo()
 
     def prepare(self, trees: list[ProcessTree]) -> None:
-        """Have CRIU ready for each tree, and memory for its pages."""
+        """Start CRIU for each tree, where it waits, and allocate memory for its pages."""
         for index, tree in enumerate(trees):
             folder = self._base / f"criu-{index}"
             folder.mkdir(mode=0o700)
@@ -54,7 +55,7 @@ class CpuParts(Undoing):
             self._prepared.append(self._undo.enter(dump))
 
     def dump(self, cancellation: Cancellation) -> None:
-        """Freeze each tree, write its state, let it go on."""
+        """Freeze and dump each tree, and let it go."""
         for prepared in self._prepared:
             self._dumps.append(prepared.finish(cancellation))
 
@@ -64,7 +65,7 @@ class CpuParts(Undoing):
         return [dump.tree for dump in self._dumps]
 
     def persist(self) -> tuple[Tree, ...]:
-        """Bring everything to the disk; the manifest's entries."""
+        """Write everything to the disk. Returns the manifest's entries."""
         records = []
         for prepared in self._prepared:
             prepared.settle()
@@ -82,7 +83,7 @@ class CpuParts(Undoing):
 
 
 def _copy_tree(source: Path, target: Path) -> None:
-    """Like :func:`shutil.copytree`, but the first error is raised as it is, and at once."""
+    """Copy a tree like :func:`shutil.copytree`, but raise the first error unchanged and at once."""
     target.mkdir(mode=0o700)
     for entry in source.iterdir():
         if entry.is_dir() and not entry.is_symlink():

@@ -1,7 +1,7 @@
-"""The tree's files at the dump: what a restore must find again, and what must be copied now.
+"""Record the tree's files at the dump, and copy named files in memory.
 
-Run while the tree is frozen. CRIU saves neither the bytes of ordinary files (they stay on disk,
-and may change) nor those of named files in memory (which may be gone, or hold a later state).
+Runs while the tree is frozen. CRIU saves neither the bytes of ordinary files (they stay on disk,
+and may change) nor those of named files in memory (they may vanish, or change).
 """
 
 import hashlib
@@ -16,17 +16,17 @@ from phosd.engine.system.procfs import Descriptor, Mapping
 from phosd.errors import OutOfSpace
 
 HASHED = 64 << 20
-"""Bytes up to which a written file is hashed while the tree stands still (0.05 s)."""
+"""Written files up to this size, in bytes, are hashed while the tree is frozen (0.05 s)."""
 
 NOT_ON_DISK = ("/dev/", "/memfd:", "/anon_hugepage", "/SYSV")
-"""How the paths begin of mapped things that are no files on disk."""
+"""Prefixes of mapped paths that are not files on disk."""
 
 _STEP = 1 << 20
 MEMORY_FOLDER = "memory"
 
 
 def open_files(descriptors: Iterable[Descriptor]) -> tuple[OpenFile, ...]:
-    """The regular files with a name that the tree has open, each once for every way of opening."""
+    """Return the named regular files that the tree has open, once for each file and access mode."""
     found: dict[tuple[int, int, int], OpenFile] = {}
     for descriptor in descriptors:
         file = descriptor.file
@@ -63,7 +63,7 @@ def _content(descriptor: Descriptor) -> str | None:
 
 
 def digest(descriptor: int, size: int) -> str:
-    """SHA-256 of the first ``size`` bytes; empty when there are not so many."""
+    """Return the SHA-256 of the first ``size`` bytes; empty if the file is shorter."""
     sha = hashlib.sha256()
     at = 0
     while at < size and (piece := os.pread(descriptor, min(_STEP, size - at), at)):
@@ -73,7 +73,9 @@ def digest(descriptor: int, size: int) -> str:
 
 
 def mapped_files(mappings: Iterable[Mapping]) -> tuple[MappedFile, ...]:
-    """The named files that the tree maps, but for those that :func:`save_memory_files` copies."""
+    """Return the named files that the tree maps, except those that :func:`save_memory_files`
+    copies.
+    """
     in_memory = procfs.memory_devices()
     paths = {
         mapping.path

@@ -1,7 +1,7 @@
-"""A tree's files at the restore: held against what was recorded, cut, put back, and undone.
+"""Compare a tree's files with their records at a restore; cut, replace and undo.
 
-Run as a process of its own with the owner's ids (``work``): it opens paths that a user named.
-Orders come as one JSON object on standard input, the answer goes out as one on standard output.
+Runs as a process of its own with the owner's ids (``work``), because it opens paths that a user
+named. It reads orders as a JSON object from standard input and writes the answer as one.
 """
 
 import os
@@ -26,18 +26,18 @@ PATIENCE = 600.0
 """Seconds that the file work of a restore may take."""
 
 _OUTPUT = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
-"""The names that ``phos run`` gives."""
+"""The form of the folder names that ``phos run`` creates."""
 
 
 class Policy(StrEnum):
-    """What becomes of a file that was only written, and has grown since the checkpoint."""
+    """The treatment of a file that is only written to and has grown since the checkpoint."""
 
     KEEP = "keep"
     CUT = "cut"
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something done to ``path``. ``beside`` holds what was there: a file's tail, or the file."""
+    """A change of ``path``. ``beside`` holds what was there: a file's tail, or the whole file."""
 
     path: str
     beside: str
@@ -45,8 +45,9 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Folders of output in ``folder`` that were not written to since ``before`` (seconds since the
-    epoch): those to ``remove``, or without any, which there are.
+    """The output folders in ``folder`` that were not written to since ``before`` (epoch seconds).
+
+    ``remove`` names those to remove; if empty, they are only listed.
     """
 
     folder: str
@@ -55,10 +56,10 @@ class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to do. ``sources`` are inherited descriptors of the memory files' saved bytes.
+    """The orders. ``sources`` are inherited descriptors of the memory files' saved bytes.
 
     ``mark`` goes into the names of files kept beside. ``undo`` are changes to undo; ``settle`` are
-    changes that stay, so that replaced memory files may go (cut tails are kept).
+    changes to keep, so that replaced memory files can be removed (cut tails are kept).
     """
 
     uid: int
@@ -77,8 +78,9 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``problems`` are sentences for the user; with any of them, nothing was changed. ``outputs``
-    are the names of folders that were found, or removed.
+    """The answer. ``problems`` are sentences for the user; if there are any, nothing was changed.
+
+    ``outputs`` are the names of the folders found or removed.
     """
 
     problems: tuple[str, ...] = ()
@@ -87,10 +89,7 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def work(orders: Orders) -> Answer:
-    """Have ``orders`` done in a process with the owner's ids.
-
-    Raises :class:`Internal` when that process fails.
-    """
+    """Run ``orders`` in a process with the owner's ids. Raises :class:`Internal` if it fails."""
     done = subprocess.run(
         [sys.executable, "-m", "phosd.engine.criu.file_worker"],
         input=msgspec.json.encode(orders),
@@ -151,7 +150,7 @@ def _perform(orders: Orders) -> Answer:
 
 @contextmanager
 def _opened(path: str, flags: int) -> Iterator[int]:
-    """Open a regular file, never waiting for a fifo that took its place."""
+    """Open a regular file, without waiting if a fifo has replaced it."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -162,7 +161,7 @@ def _opened(path: str, flags: int) -> Iterator[int]:
 
 
 def _examine(file: OpenFile, policy: Policy) -> tuple[str, bool]:
-    """What is wrong with a file (empty: nothing), and whether it must be cut."""
+    """Return what is wrong with a file (empty: nothing), and whether it must be cut."""
     access = os.O_RDONLY if not file.write_only or file.content else os.O_WRONLY
     try:
         with _opened(file.path, access) as descriptor:
@@ -198,7 +197,7 @@ def _compare(
 
 
 def _examine_memory(file: MemoryFile) -> str:
-    """A memory file that exists must be the owner's to replace."""
+    """Check that a memory file, if it exists, is the owner's to replace."""
     try:
         with _opened(file.path, os.O_RDWR):
             return ""
@@ -210,7 +209,7 @@ def _examine_memory(file: MemoryFile) -> str:
 
 
 def _examine_mapped(file: MappedFile) -> str:
-    """A program or library must be there, and not be another one (CRIU compares build-ids)."""
+    """Check that a program or library exists and has its size (CRIU compares build-ids)."""
     try:
         size = Path(file.path).stat().st_size
     except OSError as error:
@@ -244,7 +243,7 @@ def _copy(source: int, offset: int, target: int, count: int) -> None:
 
 
 def _put_back(file: MemoryFile, source: int, mark: str) -> Change:
-    """Put the saved bytes at the path as a new file; the old one is kept beside until the end."""
+    """Put the saved bytes at the path as a new file; keep the old file beside it until the end."""
     fresh, beside = f"{file.path}.phos-new-{mark}", f"{file.path}.phos-old-{mark}"
     target = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -268,7 +267,7 @@ def _undo(change: Change) -> None:
             size = os.fstat(tail).st_size
             os.lseek(file, change.cut_to, os.SEEK_SET)
             _copy(tail, 0, file, size)
-            os.ftruncate(file, change.cut_to + size)  # what the restored program has written since
+            os.ftruncate(file, change.cut_to + size)  # what the restored program wrote meanwhile
         Path(change.beside).unlink()
     elif change.beside:
         Path(change.beside).rename(change.path)
@@ -282,7 +281,7 @@ def _names(folder: int) -> list[str]:
 
 
 def _outputs(wanted: Outputs) -> Iterator[str]:
-    """The old folders, removed if that is wanted."""
+    """Yield the names of the old folders; remove them if ordered."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         runs = os.open(wanted.folder, flags)
@@ -293,7 +292,7 @@ def _outputs(wanted: Outputs) -> Iterator[str]:
             continue
         try:
             folder = os.open(name, flags, dir_fd=runs)
-        except OSError:  # a link, or gone
+        except OSError:  # a link, or it no longer exists
             continue
         try:
             files = _names(folder)
@@ -306,14 +305,14 @@ def _outputs(wanted: Outputs) -> Iterator[str]:
                     os.unlink(file, dir_fd=folder)
                 os.rmdir(name, dir_fd=runs)
             yield name
-        except OSError:  # somebody is at work there: another day
+        except OSError:  # it is in use; a later call may succeed
             continue
         finally:
             os.close(folder)
 
 
 def main() -> None:
-    """Take orders, become the owner, do them."""
+    """Read orders, become the owner, and carry them out."""
     orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
     if orders.uid != 0:
         become(orders.uid, orders.gid, orders.groups)

@@ -1,4 +1,6 @@
-"""New ends for a tree's output, made before CRIU runs and handed to it and to the keeper."""
+"""Create new ends for a tree's output before CRIU runs, for CRIU and the restore shim to
+inherit.
+"""
 
 import contextlib
 import os
@@ -14,9 +16,9 @@ from phosd.engine.image.cpu_manifest import CpuDetails, EndpointKind
 
 
 class Outlets:
-    """One end for CRIU and one for the keeper, for every end that led out of the tree.
+    """Pairs of ends that replace those which led out of the tree: one for CRIU, one for the shim.
 
-    ``inherited`` are the descriptors that the command must inherit; ``words`` tell CRIU of them.
+    ``inherited`` are the descriptors that the command must inherit; ``words`` tell CRIU about them.
     """
 
     def __init__(self, details: CpuDetails, owner: Owner) -> None:
@@ -35,7 +37,7 @@ class Outlets:
                 self.words += ["--inherit-fd", f"fd[{end}]:{endpoint.key}"]
 
     def _make(self, kind: EndpointKind, owner: Owner) -> int:
-        """Make a pair, note both ends, and return the program's."""
+        """Create a pair, record both ends, and return the program's."""
         match kind:
             case EndpointKind.PIPE:
                 ours, theirs = os.pipe()
@@ -54,7 +56,9 @@ class Outlets:
         return (*self._program, *self._keeper)
 
     def wrap(self, command: Sequence[str], output: Path | None) -> list[str]:
-        """``command``, run by a keeper if anything must be kept. ``output`` takes what is read."""
+        """Return ``command``, run by the shim if anything must be held; ``output`` gets what it
+        reads.
+        """
         if not self._keeper and not self._parent:
             return list(command)
         return restore_shim.command(

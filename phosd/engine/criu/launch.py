@@ -1,4 +1,4 @@
-"""Starting CRIU: as a child, or outside of phosd's sandbox when there is a service for that."""
+"""Start CRIU: as a child, or, if there is a service for that, outside of phosd's sandbox."""
 
 import contextlib
 import os
@@ -19,30 +19,30 @@ _ENVIRONMENT = {
     "PYTHONPATH": str(Path(__file__).parents[3]),
 }
 _BOOTED = Path("/run/systemd/system")
-"""There when systemd runs this machine (``sd_booted(3)``)."""
+"""Exists if systemd runs this machine (``sd_booted(3)``)."""
 
 
 class Started(Protocol):
-    """A command at work. ``said`` is what it wrote to standard error, when it has ended."""
+    """A running command. ``said`` is its standard error, once it has ended."""
 
     returncode: int | None
     said: str
 
     def fileno(self) -> int:
-        """Readable when it has ended."""
+        """Return a descriptor that is readable when the command has ended."""
 
     def poll(self) -> int | None:
-        """Its exit status when it has ended. Raises :class:`OutsideError`."""
+        """Return the exit status if the command has ended. Raises :class:`OutsideError`."""
 
     def kill(self) -> None:
-        """End it, and wait for that."""
+        """Kill the command, and wait until it has ended."""
 
     def close(self) -> None:
-        """It has ended; let go of it."""
+        """Release the resources of a command that has ended."""
 
 
 class Child:
-    """A child of this process."""
+    """A command that runs as a child of this process."""
 
     def __init__(self, command: Sequence[str], descriptors: Sequence[int]) -> None:
         self.returncode: int | None = None
@@ -87,12 +87,12 @@ def launch(
     tied: bool,
     slice_of: int | None = None,
 ) -> Started:
-    """Start ``command`` with the ``descriptors``, in the ``service`` behind that socket or as a
-    child. A ``tied`` one is killed when this process ends; the command itself sees to that when it
-    is a child. What it leaves running when it ran in a service gets a scope in the slice of the
-    user ``slice_of``, where there is systemd.
+    """Start ``command`` with the ``descriptors``, by the ``service`` behind that socket or as a
+    child.
 
-    Raises :class:`Internal`.
+    A ``tied`` command is killed when this process ends; a child must arrange that by itself. What a
+    command in the service leaves running gets a scope in the slice of user ``slice_of``, if systemd
+    runs this machine. Raises :class:`Internal`.
     """
     if service is None:
         return Child(command, descriptors)
@@ -104,7 +104,7 @@ def launch(
 
 
 def namespaces(service: Path | None) -> dict[str, str]:
-    """The namespaces, by kind, that :func:`launch` starts commands in. Raises :class:`Internal`."""
+    """Return the namespaces of commands that :func:`launch` starts. Raises :class:`Internal`."""
     if service is None:
         return {kind.name: str(kind.readlink()) for kind in Path("/proc/self/ns").iterdir()}
     with _service_errors():
@@ -123,7 +123,7 @@ def _service_errors() -> Iterator[None]:
 
 
 def _scope(uid: int) -> list[str]:
-    """The command that makes a scope with itself in it and becomes what follows."""
+    """Return a command that creates a scope, enters it, and executes the words that follow."""
     name = f"restored-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(4)}.scope"
     words = ["/usr/bin/systemd-run", "--scope", "--quiet", "--collect", f"--unit={name}"]
     return [*words, f"--slice=user-{uid}.slice", "--description=Restored by phosd", "--"]

@@ -1,4 +1,4 @@
-"""The folders that ``phos run`` made for programs' output, and that nobody needs any more."""
+"""Remove output folders of ``phos run`` that no image and no process needs any more."""
 
 import contextlib
 from collections.abc import Collection, Iterable
@@ -16,12 +16,12 @@ def remove_unneeded(
     images: Iterable[Manifest],
     before: float,
 ) -> list[str]:
-    """Remove what lies in ``folder``, was not written to since ``before`` (seconds since the
-    epoch), is open in no process, and is named by none of ``images``; the names of what went.
+    """Remove the folders in ``folder`` that are not needed; return their names.
 
-    ``owner`` are the user id, the group id and the groups that it is done with: the path is the
-    user's to change. Raises :class:`Internal` when that fails, :class:`OSError` when it cannot be
-    told what processes have open.
+    A folder is removed if it was not written to since ``before`` (seconds since the epoch), no
+    process has it open, and none of ``images`` names it. ``owner`` is the user id, group id and
+    groups to act as, because the user can change the path. Raises :class:`Internal` if that fails,
+    :class:`OSError` if the open files of processes cannot be read.
     """
     uid, gid, groups = owner
     orders = Orders(uid, gid, groups, mark="", outputs=Outputs(str(folder), before))
@@ -37,7 +37,7 @@ def remove_unneeded(
 
 
 def _named(images: Iterable[Manifest]) -> set[str]:
-    """Every part of a path that a restore would open. A folder's name is never given twice."""
+    """Return every part of a path that a restore would open. Names of folders are never reused."""
     return {
         part
         for image in images
@@ -50,10 +50,10 @@ def _named(images: Iterable[Manifest]) -> set[str]:
 
 
 def _open(names: Collection[str], owner: int) -> set[str]:
-    """Those of the folders of which some process has something open, or where it works.
+    """Return the folders in which a process has a file open, or its working directory.
 
-    Raises :class:`OSError` when a process of the owner cannot be asked; phosd as a service may ask
-    all of them.
+    Raises :class:`OSError` if a process of the owner cannot be read; phosd as a service can read
+    all.
     """
     wanted = set(names)
     found: set[str] = set()

@@ -1,6 +1,6 @@
-"""Which processes are CRIU's: itself, and what it has made. A pid says nothing about that.
+"""Find and kill the processes that belong to CRIU, or that it restored, never by pid alone.
 
-An id that was free before a restore may be anybody's when it fails.
+A pid that was free before a restore may be anyone's when the restore fails.
 """
 
 import contextlib
@@ -17,21 +17,21 @@ from phosd.engine.system import procfs
 from phosd.engine.system.privileges import Capability
 
 ENDING_PATIENCE = 10.0
-"""Seconds for killed processes to give back their memory, and for a parent to collect them."""
+"""Seconds for killed processes to free their memory, and for parents to reap them."""
 
 _RESTORE = {"restore", "--no-default-config", "--restore-detached"}
-"""What phosd says to a CRIU that restores. No other one is to be ended by us."""
+"""The options of phosd's restores. No other CRIU is killed."""
 _NOT_A_PROCESS = (errno.ESRCH, errno.EINVAL, errno.ENOENT)
-"""What ``pidfd_open(2)`` says to an id that nobody or a mere thread has, by kernel."""
+"""Errors of ``pidfd_open(2)`` for a free id or one of a mere thread, by kernel version."""
 
 
 def is_criu(pid: int) -> bool:
-    """Whether it is CRIU with the rights that phosd gives it.
+    """Return whether a process is CRIU, with the rights that phosd gives it.
 
-    A command line tells nothing, and neither do capabilities alone: whoever has a user namespace
-    has them in it, and there are programs that run as root for whoever starts them (su).
+    A command line proves nothing. Nor do capabilities, since any user has them in a user namespace,
+    nor root, since some programs run as root for everyone (su).
     """
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the process has ended
         status = procfs.status(pid)
         has = bool(status.capabilities >> Capability.CHECKPOINT_RESTORE & 1)
         trusted = status.uids[0] == 0 or has
@@ -41,17 +41,20 @@ def is_criu(pid: int) -> bool:
 
 
 def restores(pid: int) -> bool:
-    """Whether it is of a CRIU that restores a program for a phosd, and no part of it yet."""
-    with contextlib.suppress(OSError):  # it has ended
+    """Return whether a process is CRIU's own, in a restore for phosd, not yet the restored
+    program.
+    """
+    with contextlib.suppress(OSError):  # the process has ended
         return _RESTORE.issubset(procfs.command_line(pid)) and is_criu(pid)
     return False
 
 
 def is_left_over(pid: int, since: int) -> bool:
-    """Whether a CRIU that was killed has left it behind: whoever leads its session has ended.
+    """Return whether a killed CRIU left this process behind: its session leader has ended.
 
-    It is no part of any program, and may stand still for ever: CRIU stops children of its own to
-    find out what the kernel can do. ``since`` is when the restore began, in clock ticks since boot.
+    Such a process is no part of a program and may be stopped for ever: CRIU stops children of its
+    own to test what the kernel supports. ``since`` is the start of the restore in clock ticks since
+    boot.
     """
     found = procfs.stat(pid)
     if found is None or found.dead or found.start_time < since or not restores(pid):
@@ -61,23 +64,23 @@ def is_left_over(pid: int, since: int) -> bool:
 
 
 def end_left_over(since: int) -> None:
-    """SIGKILL to all that :func:`is_left_over`, and wait until they have ended."""
+    """Kill all processes for which :func:`is_left_over` is true, and wait until they have ended."""
     left = [pid for pid in procfs.pids() if is_left_over(pid, since)]
     end(left, lambda pid: is_left_over(pid, since))
 
 
 def is_made(process: Process, user: int, since: int) -> bool:
-    """Whether the process that has this pid now was made by a CRIU that restores as ``user``.
+    """Return whether the process with this pid was created by a CRIU that restores as ``user``.
 
-    ``since`` is when the restore began, in clock ticks since boot.
+    ``since`` is the start of the restore in clock ticks since boot.
     """
     found = procfs.stat(process.pid)
     if found is None or found.dead or found.start_time < since:
         return False
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the process has ended
         executable = _executable(process.pid)
         known = str(executable) == process.executable or (
-            # One that dumps belongs to another job, and could take its program along.
+            # A CRIU that dumps belongs to another job; killing it could kill its program.
             _is_named_criu(executable) and "dump" not in procfs.command_line(process.pid)
         )
         return known and procfs.status(process.pid).uids[0] in (user, process.uid)
@@ -85,22 +88,22 @@ def is_made(process: Process, user: int, since: int) -> bool:
 
 
 def end(pids: Collection[int], ours: Callable[[int], bool]) -> None:
-    """SIGKILL to those of the processes that are ``ours``, and wait until they have ended.
+    """Kill those processes that are ``ours``, and wait until they have ended.
 
-    Whoever gets the pid between the question and the signal is not hit.
+    Uses pidfds: a process that gets the pid between check and signal is not killed.
     """
     give_up = time.monotonic() + ENDING_PATIENCE
     while time.monotonic() < give_up:
         with contextlib.ExitStack() as stack:
             killed = [pid for pid in pids if _kill(pid, ours, give_up, stack)]
-        if not killed:  # nor is there anybody left who could make another one
+        if not killed:  # nor is any process left that could create another
             return
 
 
 def _kill(
     pid: int, ours: Callable[[int], bool], give_up: float, waits: contextlib.ExitStack
 ) -> bool:
-    """Whether it was one of ours; ``waits`` ends when it has."""
+    """Kill a process if it is ours; return whether it was. ``waits`` ends when it has ended."""
     try:
         held = os.pidfd_open(pid)
     except OSError as error:
@@ -127,5 +130,7 @@ def _executable(pid: int) -> Path:
 
 
 def _is_named_criu(executable: Path) -> bool:
-    """Wherever it lies, and also when it was replaced since (``criu (deleted)``)."""
+    """Return whether the file is named CRIU, in any folder, also if replaced (``criu
+    (deleted)``).
+    """
     return "criu" in executable.name

@@ -1,8 +1,8 @@
-"""Where the memory pages of a dump go while the program stands still: into memory that is there.
+"""Copy the memory pages of a dump to memory allocated before the stop.
 
-``page_store.cpp``, loaded into ``criu dump``, copies pages with many threads into a store made
-before the stop, and writes a ledger of what is where. The files of the dump lack these bytes until
-:meth:`PageStore.complete` has put them in, when the program runs again.
+``page_store.cpp``, loaded into ``criu dump``, copies pages with many threads into the store, and
+writes a ledger of their places. The dump's files lack these bytes until :meth:`PageStore.complete`
+adds them, when the program runs again.
 """
 
 import errno
@@ -22,13 +22,13 @@ _HEAD = struct.Struct("<QQQ")
 _COUNTS = struct.Struct("<QQQ")
 _ENTRY = struct.Struct("<QQQQQ")
 _ENTRIES = 1 << 15
-"""Pieces that a ledger has room for, of 1 MiB mostly. CRIU writes by itself what is too much."""
+"""Pieces that a ledger has room for, mostly of 1 MiB. CRIU itself writes those beyond."""
 _DATA = -(-(_HEAD.size + _COUNTS.size + _ENTRIES * _ENTRY.size) // mmap.PAGESIZE) * mmap.PAGESIZE
 _PATIENCE = 60.0
 
 
 class _Entry(NamedTuple):
-    """``length`` bytes at ``place`` of the store belong at ``position`` of a file."""
+    """``length`` bytes at ``place`` in the store, which belong at ``position`` in a file."""
 
     device: int
     inode: int
@@ -38,15 +38,14 @@ class _Entry(NamedTuple):
 
 
 class PageStore:
-    """Room for ``byte_count`` bytes of pages in ``folder``, which lies in memory."""
+    """Room for ``byte_count`` bytes of pages in ``folder``, which is in memory."""
 
     def __init__(self, folder: Path, byte_count: int) -> None:
         self.descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
-        # CRIU may run as a user who cannot reach the library by its path (a checkout below /root).
+        # CRIU may run as a user who cannot reach the library's path (a checkout below /root).
         self._library = os.open(pages_library(), os.O_RDONLY)
         try:
-            # The kernel gives out pages, and a virtual machine's host finds them, now and not while
-            # a program stands still.
+            # Have the kernel, and a hypervisor, allocate the pages now, not during the stop.
             os.posix_fallocate(self.descriptor, 0, _DATA + byte_count)
             os.pwrite(self.descriptor, _HEAD.pack(_MAGIC, _DATA, _ENTRIES), 0)
             self._ledger = mmap.mmap(self.descriptor, _DATA, prot=mmap.PROT_READ)
@@ -57,7 +56,7 @@ class PageStore:
 
     @classmethod
     def if_there_is_room(cls, folder: Path, byte_count: int) -> Self | None:
-        """A store, or None when ``folder`` or the memory has no room for it."""
+        """Return a store, or None if ``folder`` or the memory has no room for it."""
         try:
             return cls(folder, byte_count)
         except OSError as error:
@@ -67,7 +66,7 @@ class PageStore:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What CRIU needs to find the store."""
+        """The environment variables with which CRIU finds the store."""
         return {
             "LD_PRELOAD": f"/proc/self/fd/{self._library}",
             "PHOS_PAGES": str(self.descriptor),
@@ -75,13 +74,13 @@ class PageStore:
 
     @property
     def descriptors(self) -> list[int]:
-        """For CRIU to inherit."""
+        """The descriptors that CRIU must inherit."""
         return [self.descriptor, self._library]
 
     def wait(self) -> None:
-        """Return when all pages that CRIU has handed over are copied. CRIU must have no more.
+        """Wait until all pages that CRIU submitted are copied. CRIU must have submitted all.
 
-        Raises :class:`Internal` when a copy failed.
+        Raises :class:`Internal` if a copy failed, and :class:`Timeout`.
         """
         give_up = time.monotonic() + _PATIENCE
         while True:
@@ -95,7 +94,9 @@ class PageStore:
             time.sleep(0.0005)
 
     def complete(self, dump: Path, copy: Path) -> None:
-        """Put the pages into the files of ``copy``, a copy of what CRIU has written to ``dump``."""
+        """Write the pages into the files of ``copy``, which is a copy of CRIU's files in
+        ``dump``.
+        """
         names = {_identity(path): path.relative_to(dump) for path in dump.rglob("*.img")}
         for name, entries in self._by_file(names).items():
             with (copy / name).open("r+b") as file:
@@ -103,7 +104,7 @@ class PageStore:
                     self._put(file.fileno(), entry)
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Free the memory."""
         self._ledger.close()
         os.close(self.descriptor)
         os.close(self._library)
@@ -124,7 +125,7 @@ class PageStore:
         return found
 
     def _entries(self) -> Iterator[_Entry]:
-        """The ledger's entries. CRIU may run as the program's owner, so nothing is believed."""
+        """Yield the ledger's entries, validated, since CRIU may run as the program's owner."""
         count, _, _ = _COUNTS.unpack_from(self._ledger, _HEAD.size)
         end = os.fstat(self.descriptor).st_size
         for index in range(min(count, _ENTRIES)):

@@ -1,4 +1,4 @@
-"""What cannot be dumped, found before anything is stopped and named."""
+"""Find and name what CRIU cannot dump, before anything is stopped."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ _TUN = os.makedev(10, 200)
 
 @dataclass(frozen=True)
 class TreeResources:
-    """List what the processes of a tree have open and mapped."""
+    """What the processes of a tree have open and mapped."""
 
     tree: ProcessTree
     descriptors: list[Descriptor]
@@ -36,10 +36,11 @@ class TreeResources:
 
     @classmethod
     def of(cls, tree: ProcessTree) -> Self:
-        """Look at every living process of the tree once."""
+        """Read the descriptors and mappings of every living process of the tree."""
         found = cls(tree, [], [])
         for process in tree.living:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            # The process has ended.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 found.descriptors.extend(procfs.descriptors(process.pid))
                 found.mappings.extend(procfs.mappings(process.pid))
         return found
@@ -50,8 +51,8 @@ def require_dumpable(
 ) -> None:
     """Raise :class:`Unsupported` naming everything in the tree that CRIU cannot save.
 
-    ``home`` are the namespaces that CRIU runs in, by kind. ``frozen`` says that CRIU holds the
-    tree: then it is CRIU that traces it.
+    ``home`` has the namespaces that CRIU runs in, by kind. ``frozen``: CRIU has frozen the tree, so
+    it is CRIU that traces it.
     """
     tree = resources.tree
     reasons = [
@@ -137,9 +138,10 @@ def _of_sockets(descriptors: list[Descriptor], tcp: str) -> Iterator[str]:
 
 
 def _of_ours(socket: sockets.UnixSocket, pid: int) -> bool:
-    """Whether it is the hook's or the software GPU's, with us or an earlier job. The hook has none
-    once it is detached; the software GPU has one for as long as somebody asks it for something,
-    which nobody does in the stop.
+    """Return whether it is a socket of the hook or the software GPU, to us or an earlier job.
+
+    The hook closes its own when it detaches; the software GPU has one while it is queried, which is
+    never inside the stop.
     """
     return socket.name.endswith(f"/hook/{pid}.sock") or socket.name == f"@phos-softgpu-{pid}"
 
@@ -170,8 +172,9 @@ def _of_mappings(tree: ProcessTree, mappings: Iterable[Mapping]) -> Iterator[str
 
 
 def _may_put_back(process: TreeProcess, mapping: Mapping) -> bool:
-    """Whether the owner of a process, as whom it is restored, may make a mapped file that was
-    deleted: CRIU does so for a moment, where it was and with its old owner.
+    """Return whether a process's owner may recreate a mapped file that was deleted.
+
+    CRIU does so for a moment during the restore, at the old path and with the old owner.
     """
     if process.uid == 0:
         return True

@@ -1,7 +1,7 @@
-"""Does this CRIU really work here? Dump and restore a small program, and see it go on.
+"""Probe whether this CRIU works here: dump and restore a small program, and see it run on.
 
-``criu check`` passes on kernels where no process with a socket can be dumped, so it is not asked.
-The answer is kept until the program, the kernel or the boot changes.
+``criu check`` is no test: it passes on kernels where no process with a socket can be dumped. The
+result is cached until the program, the kernel or the boot changes.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from phosd.errors import Internal, PhosError
 
 CACHE = Path("/var/cache/phos")
 PATIENCE = 10.0
-"""Seconds that the probe's program may take for a step."""
+"""Seconds that the probe's program has for each step."""
 
 _PROGRAM = """
 import mmap, os, socket, sys, threading, time
@@ -60,7 +60,9 @@ while True:
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the probe found. ``reason`` is empty when it works; ``seconds`` is what it took."""
+    """The result of the probe. ``reason`` is empty if CRIU works; ``seconds`` is how long it
+    took.
+    """
 
     version: str
     reason: str
@@ -72,12 +74,12 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def probe(criu: Criu, cache: Path = CACHE) -> Verdict:
-    """Whether ``criu`` can dump and restore here. Cached in the folder ``cache``.
+    """Return whether ``criu`` can dump and restore here. Cached in the folder ``cache``.
 
-    Takes about half a second when nothing is cached. Raises nothing for a CRIU that fails.
+    Takes about half a second if nothing is cached. A CRIU that fails raises nothing.
     """
     remembered = cache / f"criu-probe-{_fingerprint(criu)}.json"
-    with contextlib.suppress(OSError, msgspec.DecodeError):  # not there, or damaged: probe again
+    with contextlib.suppress(OSError, msgspec.DecodeError):  # missing or damaged: probe again
         return msgspec.json.decode(remembered.read_bytes(), type=Verdict)
     begin = time.monotonic()
     reason = _attempt(criu)
@@ -89,7 +91,7 @@ def probe(criu: Criu, cache: Path = CACHE) -> Verdict:
 
 
 def require_working(criu: Criu, cache: Path = CACHE) -> Criu:
-    """``criu`` if it works here. Raises :class:`Internal` with what failed."""
+    """Return ``criu`` if it works here. Raises :class:`Internal` with what failed."""
     verdict = probe(criu, cache)
     if not verdict.works:
         raise Internal(
@@ -136,7 +138,7 @@ def _cycle(criu: Criu, started: subprocess.Popen[bytes], folder: Path, log: Path
     record = dump.record("images")
     os.killpg(started.pid, signal.SIGKILL)
     started.wait()
-    # What the program counted after the dump goes, or the numbers would not follow each other.
+    # Remove what the program counted after the dump, or the numbers would not be consecutive.
     os.truncate(log, dump.details.open_files[0].size)
     processes = [process.record(0) for process in dump.tree]
     saved = SavedTree(record, processes, images)
@@ -154,7 +156,7 @@ def _cycle(criu: Criu, started: subprocess.Popen[bytes], folder: Path, log: Path
 
 
 def _wait_for_lines(log: Path, count: int) -> list[int]:
-    """The numbers in the log, when there are at least ``count`` of them."""
+    """Wait until the log has at least ``count`` numbers; return them."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         lines = log.read_text().splitlines(keepends=True) if log.exists() else []

@@ -1,4 +1,4 @@
-"""The CRIU program: where it is, which version, how it is run, and what it says when it fails."""
+"""Find and run the CRIU program, and explain its failures."""
 
 import os
 import re
@@ -22,10 +22,10 @@ from phosd.engine.system.unsandboxed import OutsideError
 from phosd.errors import Cancelled, Internal, Timeout
 
 MINIMUM = (4, 2)
-"""Older ones cannot dump a process with a TCP or UDP socket on Linux 6.16 or newer."""
+"""Older versions cannot dump a process with a TCP or UDP socket on Linux 6.16 or newer."""
 
 _LOOK_MILLISECONDS = 50
-"""How often to look whether a job was cancelled; CRIU itself is heard at once."""
+"""How often to check whether a job was cancelled; the end of CRIU is noticed at once."""
 
 INSTALL_HINT = (
     "run `make setup` in the checkout, or install CRIU 4.2 or newer and name it with "
@@ -35,7 +35,7 @@ INSTALL_HINT = (
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose program it is, in numeric ids."""
+    """The user that owns a program, in numeric ids."""
 
     uid: int
     gid: int
@@ -48,12 +48,11 @@ class Owner:
 
 @dataclass(frozen=True)
 class Invocation:
-    """Describe one ``criu action words``, run as ``owner``.
+    """A run of ``criu action words`` as ``owner``.
 
-    The folders ``images`` and ``work`` may lie in private ones. ``descriptors`` are inherited;
-    ``environment`` is added to what CRIU gets, ``capabilities`` are all that it has unless the
-    owner is root. ``wrap`` may put a command around CRIU's.
-    ``slice_of``: see :func:`launch.launch`.
+    The folders ``images`` and ``work`` may be inside private ones. ``descriptors`` are inherited;
+    ``environment`` is added to CRIU's; ``capabilities`` are all that CRIU has, unless the owner is
+    root. ``wrap`` may put a command around CRIU's. ``slice_of``: see :func:`launch.launch`.
     """
 
     action: str
@@ -71,8 +70,10 @@ class Invocation:
 
 @dataclass(frozen=True)
 class Criu:
-    """A CRIU program. ``socket`` is where commands are taken that must not run in our sandbox;
-    when there is none at the first use, CRIU is our child.
+    """A CRIU program. ``socket`` leads to the service that runs commands outside of phosd's
+    sandbox.
+
+    If the service does not exist at the first use, CRIU runs as a child.
     """
 
     path: Path
@@ -80,9 +81,10 @@ class Criu:
 
     @classmethod
     def find(cls, path: Path | None = None, socket: Path | None = None) -> Self:
-        """The CRIU to use: ``path`` if given, else the first of :func:`candidates`.
+        """Return the CRIU to use: ``path`` if given, else the first suitable one of
+        :func:`candidates`.
 
-        Raises :class:`Internal` when there is none, or when it is too old.
+        Raises :class:`Internal` if there is none, or if ``path`` is too old.
         """
         if path is not None and not path.is_file():
             raise Internal(f"there is no CRIU at {path}", hint=INSTALL_HINT)
@@ -99,7 +101,9 @@ class Criu:
 
     @cached_property
     def version(self) -> str:
-        """E.g. ``4.2.1``. Raises :class:`Internal` if the program does not start."""
+        """The version, such as ``4.2.1``. Raises :class:`Internal` if the program does not
+        start.
+        """
         try:
             done = subprocess.run(
                 [self.path, "--version"], capture_output=True, text=True, timeout=10, check=True
@@ -111,14 +115,15 @@ class Criu:
 
     @cached_property
     def service(self) -> Path | None:
-        """The socket, if somebody listens there. Decided once: CRIU must not run in a sandbox of
-        ours because its service is away for a moment.
+        """The socket of the service, or None if it does not exist.
+
+        Decided once: CRIU must not run inside the sandbox because the service is away for a moment.
         """
         return self.socket if self.socket is not None and self.socket.is_socket() else None
 
     @cached_property
     def namespaces(self) -> dict[str, str]:
-        """Those that CRIU runs in, by kind. It saves only what lives in the same ones.
+        """The namespaces that CRIU runs in, by kind. It saves only processes in the same ones.
 
         Raises :class:`Internal`.
         """
@@ -137,8 +142,8 @@ class Criu:
                 )
 
     def start(self, invocation: Invocation) -> "Running":
-        """Start CRIU. It gets both folders as descriptors, so a user who owns them meanwhile still
-        cannot reach them by a path.
+        """Start CRIU. It gets both folders as descriptors, so that even a user who temporarily owns
+        them cannot reach them by path.
         """
         owner, work = invocation.owner, invocation.work
         self.require_reachable(owner)
@@ -148,7 +153,7 @@ class Criu:
         log = work / f"{invocation.action}.log"
         try:
             log.unlink(missing_ok=True)
-            # CRIU's CUDA plugin would get in the way of the driver checkpoint that we do.
+            # CRIU's CUDA plugin would interfere with the driver checkpoint that phosd makes.
             (work / "no-plugins").mkdir(mode=0o755, exist_ok=True)
             places = [f"/proc/self/fd/{folder}" for folder in folders]
             line = [str(self.path), invocation.action, "--no-default-config", "-v2", "-o", log.name]
@@ -178,7 +183,7 @@ class Criu:
 
 
 class Running:
-    """A CRIU at work. Leaving its context before its end kills it."""
+    """A running CRIU. Leaving the context before its end kills it."""
 
     def __init__(self, process: Started, action: str, log: Path) -> None:
         self._process = process
@@ -186,9 +191,10 @@ class Running:
         self._log = log
 
     def wait(self, deadline: float, cancellation: Cancellation | None = None) -> None:
-        """Wait for its end, ``deadline`` seconds at most.
+        """Wait until CRIU has ended, for at most ``deadline`` seconds.
 
-        Raises :class:`Internal` with CRIU's own last error lines, and :class:`Cancelled`.
+        Raises :class:`Internal` with CRIU's last error lines, :class:`Timeout`, and
+        :class:`Cancelled`.
         """
         began = time.monotonic()
         while self._look(()):
@@ -198,7 +204,7 @@ class Running:
         self._require_success()
 
     def wait_until_started(self, deadline: float, script: ActionScript) -> None:
-        """Wait until it has come to the first point of ``script``."""
+        """Wait until CRIU has reached the first point of ``script``."""
         began = time.monotonic()
         while STARTED not in script.reached and self._look([script]):
             self._require_in_time(began, deadline)
@@ -213,12 +219,13 @@ class Running:
         script: ActionScript,
         released: Callable[[], bool],
     ) -> None:
-        """As :meth:`wait`, answering ``script``; or until CRIU has ``released`` the tree, when it
-        has only to clean up (:meth:`wait` then tells whether it succeeded). When the job is
-        cancelled, or the ``deadline`` is over, CRIU is not killed but made to give up: nothing is
-        raised while it holds the tree.
+        """Wait and answer ``script``, until CRIU has ended or ``released`` the tree.
+
+        After a release CRIU only cleans up; :meth:`wait` then tells whether it succeeded. If the
+        job is cancelled or the ``deadline`` has passed, CRIU is not killed but told to give up:
+        nothing is raised while it holds the tree.
         """
-        began = time.monotonic()  # it may have waited for long before it was let go on
+        began = time.monotonic()  # CRIU may have waited long before it was allowed to continue
         given_up: Cancelled | Timeout | None = None
         while self._look([script], soon=FROZEN in script.reached):
             script.attend()
@@ -239,7 +246,7 @@ class Running:
         self._require_success()
 
     def _look(self, readable: Sequence[ActionScript], *, soon: bool = False) -> bool:
-        """Wait a little, or until something happens. Whether it still runs."""
+        """Wait briefly, or until something happens. Returns whether CRIU still runs."""
         if self._poll() is not None:
             return False
         poller = select.poll()
@@ -280,7 +287,7 @@ class Running:
     def _failure(self, code: int, said: str) -> Internal:
         text = self._log.read_text(errors="replace") if self._log.exists() else ""
         errors = [re.sub(r"^\(\d+\.\d+\)\s*", "", x) for x in text.splitlines() if "Error" in x]
-        # Root without CAP_SYS_RESOURCE meets this one always, and it is harmless.
+        # Root without CAP_SYS_RESOURCE always gets this error, which is harmless.
         errors = [line for line in errors if "RLIMIT_NOFILE for self" not in line]
         shown = errors[-6:] or said.strip().splitlines()[-3:] or ["it said nothing"]
         hint = next((hint for text, hint in _HINTS if any(text in line for line in shown)), "")
@@ -304,7 +311,7 @@ _HINTS = (
 
 
 def candidates() -> list[Path]:
-    """Where CRIU may be: ``PHOS_CRIU``, the checkout's own, the package's own, the system's."""
+    """Return where CRIU may be: ``PHOS_CRIU``, the checkout's, the package's, the system's."""
     named = os.environ.get("PHOS_CRIU")
     if named:
         return [Path(named)]

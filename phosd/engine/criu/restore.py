@@ -34,10 +34,10 @@ _LOOK_MILLISECONDS = 20
 
 @dataclass(frozen=True)
 class TreeRestoreOptions:
-    """``files`` says what becomes of grown files; ``output`` is the file that takes what the
-    program prints, if it printed to a pipe, a terminal or a socket (None: it is thrown away).
+    """Options for one tree. ``files``: the policy for files that have grown since the checkpoint.
 
-    ``deadline`` in seconds.
+    ``output``: the file for what the program prints, if its output was a pipe, a terminal or a
+    socket (None: it is discarded). ``deadline`` in seconds.
     """
 
     files: Policy = Policy.KEEP
@@ -47,30 +47,30 @@ class TreeRestoreOptions:
 
 @dataclass
 class Restored:
-    """A restored tree that runs. Call :meth:`settle` when all is well, else :meth:`abandon`."""
+    """A restored tree that runs. Call :meth:`settle` to keep it, or :meth:`abandon` to undo it."""
 
     pid: int
     pids: tuple[int, ...]
     _files: "_Files"
     _made: frozenset[ProcessId]
-    """The processes by pid and start time: they may have ended, and be others by now."""
+    """The processes by pid and start time, since pids may have been reused."""
 
     def settle(self) -> None:
-        """Keep it: what was kept for undoing goes."""
+        """Keep the tree: remove what was kept to undo the restore."""
         self._files.settle()
 
     def abandon(self) -> None:
-        """End the tree and bring its files back to what they were before the restore."""
+        """Kill the tree, and put its files back as they were before the restore."""
         end(self.pids, lambda pid: procfs.process_id(pid) in self._made)
         self._files.undo()
 
 
 def admission(criu: Criu, tree: SavedTree, options: TreeRestoreOptions) -> None:
-    """Check everything that a restore of ``tree`` needs; nothing is touched.
+    """Check everything that a restore of ``tree`` needs, without changing anything.
 
-    Raises :class:`Busy` when a pid or thread id is taken, :class:`Unsupported` for files that
-    changed, :class:`ImageCorrupt` when CRIU's files are not those of the manifest (their bytes are
-    :meth:`SavedTree.check_bytes`' concern).
+    Raises :class:`Busy` if a pid or thread id is taken, :class:`Unsupported` for files that
+    changed, :class:`ImageCorrupt` if CRIU's files are not those of the manifest
+    (:meth:`SavedTree.check_bytes` checks their bytes).
     """
     criu.require_reachable(tree.user)
     tree.check_listing()
@@ -88,8 +88,8 @@ def restore_tree(
 ) -> Restored:
     """Restore ``tree``, its files first. Call :func:`admission` before.
 
-    Raises what :func:`admission` raises, and :class:`Internal` when CRIU fails or the program is
-    dead right afterwards; then its files are again as they were.
+    Raises what :func:`admission` raises, and :class:`Internal` if CRIU fails or the program dies at
+    once; its files are then put back as they were.
     """
     require_private(tree.folder)
     require_free(tree.processes)
@@ -107,7 +107,7 @@ def restore_tree(
         end_made()
         files.undo()
         raise
-    # CRIU could give every process its pid, so these are what it has made.
+    # CRIU could give every process its pid, so these are the processes that it created.
     made = frozenset(filter(None, map(procfs.process_id, wanted)))
     restored = Restored(tree.record.root, tuple(wanted), files, made)
     try:
@@ -120,9 +120,9 @@ def restore_tree(
 
 
 def require_free(processes: Sequence[Process]) -> None:
-    """Every pid and thread id must be free. Raises :class:`Busy` saying who holds one.
+    """Raise :class:`Busy`, naming the holder, unless every pid and thread id is free.
 
-    An id also counts as taken while others are in the session or process group of that number.
+    An id is also taken while other processes are in the session or process group of that number.
     """
     needed = {thread for process in processes for thread in (process.pid, *process.threads)}
     end = time.monotonic() + ENDING_PATIENCE
@@ -151,11 +151,11 @@ def require_free(processes: Sequence[Process]) -> None:
 
 
 def _require_unused(details: CpuDetails) -> None:
-    """No living process may use what the restore will cut or replace."""
+    """Raise :class:`Busy` if a process uses a file that the restore will cut or replace."""
     cut = [f.path for f in details.open_files if f.write_only and not f.appended]
     wanted: dict[tuple[int, int], str] = {}
     for path in (*cut, *(file.path for file in details.memory_files)):
-        with contextlib.suppress(OSError):  # missing ones are the owner's check to name
+        with contextlib.suppress(OSError):  # the owner's check reports missing files
             status = Path(path).lstat()
             wanted[status.st_dev, status.st_ino] = path
     if not wanted:
@@ -173,7 +173,7 @@ def _require_unused(details: CpuDetails) -> None:
 
 @contextlib.contextmanager
 def _orders(tree: SavedTree, options: TreeRestoreOptions, mark: str) -> Iterator[Orders]:
-    """Orders to the owner's file worker; root opens the saved bytes, the owner the paths."""
+    """Make orders for the owner's file worker; root opens the saved bytes, the worker the paths."""
     details, user = tree.details, tree.user
     with contextlib.ExitStack() as opened:
         sources = []
@@ -200,7 +200,7 @@ def _checkable(details: CpuDetails) -> tuple[OpenFile, ...]:
 
 
 class _Files:
-    """The files as the restore needs them, until it is settled or undone."""
+    """The tree's files, prepared for the restore until it is settled or undone."""
 
     def __init__(self, tree: SavedTree, options: TreeRestoreOptions) -> None:
         with _orders(tree, options, secrets.token_hex(4)) as orders:
@@ -264,9 +264,11 @@ def _run(
 
 @contextlib.contextmanager
 def _none_left(end_made: Callable[[], None]) -> Iterator[int]:
-    """A descriptor that all of CRIU's processes inherit. When the restore fails, this returns when
-    none of them has it any more: one beneath a keeper ends a moment after that one, and what it
-    makes or writes until then must not stay behind.
+    """Yield a descriptor for all of CRIU's processes to inherit; on failure wait until it is
+    closed.
+
+    A process below the restore shim ends a moment after the shim; until then it can create
+    processes and files, which must not stay.
     """
     reader, writer = os.pipe()
     try:
@@ -288,7 +290,7 @@ def _none_left(end_made: Callable[[], None]) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _readable(folder: Path, owner: Owner) -> Iterator[None]:
-    """Inside, the owner's group may read the folder's files; CRIU gets it as a descriptor."""
+    """Let the owner's group read the folder's files; CRIU gets the folder as a descriptor."""
     if owner.is_root:
         yield
         return
@@ -303,14 +305,16 @@ def _readable(folder: Path, owner: Owner) -> Iterator[None]:
 
 
 def close_to_others(folder: Path) -> None:
-    """Have an image's folder, which a restore has lent to its owner's group, to root alone."""
+    """Return an image's folder, which a restore lent to its owner's group, to root alone."""
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o700 if path.is_dir() else 0o600)
         os.chown(path, 0, 0, follow_symlinks=False)
 
 
 def _confirm(root: int) -> None:
-    """CRIU's word is not enough: the program must run, and still run a little later."""
+    """Raise unless the program runs, and still does a little later: CRIU's success is not
+    enough.
+    """
     for pause in (SETTLED, 0):
         now = procfs.stat(root)
         if now is None or now.dead:
@@ -321,7 +325,7 @@ def _confirm(root: int) -> None:
 
 
 def _set_affinities(processes: Sequence[Process]) -> None:
-    """CRIU does not restore on which CPUs a thread may run."""
+    """Restore on which CPUs threads may run, which CRIU does not."""
     everywhere = set(range(os.cpu_count() or 1))
     for process in processes:
         for thread, cpus in process.affinity.items():

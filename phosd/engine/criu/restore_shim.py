@@ -1,9 +1,9 @@
-"""Stays behind after a restore, for what the restored program needs somebody to hold.
+"""Hold what a restored program needs from a process outside of it, until the program ends.
 
-Three things: the other ends of its output (a pipe without a reader kills it at its first print),
-the session of a terminal that it was a job of, and its parent, if it asked for a signal when that
-ends. It runs CRIU, tells how that went by its exit status, and a child of it stays until the
-program has closed everything.
+These are the other ends of its output (writing to a pipe without a reader kills it), the session of
+its controlling terminal, and its parent, if it has a parent-death signal. The shim runs CRIU and
+reports the result by its exit status; a child of the shim stays until the program has closed
+everything.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ def command(
     terminal: int | None,
     parent: bool,
 ) -> list[str]:
-    """The command that runs ``words`` and keeps. Its environment needs phosd in ``PYTHONPATH``.
+    """Return the command that runs ``words`` and then holds what is given.
 
-    ``user`` are uid, gid and groups of the keeper, afterwards. ``inputs`` are descriptors, read
-    until their end into the file ``output``, or nowhere. ``terminal`` is the slave to have as the
-    controlling terminal of the session. ``parent`` makes the keeper the parent of the restored
-    root (with CRIU's ``--restore-sibling``).
+    Its environment needs phosd in ``PYTHONPATH``. ``user`` are the uid, gid and groups of the
+    remaining process. ``inputs`` are descriptors, read until their end into the file ``output``, or
+    discarded. ``terminal`` is the slave that becomes the controlling terminal of the session.
+    ``parent`` makes the shim the parent of the restored root (with CRIU's ``--restore-sibling``).
     """
     orders = {
         "user": [user[0], user[1], list(user[2])],
@@ -65,7 +65,7 @@ def main() -> None:
         sys.exit(status[0] if status else 1)
     os.close(reader)
     os.setsid()
-    end_with(first)  # a restore that is given up must not come up later
+    end_with(first)  # a cancelled restore must not complete later
     keeper = os.getpid()
     uid, gid, groups = orders["user"]
     output = None
@@ -79,7 +79,8 @@ def main() -> None:
         stdin=terminal,
         stdout=terminal,
         close_fds=False,
-        preexec_fn=lambda: end_with(keeper),  # it takes a moment to see to that itself
+        # CRIU's launcher arranges that itself only after a moment.
+        preexec_fn=lambda: end_with(keeper),
         check=False,
     ).returncode
     die_with_parent(0)
@@ -100,7 +101,7 @@ def main() -> None:
 def _close_all_but(kept: set[int | None]) -> None:
     for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
         if descriptor not in kept:
-            with contextlib.suppress(OSError):  # the listing's own, closed by now
+            with contextlib.suppress(OSError):  # the listing's own descriptor, closed by now
                 os.close(descriptor)
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -117,7 +118,7 @@ def _relay(inputs: list[int], output: int | None) -> None:
         for descriptor, _ in poller.poll():
             try:
                 data = os.read(descriptor, _CHUNK)
-            except OSError:  # EIO: nobody has the terminal open any more
+            except OSError:  # EIO: all have closed the terminal
                 data = b""
             if not data:
                 poller.unregister(descriptor)
@@ -128,7 +129,9 @@ def _relay(inputs: list[int], output: int | None) -> None:
 
 
 def _write(output: int, data: bytes) -> None:
-    """A full disk must not stop the program: what cannot be written is lost, as documented."""
+    """Write ``data``. A full disk must not stop the program: what does not fit is lost
+    (documented).
+    """
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(output, data) :]

@@ -1,8 +1,8 @@
-"""Compare the rights that CRIU would give back to a program with what the kernel says of them.
+"""Compare the credentials in CRIU's images with those that the kernel reports.
 
-CRIU asks a program for its rights by code that it puts into the program's own memory. The program's
-user can change that code while it runs, and so the answer. An image with another answer than the
-kernel's would make its owner more than they are.
+CRIU reads a program's credentials with code that it puts into the program's own memory. The
+program's user can change that code while it runs, and so its answer. An image with other
+credentials than the kernel's would give its owner more rights at a restore.
 """
 
 import contextlib
@@ -21,23 +21,23 @@ from phosd.errors import NotAuthorized
 
 @dataclass(frozen=True)
 class Rights:
-    """Those of all threads of a tree, by thread id."""
+    """Credentials of all threads of a tree, by thread id."""
 
     of: Mapping[int, Credentials]
 
     @classmethod
     def known_to_kernel(cls, tree: ProcessTree) -> "Rights":
-        """Ask the kernel, of those threads that have not ended meanwhile."""
+        """Read the credentials from the kernel, without threads that have ended meanwhile."""
         found = {}
         for thread in (thread for process in tree.living for thread in process.threads):
-            with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has ended
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # the thread has ended
                 found[thread] = procfs.credentials(thread)
         return cls(found)
 
     @classmethod
     def in_images(cls, folder: Path) -> "Rights":
-        """Read them out of CRIU's images; a zombie has none. Raises :class:`Internal` if one is not
-        understood.
+        """Read the credentials from CRIU's images; a zombie has none. Raises :class:`Internal` for
+        an unknown format.
         """
         found = {}
         for path in folder.glob("core-*.img"):
@@ -47,9 +47,7 @@ class Rights:
         return cls(found)
 
     def require_equal(self, image: "Rights") -> None:
-        """Raise :class:`NotAuthorized` if ``image`` has other threads, or gives one other rights
-        than these, which the kernel has told.
-        """
+        """Raise :class:`NotAuthorized` unless ``image`` has the same threads and credentials."""
         if self.of.keys() != image.of.keys():
             raise _forged(f"has the threads {sorted(image.of)} instead of {sorted(self.of)}")
         for thread, right in self.of.items():
@@ -62,8 +60,10 @@ class Rights:
                     raise _forged(f"has other {what} for thread {thread} than the kernel")
 
     def require_plain(self, owner: Owner) -> None:
-        """Raise :class:`NotAuthorized` if a thread has more rights than the user ``owner``, or
-        other ids. Its inheritable capabilities give it none.
+        """Raise :class:`NotAuthorized` if a thread has more rights, or other ids, than user
+        ``owner``.
+
+        Inheritable capabilities are ignored, as they alone give no rights.
         """
         uids, gids = (owner.uid,) * 4, (owner.gid,) * 4
         groups = tuple(sorted(owner.groups))
@@ -77,11 +77,12 @@ class Rights:
 
     @property
     def to_restore(self) -> frozenset[Capability]:
-        """The capabilities that CRIU needs to give them back to a user's program."""
+        """The capabilities that CRIU needs to restore these credentials of a user's program."""
         last = int((procfs.PROC / "sys/kernel/cap_last_cap").read_text())
         everything = (1 << last + 1) - 1
         rights = self.of.values()
-        # CRIU drops what a bounding set does not have, also where its own does not have it.
+        # CRIU drops capabilities missing in a thread's bounding set, even if its own set lacks them
+        # too.
         trims = any(each.bounding != everything or each.inheritable for each in rights)
         needed = (Capability.CHECKPOINT_RESTORE, *((Capability.SETPCAP,) if trims else ()))
         return frozenset(needed)

@@ -1,4 +1,4 @@
-"""One tree of an image: what the manifest says of it, and CRIU's files."""
+"""Check one tree of an image: the manifest's entry against CRIU's files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from phosd.errors import ImageCorrupt
 
 @dataclass(frozen=True)
 class SavedTree:
-    """Find the processes of ``record`` in ``processes``, and what CRIU wrote of them in ``folder``.
+    """A tree of an image: its ``record``, its ``processes``, and CRIU's files in ``folder``.
 
-    Its properties and methods raise :class:`ImageCorrupt`.
+    Properties and methods raise :class:`ImageCorrupt`.
     """
 
     record: Tree
@@ -29,7 +29,7 @@ class SavedTree:
 
     @property
     def user(self) -> Owner:
-        """Who CRIU runs as."""
+        """The user that CRIU runs as."""
         return restoring_user(self.record)
 
     def check_listing(self) -> None:
@@ -59,7 +59,7 @@ class SavedTree:
                 )
 
     def check_bytes(self) -> None:
-        """Hash every file of the dump. Raises naming the first that differs."""
+        """Hash every file of the dump. Raises, naming the first that differs."""
         recorded = {file.path: file for file in self.record.files}
         for found in digests(self.folder):
             if recorded.get(found.path) != found:
@@ -70,7 +70,7 @@ class SavedTree:
 
 
 def restoring_user(tree: Tree) -> Owner:
-    """Who CRIU runs as to restore ``tree``. Raises :class:`ImageCorrupt`."""
+    """Return the user that CRIU runs as to restore ``tree``. Raises :class:`ImageCorrupt`."""
     details = _details(tree)
     if details.privileged:
         return Owner(0, 0, ())

@@ -1,8 +1,8 @@
-"""Where a tree's output leads when it leaves the tree, and how it is led on after a restore.
+"""Find where a tree's output leads, so that a restore can replace ends outside of the tree.
 
-A program that was started with its output on a pipe, a terminal or the journal's socket would
-fail at its first print after a restore, because the other end is gone. So the dump notes each
-such end, and the restore gives CRIU a new end of the same kind, held by a relay.
+A program whose output is a pipe, a terminal or the journal's socket would fail at its first print
+after a restore, because the other end is gone. So the dump records each such end, and the restore
+gives CRIU a new end of the same kind, whose other end the restore shim holds.
 """
 
 import os
@@ -25,7 +25,7 @@ STANDARD = (0, 1, 2)
 
 @dataclass(frozen=True)
 class StdioPlan:
-    """The tree's ends towards the outside, and the words that make CRIU dump it with them."""
+    """The tree's ends that lead outside, and CRIU's options to dump the tree with them."""
 
     endpoints: tuple[Endpoint, ...]
     words: tuple[str, ...]
@@ -33,7 +33,7 @@ class StdioPlan:
 
 
 def plan(tree: ProcessTree, descriptors: Iterable[Descriptor]) -> StdioPlan:
-    """Look at every descriptor of the tree once."""
+    """Plan the ends of a tree from all its descriptors."""
     every = list(descriptors)
     terminals = _terminals(every)
     shell_job = not tree.own_session
@@ -55,7 +55,7 @@ def _endpoint(kind: EndpointKind, key: str, descriptor: Descriptor) -> Endpoint:
 
 
 def _pipes(descriptors: list[Descriptor]) -> list[Endpoint]:
-    """Pipes that the tree only writes to: somebody else reads."""
+    """Return the pipes that the tree only writes to, and a process outside reads."""
     pipes = [d for d in descriptors if d.target.startswith("pipe:[")]
     read_here = {d.target for d in pipes if d.flags & os.O_ACCMODE != os.O_WRONLY}
     outgoing = [d for d in pipes if d.target not in read_here]
@@ -63,7 +63,7 @@ def _pipes(descriptors: list[Descriptor]) -> list[Endpoint]:
 
 
 def _terminals(descriptors: list[Descriptor]) -> list[Endpoint]:
-    """Terminals whose other end is not in the tree."""
+    """Return the terminals whose other end is not in the tree."""
     devices = [d for d in descriptors if stat.S_ISCHR(d.file.st_mode)]
     masters = {_terminal_index(d) for d in devices if d.file.st_rdev == _MASTER}
     found = []
@@ -86,7 +86,9 @@ def _terminal_index(master: Descriptor) -> int:
 def unix_peers_outside(
     descriptors: Iterable[Descriptor],
 ) -> list[tuple[Descriptor, sockets.UnixSocket, sockets.UnixSocket | None]]:
-    """Connected unix sockets of the tree whose other end is not in it: (descriptor, it, peer)."""
+    """Return connected unix sockets with the peer outside of the tree: (descriptor, socket,
+    peer).
+    """
     known = sockets.unix_sockets()
     ours = [d for d in descriptors if stat.S_ISSOCK(d.file.st_mode) and d.file.st_ino in known]
     inodes = {d.file.st_ino for d in ours}
@@ -99,7 +101,7 @@ def unix_peers_outside(
 
 
 def _unix(descriptors: list[Descriptor]) -> list[Endpoint]:
-    """Standard output on a connected unix socket: the journal's, or another supervisor's."""
+    """Return standard outputs on a connected unix socket, of the journal or another supervisor."""
     return [
         _endpoint(EndpointKind.SOCKET, descriptor.target, descriptor)
         for descriptor, socket, _ in unix_peers_outside(descriptors)
@@ -108,7 +110,7 @@ def _unix(descriptors: list[Descriptor]) -> list[Endpoint]:
 
 
 def _datagrams(descriptors: list[Descriptor]) -> list[int]:
-    """Datagram sockets that point at a named one outside (syslog): CRIU connects them again."""
+    """Return datagram sockets connected to a named one outside (syslog): CRIU reconnects them."""
     return [
         socket.inode
         for _, socket, peer in unix_peers_outside(descriptors)

@@ -1,17 +1,17 @@
-"""The chunk digest: 128 bits of up to 2 MiB, the same value from the GPU and from the CPU.
+"""Compute the digest of chunks: 128 bits of up to 2 MiB, with equal values on GPU and CPU.
 
-What it guarantees. The key is secret (32 random bytes of the store, mode 0600). For any two
-different contents of one length, chosen by someone who does not know the key, the probability over
-the key that the digests are equal is at most about 2^-110: a pass of NH misses a difference with
-at most 17 * 2^-32 (every multiple of the prime counts), its polynomials with less than 2^-46, and
-four passes with shifted keys are independent; SipHash adds 2^-128 and separates lengths. That
-covers every accidental write, sparse or dense, not only "random" ones: with 10^9 chunks in a store
-some pair collides with less than 2^-50.
+Guarantee: the key is secret (32 random bytes of the store, mode 0600). For any two different
+contents of one length, chosen by someone who does not know the key, the probability over the key
+that the digests are equal is at most about 2^-110: a pass of NH misses a difference with at most 17
+* 2^-32 (every multiple of the prime counts), its polynomials with less than 2^-46, and four passes
+with shifted keys are independent; SipHash adds 2^-128 and separates lengths. That covers every
+accidental write, sparse or dense, not only random ones: with 10^9 chunks in a store the probability
+that any pair collides is below 2^-50.
 
 Against an attacker who chooses contents: while the key is secret the digest is a message
-authentication code, as strong as SipHash-2-4 is a pseudo-random function, even when digests are
-seen. Whoever can read the key can make collisions, and forge an image; so root must own the store.
-The attacker's own process cannot be kept from lying about its own memory, and need not be.
+authentication code, as strong as SipHash-2-4 is a pseudo-random function, even if digests are seen.
+Anyone who can read the key can make collisions and forge an image, so root must own the store. An
+attacker's own process can lie about its own memory; that is not prevented, and need not be.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ _CHUNK = struct.Struct("<2Q")
 
 
 class DigestKey:
-    """The key that both the kernel and the CPU take, derived from a store's secret."""
+    """The key for both the kernel and the CPU, derived from a store's secret."""
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < 16:
@@ -53,7 +53,7 @@ class DigestKey:
 
     @classmethod
     def from_packed(cls, packed: bytes) -> "DigestKey":
-        """The key whose :attr:`packed` form was handed from another process."""
+        """Return the key with this :attr:`packed` form, which another process sent."""
         if len(packed) != _LAYOUT.size:
             raise Internal(f"a packed digest key has {_LAYOUT.size} bytes, not {len(packed)}")
         key = cls.__new__(cls)
@@ -62,14 +62,15 @@ class DigestKey:
 
 
 def pack_chunks(ranges: Iterable[tuple[int, int]]) -> bytes:
-    """The table of (address, length) that kernel and library take, 16 bytes a chunk."""
+    """Return the table of (address, length) for kernel and library, 16 bytes per chunk."""
     return b"".join(_CHUNK.pack(address, length) for address, length in ranges)
 
 
 def ptx() -> bytes:
-    """The kernel ``phos_digest(Key key, const Chunk* chunks, uint128* digests)`` as PTX text.
+    """Return the kernel ``phos_digest(Key key, const Chunk* chunks, uint128* digests)`` as PTX
+    text.
 
-    Launch one block of :data:`LANES` threads a chunk.
+    Launch one block of :data:`LANES` threads per chunk.
     """
     return (Path(__file__).parent / "digest.ptx").read_bytes()
 
@@ -77,10 +78,10 @@ def ptx() -> bytes:
 def digest_ranges(
     key: DigestKey, ranges: Sequence[tuple[int, int]], *, portable: bool = False
 ) -> list[bytes]:
-    """Digest of each (address, length) of this process's memory, in bytes.
+    """Return the digest of each (address, length in bytes) of this process's memory.
 
-    The caller keeps the memory alive. Runs without the interpreter's lock; use threads for more
-    than one core. ``portable`` avoids vector instructions (for tests).
+    The caller keeps the memory alive. Releases the GIL; use threads for more than one core.
+    ``portable`` avoids vector instructions (for tests).
     """
     if any((address | length) % ALIGNMENT for address, length in ranges):
         raise Internal("the address and length of a chunk must be multiples of 16 bytes")
@@ -92,7 +93,7 @@ def digest_ranges(
 def digest_buffer(
     key: DigestKey, data: "bytearray | memoryview | mmap.mmap | bytes", chunk: int = 2 << 20
 ) -> list[bytes]:
-    """Digest of each ``chunk`` bytes of ``data``; the last chunk may be shorter.
+    """Return the digest of each ``chunk`` bytes of ``data``; the last chunk may be shorter.
 
     Read-only or unaligned data is copied first. Its length must be a multiple of 16 bytes.
     """
@@ -110,7 +111,7 @@ def digest_buffer(
 
 
 def split(digests: bytes) -> list[bytes]:
-    """Digests that lie one after the other, as a list."""
+    """Split concatenated digests into a list."""
     return [digests[at : at + SIZE] for at in range(0, len(digests), SIZE)]
 
 

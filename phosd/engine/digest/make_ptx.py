@@ -1,4 +1,4 @@
-"""Compiles digest.cu to digest.ptx with NVRTC 13.0. Run it after every change of the kernel."""
+"""Compile digest.cu to digest.ptx with NVRTC 13.0. Run it after every change of the kernel."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ OPTIONS = [b"--gpu-architecture=compute_75", b"--std=c++17"]
 
 
 def compile_ptx() -> str:
-    """The kernel as PTX text, without the compiler's build comments."""
+    """Return the kernel as PTX text, without the compiler's build comments."""
     headers = [(HERE / "digest.h").read_bytes()]
     source = (HERE / "digest.cu").read_bytes()
     status, program = nvrtc.nvrtcCreateProgram(source, b"digest.cu", 1, headers, [b"digest.h"])

@@ -1,1 +1,1 @@
-"""The engine's side of the hook: its protocol, the gate, and what programs free."""
+"""Talk to the hook: its protocol, the gate, and the blocks that programs free."""

@@ -1,4 +1,4 @@
-"""Learn what a program frees, so that the engine can release that memory."""
+"""Watch which blocks a program frees, so that the engine can release their memory."""
 
 import logging
 import threading
@@ -11,14 +11,14 @@ from phosd.errors import PhosError
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.1
-"""How often to look whether the process still lives, which keeps its memory until then."""
+"""Seconds between checks whether the process still lives, which keeps its memory until it ends."""
 
 
 class FreeWatcher:
     """Read the freed blocks of one process from its chunk map, on a thread, until :meth:`end`.
 
-    ``freed`` is called with the ids of freed blocks, or None when some may have been missed, and
-    says whether their memory is free by then; if it is later, :meth:`settle` must be called.
+    ``freed`` is called with the ids of freed blocks, or None if some may have been missed. It
+    returns whether their memory is free now; if it is freed later, call :meth:`settle` then.
     ``gone`` is called when the process has ended. The watcher closes the chunk map.
     """
 
@@ -45,7 +45,7 @@ class FreeWatcher:
         return self._thread.is_alive() and not self._over.is_set()
 
     def settle(self) -> None:
-        """Tell the hook that all memory that the process has freed is released."""
+        """Tell the hook that the memory which the process freed is released."""
         self.chunk_map.taken()
 
     def end(self) -> None:

@@ -1,7 +1,7 @@
-"""Bringing the processes of a group to a halt, all together, without deadlock (hazards of a gate).
+"""Close the gates of a group's processes together, without deadlock.
 
-Every gate closes at once; then the hooks are polled. While any process works, the others are told,
-so that each lets through, one by one, what the working one may be waiting for.
+All gates are closed at once; then the hooks are polled. While a process is busy, the others are
+told, and let through, one by one, the calls that the busy one may wait for.
 """
 
 import time
@@ -17,10 +17,10 @@ from phosd.engine.job.rollback import Undo
 from phosd.errors import Busy, NoSuchProcess
 
 DEADLINE = 10.0
-"""Seconds to wait for a program to become idle before it is left alone again."""
+"""Seconds to wait for a program to become idle; then its gates are opened again."""
 LONGEST_DEADLINE = 86_400.0
 Deadline = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_DEADLINE)]
-"""What may be said instead."""
+"""A deadline in seconds, within the allowed bounds."""
 
 _POLL = 0.0002
 
@@ -29,10 +29,10 @@ _POLL = 0.0002
 def closed_gates(
     links: Sequence[HookLink], cancellation: Cancellation, deadline: float = DEADLINE
 ) -> Iterator[None]:
-    """Inside, no process of the group submits work and all their devices are idle.
+    """Keep all gates closed inside: no process submits work, and all their devices are idle.
 
-    Raises :class:`Busy` when that is not reached within ``deadline`` seconds; the gates are open
-    again then. A process that dies inside is no error here: there is no gate left to open.
+    Raises :class:`Busy` if that is not reached within ``deadline`` seconds; the gates are then open
+    again. A process that dies inside causes no error here, as it has no gate to open.
     """
     with Undo() as undo:
         close_gates(links, cancellation, deadline, undo)
@@ -42,7 +42,7 @@ def closed_gates(
 def close_gates(
     links: Sequence[HookLink], cancellation: Cancellation, deadline: float, undo: Undo
 ) -> None:
-    """What :func:`closed_gates` has inside, until ``undo`` opens the gates."""
+    """Close the gates as :func:`closed_gates` does, until ``undo`` opens them."""
     for link in links:
         undo.add(open_gate, link)
     give_up = time.monotonic() + deadline
@@ -59,8 +59,8 @@ def close_gates(
                 f"the program did not come to rest within {deadline:.0f} s ({_why(states)})",
                 hint="the program goes on; try again, or give a longer deadline",
             )
-        # Not "unsettled": a hook that is told of busy peers does not settle, and two would wait
-        # for each other.
+        # Not "unsettled": a hook that is told of busy peers does not settle, and two would wait for
+        # each other.
         busy = {pid for pid, state in states.items() if state.busy}
         peers_busy = {pid: bool(busy - {pid}) for pid in states}
         time.sleep(_POLL)
@@ -77,7 +77,7 @@ def _why(states: dict[int, GateState]) -> str:
 
 
 def open_gate(link: HookLink) -> None:
-    """Open the gate of a process. One that has ended, or lost its connection, has none closed."""
+    """Open the gate of a process, unless the process has ended or the connection is lost."""
     if not link.connected:
         return  # the hook opened its gate when the connection broke
     try:

@@ -1,4 +1,4 @@
-"""The client of the hook in a GPU process; docs/reference/hook-protocol.md has the requests."""
+"""Send requests to the hook in a GPU process (docs/reference/hook-protocol.md)."""
 
 import contextlib
 import os
@@ -65,13 +65,14 @@ WAKE_SECONDS = 10.0
 
 
 def socket_path(runtime_dir: Path, pid: int) -> Path:
-    """Where the hook of ``pid`` listens."""
+    """Return the path of the socket of the hook of ``pid``."""
     return runtime_dir / "hook" / f"{pid}.sock"
 
 
 class HookLink:
-    """A connection to the hook of one process. One request at a time, each of which may take
-    ``deadline`` seconds; a list may take that in all.
+    """A connection to the hook of one process, with one request at a time.
+
+    Each request may take ``deadline`` seconds; a list may take that in total.
     """
 
     def __init__(self, pid: int, runtime_dir: Path, deadline: float = DEADLINE) -> None:
@@ -81,10 +82,11 @@ class HookLink:
         self._channel: Channel | None = None
 
     def connect(self) -> Self:
-        """Connect and check that the peer is the process itself (the folder is anybody's).
+        """Connect, and check that the peer is the process itself (any user can write to the
+        folder).
 
-        Raises :class:`NoSuchProcess` when no hook listens for the pid, :class:`NotAuthorized` when
-        somebody else does, :class:`Timeout` when the hook has no time for us.
+        Raises :class:`NoSuchProcess` if no hook listens for the pid, :class:`NotAuthorized` if
+        another process does, :class:`Timeout` if the hook does not accept the connection.
         """
         path = socket_path(self.runtime_dir, self.pid)
         try:
@@ -111,7 +113,7 @@ class HookLink:
                     f"{path} is served by process {peer_pid} (uid {peer_uid}), not {self.pid}",
                     hint="somebody else put it there; remove it",
                 )
-        except (BlockingIOError, TimeoutError) as error:  # as many wait as may wait
+        except (BlockingIOError, TimeoutError) as error:  # the hook's queue of connections is full
             connection.close()
             raise Timeout(
                 f"the hook of process {self.pid} takes no connection",
@@ -130,7 +132,7 @@ class HookLink:
         return self
 
     def close(self) -> None:
-        """Drop the connection. While the gate is closed and nothing is parked, this opens it."""
+        """Close the connection. A closed gate opens with it, unless memory is parked."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -154,25 +156,25 @@ class HookLink:
     # -- requests ------------------------------------------------------------------------------
 
     def hello(self) -> Hello:
-        """Who the process is and whether it can be parked."""
+        """Return the description of the process, and whether it can be parked."""
         with self._decoding(Type.HELLO):
             return decode_hello(self._ask(Type.HELLO))
 
     def list_blocks(self, after: int = 0) -> list[HookBlock]:
-        """Every block with an id above ``after``, in order of id."""
+        """Return every block with an id above ``after``, ordered by id."""
         until = time.monotonic() + self._deadline
         return [block for block, _ in self._blocks(Type.LIST_BLOCKS, after, until)]
 
     def export_blocks(self, after: int = 0) -> Iterator[tuple[HookBlock, int | None]]:
-        """The same with a descriptor each (the caller's to close), None where there is none."""
+        """Yield the same with a descriptor each (for the caller to close), or None."""
         return self._blocks(Type.EXPORT_BLOCKS, after)
 
     def has_imports(self) -> bool:
-        """Whether blocks came back by an unpark and nobody else can reach them (see rehome)."""
+        """Return whether blocks are imports that cannot be exported again (:meth:`rehome`)."""
         return any(not b.flags & BlockFlag.HAS_DESCRIPTOR for b in self.list_blocks())
 
     def close_gate(self, deadline: float, *, peers_busy: bool) -> GateState:
-        """Begin to close the gate, or ask how far it is. ``deadline`` in seconds."""
+        """Begin to close the gate, or ask for its state. ``deadline`` in seconds."""
         milliseconds = max(0, min(int(deadline * 1000), _MAX_MS))
         with self._decoding(Type.CLOSE_GATE):
             return decode_gate(
@@ -180,15 +182,17 @@ class HookLink:
             )
 
     def open_gate(self) -> None:
-        """Let the program work again."""
+        """Open the gate, so that the program works again."""
         self._ask(Type.OPEN_GATE)
 
     def park(self) -> int:
-        """Unmap and release every block; how many."""
+        """Unmap and release every block. Returns their number."""
         return self._count(Type.PARK)
 
     def unpark(self, memory: Iterable[tuple[int, int]]) -> int:
-        """Hand back ``(block id, descriptor)`` for every block and have them mapped; how many."""
+        """Hand back ``(block id, descriptor)`` of every block, and have them mapped. Returns the
+        number.
+        """
         batch: list[tuple[int, int]] = []
         for item in memory:
             batch.append(item)
@@ -200,31 +204,35 @@ class HookLink:
         return self._count(Type.UNPARK)
 
     def rehome(self, ids: Sequence[int] | None = None) -> int:
-        """Make imported blocks the process's own again, on the device; how many. Only those with
-        the given ids (at most 8,000), if any are given.
+        """Copy imported blocks, on the device, into memory that the process owns. Returns the
+        number.
+
+        ``ids`` limits this to some blocks (at most 8,000).
         """
         payload = b"" if ids is None else struct.pack(f"<{len(ids) + 1}Q", len(ids), *ids)
         return self._count(Type.REHOME, payload)
 
     def arm(self, chunk_map: int, slabs: Sequence[int]) -> int:
-        """Begin copy-on-write, with the descriptors of a chunk map and of its slabs, while the gate
-        is closed; how many chunks are pending. Losing this connection ends it. With a chunk map
-        that is only watched the gate may be open.
+        """Begin copy-on-write with the descriptors of a chunk map and of its slabs.
+
+        Returns the number of pending chunks. The gate must be closed, except for a chunk map that
+        is only watched. Losing this connection ends copy-on-write.
         """
         return self._count(Type.ARM, ARM.pack(len(slabs), 0), [chunk_map, *slabs])
 
     def disarm(self) -> int:
-        """End copy-on-write: the hook lets go of the slabs, and goes on to post freed blocks on
-        the chunk map; how many chunks it has shadowed.
+        """End copy-on-write. Returns the number of chunks that the hook shadowed.
+
+        The hook releases the slabs, and goes on posting freed blocks on the chunk map.
         """
         return self._count(Type.DISARM)
 
     def forget(self) -> None:
-        """Have the hook let go of the chunk map."""
+        """Have the hook release the chunk map."""
         self._ask(Type.FORGET)
 
     def kernels(self) -> list[Kernel]:
-        """Kernels launched since :meth:`arm`, in order of their first launch."""
+        """Return the kernels launched since :meth:`arm`, by first launch."""
         known: list[Kernel] = []
         more = True
         until = time.monotonic() + self._deadline
@@ -238,9 +246,10 @@ class HookLink:
         return known
 
     def empty_cache(self, *, ask: bool, until: float | None = None) -> ReleaseState:
-        """Have PyTorch in the process release what it has cached, by the program's main thread when
-        it comes to it; or, unless we ``ask``, only tell how far that is. The gate must be open.
-        ``until`` (of the monotonic clock) is when there must be an answer.
+        """Have PyTorch in the process release its cache, on the program's main thread.
+
+        Without ``ask``, only return the state of an earlier request. The gate must be open.
+        ``until`` is the deadline of the answer, on the monotonic clock.
         """
         with self._decoding(Type.EMPTY_CACHE):
             return decode_release(
@@ -248,18 +257,18 @@ class HookLink:
             )
 
     def detach(self) -> None:
-        """Have the hook give up its sockets until :meth:`reattach`; the connection ends."""
+        """Have the hook close its sockets until :meth:`reattach`; the connection ends."""
         self._ask(Type.DETACH)
         self.close()
 
     def stats(self) -> str:
-        """Counters and the log ring, as text."""
+        """Return the hook's counters and its log ring, as text."""
         return printable(self._ask(Type.STATS))
 
     def reattach(self, deadline: float = DEADLINE) -> None:
         """Wake a detached hook and connect to it again.
 
-        Raises :class:`Timeout` when it does not come back within ``deadline`` seconds.
+        Raises :class:`Timeout` if it does not come back within ``deadline`` seconds.
         """
         wake = socket_path(self.runtime_dir, self.pid).with_suffix(".wake")
         _create(wake)
@@ -271,7 +280,7 @@ class HookLink:
                     return
                 except (NoSuchProcess, Timeout) as error:  # not listening yet
                     why = error.what
-                except NotAuthorized as error:  # in its way: the hook cannot listen there
+                except NotAuthorized as error:  # a file in its place: the hook cannot listen there
                     why = error.what
                     self._clear_the_way()
                 found = procfs.stat(self.pid)
@@ -295,7 +304,8 @@ class HookLink:
         path = socket_path(self.runtime_dir, self.pid)
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             aside = _put_aside(path)
-            if _is_socket_of(aside, procfs.status(self.pid).uids[1]):  # the hook was quicker
+            # It was the hook's socket after all.
+            if _is_socket_of(aside, procfs.status(self.pid).uids[1]):
                 aside.rename(path)
 
     # -- the parts of a request ----------------------------------------------------------------
@@ -322,7 +332,7 @@ class HookLink:
                     yield block, descriptors.pop(0) if mine else None
                     after = block.id
             finally:
-                close_all(descriptors)  # what the caller did not take
+                close_all(descriptors)  # those that the caller did not take
 
     def _hand_back(self, batch: Sequence[tuple[int, int]]) -> None:
         ids = [i for i, _ in batch]
@@ -343,7 +353,7 @@ class HookLink:
         descriptors: Sequence[int] = (),
         until: float | None = None,
     ) -> bytes:
-        """A request whose answer brings no descriptors."""
+        """Send a request whose answer has no descriptors."""
         body, received = self._request(type_, payload, descriptors, until)
         if received:
             close_all(received)
@@ -358,14 +368,14 @@ class HookLink:
         descriptors: Sequence[int] = (),
         until: float | None = None,
     ) -> tuple[bytes, list[int]]:
-        """``until`` (of the monotonic clock) is when there must be an answer, if not within the
-        deadline of every request.
+        """Send a request. ``until`` is its deadline on the monotonic clock, instead of the
+        default.
         """
         if self._channel is None:
             raise Internal(
                 f"no connection to the hook of process {self.pid}", hint="connect it first"
             )
-        if self._channel.closed:  # by a request that failed
+        if self._channel.closed:  # after a failed request
             raise NoSuchProcess(
                 f"the connection to the hook of process {self.pid} was lost",
                 hint="the process may have ended; try again",
@@ -375,7 +385,7 @@ class HookLink:
 
     @contextlib.contextmanager
     def _decoding(self, type_: Type) -> Iterator[None]:
-        """An answer that cannot be decoded inside ends the connection."""
+        """End the connection if an answer cannot be decoded inside."""
         try:
             yield
         except Garbled as error:
@@ -384,9 +394,9 @@ class HookLink:
 
 
 def reach(pid: int, runtime_dir: Path, patience: float = WAKE_SECONDS) -> HookLink:
-    """Connect to the hook that is in a process, and wake it if it is detached.
+    """Connect to the hook in a process, and wake it if it is detached.
 
-    Raises :class:`Timeout` when it does not come within ``patience`` seconds.
+    Raises :class:`Timeout` if it does not come back within ``patience`` seconds.
     """
     link = HookLink(pid, runtime_dir)
     try:
@@ -402,7 +412,7 @@ def _is_socket_of(path: Path, owner: int) -> bool:
 
 
 def _create(path: Path) -> None:
-    """An empty file of ours at ``path``, whatever is there: every user may write to the folder."""
+    """Create an empty file at ``path``, whatever is there: every user can write to the folder."""
     for _ in range(100):
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
@@ -416,5 +426,5 @@ def _create(path: Path) -> None:
 
 
 def _put_aside(path: Path) -> Path:
-    """Free a name. A folder with something in it cannot be removed at once, but renamed."""
+    """Free a name by renaming, because a folder that is not empty cannot be removed at once."""
     return path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.squatted"))

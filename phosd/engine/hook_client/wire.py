@@ -1,7 +1,7 @@
-"""Messages between phosd and the hook in a GPU process, and the connection that carries them.
+"""Encode and decode messages between phosd and the hook, and send them over a connection.
 
-``phosd/hook/protocol/wire.h`` is the other side; every layout here has its name there. What comes
-in was sent by a program of any user, so nothing of it is believed before it was checked.
+``phosd/hook/protocol/wire.h`` is the other side, with the same names for all layouts. Messages come
+from programs of any user, so everything is checked before it is used.
 """
 
 import array
@@ -40,9 +40,9 @@ EMPTY_CACHE = struct.Struct("<II")
 RELEASE_STATE = struct.Struct("<II256s")
 MAX_NAME = 4096
 MAX_KERNELS = 1 << 16
-"""Kernels that are believed of one program."""
+"""Most kernels accepted from one program."""
 MAX_BLOCKS = 1 << 20
-"""Blocks that are believed of one program: as many of 2 MiB would fill 2 TiB."""
+"""Most blocks accepted from one program; as many of 2 MiB would fill 2 TiB."""
 U64 = struct.Struct("<Q")
 """A cursor or a count."""
 
@@ -69,7 +69,7 @@ class Type(enum.IntEnum):
 
 
 class Status(enum.IntEnum):
-    """What became of a request; see wire.h."""
+    """Results of a request; see wire.h."""
 
     OK = 0
     BAD_MESSAGE = 1
@@ -81,7 +81,7 @@ class Status(enum.IntEnum):
 
 
 class HookState(enum.IntEnum):
-    """Where the gate is; see wire.h."""
+    """States of the gate; see wire.h."""
 
     RUNNING = 0
     CLOSING = 1
@@ -90,7 +90,7 @@ class HookState(enum.IntEnum):
 
 
 class Release(enum.IntEnum):
-    """What became of emptying PyTorch's cache; see wire.h."""
+    """Results of emptying PyTorch's cache; see wire.h."""
 
     NONE = 0
     ASKED = 1
@@ -102,7 +102,7 @@ class Release(enum.IntEnum):
 
 
 class BlockFlag(enum.IntFlag):
-    """What a block is; see wire.h."""
+    """Properties of a block; see wire.h."""
 
     HAS_DESCRIPTOR = 1
     EXPORTED = 2
@@ -113,7 +113,7 @@ class BlockFlag(enum.IntFlag):
 
 @dataclass(frozen=True)
 class Hello:
-    """What the hook says of its process; ``devices`` are UUIDs, in the order of its numbers."""
+    """The hook's description of its process; ``devices`` are UUIDs in the process's order."""
 
     pid: int
     driver_version: int
@@ -127,7 +127,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class HookBlock:
-    """One physical allocation; ``size`` in bytes, ``device`` as the process numbers it."""
+    """A physical allocation; ``size`` in bytes, ``device`` as the process numbers it."""
 
     id: int
     va: int
@@ -138,7 +138,7 @@ class HookBlock:
 
 @dataclass(frozen=True)
 class GateState:
-    """How far a closing gate has come."""
+    """The state of a gate that is closing."""
 
     settled: bool
     busy: bool
@@ -151,8 +151,8 @@ class GateState:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel that was launched: its name, the hash of its module's image (0: unknown), how often,
-    and whether it was taken to write everything.
+    """A kernel that was launched: its name, the hash of its module's image (0: unknown), the number
+    of launches, and whether it was predicted to write all memory.
     """
 
     name: str
@@ -163,7 +163,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class ReleaseState:
-    """How far emptying PyTorch's cache is; ``reason`` says why it failed."""
+    """The state of emptying PyTorch's cache; ``reason`` says why it failed."""
 
     release: Release
     reason: str
@@ -183,11 +183,11 @@ _ERRORS: dict[int, tuple[type[PhosError], str]] = {
 
 
 class Garbled(Exception):
-    """An answer is not what the protocol allows; the text says how."""
+    """An answer violates the protocol; the text says how."""
 
 
 def decode_hello(body: bytes) -> Hello:
-    """The answer to ``HELLO``. Raises :class:`Garbled`."""
+    """Decode the answer to ``HELLO``. Raises :class:`Garbled`."""
     head, rows = body[: HELLO.size], body[HELLO.size :]
     pid, version, count, state, parkable, ever, unsupported, _, reason = unpack(HELLO, head)
     if len(rows) != count * DEVICE_ID.size:
@@ -201,8 +201,10 @@ def decode_hello(body: bytes) -> Hello:
 
 
 def decode_blocks(body: bytes, after: int) -> tuple[list[HookBlock], bool]:
-    """The answer to ``LIST_BLOCKS`` and ``EXPORT_BLOCKS``: blocks with ids above ``after``,
-    rising, and whether there are more. Raises :class:`Garbled`.
+    """Decode the answer to ``LIST_BLOCKS`` and ``EXPORT_BLOCKS``.
+
+    Returns blocks with ascending ids above ``after``, and whether there are more. Raises
+    :class:`Garbled`.
     """
     head, rows = body[: BLOCK_LIST.size], body[BLOCK_LIST.size :]
     count, more, _, _ = unpack(BLOCK_LIST, head)
@@ -213,19 +215,19 @@ def decode_blocks(body: bytes, after: int) -> tuple[list[HookBlock], bool]:
         HookBlock(i, va, size, device, BlockFlag(flags)) for i, va, size, device, flags in fields
     ]
     ids = [after, *(block.id for block in blocks)]
-    if ids != sorted(set(ids)):  # else asking for the next ones might never end
+    if ids != sorted(set(ids)):  # otherwise asking for the next ones might never end
         raise Garbled("blocks that are not in order of their ids")
     return blocks, bool(more and blocks)
 
 
 def decode_gate(body: bytes) -> GateState:
-    """The answer to ``CLOSE_GATE``. Raises :class:`Garbled`."""
+    """Decode the answer to ``CLOSE_GATE``. Raises :class:`Garbled`."""
     settled, busy, *rest = unpack(GATE_STATE, body)
     return GateState(bool(settled), bool(busy), *rest)
 
 
 def decode_kernels(body: bytes) -> tuple[list[Kernel], bool]:
-    """The answer to ``KERNELS``, and whether there are more. Raises :class:`Garbled`."""
+    """Decode the answer to ``KERNELS``, and whether there are more. Raises :class:`Garbled`."""
     count, more = unpack(KERNEL_LIST, body[: KERNEL_LIST.size])
     kernels = []
     at = KERNEL_LIST.size
@@ -243,7 +245,7 @@ def decode_kernels(body: bytes) -> tuple[list[Kernel], bool]:
 
 
 def decode_release(body: bytes) -> ReleaseState:
-    """The answer to ``EMPTY_CACHE``. Raises :class:`Garbled`."""
+    """Decode the answer to ``EMPTY_CACHE``. Raises :class:`Garbled`."""
     release, _, reason = unpack(RELEASE_STATE, body)
     if release not in list(Release):
         raise Garbled(f"a release that does not exist ({release})")
@@ -251,21 +253,24 @@ def decode_release(body: bytes) -> ReleaseState:
 
 
 def unpack(layout: struct.Struct, body: bytes) -> tuple[Any, ...]:
-    """The fields of ``body``. Raises :class:`Garbled` when it is not as long as ``layout``."""
+    """Return the fields of ``body``. Raises :class:`Garbled` unless it has the size of
+    ``layout``.
+    """
     if len(body) != layout.size:
         raise Garbled(f"{len(body)} bytes instead of {layout.size}")
     return layout.unpack(body)
 
 
 def printable(raw: bytes) -> str:
-    """Text of a program's, for a message: nothing in it may steer a terminal."""
+    """Decode text of a program for a message, without characters that control a terminal."""
     text = raw.decode(errors="replace")
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 class Channel:
-    """Requests over a connected socket, one at a time. One that fails ends the connection,
-    except that the hook may refuse a request (:class:`PhosError` of its own).
+    """Requests over a connected socket, one at a time. A failed request ends the connection.
+
+    A request that the hook refuses (:class:`PhosError`) does not end it.
     """
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
@@ -285,9 +290,9 @@ class Channel:
     def request(
         self, type_: Type, payload: bytes, descriptors: Sequence[int], patience: float
     ) -> tuple[bytes, list[int]]:
-        """Send a request, the descriptors with it, and wait at most ``patience`` seconds in all.
+        """Send a request with its descriptors, and wait for at most ``patience`` seconds in total.
 
-        Returns the payload of the answer and its descriptors, which are the caller's to close.
+        Returns the payload of the answer and its descriptors, which the caller closes.
         """
         end = time.monotonic() + patience
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
@@ -316,12 +321,12 @@ class Channel:
             return body, received
         close_all(received)
         if status == Status.BAD_MESSAGE:
-            self.close()  # as the hook does
+            self.close()  # the hook does the same
         kind, hint = _ERRORS.get(status, (Internal, "report this with the versions of both"))
         raise kind(f"process {self._pid}: {printable(body)}", hint=hint)
 
     def broken(self, what: str) -> Internal:
-        """End the connection; the error for an answer that makes no sense."""
+        """End the connection. Returns the error for an answer that violates the protocol."""
         self.close()
         return Internal(
             f"the hook of process {self._pid} sent {what}",
@@ -331,7 +336,7 @@ class Channel:
     def _send(self, message: bytes, descriptors: Sequence[int], end: float) -> None:
         self._socket.settimeout(_left(end))
         sent = socket.send_fds(self._socket, [message], list(descriptors))
-        if rest := message[sent:]:  # even an empty send fails once the peer closed
+        if rest := message[sent:]:  # even an empty send fails once the peer has closed
             self._socket.settimeout(_left(end))
             self._socket.sendall(rest)
 
@@ -353,7 +358,7 @@ class Channel:
             raise
 
     def _receive(self, size: int, end: float, into: list[int] | None = None) -> bytes:
-        """``size`` bytes; descriptors that come with them are added to ``into``, if given."""
+        """Receive ``size`` bytes; add descriptors that come with them to ``into``, if given."""
         data = bytearray()
         space = 0 if into is None else socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
         while len(data) < size:
@@ -378,6 +383,6 @@ def _left(end: float) -> float:
 
 
 def close_all(descriptors: Iterable[int]) -> None:
-    """Close descriptors that were received."""
+    """Close received descriptors."""
     for descriptor in descriptors:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""What an image says about the CPU side of a tree, beyond CRIU's own files."""
+"""Define what a manifest records of the CPU side of a tree, beyond CRIU's own files."""
 
 import os
 from enum import StrEnum
@@ -10,7 +10,7 @@ class OpenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A regular file that a process had open when it was frozen.
 
     ``flags`` are those of ``open``; ``size`` in bytes; ``content`` is the SHA-256 of the whole
-    file for one that is written but not appended to, where it was small enough to read.
+    file, if the file is written but not appended to, and was small enough to hash.
     """
 
     pid: int
@@ -23,7 +23,7 @@ class OpenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def appended(self) -> bool:
-        """Only ever appended to: it may be longer by now, and CRIU restores it as it is."""
+        """Whether it is only appended to: it may have grown, and CRIU restores it as it is."""
         return self.write_only and bool(self.flags & os.O_APPEND)
 
     @property
@@ -34,7 +34,7 @@ class OpenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class MemoryFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A named file in memory (tmpfs) that is mapped shared, and where its bytes are saved.
 
-    ``saved`` is relative to the tree's folder; ``mode`` are the permission bits.
+    ``saved`` is relative to the tree's folder; ``mode`` has the permission bits.
     """
 
     path: str
@@ -51,7 +51,7 @@ class MappedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EndpointKind(StrEnum):
-    """What one end of a connection to the world outside the tree is."""
+    """The kind of one end of a connection that leads out of the tree."""
 
     PIPE = "pipe"
     TERMINAL = "terminal"
@@ -59,7 +59,7 @@ class EndpointKind(StrEnum):
 
 
 class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Standard output that leads out of the tree. ``key`` is CRIU's name for it."""
+    """A standard output that leads out of the tree. ``key`` is CRIU's name for it."""
 
     kind: EndpointKind
     key: str
@@ -68,10 +68,10 @@ class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CpuDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that a restore of the tree needs to know besides CRIU's files.
+    """What a restore of the tree needs to know besides CRIU's files.
 
-    ``privileged`` says why only an administrator may restore it; empty when its owner may.
-    ``tied_to_parent`` is the signal that the root asked for when its parent ends, or 0.
+    ``privileged`` says why only root may restore it; empty if its owner may. ``tied_to_parent`` is
+    the parent-death signal of the root (``PR_SET_PDEATHSIG``), or 0.
     """
 
     uid: int

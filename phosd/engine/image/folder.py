@@ -1,4 +1,4 @@
-"""The folder of an image store: its paths, its lock, its secret, its packs and its spares."""
+"""Manage the folder of an image store: its paths, lock, secret, packs and spares."""
 
 import fcntl
 import os
@@ -16,8 +16,9 @@ _SECRET = 32
 
 
 class StoreFolder:
-    """A state folder. Creates it (mode 0700) with its secret when it is not there: a new secret, or
-    that of ``like``, so that digests agree.
+    """The state folder of a store, created (mode 0700) if it does not exist.
+
+    A new folder gets a new secret, or that of ``like``, so that digests agree.
     """
 
     def __init__(self, state: Path, like: "StoreFolder | None" = None) -> None:
@@ -29,38 +30,38 @@ class StoreFolder:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             private_files.require_private(folder)
         self.reservations: dict[str, SpaceReservation] = {}
-        """What the images that are being made will take."""
+        """The bytes that unfinished images are expected to take, by image id."""
         with self._locked_folder():
             self.key = DigestKey(self.secret())
         """The key of every digest in this store."""
 
     def pack_path(self, number: int) -> Path:
-        """Where pack ``number`` is, or would be."""
+        """Return the path of pack ``number``, whether it exists or not."""
         return self.packs / f"{number}.pack"
 
     def pack_numbers(self) -> Sequence[int]:
-        """The numbers of all packs there are."""
+        """Return the numbers of all existing packs."""
         names = (p.name.removesuffix(".pack") for p in self.packs.glob("*.pack"))
         return sorted(int(name) for name in names if name.isdecimal())
 
     def spare_paths(self) -> Sequence[Path]:
-        """The spare packs that nobody is making. The caller holds the store's lock."""
+        """Return the spare packs that are complete. The caller holds the store's lock."""
         return [path for path in sorted(self.packs.glob("*.spare")) if private_files.unused(path)]
 
     def free_bytes(self) -> int:
-        """What the file system of the store can still take, and what is set aside, in bytes."""
+        """Return the free bytes of the store's file system, plus the bytes of spare packs."""
         status = os.statvfs(self.state)
         with self.locked():
             spare = sum(path.stat().st_size for path in self.spare_paths())
         return status.f_bavail * status.f_frsize + spare
 
     def disk_bytes(self) -> int:
-        """The size of the file system of the store, in bytes."""
+        """Return the size of the store's file system, in bytes."""
         status = os.statvfs(self.state)
         return status.f_blocks * status.f_frsize
 
     def secret(self) -> bytes:
-        """What the key of the digests is made of; written if it is not there."""
+        """Return the secret that the digest key is made of; create it if it does not exist."""
         path = self.state / "secret"
         try:
             secret = private_files.read_private(path, _SECRET)
@@ -80,7 +81,7 @@ class StoreFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of the store, and know that it is the one that it was at the start."""
+        """Hold the lock of the store. Raises if it is not the store that was there at the start."""
         with self._locked_folder():
             try:
                 secret = private_files.read_private(self.state / "secret", _SECRET)
@@ -106,7 +107,7 @@ class StoreFolder:
             private_files.close_locked(fd)
 
     def require_writable(self) -> None:
-        """Raise :class:`Internal` when nothing can be changed here."""
+        """Raise :class:`Internal` if the file system is read-only."""
         if os.statvfs(self.state).f_flag & os.ST_RDONLY:
             raise Internal(
                 f"{self.state} is on a file system that is read-only",
@@ -114,7 +115,7 @@ class StoreFolder:
             )
 
     def unreachable(self, error: OSError) -> Internal:
-        """What to raise when the folder is gone, or its disk."""
+        """Return the error for a folder or disk that is gone."""
         return Internal(
             f"the images in {self.state} cannot be reached ({error.strerror})",
             hint="bring the folder or its disk back; phosd then goes on. To begin an empty store,"

@@ -1,7 +1,7 @@
-"""The seal of a manifest: its last member, a keyed hash over every byte before it.
+"""Seal manifests: the last member is a keyed hash over all bytes before it.
 
-A manifest is JSON that may say anything that makes sense, so a flipped digit in it would not be
-noticed otherwise. The seal also tells a manifest of this store from one that was put there.
+A manifest is JSON, in which a changed digit would otherwise go unnoticed. The seal also tells a
+manifest of this store from one that was put there by others.
 """
 
 import hashlib
@@ -14,12 +14,14 @@ _PURPOSE = b"phosd manifest 1\0"
 
 
 def sealed(key: bytes, text: bytes) -> bytes:
-    """The JSON object ``text`` with its seal (HMAC-SHA-256 under ``key``) as the last member."""
+    """Return the JSON object ``text`` with its seal (HMAC-SHA-256 with ``key``) as the last
+    member.
+    """
     return text[:-1] + b',"seal":"' + _hash(key, text).encode() + b'"}'
 
 
 def unsealed(key: bytes, text: bytes) -> bytes | None:
-    """What :func:`sealed` was given, or None when a byte of ``text`` is not as it was."""
+    """Return the text that :func:`sealed` was given, or None if a byte of ``text`` has changed."""
     found = _SEAL.fullmatch(text[-_LENGTH:])
     body = text[:-_LENGTH] + b"}"
     if found is None or not hmac.compare_digest(found[1], _hash(key, body).encode()):

@@ -1,4 +1,4 @@
-"""The manifest: everything an image is, except the bytes. It is the truth about an image."""
+"""Define the manifest, which describes everything of an image except the bytes."""
 
 import msgspec
 
@@ -19,7 +19,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChunkRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where one chunk's bytes are. ``digest`` is 32 hex digits; ``offset`` is the record's."""
+    """The place of one chunk's bytes. ``digest`` is 32 hex digits; ``offset`` is the record's."""
 
     digest: str
     pack: int
@@ -28,11 +28,11 @@ class ChunkRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One physical allocation of one process (``process`` indexes the manifest's list).
+    """A physical allocation of one process (``process`` is an index into the manifest's list).
 
-    ``alias`` names the (process index, block id) that holds the same memory, when it is shared and
-    this is not its first holder; such a block has no chunks of its own. ``va`` is 0 for memory that
-    the program had created and not mapped anywhere.
+    If memory is shared, all blocks but the first have no chunks; their ``alias`` names the first
+    one by process index and block id. ``va`` is 0 for memory that the program created but has not
+    mapped.
     """
 
     process: int
@@ -46,7 +46,7 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One process of the image. ``start_time`` is field 22 of ``/proc/pid/stat``, in ticks."""
+    """A process of the image. ``start_time`` is field 22 of ``/proc/pid/stat``, in ticks."""
 
     pid: int
     tree: int
@@ -66,9 +66,9 @@ class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of CRIU's, by path relative to its tree's folder.
+    """A file written by CRIU, with its path relative to its tree's folder.
 
-    ``sha256`` is that of the SHA-256s of its pieces of 16 MiB (``image/files.py``).
+    ``sha256`` is the SHA-256 of the SHA-256s of its 16 MiB pieces (``private_files.py``).
     """
 
     path: str
@@ -77,7 +77,7 @@ class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One process tree, dumped by one run of CRIU into ``folder`` (relative)."""
+    """A process tree, dumped by one run of CRIU into ``folder`` (relative)."""
 
     root: int
     folder: str
@@ -86,7 +86,7 @@ class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the machine was, for admission at a restore."""
+    """The machine that made the image, for the admission of a restore."""
 
     boot_id: str
     kernel: str
@@ -96,7 +96,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One image. ``created`` is UTC in ISO 8601; ids sort by time."""
+    """An image. ``created`` is UTC in ISO 8601; ids sort by time."""
 
     id: str
     created: str
@@ -110,7 +110,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_seconds: float
     parent: str | None = None
     why: str = ""
-    """Why ``mode`` was used, if the engine chose it."""
+    """The reason for ``mode``, if the engine chose it."""
     wrong_guesses: int = 0
     load_order: tuple[int, ...] = ()
     format: int = FORMAT

@@ -1,4 +1,4 @@
-"""Packs: the files that hold chunks.
+"""Read and write packs, the files that hold chunks.
 
 A pack is a sequence of records, each a 4,096-byte header and the chunk's bytes padded to 4,096, so
 that direct I/O can write it and a scan can rebuild the index. The header, little-endian:
@@ -39,7 +39,7 @@ RECORD = HEADER + CHUNK
 
 _LANES = 16
 _LANE_CHUNKS = 64
-"""Packs filled side by side: this many unless each would get fewer chunks than that."""
+"""The number of packs filled in parallel; fewer if each would get fewer than ``_LANE_CHUNKS``."""
 
 _FRONT = struct.Struct("<8sII")
 _BODY = struct.Struct("<Q16sQ48s")
@@ -49,7 +49,9 @@ FIELDS = _FRONT.size + _BODY.size
 
 @dataclass(frozen=True)
 class Record:
-    """A record's header: ``offset`` in its pack, ``length`` of its chunk in bytes, its names."""
+    """A record's header: ``offset`` in its pack, ``length`` of its chunk in bytes, digest and
+    owners.
+    """
 
     offset: int
     length: int
@@ -59,29 +61,31 @@ class Record:
 
     @property
     def end(self) -> int:
-        """Where the next record begins."""
+        """The offset of the next record."""
         return self.offset + record_size(self.length)
 
 
 def record_size(length: int) -> int:
-    """Bytes that a chunk of ``length`` bytes takes in a pack."""
+    """Return the bytes that a chunk of ``length`` bytes takes in a pack."""
     return HEADER + -(-length // PAGE) * PAGE
 
 
 def pack_count(chunk_count: int) -> int:
-    """How many packs to fill side by side: a file system lets one thread at a time write a file."""
+    """Return how many packs to fill in parallel: file systems let one thread at a time write a
+    file.
+    """
     enough = -(-chunk_count // (CAPACITY // RECORD))
     return max(enough, min(_LANES, -(-chunk_count // _LANE_CHUNKS)))
 
 
 def header_fields(image: str, owner: int, digest: bytes, length: int) -> bytes:
-    """The :data:`FIELDS` bytes with which a record begins."""
+    """Return the :data:`FIELDS` bytes at the start of a record."""
     body = _BODY.pack(length, digest, owner, image.encode())
     return _FRONT.pack(MAGIC, VERSION, zlib.crc32(body)) + body
 
 
 def parse_header(data: "bytes | bytearray | memoryview", offset: int, where: str) -> Record:
-    """The record whose header is ``data``. Raises :class:`ImageCorrupt`, naming ``where``."""
+    """Parse the header ``data`` of a record. Raises :class:`ImageCorrupt`, naming ``where``."""
     if len(data) < HEADER:
         raise _bad(where, offset, "ends inside its header")
     magic, version, crc = _FRONT.unpack_from(data)
@@ -112,7 +116,7 @@ def read_record(fd: int, offset: int, buffer: Any, where: str) -> Record:
 
 
 def scan(fd: int, where: str) -> Iterator[Record]:
-    """Every record of a pack in order, from its headers alone: what an index is rebuilt from.
+    """Yield every record of a pack in order, from its headers alone, as an index is rebuilt.
 
     Raises :class:`ImageCorrupt` at the first record that is damaged or cut short.
     """

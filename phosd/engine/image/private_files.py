@@ -1,4 +1,4 @@
-"""Files of the store: opened without following links, owned by us, written so that they stay."""
+"""Open and write the store's files: private, without following links, durable."""
 
 import errno
 import fcntl
@@ -18,9 +18,9 @@ _HASHERS = min(16, os.cpu_count() or 1)
 
 
 def open_private(path: "Path | str", flags: int, *, dir_fd: int | None = None) -> int:
-    """Open a file or folder that must belong to this user and be closed to all others.
+    """Open a file or folder that belongs to this user and is closed to all others.
 
-    Raises :class:`NotAuthorized` when it does not, :class:`FileNotFoundError` when it is not there.
+    Raises :class:`NotAuthorized` if it is not, :class:`FileNotFoundError` if it does not exist.
     """
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=dir_fd)
     try:
@@ -51,7 +51,7 @@ def open_below(folder: int, relative: str) -> int:
 
 
 def read_private(path: "Path | str", limit: int, *, dir_fd: int | None = None) -> bytes:
-    """The whole of a private file. Raises :class:`ImageCorrupt` when it exceeds ``limit`` bytes."""
+    """Read a whole private file. Raises :class:`ImageCorrupt` if it exceeds ``limit`` bytes."""
     with os.fdopen(open_private(path, os.O_RDONLY, dir_fd=dir_fd), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -62,7 +62,7 @@ def read_private(path: "Path | str", limit: int, *, dir_fd: int | None = None) -
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a new file (mode 0600) and bring it to the disk; not yet its name in the folder."""
+    """Write a new file (mode 0600) and fsync it. The caller fsyncs the folder."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
@@ -72,7 +72,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 @contextmanager
 def space_errors(what: str) -> Iterator[None]:
-    """Turn a full disk or quota inside into :class:`OutOfSpace`, saying what was written."""
+    """Turn a full disk or quota inside into :class:`OutOfSpace`; ``what`` names the file."""
     try:
         yield
     except OSError as error:
@@ -85,7 +85,7 @@ def space_errors(what: str) -> Iterator[None]:
 
 
 def unused(path: Path) -> bool:
-    """Whether no living job holds the folder or pack."""
+    """Return whether no living job holds a lock on the folder or pack."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,15 +97,17 @@ def unused(path: Path) -> bool:
 
 
 def close_locked(fd: int) -> None:
-    """Close a descriptor that may hold a lock (flock), and give that up: else it would last until a
-    process that is just being started, and has a copy of the descriptor, begins its program.
+    """Close a descriptor and release its lock (flock), if it has one.
+
+    Without the release, a child that is being started would keep the lock through its copy of the
+    descriptor until it calls exec.
     """
     fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in ``folder`` to the disk."""
+    """Fsync ``folder``, so that the names in it are on the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -114,9 +116,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def file_digest(descriptor: int) -> str:
-    """The digest of a whole open file, in hex: SHA-256 over the SHA-256s of its pieces of 16 MiB.
+    """Return the digest of a whole open file, in hex: SHA-256 over the SHA-256s of 16 MiB pieces.
 
-    The pieces are read side by side: one core hashes 1-2 GB/s, and CRIU's files have gigabytes.
+    The pieces are hashed in parallel: one core hashes 1-2 GB/s, and CRIU's files have gigabytes.
     """
     size = os.fstat(descriptor).st_size
     with ThreadPoolExecutor(_HASHERS) as pool:

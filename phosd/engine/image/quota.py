@@ -1,6 +1,4 @@
-"""How much a user's images, and data of suspended programs, may take; those that are being made
-included.
-"""
+"""Enforce quotas on a user's images and suspended programs, including unfinished ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +8,12 @@ from phosd.engine.image.usage import Usage
 from phosd.errors import OutOfSpace
 
 _MOST_NAMED = 5
-"""Images that an error names."""
+"""How many images an error names at most."""
 
 
 @dataclass(frozen=True)
 class SpaceReservation:
-    """Bytes that an unfinished image of user ``owner`` will take, as far as is known."""
+    """Bytes that an unfinished image of user ``owner`` is expected to take."""
 
     owner: int
     size: int
@@ -24,7 +22,7 @@ class SpaceReservation:
 def taken(
     owner: int, reservations: Mapping[str, SpaceReservation], images: Sequence[Manifest]
 ) -> int:
-    """Return the bytes of a user's images, and of those that are being made."""
+    """Return the bytes of a user's images, including unfinished ones."""
     theirs = [image for image in images if image.owner == owner]
     making = sum(each.size for each in reservations.values() if each.owner == owner)
     return Usage(theirs).total + making
@@ -37,11 +35,10 @@ def require_within(
     images: Sequence[Manifest],
     suspended: int = 0,
 ) -> None:
-    """Raise :class:`OutOfSpace` when the user of ``image`` would exceed the quota (bytes).
+    """Raise :class:`OutOfSpace` if the user of ``image`` would exceed the quota (bytes).
 
-    ``reservations`` are those of all images that are being made, this one's included; ``images``
-    all that there are, oldest first. ``suspended`` bytes are what the user's suspended programs had
-    on their GPUs.
+    ``reservations`` are those of all unfinished images, including this one; ``images`` are all
+    published images, oldest first. ``suspended`` is the bytes of the user's suspended programs.
     """
     mine = reservations[image]
     others = sum(
@@ -62,8 +59,9 @@ def require_within(
 
 
 def require_suspendable(quota: int, owner: int, size: int, before: int) -> None:
-    """Raise :class:`OutOfSpace` when a user would exceed the quota with ``size`` bytes of a program
-    that is to be suspended, ``before`` being what there is.
+    """Raise :class:`OutOfSpace` if suspending ``size`` bytes would exceed the user's quota.
+
+    ``before`` is the bytes of the user's images and suspended programs so far.
     """
     if before + size <= quota:
         return
@@ -76,7 +74,7 @@ def require_suspendable(quota: int, owner: int, size: int, before: int) -> None:
 
 
 def _what_to_delete(images: Sequence[Manifest], usage: Usage, excess: int) -> str:
-    """Name the oldest images that have to go."""
+    """Name the oldest images that must be deleted to free ``excess`` bytes."""
     named = []
     freed = 0
     for image in images:

@@ -1,4 +1,4 @@
-"""A published image: its manifest, and when it is open its folder and its packs."""
+"""Read a published image: its manifest, and, while it is open, its folder and packs."""
 
 import os
 
@@ -12,12 +12,12 @@ from phosd.engine.image.validate import check_manifest, valid_relative
 from phosd.errors import ImageCorrupt, NoSuchImage
 
 MAX_MANIFEST = 256 << 20
-"""Bytes of a manifest; one of 8 GPUs with 141 GB each takes about 50 MB."""
+"""Largest size of a manifest in bytes; one for 8 GPUs with 141 GB each takes about 50 MB."""
 _decoder = msgspec.json.Decoder(Manifest)
 
 
 class _Format(msgspec.Struct):
-    """What is read of a manifest before it is known how to read the rest."""
+    """The part of a manifest that tells how to read the rest."""
 
     format: int = FORMAT
 
@@ -35,7 +35,9 @@ class Image:
         self.packs: dict[int, int] = {}
 
     def open_file(self, folder: str, path: str) -> int:
-        """A descriptor of the file ``path`` in the image's ``folder`` (both relative)."""
+        """Open the file ``path`` in the image's ``folder`` (both relative); return its
+        descriptor.
+        """
         name = f"{folder}/{path}"
         if not valid_relative(name):
             raise ImageCorrupt(
@@ -61,13 +63,15 @@ class Image:
 
 
 def packs_of(manifest: Manifest) -> set[int]:
-    """The numbers of the packs that an image needs."""
+    """Return the numbers of the packs that an image needs."""
     return {chunk.pack for block in manifest.blocks for chunk in block.chunks}
 
 
 def read_manifest(folder: int, image_id: str, key: DigestKey) -> Manifest:
-    """Read the manifest of the image with this open ``folder``. Raises :class:`NoSuchImage`, and
-    :class:`ImageCorrupt` when it is not what a writer with this ``key`` wrote.
+    """Read the manifest of the image with this open ``folder``.
+
+    Raises :class:`NoSuchImage`, and :class:`ImageCorrupt` unless a writer with this ``key`` wrote
+    it.
     """
     try:
         text = private_files.read_private("manifest.json", MAX_MANIFEST, dir_fd=folder)
@@ -97,7 +101,7 @@ def read_manifest(folder: int, image_id: str, key: DigestKey) -> Manifest:
 
 
 def manifest_stamp(folder: int) -> tuple[int, ...]:
-    """Differs when another manifest is in the folder, or something was written to it."""
+    """Return a value that changes when the folder's manifest is replaced or written to."""
     try:
         status = os.stat("manifest.json", dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -106,5 +110,5 @@ def manifest_stamp(folder: int) -> tuple[int, ...]:
 
 
 def no_such_image(image_id: str) -> NoSuchImage:
-    """The error when no image has this id."""
+    """Return the error for an id that no image has."""
     return NoSuchImage(f"there is no image {image_id}", hint="see `phos images`")

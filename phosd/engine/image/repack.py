@@ -1,8 +1,8 @@
-"""Packs of which less than half is needed any more are written anew, without the rest.
+"""Rewrite packs that are less than half needed, without the unneeded chunks.
 
-Nothing is ever missing: the new pack is on the disk before a manifest names it, each manifest is
-replaced by a rename, and the old pack goes when no manifest names it. A crash between two steps
-leaves both packs whole, and :meth:`Store.sweep` removes the one that nobody needs.
+No chunk is ever missing: the new pack is on the disk before a manifest names it, each manifest is
+replaced by a rename, and the old pack is removed when no manifest names it. A crash between two
+steps leaves both packs complete, and :meth:`Store.sweep` removes the unneeded one.
 """
 
 import fcntl
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from phosd.engine.image.store import Store
 
 _Place = tuple[int, int]
-"""Pack and offset of a record."""
+"""Pack number and offset of a record."""
 
 
 @dataclass(frozen=True)
 class _Wasteful:
-    """A pack to be written anew: its size in bytes, what is needed of it, and by whom."""
+    """A pack to rewrite: its size in bytes, the chunks still needed, and the images that need
+    them.
+    """
 
     number: int
     size: int
@@ -41,11 +43,11 @@ class _Wasteful:
 
 
 def compact(store: "Store", go_on: Callable[[], bool]) -> int:
-    """Write anew what is less than half needed; how many bytes that frees.
+    """Rewrite packs that are less than half needed. Returns the number of bytes freed.
 
-    The store is locked for one pack at a time; ``go_on`` is asked before each. Packs that a job
-    reads or writes are left for another time, and so is everything while a manifest is damaged,
-    since nobody knows what it needs.
+    The store is locked for one pack at a time; ``go_on`` is called before each. Packs that a job
+    reads or writes are skipped. Nothing is rewritten while a manifest is damaged, since it is
+    unknown which chunks that image needs.
     """
     freed = 0
     left_alone: set[int] = set()
@@ -81,7 +83,7 @@ def _find(store: "Store", left_alone: set[int]) -> _Wasteful | None:
 
 
 def _rewrite(store: "Store", wasteful: _Wasteful) -> int:
-    """Write one pack anew; the bytes that this frees, 0 when it is in use or damaged."""
+    """Rewrite one pack. Returns the bytes that this frees; 0 if the pack is in use or damaged."""
     with ExitStack() as held:
         for image in wasteful.images:
             folder = private_files.open_private(store.images / image.id, os.O_DIRECTORY)
@@ -97,7 +99,7 @@ def _rewrite(store: "Store", wasteful: _Wasteful) -> int:
         except BaseException as error:
             store.pack_path(number).unlink(missing_ok=True)
             if isinstance(error, ImageCorrupt):
-                return 0  # a verification finds it, and says which image it is
+                return 0  # verifying an image finds the damage and names the image
             raise
         for image in wasteful.images:
             _replace(store, image, moved)
@@ -108,9 +110,9 @@ def _rewrite(store: "Store", wasteful: _Wasteful) -> int:
 
 
 def _copy(store: "Store", wasteful: _Wasteful, number: int) -> dict[_Place, ChunkRef]:
-    """Copy what is needed into a new pack, hashing each chunk; where everything is now.
+    """Copy the needed chunks into a new pack, hashing each. Returns their new places by old place.
 
-    Raises :class:`ImageCorrupt` when a chunk is not what was saved.
+    Raises :class:`ImageCorrupt` if a chunk does not have its digest.
     """
     moved: dict[_Place, ChunkRef] = {}
     path = store.pack_path(number)
@@ -141,7 +143,7 @@ def _copy(store: "Store", wasteful: _Wasteful, number: int) -> dict[_Place, Chun
 
 
 def _replace(store: "Store", image: Manifest, moved: Mapping[_Place, ChunkRef]) -> None:
-    """Have the manifest name the new places."""
+    """Replace the manifest by one with the new places."""
 
     def renewed(block: Block) -> Block:
         chunks = tuple(moved.get((c.pack, c.offset), c) for c in block.chunks)

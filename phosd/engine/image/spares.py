@@ -1,4 +1,4 @@
-"""Room that is set aside for the packs of an image to come."""
+"""Allocate packs for the next image in advance."""
 
 import fcntl
 import os
@@ -15,18 +15,16 @@ _THREADS = 8
 
 
 class SparePacks:
-    """Make the spare packs of a store, of which the next image's writer takes what it needs.
+    """Allocate the spare packs of a store; the next image's writer takes what it needs of them.
 
-    A checkpoint into memory (tmpfs) is several times faster when the pages are there already.
+    A checkpoint into memory (tmpfs) is several times faster if the pages are allocated already.
     """
 
     def __init__(self, folder: StoreFolder) -> None:
         self._folder = folder
 
     def preallocate(self, byte_count: int) -> None:
-        """Set room aside for an image with ``byte_count`` bytes of chunks. Raises
-        :class:`OutOfSpace`.
-        """
+        """Allocate spare packs for ``byte_count`` bytes of chunks. Raises :class:`OutOfSpace`."""
         chunks = -(-byte_count // CHUNK)
         count = pack_count(chunks)
         with self._folder.locked():
@@ -43,7 +41,7 @@ class SparePacks:
             list(pool.map(self._make, [size] * missing))
 
     def drop(self) -> None:
-        """Give back what :meth:`preallocate` set aside and no image took."""
+        """Remove the spare packs that no image has taken."""
         with self._folder.locked():
             for path in self._folder.spare_paths():
                 path.unlink()

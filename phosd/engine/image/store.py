@@ -1,19 +1,19 @@
-"""The image store: one folder of images and packs, owned by root, shared by concurrent jobs.
+"""Manage the image store: a folder of images and packs, owned by root, shared by all jobs.
 
 ::
 
     <state>/secret                     32 bytes, the key of the digests
-    <state>/lock                       held while packs or images come or go
+    <state>/lock                       held while packs or images are added or removed
     <state>/images/<id>/manifest.json  makes the image visible: written last, removed first
     <state>/images/<id>/<folder>/      CRIU's files of one process tree
     <state>/packs/<n>.pack             chunks (see packs.py)
-    <state>/packs/<hex>.spare          room set aside for a pack to come
+    <state>/packs/<hex>.spare          allocated in advance for a future pack
 
 Rules. An image without a manifest does not exist. A job that writes an image holds a lock (flock)
-on the image's folder and on its packs; what has neither a manifest nor a lock is the leftover of a
-crash, and :meth:`Store.sweep` removes it. A pack is removed only when every manifest could be read
-and none names it. A reader opens folder, manifest and packs once, under the store's lock, and works
-on those descriptors; it shares a lock on the folder, and a locked image is not deleted.
+on the image's folder and on its packs. A folder or pack with neither a manifest nor a lock was left
+by a crash, and :meth:`Store.sweep` removes it. A pack is removed only if every manifest could be
+read and none names it. A reader opens folder, manifest and packs once, under the store's lock, and
+uses those descriptors; it holds a shared lock on the folder, and a locked image is not deleted.
 """
 
 import fcntl
@@ -52,7 +52,7 @@ class Store(StoreFolder):
         self._read: dict[str, tuple[tuple[int, ...], Manifest]] = {}
 
     def list(self) -> list[Manifest]:
-        """All published images, oldest first. A damaged one is left out; :meth:`damaged` has it."""
+        """Return all published images, oldest first, without damaged ones (see :meth:`damaged`)."""
         found = []
         for image_id in self._published():
             with suppress(ImageCorrupt, NoSuchImage):
@@ -61,7 +61,7 @@ class Store(StoreFolder):
         return found
 
     def damaged(self) -> dict[str, ImageCorrupt]:
-        """The published images whose manifest cannot be read, and why."""
+        """Return the published images whose manifest cannot be read, with the error."""
         found = {}
         for image_id in self._published():
             try:
@@ -73,7 +73,7 @@ class Store(StoreFolder):
         return found
 
     def get(self, image_id: str) -> Manifest:
-        """The manifest of an image. Raises :class:`NoSuchImage` or :class:`ImageCorrupt`."""
+        """Return the manifest of an image. Raises :class:`NoSuchImage` or :class:`ImageCorrupt`."""
         folder = self._open_folder(image_id)
         try:
             stamp = manifest_stamp(folder)
@@ -86,9 +86,9 @@ class Store(StoreFolder):
 
     @contextmanager
     def open(self, image_id: str) -> "Iterator[Image]":
-        """An image to restore or verify, its folder and packs open until the context ends.
+        """Open an image to restore or verify; its folder and packs are open inside the context.
 
-        Raises :class:`NoSuchImage`, or :class:`ImageCorrupt` when the manifest is damaged or a pack
+        Raises :class:`NoSuchImage`, or :class:`ImageCorrupt` if the manifest is damaged or a pack
         is missing.
         """
         with Image() as image:
@@ -108,19 +108,19 @@ class Store(StoreFolder):
     ) -> ImageWriter:
         """Start a new image of user id ``owner``, invisible until the writer publishes it.
 
-        ``quota`` is how many bytes all images of this user may take, with what ``suspended`` tells
-        of the user's suspended programs.
+        ``quota`` limits the bytes of all images of this user and of the user's suspended programs,
+        whose bytes ``suspended`` returns.
         """
         with self.locked():
             self.require_writable()
             return ImageWriter(self, self.list, owner, quota, suspended)
 
     def taken(self, owner: int) -> int:
-        """Bytes that a user's images take, those that are being made included."""
+        """Return the bytes of a user's images, including unfinished ones."""
         return taken(owner, dict(self.reservations), self.list())
 
     def delete(self, image_id: str) -> None:
-        """Delete an image: its manifest first, then its files and the packs that nothing needs.
+        """Delete an image: first its manifest, then its files and the packs that no image needs.
 
         Raises :class:`NoSuchImage`, or :class:`Busy` while a job reads the image.
         """
@@ -146,7 +146,7 @@ class Store(StoreFolder):
             self._remove_packs()
 
     def sweep(self) -> Sequence[str]:
-        """Remove what crashed jobs left; returns the names of what was removed."""
+        """Remove what crashed jobs left. Returns the names of what was removed."""
         removed = []
         with self.locked():
             for folder in sorted(self.images.iterdir()):
@@ -187,11 +187,13 @@ class Store(StoreFolder):
             ) from None
 
     def _remove_packs(self) -> Sequence[str]:
-        """Remove the packs that no image names and no writer holds. The caller holds the lock."""
+        """Remove the packs that no image names and no writer has locked. The caller holds the
+        lock.
+        """
         try:
             needed = {n for i in self._published() for n in packs_of(self.get(i))}
         except ImageCorrupt:
-            return []  # its packs cannot be told from leftovers: keep them until it is deleted
+            return []  # its packs cannot be told from leftovers, so keep all until it is deleted
         removed = []
         for number in self.pack_numbers():
             path = self.pack_path(number)

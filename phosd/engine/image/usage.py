@@ -1,6 +1,6 @@
-"""What images take on the disk: equal chunks are stored once, and may be shared by several images.
+"""Compute what images take on the disk. Equal chunks are stored once, also for several images.
 
-Sizes are those that the manifests tell, in bytes. A pack holds chunks of one user's images only.
+Sizes are in bytes, from the manifests. A pack holds chunks of one user's images only.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ _known: dict[str, tuple[Manifest, Mapping[int, int]]] = {}
 
 
 def pack_bytes(manifest: Manifest) -> Mapping[int, int]:
-    """What an image has in each pack, in bytes."""
+    """Return the bytes that an image has in each pack."""
     known = _known.get(manifest.id)
     if known is not None and known[0] is manifest:
         return known[1]
@@ -28,14 +28,14 @@ def pack_bytes(manifest: Manifest) -> Mapping[int, int]:
 
 
 def file_bytes(manifest: Manifest) -> int:
-    """What CRIU wrote, in bytes."""
+    """Return the bytes of CRIU's files."""
     return sum(file.size for tree in manifest.trees for file in tree.files)
 
 
 class Usage:
-    """What some images take together, and what it would be without one of them.
+    """The bytes that some images take together, with and without each of them.
 
-    Of a pack that several share, it is what the one with the most has in it.
+    A pack that several images share counts with the largest size that one of them has in it.
     """
 
     def __init__(self, images: Iterable[Manifest]) -> None:
@@ -49,7 +49,7 @@ class Usage:
         self.total = packs + sum(self._files.values())
 
     def remove(self, image: str) -> int:
-        """Leave an image out; by how many bytes the total is less now."""
+        """Leave an image out. Returns by how many bytes that reduces the total."""
         freed = self._files.pop(image)
         for sizes in self._packs.values():
             if image in sizes:

@@ -1,4 +1,4 @@
-"""Whether a decoded manifest makes sense: root reads it, so nothing in it is taken on trust."""
+"""Validate a decoded manifest: root reads it, so nothing in it is taken on trust."""
 
 import re
 from collections.abc import Callable
@@ -16,12 +16,14 @@ MAX_DEPTH = 8
 
 
 def valid_id(text: str) -> bool:
-    """Whether ``text`` has the form of an image id; only then is it joined to a path."""
+    """Return whether ``text`` has the form of an image id; only then is it joined to a path."""
     return ID.fullmatch(text) is not None
 
 
 def valid_relative(path: str) -> bool:
-    """Whether ``path`` stays below the folder it is joined to, in harmless characters."""
+    """Return whether ``path`` stays below the folder it is joined to, with harmless characters
+    only.
+    """
     parts = path.split("/")
     return len(parts) <= MAX_DEPTH and all(_PART.fullmatch(part) for part in parts)
 
@@ -29,7 +31,7 @@ def valid_relative(path: str) -> bool:
 def check_manifest(manifest: Manifest, image_id: str) -> None:
     """Raise :class:`ImageCorrupt` unless the manifest is consistent and is that of ``image_id``.
 
-    Checked: ids, indices, sizes (bytes) and sums, alignment, digests, relative paths.
+    Checks ids, indices, sizes (bytes) and sums, alignment, digests and relative paths.
     """
 
     def demand(condition: bool, what: str) -> None:

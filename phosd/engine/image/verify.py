@@ -44,7 +44,7 @@ def verify(store: Store, image_id: str, progress: Progress) -> None:
 
 
 def _stored_chunks(image: Image) -> list[tuple[ChunkRef, str]]:
-    """Each stored chunk once, in the order of the packs, with the name of its first use."""
+    """Return each stored chunk once, ordered by pack, with the name of its first use."""
     found: dict[tuple[int, int, str], tuple[ChunkRef, str]] = {}
     for block in image.manifest.blocks:
         for offset, chunk in _placed(block):

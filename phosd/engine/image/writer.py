@@ -1,4 +1,4 @@
-"""Writing one image: packs first, then CRIU's files, then the manifest that makes it visible."""
+"""Write an image: first packs, then CRIU's files, then the manifest that makes it visible."""
 
 import calendar
 import fcntl
@@ -31,9 +31,10 @@ _ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{4}")
 
 
 def next_id(others: Iterable[str], now: float) -> str:
-    """An id that sorts behind the ``others``, even when the clock has been set back since.
+    """Return an id that sorts behind the ``others``, even if the clock was set back.
 
-    It is the time ``now`` (seconds since the epoch) and four hex digits, or what follows the last.
+    It is the time ``now`` (seconds since the epoch) and four hex digits, or the successor of the
+    last.
     """
     first = f"{time.strftime(_STAMP, time.gmtime(now))}-{secrets.randbelow(1 << 12):04x}"
     last = max((name for name in others if _ID.fullmatch(name)), default="")
@@ -49,7 +50,9 @@ def next_id(others: Iterable[str], now: float) -> str:
 
 @dataclass(frozen=True)
 class Pack:
-    """An empty pack that a mover may fill up to ``capacity`` bytes; ``fd`` is the writer's."""
+    """An empty pack that a mover may fill up to ``capacity`` bytes; ``fd`` belongs to the
+    writer.
+    """
 
     number: int
     fd: int
@@ -57,9 +60,9 @@ class Pack:
 
 
 class ImageWriter:
-    """One image being made. Leaving its context without :meth:`publish` aborts it; so does close.
+    """An unfinished image. The end of its context aborts it unless :meth:`publish` was called.
 
-    ``folder`` is where CRIU's files go, in one sub-folder a tree. Made by :meth:`Store.begin`.
+    CRIU's files go to ``folder``, in one sub-folder per tree. Created by :meth:`Store.begin`.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class ImageWriter:
         self._packs: dict[int, Pack] = {}
         self._finished = False
         self.stored: dict[str, ChunkRef] = {}
-        """The chunks that the image has, by digest in hex: each is stored once."""
+        """The stored chunks by digest in hex; each is stored once."""
         while True:
             self.id = next_id((path.name for path in store.images.iterdir()), time.time())
             self.folder = store.images / self.id
@@ -92,15 +95,15 @@ class ImageWriter:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def inherit(self, parent: Manifest) -> None:
-        """Chunks that ``parent`` has are not stored again.
+        """Reuse the chunks of ``parent`` instead of storing them again.
 
-        The caller keeps the parent open, and with it its packs, until this image is published.
+        The caller keeps the parent, and so its packs, open until this image is published.
         """
         self.stored.update((ref.digest, ref) for block in parent.blocks for ref in block.chunks)
 
     def reserve(self, size: int) -> None:
-        """Reserve about ``size`` bytes for the image. Raises :class:`OutOfSpace` when its user
-        may not have as many.
+        """Reserve about ``size`` bytes for the image. Raises :class:`OutOfSpace` above the user's
+        quota.
         """
         self._store.reservations[self.id] = SpaceReservation(self.owner, size)
         if self._quota is not None:
@@ -110,9 +113,10 @@ class ImageWriter:
             )
 
     def packs(self, chunk_count: int) -> list[Pack]:
-        """New empty packs with room for ``chunk_count`` chunks, for one mover to fill side by side.
+        """Create empty packs with room for ``chunk_count`` chunks, which one mover fills in
+        parallel.
 
-        Each mover needs packs of its own. Those that stay empty are removed by :meth:`publish`.
+        Each mover needs packs of its own. :meth:`publish` removes packs that stay empty.
         """
         with self._store.locked(), private_files.space_errors(f"the packs of image {self.id}"):
             first = max(self._store.pack_numbers(), default=-1) + 1
@@ -136,7 +140,7 @@ class ImageWriter:
         return self._packs[number]
 
     def seal(self, folder: str) -> tuple[FileDigest, ...]:
-        """Bring the files below ``folder`` (relative) to the disk; returns their digests.
+        """Fsync the files below ``folder`` (relative), and return their digests.
 
         Only regular files and folders may be there; all become private to this user.
         """
@@ -159,14 +163,15 @@ class ImageWriter:
         return digests
 
     def _chunk_bytes(self) -> int:
-        """What is stored for this image and no other, in bytes."""
+        """Return the bytes that are stored for this image and no other."""
         return sum(ref.length for ref in self.stored.values() if ref.pack in self._packs)
 
     def publish(self, manifest: Manifest) -> None:
-        """Make the image visible. Everything it names is on the disk before its manifest is.
+        """Make the image visible. All that its manifest names is on the disk before the manifest
+        is.
 
-        ``manifest.id`` and ``manifest.owner`` must be the writer's. Raises :class:`ImageCorrupt`
-        when the manifest is not consistent, :class:`OutOfSpace` when the disk is full.
+        ``manifest.id`` and ``manifest.owner`` must be the writer's. Raises :class:`ImageCorrupt` if
+        the manifest is inconsistent, :class:`OutOfSpace` if the disk is full.
         """
         if manifest.owner != self.owner:
             raise Internal(f"image {self.id} belongs to user {self.owner}, not {manifest.owner}")
@@ -190,7 +195,7 @@ class ImageWriter:
         self._close()
 
     def _sync_packs(self, manifest: Manifest) -> None:
-        """Cut each pack after the last record that the image needs, and bring it to the disk."""
+        """Truncate each pack after the last record that the image needs, and fsync it."""
         used = dict.fromkeys(self._packs, 0)
         for block in manifest.blocks:
             for chunk in block.chunks:

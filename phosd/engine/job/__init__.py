@@ -1,1 +1,1 @@
-"""What every job of the engine has: progress, journal, rollback, and whom it affects."""
+"""Provide what every job of the engine needs: progress, journal, rollback, affected processes."""

@@ -1,6 +1,7 @@
-"""Record what a job is about to stop or restore: enough to set it right if it is interrupted.
+"""Record which processes a job will stop or restore, so that an interrupted job can be settled.
 
-An engine hands it to its caller (:meth:`Progress.about_to_touch`) before the first process stops.
+An operation passes the record to its caller (:meth:`Progress.about_to_touch`) before it stops the
+first process.
 """
 
 import os
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class AffectedProcess:
-    """One process that a job stops or makes. ``start_time`` is None for one that a restore makes.
+    """A process that a job stops or restores. ``start_time`` is None if a restore will create it.
 
     ``gpu``: the driver may lock and checkpoint it; ``hooked``: its memory may be parked.
     """
@@ -23,12 +24,12 @@ class AffectedProcess:
 
 @dataclass(frozen=True)
 class AffectedSet:
-    """All processes that a job stops or makes, and the node's ordinals of the GPUs that they see.
+    """All processes that a job stops or restores, and the node's ordinals of the GPUs they see.
 
-    ``image`` is the image that the job restores; empty for one that saves processes. ``since`` is
-    the time of this record in clock ticks since boot: processes that started before it were not
-    made by the job. ``moves`` maps GPUs to others: the driver has checkpointed all processes, and
-    begins to bring them back there.
+    ``image`` is the image that the job restores; empty for a job that saves processes. ``since`` is
+    the time of this record in clock ticks since boot: the job did not create processes that started
+    before it. ``moves`` maps old GPUs to new ones; it is set once the driver has checkpointed all
+    processes and is about to restore them there.
     """
 
     processes: tuple[AffectedProcess, ...]
@@ -40,12 +41,12 @@ class AffectedSet:
 
 @dataclass(frozen=True)
 class InterruptedJob:
-    """A job of this boot that phosd did not survive; without ``affected`` it touched nothing."""
+    """A job of this boot that phosd did not survive; it touched nothing if ``affected`` is None."""
 
     job: int
     affected: AffectedSet | None
 
 
 def now() -> int:
-    """Clock ticks since boot, as in start times."""
+    """Return the clock ticks since boot, the unit of start times."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))

@@ -1,4 +1,4 @@
-"""How whoever began something has it stopped."""
+"""Let the caller of an operation stop it."""
 
 import threading
 from dataclasses import dataclass, field
@@ -8,7 +8,9 @@ from phosd.errors import Cancelled
 
 @dataclass
 class Cancellation:
-    """Ask an operation to stop, from any thread. The operation looks wherever it may."""
+    """A request to stop an operation, from any thread. The operation checks for it where it can
+    stop.
+    """
 
     _asked: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
 
@@ -17,6 +19,6 @@ class Cancellation:
         self._asked.set()
 
     def check(self) -> None:
-        """Raise :class:`Cancelled` if that was asked for."""
+        """Raise :class:`Cancelled` if :meth:`cancel` was called."""
         if self._asked.is_set():
             raise Cancelled("the job was cancelled", hint="start it again when you are ready")

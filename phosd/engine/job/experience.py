@@ -1,11 +1,11 @@
-"""What earlier checkpoints of a program have taught."""
+"""Describe what earlier checkpoints of a program showed."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class KernelMark:
-    """A kernel, by its name and the hash of the module it is from (0 when that is not known)."""
+    """A kernel, by its name and the hash of its module (0 if unknown)."""
 
     name: str
     module: int
@@ -13,11 +13,12 @@ class KernelMark:
 
 @dataclass(frozen=True)
 class PastCheckpoint:
-    """How a past checkpoint of the same process went, whether it was done or failed.
+    """The outcome of a past checkpoint of the same process, whether it succeeded or failed.
 
-    ``mode`` is the one that it ended in. Mode ``concurrent`` was begun and given up if it
-    ``guessed_wrong`` (the program wrote where nobody expected) or ``starved`` the program of the
-    device memory that it held. ``lost`` are the seconds in which the program stood still or waited.
+    ``mode`` is the mode that it ended in. Mode ``concurrent`` was begun and given up if it
+    ``guessed_wrong`` (a kernel wrote chunks that were not predicted) or if it ``starved`` the
+    program of the device memory that it held. ``lost`` is how many seconds the program was stopped
+    or waited.
     """
 
     mode: str
@@ -28,10 +29,10 @@ class PastCheckpoint:
 
 @dataclass(frozen=True)
 class Experience:
-    """What past jobs tell of a program.
+    """What past jobs showed about a program.
 
-    ``suspects`` are kernels that have written where nobody expected: they are taken to write
-    everything. ``past`` are the last checkpoints of the process, the latest first.
+    ``suspects`` are kernels that may have written memory that was not predicted: they are predicted
+    to write all memory. ``past`` has the last checkpoints of the process, the latest first.
     """
 
     suspects: tuple[KernelMark, ...] = ()
@@ -39,4 +40,4 @@ class Experience:
 
 
 NONE = Experience()
-"""Of a program that was never saved."""
+"""The experience of a program that was never saved."""

@@ -1,18 +1,18 @@
-"""What a job measures beside its phases."""
+"""Define what a job measures besides its phases."""
 
 import msgspec
 
 
 class Figures(msgspec.Struct, omit_defaults=True):
-    """Measure one job; None is what its mode does not measure. Units are in the names.
+    """Measurements of one job; None if its mode does not measure it. Units are in the names.
 
-    Threads of the program have ``looked`` at what they submitted, and ``waited`` for chunks.
-
-    A mode that was given up after a wrong guess leaves its figures beside those of the next.
+    ``looked``: the program's threads predicted what their submissions write; ``waited``: they
+    waited for chunks. After a wrong guess, the figures of the mode that was given up stay beside
+    those of the next.
     """
 
     released_bytes: int | None = None
-    """Cached device memory that PyTorch gave back."""
+    """Cached device memory that PyTorch freed."""
 
     snapshot_bytes: int | None = None
     snapshot_seconds: float | None = None
@@ -22,7 +22,7 @@ class Figures(msgspec.Struct, omit_defaults=True):
 
     shadowed_chunks: int | None = None
     needless_shadows: int | None = None
-    """Shadows of chunks that were not overwritten after all; only with ``audit``."""
+    """Shadows of chunks that the program did not overwrite after all; only with ``audit``."""
     submissions: int | None = None
     looked_seconds: float | None = None
     look_median_seconds: float | None = None
@@ -32,11 +32,11 @@ class Figures(msgspec.Struct, omit_defaults=True):
 
     passes: int | None = None
     bytes_left: int | None = None
-    """What the last pass of a pre-copy left to the stop."""
+    """Bytes that the last pass of a pre-copy left to copy inside the stop."""
 
     stored_bytes: int | None = None
-    """What a suspended program has in its store."""
+    """Bytes that a suspended program takes in its store."""
 
     def measured(self) -> dict[str, int | float]:
-        """Return the figures that there are, by name."""
+        """Return the figures that were measured, by name."""
         return dict(msgspec.to_builtins(self))

@@ -1,7 +1,7 @@
-"""One file for each unfinished job, written before the job touches anything.
+"""Write one file for each unfinished job, before the job touches anything.
 
-The journal is not in the database, which can be full, read-only or corrupt. A file that is still
-there when phosd starts belongs to a job that phosd did not survive.
+The journal is not in the database, which can be full, read-only or corrupt. A file that exists when
+phosd starts belongs to a job that an earlier phosd did not finish.
 """
 
 import logging
@@ -18,8 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Describe a job for the phosd that finds it unfinished. ``started`` is in seconds since the
-    epoch.
+    """Record of a job for the phosd that finds it unfinished. ``started``: seconds since the epoch.
 
     ``affected`` is written before the job touches the first process; files call it ``concern``.
     """
@@ -36,13 +35,13 @@ class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pids(self) -> set[int]:
-        """The processes that the job works on, by pid."""
+        """The pids of the processes that the job works on."""
         known = {self.pid} if self.pid is not None else set()
         return known | {each.pid for each in self.affected.processes} if self.affected else known
 
 
 def read_records(folder: Path) -> list[JobRecord]:
-    """Read the records of jobs in ``folder``, which may not be there."""
+    """Read the records of jobs in ``folder``; none if the folder does not exist."""
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -63,9 +62,9 @@ class Journal:
         self._folder = folder
 
     def write(self, record: JobRecord) -> None:
-        """Write the record to the disk, whole or not at all.
+        """Write the record to disk, atomically and durably.
 
-        Raises :class:`Internal` when it cannot be written: no job may begin without it.
+        Raises :class:`Internal` if it cannot be written: no job may begin without it.
         """
         path = self._path(record.job)
         temporary = path.with_suffix(".new")
@@ -89,7 +88,7 @@ class Journal:
         self._sync_folder()
 
     def interrupted(self) -> list[JobRecord]:
-        """Read the records that an earlier phosd left. What cannot be read is kept and logged."""
+        """Read the records that an earlier phosd left. Unreadable files are logged and kept."""
         return read_records(self._folder)
 
     def _path(self, job: int) -> Path:

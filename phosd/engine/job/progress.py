@@ -1,4 +1,4 @@
-"""What an operation tells its caller while it runs, and how the caller stops it."""
+"""Report an operation's progress to its caller, which may cancel it."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -24,23 +24,23 @@ class PhaseRecord:
 
 @dataclass
 class Progress(Cancellation):
-    """The running account of one operation; an observer is called at every change.
+    """The progress of one operation; ``observer`` is called at every change.
 
     An operation calls :meth:`phase` at each step of its protocol, with ``stopped=True`` while the
-    program stands still, :meth:`advance` as bytes move, and :meth:`note` for what a reader should
-    know (the mode used and why). It calls :meth:`check` wherever it may be cancelled; what does no
-    more than that is given a :class:`Cancellation`.
+    program is stopped, :meth:`advance` as bytes move, and :meth:`note` for what a reader should
+    know (the mode used and why). It calls :meth:`check` wherever it may be cancelled; code that
+    only does that takes a :class:`Cancellation`.
     """
 
     observer: Callable[["Progress"], None] | None = None
     phases: list[PhaseRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     suspects: list[KernelMark] = field(default_factory=list)
-    """Kernels one of which has written where nobody expected."""
+    """Kernels, at least one of which wrote memory that was not predicted."""
     wrong_guesses: int = 0
     figures: Figures = field(default_factory=Figures)
     recorder: Callable[[AffectedSet], None] | None = None
-    """Writes down what is about to be touched, for the phosd that finds this job interrupted."""
+    """Writes the record of affected processes, for the phosd that finds this job interrupted."""
 
     def phase(self, name: str, *, stopped: bool = False, bytes_total: int = 0) -> None:
         """End the current phase and begin ``name``."""
@@ -51,25 +51,26 @@ class Progress(Cancellation):
         self._tell()
 
     def advance(self, byte_count: int) -> None:
-        """``byte_count`` more bytes of the current phase are done."""
+        """Count ``byte_count`` more bytes of the current phase as done."""
         if self.phases:
             self.phases[-1].bytes_done += byte_count
         self._tell()
 
     def about_to_touch(self, affected: AffectedSet) -> None:
-        """Record what the job affects, before it stops or makes the first process. Raises what the
-        recorder raises: then nothing may be touched.
+        """Record what the job affects, before it stops or creates the first process.
+
+        Raises what the recorder raises; then nothing may be touched.
         """
         if self.recorder is not None:
             self.recorder(affected)
 
     def note(self, text: str) -> None:
-        """Something the reader of the job should know."""
+        """Add a text for the reader of the job."""
         self.notes.append(text)
         self._tell()
 
     def found_suspects(self, kernels: Iterable[KernelMark]) -> None:
-        """A guess was wrong, and one of these kernels made it so."""
+        """Count a wrong guess, caused by at least one of these kernels."""
         self.wrong_guesses += 1
         self.suspects += [kernel for kernel in kernels if kernel not in self.suspects]
         self._tell()
@@ -81,7 +82,7 @@ class Progress(Cancellation):
 
     @property
     def stop_seconds(self) -> float:
-        """How long the program has stood still so far."""
+        """The seconds for which the program has been stopped so far."""
         now = time.monotonic()
         return sum((p.end or now) - p.start for p in self.phases if p.stopped)
 

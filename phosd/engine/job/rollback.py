@@ -1,4 +1,4 @@
-"""Undoing what was done, when the reason may be an error that must not be lost."""
+"""Undo steps in reverse order without losing the error that is the reason."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,29 +10,30 @@ _T = TypeVar("_T")
 
 
 class Undo:
-    """Steps that undo what was done, at the end of the context: last first, all of them.
+    """Steps to run at the end of the context, last first. All of them run.
 
-    An error that ends the context stays what the caller sees; what fails while things are undone
-    becomes a note of it. Without one, the first step that fails is the error.
+    An error that ends the context is the one that the caller sees; errors of undo steps become
+    notes of it. Without such an error, the first error of a step is raised.
     """
 
     def __init__(self) -> None:
         self._steps: list[Callable[[], object]] = []
 
     def add(self, step: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Have ``step(*args, **kwargs)`` called at the end. Add it before what it undoes is done,
-        if that can be done and still fail.
+        """Have ``step(*args, **kwargs)`` called at the end.
+
+        Add it before the action that it undoes, if that action can take effect and still fail.
         """
         self._steps.append(lambda: step(*args, **kwargs))
 
     def enter(self, context: AbstractContextManager[_T]) -> _T:
-        """Enter a context that ends where the other steps are undone."""
+        """Enter a context; it is left in order with the undo steps."""
         entered = context.__enter__()
         self.add(context.__exit__, None, None, None)
         return entered
 
     def forget(self) -> None:
-        """All is well: nothing shall be undone."""
+        """Drop all steps: the operation succeeded."""
         self._steps.clear()
 
     def __enter__(self) -> Self:
@@ -58,7 +59,7 @@ class Undo:
 
 
 class Undoing:
-    """A context whose end undoes what its methods have added to ``_undo``."""
+    """A context whose end runs the undo steps that its methods added to ``_undo``."""
 
     _undo: Undo
 

@@ -1,1 +1,1 @@
-"""The device memory of programs: exported, copied, parked, watched."""
+"""Export, copy, park and watch the device memory of programs."""

@@ -1,4 +1,4 @@
-"""The blocks of a group that the movers of their GPUs have adopted: imported and mapped, by key."""
+"""Have the movers of their GPUs import and map a group's blocks (adopt them), and drop them."""
 
 import threading
 from collections.abc import Callable, Collection, Iterable
@@ -11,17 +11,17 @@ from phosd.engine.mover.client.mover import Mover
 
 
 class MoverProvider(Protocol):
-    """Gives the data mover of a GPU, by the node's ordinal."""
+    """Provider of the data mover of a GPU, by the node's ordinal."""
 
     def mover(self, gpu: int) -> Mover:
-        """The running mover of ``gpu``."""
+        """Return the running mover of ``gpu``."""
 
 
 class AdoptedBlocks:
-    """Have movers adopt exported blocks, and drop them when no process has them any more.
+    """Have movers adopt exported blocks, and drop them once no process has them.
 
-    What changes the blocks is called with ``lock`` held: the lock of their table, so that what is
-    released there is dropped here before anybody looks.
+    Methods that change the blocks are called with ``lock`` held. It is the lock of the table of
+    blocks, so a block that is released there is dropped here before anyone else sees the table.
     """
 
     def __init__(self, movers: MoverProvider, lock: threading.RLock) -> None:
@@ -31,10 +31,10 @@ class AdoptedBlocks:
         self._keys: set[int] = set()
         self._put_off: list[ExportedBlock] | None = None
         self.dropping: Callable[[list[int]], None] | None = None
-        """Called with the keys that the movers drop: copies may keep that memory, too."""
+        """Called with the keys that the movers drop, because copies may keep that memory, too."""
 
     def mover(self, gpu: int) -> Mover:
-        """Return the mover that has this group's memory on a GPU."""
+        """Return the mover that adopted this group's memory on a GPU, or would."""
         with self._lock:
             return self._used.setdefault(gpu, self._movers.mover(gpu))
 
@@ -43,7 +43,7 @@ class AdoptedBlocks:
         return [self._used[gpu] for gpu in sorted(set(gpus))]
 
     def digest(self, blocks: Iterable[ExportedBlock]) -> dict[int, list[bytes]]:
-        """Hash every chunk of some blocks, on all GPUs at once; by key."""
+        """Hash every chunk of these blocks, on all GPUs in parallel. Returns digests by key."""
         by_gpu = keys_by_gpu(distinct(blocks))
         if not by_gpu:
             return {}
@@ -52,7 +52,7 @@ class AdoptedBlocks:
             return {key: digests for answer in answers for key, digests in answer.items()}
 
     def adopt(self, blocks: Iterable[ExportedBlock]) -> None:
-        """Have the blocks adopted that are not yet."""
+        """Have the blocks adopted that are not adopted yet."""
         by_gpu: dict[int, dict[int, ExportedBlock]] = {}
         for exported in blocks:
             if exported.key not in self._keys:
@@ -62,7 +62,7 @@ class AdoptedBlocks:
             self._keys |= fresh.keys()
 
     def adopt_again(self, blocks: Collection[ExportedBlock]) -> None:
-        """Have blocks whose mover has died adopted by the mover that came after it."""
+        """Have the blocks of dead movers adopted by the movers that replaced them."""
         for gpu, mover in list(self._used.items()):
             if not mover.alive:
                 del self._used[gpu]
@@ -70,19 +70,19 @@ class AdoptedBlocks:
         self.adopt(blocks)
 
     def add(self, allocation: Allocation) -> None:
-        """Add a block whose memory its mover has allocated."""
+        """Add a block in memory that its mover allocated."""
         self._keys.add(allocation.key)
         self._used[allocation.gpu] = allocation.mover
 
     def forget(self, keys: Iterable[int]) -> None:
-        """Forget blocks that are the caller's to drop, or that a mover has dropped by itself."""
+        """Forget blocks that the caller will drop, or that a mover dropped on its own."""
         gone = set(keys)
         self._keys -= gone
         if self._put_off is not None:
             self._put_off = [exported for exported in self._put_off if exported.key not in gone]
 
     def drop(self, blocks: Iterable[ExportedBlock]) -> None:
-        """Have these blocks dropped, at once or when drops are put off no more."""
+        """Have these blocks dropped, at once or, if drops are put off, when that ends."""
         orphans = distinct(exported for exported in blocks if exported.key in self._keys)
         self._keys -= {exported.key for exported in orphans}
         if self._put_off is None:
@@ -92,15 +92,15 @@ class AdoptedBlocks:
 
     @property
     def drops_at_once(self) -> bool:
-        """Whether what is dropped is free afterwards."""
+        """Whether a dropped block is freed at once."""
         return self._put_off is None
 
     def put_off_drops(self) -> None:
-        """Keep in the movers what is dropped from now on."""
+        """Keep dropped blocks in the movers until :meth:`drop_put_off`."""
         self._put_off = []
 
     def drop_put_off(self) -> None:
-        """Drop what was put off; from now on blocks are dropped at once."""
+        """Drop the blocks that were put off; from now on blocks are dropped at once."""
         late, self._put_off = self._put_off or [], None
         self._drop(late)
 

@@ -1,4 +1,4 @@
-"""What all ways of saving beside a running program have in common."""
+"""Find spare device memory for a copy beside a running program, and wait for the copy."""
 
 from collections.abc import Callable, Sequence
 from concurrent import futures
@@ -10,14 +10,14 @@ from phosd.engine.mover.client.mover import Mover
 from phosd.errors import OutOfMemory
 
 _LEFT_FREE = 1 << 30
-"""Bytes of device memory that are left to the program and its neighbours, at least."""
+"""Bytes of device memory that stay free for the program and its neighbours, at least."""
 _POLL_SECONDS = 0.02
 
 _T = TypeVar("_T")
 
 
 def spare_memory(mover: Mover) -> int:
-    """Bytes of a GPU's free memory that a job may take for as long as the copying takes."""
+    """Return the bytes of a GPU's free memory that a job may take while it copies."""
     free, _ = mover.free_memory()
     return max(0, min(free - _LEFT_FREE, free * 3 // 4))
 
@@ -28,8 +28,10 @@ def follow(
     progress: Progress,
     look: Callable[[], object] = lambda: None,
 ) -> list[_T]:
-    """Wait until all parts are done, passing on how far ``account`` is, and whether they shall
-    stop. ``look`` is called now and then.
+    """Wait until all ``parts`` are done; return their results.
+
+    Reports the bytes of ``account`` to ``progress``, and raises :class:`Cancelled` if the job is
+    cancelled. ``look`` is called at every poll.
     """
     reported = 0
     while True:
@@ -45,7 +47,7 @@ def follow(
 
 
 def starved() -> OutOfMemory:
-    """The error when a program needs what its checkpoint holds."""
+    """Return the error for a program that needs device memory which its checkpoint holds."""
     return OutOfMemory(
         "the program needed the device memory that the checkpoint still held",
         hint="it goes on; try again, or use mode=recopy or mode=stop",

@@ -1,9 +1,9 @@
-"""Copying behind the program's back: shadow memory, chunk maps, and the movers at work on them.
+"""Save device memory by copy-on-write: shadow memory, chunk maps, and movers that drain them.
 
-A chunk map (``chunk_map.py``) tells hook and mover which chunks still are as they were at the stop.
-The hooks save what is about to be overwritten from :meth:`CowDrain.arm` on, before the gate opens.
-The movers begin when it is open; while the data are still parked, where shadows cannot hold
-everything.
+A chunk map (``chunk_map.py``) tells hook and mover which chunks are still as they were at the stop.
+From :meth:`CowDrain.arm` on, before the gates open, the hooks save what the program is about to
+overwrite. The movers begin when the gates are open, or while the data are still parked if shadows
+cannot hold everything.
 """
 
 import itertools
@@ -27,14 +27,14 @@ from phosd.engine.mover.client.requests import DrainMap, DrainResult, DrainSourc
 from phosd.errors import MisSpeculation, NoSuchProcess, OutOfMemory
 
 _SLABS = 32
-"""Pieces that a device's shadow memory is made of, so that some can be given back early."""
+"""Pieces that the shadow memory of a device consists of, so that some can be freed early."""
 
 
 @dataclass
 class _ShadowSlab:
-    """Shadow memory that the mover of ``gpu`` made for a process's ``device``.
+    """Shadow memory that the mover of ``gpu`` allocated for a process's ``device``.
 
-    ``descriptor`` is -1 when it has been closed.
+    ``descriptor`` is -1 once it is closed.
     """
 
     device: int
@@ -46,7 +46,7 @@ class _ShadowSlab:
 
 @dataclass
 class _Member:
-    """One process: its hook, slabs and chunk map, and its blocks that nobody else can write."""
+    """A process: its hook, slabs and chunk map, and the blocks that no other process can write."""
 
     link: HookLink
     slabs: list[_ShadowSlab] = field(default_factory=list)
@@ -56,10 +56,10 @@ class _Member:
 
 
 class CowDrain(Undoing):
-    """One concurrent copy of a group's memory into an image. Leaving its context ends it.
+    """A concurrent copy of a group's memory into an image. The end of the context ends it.
 
-    The steps are called in the order in which they stand here. With ``audit`` it is also counted
-    how many shadows were not needed.
+    Call the steps in the order of their definition. ``audit`` also counts the shadows that were not
+    needed.
     """
 
     def __init__(
@@ -85,7 +85,9 @@ class CowDrain(Undoing):
         self._complete = False
 
     def make_room(self, limit: int | None) -> None:
-        """Have shadow memory made, at most ``limit`` bytes a GPU (None: as much as is sensible)."""
+        """Allocate shadow memory, at most ``limit`` bytes per GPU (None: as much as is
+        sensible).
+        """
         for member in self._members:
             sizes: Counter[tuple[int, int]] = Counter()
             for exported in self._memory.of(member.link.pid):
@@ -94,16 +96,16 @@ class CowDrain(Undoing):
                 self._add_slabs(member, device, gpu, size if limit is None else min(size, limit))
 
     def settle(self, progress: Progress) -> None:
-        """Save inside the stop what other processes may write, too (hazard 6). Gates are closed."""
+        """Save blocks that other processes may write, too (hazard 6). The gates are closed."""
         if shared := self._memory.shared():
             digests = self._memory.adopted.digest(shared)
             self._shared = self._dump.save(digests, progress, prepared=False)
 
     def begin(self) -> None:
-        """Hash, on other threads. All memory is parked.
+        """Start hashing on other threads. All memory is parked.
 
-        Where shadows cannot hold everything, copying begins, too: a program that has to wait for
-        its chunks loses more than the driver and CRIU, which are slower beside it.
+        If shadows cannot hold everything, start copying, too. That slows the driver and CRIU down,
+        but a program that waits for its chunks loses more.
         """
         for member in self._members:
             exported = self._memory.of(member.link.pid)
@@ -114,7 +116,7 @@ class CowDrain(Undoing):
         self._begun = self._pool.submit(self._prepare)
 
     def copy(self) -> None:
-        """Nothing: copying has begun, or begins when the gates are open."""
+        """Do nothing: copying has begun, or begins when the gates are open."""
 
     def arm(self) -> None:
         """Have the hooks save what the program is about to overwrite. The gates are closed."""
@@ -124,22 +126,24 @@ class CowDrain(Undoing):
             assert member.chunk_map is not None
             member.link.arm(member.chunk_map.fd, [slab.descriptor for slab in member.slabs])
             member.armed = True
-            # From now on hook and mover hold the slabs; when both let go, the memory must be free.
+            # Only hook and mover hold the slabs from now on, so the memory is freed once both
+            # release it.
             self._close_slabs(member)
             self._memory.watchers.watch(member.link, member.chunk_map)
 
     @property
     def bytes_total(self) -> int:
-        """Bytes of all chunks, those that need no copying included."""
+        """The bytes of all chunks, including those that need no copy."""
         return sum(exported.block.size for member in self._members for exported in member.blocks)
 
     def finish(self, progress: Progress) -> dict[int, tuple[ChunkRef, ...]]:
-        """Wait until everything is saved; where the chunks are, by key.
+        """Wait until everything is saved. Returns the chunks of each block, by key.
 
-        Raises :class:`MisSpeculation` when a saved byte is not the byte of the stop, and tells
-        ``progress`` which kernels may have written it.
+        Raises :class:`MisSpeculation` if saved bytes differ from those of the stop; ``progress``
+        then has the kernels that may have written them.
         """
-        if not self._drains:  # with slots for all nobody waits for a mover, not even the gates
+        # With slots for all chunks nothing waits for a mover, not even the gates.
+        if not self._drains:
             self._copy()
         drained = follow(self._drains, self._account, progress)
         self._complete = not any(part.aborted_for_memory for part in drained)
@@ -170,7 +174,7 @@ class CowDrain(Undoing):
                 [(key, size * CHUNK) for key, size in zip(keys, sizes, strict=True)]
             )
         except OutOfMemory:
-            return  # a neighbour was quicker; chunks are then saved one by one, while writers wait
+            return  # a neighbour took it; chunks are then saved one by one, while writers wait
         self._undo.add(if_alive, mover, lambda: mover.drop(keys))
         self._undo.add(self._close_slabs, member)
         for key, size, descriptor in zip(keys, sizes, made, strict=True):
@@ -184,8 +188,8 @@ class CowDrain(Undoing):
                 slab.descriptor = -1
 
     def _prepare(self) -> None:
-        # What is freed from now on the new chunk maps tell; to end a watch takes time, here
-        # nobody's.
+        # The new chunk maps report what is freed from now on. Ending a watch takes time, which does
+        # not matter on this thread.
         self._memory.watchers.unwatch(member.link.pid for member in self._members)
         blocks = [exported for member in self._members for exported in member.blocks]
         self._digests = self._memory.adopted.digest(blocks)
@@ -222,13 +226,13 @@ class CowDrain(Undoing):
             )
 
     def _order(self, blocks: Sequence[ExportedBlock]) -> dict[int, Sequence[int]]:
-        """The order in which chunks were written after the last stop, as far as known, by key."""
+        """Return the order in which chunks were written after the last stop, if known, by key."""
         known = self._memory.write_order
         places = {exported.key: (exported.pid, exported.block.id) for exported in blocks}
         return {key: known[at] for key, at in places.items() if at in known}
 
     def _tell(self, progress: Progress, drained: Sequence[DrainResult]) -> None:
-        """What the copying took, and what it cost the program."""
+        """Record in ``progress`` what the copying took, and what it cost the program."""
         chunk_maps = [member.chunk_map.statistics() for member in self._members if member.chunk_map]
         figures = progress.figures
         figures.drain_seconds = time.monotonic() - self._started
@@ -251,7 +255,7 @@ class CowDrain(Undoing):
                 self._memory.write_order[exported.pid, exported.block.id] = touched
 
     def _stop(self) -> None:
-        """Nobody copies, shadows or waits any more; the hooks go on telling what is freed."""
+        """End all copying, shadowing and waiting. The hooks go on reporting what is freed."""
         if not self._complete:
             self._account.cancel()
         self._pool.shutdown()
@@ -272,11 +276,12 @@ class CowDrain(Undoing):
                 return
             member.link.forget()
         except NoSuchProcess:
-            pass  # it has ended, or the connection is lost: the hook has disarmed itself
+            # The process has ended, or the connection was lost and the hook has disarmed itself.
+            pass
         self._memory.watchers.unwatch([member.link.pid])
 
     def _launched(self) -> list[KernelMark]:
-        """The kernels that ran since the stop."""
+        """Return the kernels that ran since the stop."""
         return [
             KernelMark(kernel.name, kernel.module)
             for member in self._members
@@ -285,7 +290,9 @@ class CowDrain(Undoing):
 
 
 def _part(member: _Member, gpu: int) -> DrainMap | None:
-    """What a member's chunk map has on one GPU; None for nothing."""
+    """Return the part of a member's chunk map that is on one GPU; None if it has no blocks
+    there.
+    """
     assert member.chunk_map is not None
     blocks = [exported for exported in member.blocks if exported.gpu == gpu]
     if not blocks:

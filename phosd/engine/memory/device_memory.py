@@ -1,6 +1,6 @@
-"""The device memory of a group: a descriptor, and a mover's mapping, of each of its blocks.
+"""Hold the device memory of a group: a descriptor and a mover's mapping of each block.
 
-The descriptor keeps a block's memory alive while the process has unmapped it. That is parking.
+The descriptor keeps a block's memory alive while the process has unmapped it, that is, parked it.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ class DeviceMemory:
     """Export the blocks of a group's processes, and have the movers of their GPUs adopt them.
 
     ``gpus_of`` maps a pid to the node's ordinals of the devices that the process sees. Between jobs
-    ``watchers`` watch the processes, so that memory which the program frees is free. Safe to use
-    from several threads.
+    ``watchers`` watch the processes, so that memory which a program frees is really freed. Safe to
+    use from several threads.
     """
 
     def __init__(self, movers: MoverProvider, gpus_of: Mapping[int, Sequence[int]]) -> None:
@@ -33,13 +33,13 @@ class DeviceMemory:
         self.adopted = AdoptedBlocks(movers, self._lock)
         self.watchers = FreeWatchers(gpus_of.keys(), self._freed, self._ended)
         self.write_order: dict[tuple[int, int], Sequence[int]] = {}
-        """By (pid, block id): in which order the chunks were written after the last stop."""
+        """The order in which chunks were written after the last stop, by (pid, block id)."""
 
     def take(self, links: Sequence[HookLink]) -> None:
-        """Export the blocks that are new, and release those that a process has freed meanwhile.
+        """Export new blocks, and release blocks that a process freed meanwhile.
 
-        The processes are watched from then on. With a closed gate this is exact. Blocks without a
-        descriptor are left out: ``rehome`` gives them one.
+        Watches the processes from then on. The result is exact if the gates are closed. Blocks
+        without a descriptor are left out; ``rehome`` gives them one.
         """
         self.watchers.watch_new(links)
         for link in links:
@@ -49,7 +49,8 @@ class DeviceMemory:
     def take_all(self, links: Sequence[HookLink]) -> None:
         """Export every block. The gates must be closed.
 
-        Blocks that came back by an unpark and have no descriptor become the process's own first.
+        Blocks that are imports after an unpark and have no descriptor are first copied into memory
+        that the process owns.
         """
         for link in links:
             blocks = link.list_blocks()
@@ -60,13 +61,14 @@ class DeviceMemory:
                 if not block.flags & BlockFlag.HAS_DESCRIPTOR and block.id not in exported
             ]
             if strays:
-                link.rehome(strays)  # without the lock: it may need what the watch lets go of
+                # Without the lock: the hook may need memory that the watch thread releases.
+                link.rehome(strays)
                 blocks = link.list_blocks()
             with self._lock:
                 self._take(link, blocks)
 
     def hold(self, link: HookLink, allocations: Mapping[int, Allocation]) -> None:
-        """Add blocks of a process that its movers know already, by block id."""
+        """Add blocks of a process, by block id, that their movers have already."""
         with self._lock:
             for block in link.list_blocks():
                 if (allocation := allocations.get(block.id)) is not None:
@@ -75,10 +77,10 @@ class DeviceMemory:
     def move(
         self, allocations: Mapping[int, Allocation], gpus: Mapping[int, int]
     ) -> list[ExportedBlock]:
-        """Replace the memory of the blocks with these keys, because their processes are on other
-        GPUs now: ``gpus`` maps the old ordinals to the new ones.
+        """Replace the memory of the blocks with these keys after a move to other GPUs.
 
-        Returns the blocks with their former memory, which is the caller's to release.
+        ``gpus`` maps the old ordinals to the new ones. Returns the blocks with their former memory,
+        which the caller releases.
         """
         with self._lock:
             before = [
@@ -91,21 +93,21 @@ class DeviceMemory:
             return before
 
     def of(self, pid: int) -> list[ExportedBlock]:
-        """The blocks of one process, in order of id."""
+        """Return the blocks of one process, ordered by id."""
         return [exported for exported in self.all() if exported.pid == pid]
 
     def all(self) -> list[ExportedBlock]:
-        """Every block, in order of process and id."""
+        """Return all blocks, ordered by process and id."""
         with self._lock:
             return [exported for _, exported in sorted(self._exported.items())]
 
     def shared(self) -> list[ExportedBlock]:
-        """The blocks that the programs exported or imported: other processes may write them."""
+        """Return the blocks that programs exported or imported: other processes may write them."""
         return [exported for exported in self.all() if exported.block.flags & SHARED]
 
     def duplicates(self, blocks: Iterable[ExportedBlock]) -> list[tuple[ExportedBlock, int]]:
-        """Duplicate the descriptor of each block, for the caller to close. Blocks that were freed
-        meanwhile are left out.
+        """Duplicate the descriptor of each block; the caller closes them. Freed blocks are left
+        out.
         """
         with self._lock:
             return [
@@ -115,19 +117,19 @@ class DeviceMemory:
             ]
 
     def movers(self) -> list[Mover]:
-        """The movers that have blocks."""
+        """Return the movers that have adopted blocks."""
         return self.adopted.movers(exported.gpu for exported in self.all())
 
     def revive(self) -> None:
-        """Have blocks whose mover has died adopted by the mover that came after it."""
+        """Have the blocks of dead movers adopted by the movers that replaced them."""
         with self._lock:
             self.adopted.adopt_again(self._exported.values())
 
     @contextlib.contextmanager
     def drops_put_off(self) -> Iterator[None]:
-        """Keep in the movers what the program frees inside: they still work on it.
+        """Keep blocks that the program frees in the movers, which still work on them.
 
-        Tell :meth:`dropped` which of these blocks they drop by themselves.
+        Pass :meth:`dropped` the blocks that movers drop on their own.
         """
         with self._lock:
             self.adopted.put_off_drops()
@@ -139,7 +141,7 @@ class DeviceMemory:
                 self.watchers.settle()
 
     def dropped(self, keys: Iterable[int]) -> None:
-        """Forget blocks that their programs freed and that a mover has dropped by itself."""
+        """Forget blocks that a mover dropped on its own after their programs freed them."""
         gone = set(keys)
         with self._lock:
             self._release([at for at, exported in self._exported.items() if exported.key in gone])
@@ -167,8 +169,10 @@ class DeviceMemory:
         self._release([k for k in self._exported if k[0] == pid and k not in alive])
 
     def _changed(self, pid: int, block: HookBlock) -> bool:
-        """Whether the program has begun to share the block, or mapped more of it, since it was
-        taken: which other processes have that memory only a later export can tell.
+        """Return whether the program began to share the block, or mapped more of it, since it was
+        taken.
+
+        Only a new export can then tell which other processes have that memory.
         """
         exported = self._exported.get((pid, block.id))
         return exported is not None and (
@@ -177,8 +181,10 @@ class DeviceMemory:
         )
 
     def _freed(self, pid: int, runtime_dir: Path, ids: Sequence[int] | None) -> bool:
-        """Release blocks that the process has freed, all that are gone without ``ids``. Returns
-        whether their memory is free now.
+        """Release blocks that the process freed, by id; if ``ids`` is None, all that it no longer
+        lists.
+
+        Returns whether their memory is free now.
         """
         if ids is None:
             with HookLink(pid, runtime_dir) as link, self._lock:

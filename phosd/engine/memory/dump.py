@@ -1,4 +1,4 @@
-"""A group's device memory on its way into an image: whose it is, where it goes, and the packs."""
+"""Save a group's device memory into an image: blocks, their destination, and the packs."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -44,11 +44,10 @@ class MemoryDump(Undoing):
     def save(
         self, digests: dict[int, list[bytes]], progress: Progress, *, prepared: bool = True
     ) -> dict[int, tuple[ChunkRef, ...]]:
-        """Copy the blocks of ``digests`` into the image; returns the chunks of each, by key.
+        """Copy the blocks of ``digests`` into the image. Returns the chunks of each block, by key.
 
-        They fill the ``prepared`` packs, or else new ones.
-
-        Raises :class:`MisSpeculation` when saved bytes are not those that were hashed.
+        Fills the ``prepared`` packs, or else new ones. Raises :class:`MisSpeculation` if the saved
+        bytes differ from those that were hashed.
         """
         chunks: dict[int, tuple[ChunkRef, ...]] = {}
         blocks = distinct(exported for exported in self.memory.all() if exported.key in digests)

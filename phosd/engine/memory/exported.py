@@ -1,4 +1,4 @@
-"""One block that the engine has exported, and the requests to its mover about it."""
+"""Describe exported blocks and allocations, and have their movers drop them."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -10,17 +10,17 @@ from phosd.engine.mover.client.mover import Mover
 from phosd.errors import PhosError
 
 SHARED = BlockFlag.EXPORTED | BlockFlag.IMPORTED
-"""The flags of a block that other processes may have mapped, too."""
+"""Flags of a block that other processes may have mapped, too."""
 
-_keys = itertools.count()  # a mover serves several jobs, so keys are never used twice
+_keys = itertools.count()  # never reused, because a mover serves several jobs
 
 
 @dataclass(frozen=True)
 class ExportedBlock:
-    """One block of process ``pid``, and the descriptor that keeps its memory alive.
+    """A block of process ``pid``, and the descriptor that keeps its memory alive.
 
-    ``key`` is its number in the mover's protocol; blocks of different processes that are the same
-    memory have the same key.
+    ``key`` is its number in the mover's protocol. If blocks of several processes are the same
+    memory, they have the same key.
     """
 
     pid: int
@@ -31,13 +31,13 @@ class ExportedBlock:
 
     @property
     def chunks(self) -> int:
-        """How many chunks the block has; the last may be shorter."""
+        """The number of chunks of the block; the last may be shorter."""
         return -(-self.block.size // CHUNK)
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Device memory that ``mover`` has allocated. ``key`` is known to that mover only."""
+    """Device memory allocated by ``mover``. ``key`` is known to that mover only."""
 
     mover: Mover
     key: int
@@ -45,12 +45,12 @@ class Allocation:
 
     @property
     def gpu(self) -> int:
-        """The ordinal of its GPU."""
+        """The ordinal of the GPU."""
         return self.mover.gpu
 
 
 def distinct(blocks: Iterable[ExportedBlock]) -> list[ExportedBlock]:
-    """The first block with each key: shared memory once."""
+    """Return the first block with each key, so that shared memory is counted once."""
     first: dict[int, ExportedBlock] = {}
     for exported in blocks:
         first.setdefault(exported.key, exported)
@@ -58,7 +58,7 @@ def distinct(blocks: Iterable[ExportedBlock]) -> list[ExportedBlock]:
 
 
 def keys_by_gpu(blocks: Iterable[ExportedBlock]) -> dict[int, list[int]]:
-    """The keys of the blocks, by GPU."""
+    """Return the keys of the blocks, by GPU."""
     keys: dict[int, list[int]] = {}
     for exported in blocks:
         keys.setdefault(exported.gpu, []).append(exported.key)
@@ -66,12 +66,12 @@ def keys_by_gpu(blocks: Iterable[ExportedBlock]) -> dict[int, list[int]]:
 
 
 def let_go(mover: Mover, keys: Sequence[int]) -> None:
-    """Have the mover drop blocks. A dead mover has dropped them."""
+    """Have the mover drop blocks; a dead mover has dropped them already."""
     if_alive(mover, lambda: mover.drop(keys))
 
 
 def if_alive(mover: Mover, action: Callable[[], None]) -> None:
-    """Run ``action``, which undoes something in a mover: a dead mover needs no undoing."""
+    """Run ``action``, which undoes something in a mover, unless the mover is dead."""
     if not mover.alive:
         return
     try:
@@ -82,5 +82,5 @@ def if_alive(mover: Mover, action: Callable[[], None]) -> None:
 
 
 def new_key() -> int:
-    """A number for a block that no mover has seen yet."""
+    """Return a block number that no mover has seen yet."""
     return next(_keys)

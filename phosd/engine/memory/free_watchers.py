@@ -1,4 +1,4 @@
-"""Watch what the processes of a group free, by the chunk maps that their hooks write."""
+"""Watch which blocks the processes of a group free, through chunk maps that their hooks write."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -9,13 +9,13 @@ from phosd.engine.hook_client.free_watch import FreeWatcher
 from phosd.engine.hook_client.link import HookLink
 
 Freed = Callable[[int, Path, Sequence[int] | None], bool]
-"""Is told of a process, by pid and runtime directory, which blocks it has freed, as
-:class:`FreeWatcher` tells it.
+"""Callback for freed blocks: pid, runtime directory, and block ids as :class:`FreeWatcher` has
+them.
 """
 
 
 class FreeWatchers:
-    """Watch each of the processes ``pids`` by one chunk map at a time.
+    """Watchers of the processes ``pids``, each on one chunk map at a time.
 
     ``freed`` and ``ended`` are called on the watcher's thread.
     """
@@ -28,11 +28,13 @@ class FreeWatchers:
 
     @property
     def complete(self) -> bool:
-        """Whether it is known of every process what it frees, so that its memory may be kept."""
+        """Whether every process is watched, so that its memory may be kept between jobs."""
         return all(pid in self._watchers and self._watchers[pid].alive for pid in self._pids)
 
     def watch(self, link: HookLink, chunk_map: ChunkMap) -> None:
-        """Watch the process by ``chunk_map``, which is ours now, instead of by an earlier one."""
+        """Watch the process through ``chunk_map``, which becomes ours; it replaces an earlier
+        one.
+        """
         self.unwatch([link.pid])
         self._watchers[link.pid] = FreeWatcher(
             link.pid,
@@ -42,7 +44,7 @@ class FreeWatchers:
         )
 
     def watch_all(self, links: Iterable[HookLink]) -> list[ChunkMap]:
-        """Watch each process by a chunk map of its own, which is ours. Nothing may be parked."""
+        """Watch each process through a new chunk map, which is ours. Nothing may be parked."""
         chunk_maps = []
         for link in links:
             chunk_map = ChunkMap.create([], [])
@@ -61,12 +63,12 @@ class FreeWatchers:
         self.watch_all([link for link in links if link.pid not in self._watchers])
 
     def unwatch(self, pids: Iterable[int] | None = None) -> None:
-        """Watch these processes no more; all of them by default."""
+        """Stop watching these processes; all of them by default."""
         for pid in list(self._watchers if pids is None else pids):
             if watcher := self._watchers.pop(pid, None):
                 watcher.end()
 
     def settle(self) -> None:
-        """Tell every hook that all memory that its process has freed is released."""
+        """Tell every hook that the memory which its process freed is released."""
         for watcher in self._watchers.values():
             watcher.settle()

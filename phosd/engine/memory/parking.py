@@ -1,4 +1,4 @@
-"""Parking: processes let go of their device memory while the driver and CRIU save the rest."""
+"""Park processes: unmap their device memory while the driver and CRIU save the rest."""
 
 import contextlib
 import time
@@ -17,16 +17,17 @@ from phosd.engine.system.procfs import ProcessId
 from phosd.errors import PhosError, Timeout
 
 _AGAIN_SECONDS = 5.0
-"""For how long memory is offered to a program whose hook fails to take it."""
+"""Seconds for which memory is offered to a program whose hook fails to take it."""
 _PAUSE = 0.05
 
 
 @contextlib.contextmanager
 def parked(links: Sequence[HookLink], memory: DeviceMemory) -> Iterator[None]:
-    """Inside, the processes hold none of their memory and their hooks are detached.
+    """Park the processes and detach their hooks inside the context.
 
-    After it every process has its memory at the same addresses again. The hooks must be awake by
-    then, that is, the processes running. The movers guard the memory from before to after that.
+    At its end each process gets its memory back at the same addresses. The processes must run by
+    then, so that their hooks answer. The movers guard the memory from before the park until after
+    that.
     """
     with Undo() as undo:
         park(links, memory, undo)
@@ -35,8 +36,10 @@ def parked(links: Sequence[HookLink], memory: DeviceMemory) -> Iterator[None]:
 
 
 def park(links: Sequence[HookLink], memory: DeviceMemory, undo: Undo) -> None:
-    """The processes let go of their memory, until ``undo`` gives it back: what ``memory`` has
-    for them then, which may be elsewhere by that time. The hooks stay connected.
+    """Have the processes unmap their memory, until ``undo`` gives it back.
+
+    They get back the blocks that ``memory`` has at that time, which may be on other GPUs by then.
+    The hooks stay connected.
     """
     away: set[int] = set()
     undo.add(_unguard, links, memory, away)
@@ -50,7 +53,9 @@ def park(links: Sequence[HookLink], memory: DeviceMemory, undo: Undo) -> None:
 
 @contextlib.contextmanager
 def detached(links: Sequence[HookLink]) -> Iterator[None]:
-    """Inside, the hooks hold no socket, so that CRIU meets none; after it they are connected."""
+    """Have the hooks close their sockets inside the context, so that CRIU meets none; then
+    reconnect.
+    """
     with Undo() as undo:
         for link in links:
             undo.add(_connected, link)
@@ -60,29 +65,34 @@ def detached(links: Sequence[HookLink]) -> Iterator[None]:
 
 
 def _connected(link: HookLink) -> None:
-    """Also where only the answer to a request was lost, so that nobody knows if it was done."""
+    """Connect, also after a request whose answer was lost: it is unknown whether the hook
+    detached.
+    """
     if not link.connected:
         link.reattach()
 
 
 def guard(memory: DeviceMemory) -> None:
-    """Have the movers keep everything for its processes, should this engine end: one message each.
+    """Have the movers guard all blocks, so that they outlive this process: one message each.
 
-    Raises :class:`Internal` when a mover is dead: nothing may be parked with one keeper only.
+    Raises :class:`Internal` if a mover is dead: nothing may be parked while only phosd holds it.
     """
     blocks = memory.all()
     processes = {pid: procfs.process_id(pid) for pid in {exported.pid for exported in blocks}}
     rows: dict[int, list[tuple[ProcessId, int, int]]] = {}
     for exported in blocks:
-        if (process := processes[exported.pid]) is not None:  # else it has ended, and parks nothing
+        # Otherwise it has ended, and parks nothing.
+        if (process := processes[exported.pid]) is not None:
             rows.setdefault(exported.gpu, []).append((process, exported.block.id, exported.key))
     for mover in memory.movers():
         mover.guard(rows.get(mover.gpu, ()))
 
 
 def _unguard(links: Sequence[HookLink], memory: DeviceMemory, away: set[int]) -> None:
-    """The processes have their memory again, but for those that are still ``away`` from it: of
-    these nobody else may have it. One that has ended the movers see themselves.
+    """Have the movers stop guarding the memory of processes that have it back.
+
+    Processes in ``away`` still lack theirs, and may depend on the movers. The movers notice by
+    themselves which processes have ended.
     """
     back = {link.pid for link in links} - away
     processes = [found for pid in back if (found := procfs.process_id(pid)) is not None]
@@ -92,8 +102,9 @@ def _unguard(links: Sequence[HookLink], memory: DeviceMemory, away: set[int]) ->
 
 
 def _give_back(link: HookLink, memory: DeviceMemory, away: set[int]) -> None:
-    """Again, if it fails: without its memory a program is lost. One that does not answer has been
-    waited for already.
+    """Give a process its memory back. Retries on failure, since the program is lost without it.
+
+    A :class:`Timeout` is not retried: the hook was waited for already.
     """
     give_up = time.monotonic() + _AGAIN_SECONDS
     while True:
@@ -112,8 +123,9 @@ def _give_back(link: HookLink, memory: DeviceMemory, away: set[int]) -> None:
 
 
 def own_again(links: Sequence[HookLink], progress: Progress, deadline: float) -> None:
-    """The processes own all of their memory, in a stop of its own if they do not: the driver does
-    not bring imported memory back (hazard 7).
+    """Copy imported blocks into memory that the processes own, inside a stop if there are any.
+
+    The driver's restore does not bring imported memory back (hazard 7).
     """
     if imported := [link for link in links if link.has_imports()]:
         progress.phase("quiesce", stopped=True)

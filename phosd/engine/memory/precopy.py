@@ -1,4 +1,4 @@
-"""Copying into an image before the stop, in passes; the last of them runs inside it."""
+"""Copy device memory into an image in passes before the stop, with the last pass inside it."""
 
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +15,7 @@ Digests = dict[int, list[bytes]]
 
 
 class Precopy:
-    """One copy in passes of a group's memory into an image."""
+    """A copy of a group's memory into an image, in passes."""
 
     def __init__(self, dump: MemoryDump) -> None:
         self._dump = dump
@@ -26,7 +26,7 @@ class Precopy:
         self._within = Progress()
 
     def while_running(self, progress: Progress) -> None:
-        """Copy until little is left, or as much as the pass before left."""
+        """Copy in passes until little is left, or a pass no longer reduces it much."""
 
         def missing() -> Missing[tuple[int, int]]:
             return self._missing(self._digests())
@@ -34,11 +34,11 @@ class Precopy:
         copy_while_running(self._memory, self._dump.links, progress, missing, self._copy)
 
     def begin_rest(self) -> None:
-        """Copy what is left, on another thread. All memory is parked."""
+        """Start copying the rest on another thread. All memory is parked."""
         self._rest = self._pool.submit(self._finish)
 
     def finish_rest(self) -> dict[int, tuple[ChunkRef, ...]]:
-        """Wait for it; where the chunks are, by key."""
+        """Wait for the rest. Returns the chunks of each block, by key."""
         assert self._rest is not None
         return self._rest.result()
 
@@ -55,7 +55,7 @@ class Precopy:
             missing = self._missing(digests)
             if not missing:
                 return self._refs(digests)
-            # A copy takes the place of an earlier one, which an equal chunk may have counted on.
+            # A copy may replace an earlier one that an equal chunk relied on, so look again.
             self._copy(missing, self._within)
         raise changed_in_the_stop(sum(map(len, missing.values())))
 
@@ -63,7 +63,7 @@ class Precopy:
         return self._memory.adopted.digest(self._memory.all())
 
     def _missing(self, digests: Digests) -> dict[int, list[tuple[int, int]]]:
-        """The chunks, as (key, index), whose bytes of now are not saved yet, by GPU."""
+        """Return the chunks whose present bytes are not saved yet, as (key, index) by GPU."""
         saved = self._saved()
         missing: dict[int, list[tuple[int, int]]] = {}
         for exported in self._memory.all():
@@ -95,7 +95,7 @@ class Precopy:
         return {key: tuple(find(parts)) for key, parts in digests.items()}
 
     def _saved(self) -> dict[str, ChunkRef | None]:
-        """What the image has, by digest in hex."""
+        """Return the chunks that the image has, by digest in hex."""
         saved: dict[str, ChunkRef | None] = dict(self._dump.writer.stored)
         for copies in self._copies.values():
             saved.update((ref.digest, ref) for ref in copies.refs.values())

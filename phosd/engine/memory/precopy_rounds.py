@@ -1,7 +1,7 @@
-"""Copying while the program runs, in passes: each copies what is not there as it is now.
+"""Copy memory in passes while the program runs; each copies the chunks that differ from the copy.
 
-What the program writes while it is copied is found by the next pass, by its digest. The last pass
-is the caller's, inside the stop, when nothing changes any more.
+The next pass finds by digest what the program wrote during a pass. The last pass is the caller's:
+it runs inside the stop, when nothing changes any more.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +14,13 @@ from phosd.engine.memory.device_memory import DeviceMemory
 
 PASSES = 6
 _SHRINKING = 0.7
-"""A pass that leaves more than this share of what the one before left is the last."""
+"""A pass is the last if it leaves more than this share of what the pass before left."""
 _LITTLE = 64 * CHUNK
 """Bytes that are not worth another pass."""
 
 _T = TypeVar("_T")
 Missing = Mapping[int, Sequence[_T]]
-"""Chunks that are to be copied, in groups."""
+"""Chunks to copy, in groups."""
 
 
 def copy_while_running(
@@ -30,9 +30,10 @@ def copy_while_running(
     missing: Callable[[], Missing[_T]],
     copy: Callable[[Missing[_T], Progress], object],
 ) -> None:
-    """Copy until little is left, or as much as the pass before left, or often enough.
+    """Copy until little is left, a pass no longer reduces it much, or ``PASSES`` are done.
 
-    ``missing`` finds what differs of what ``memory`` has, which nothing drops meanwhile.
+    ``missing`` returns the chunks of ``memory`` that differ from the copy; no block is dropped
+    meanwhile.
     """
     before = None
     for number in range(1, PASSES + 1):

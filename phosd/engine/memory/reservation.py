@@ -1,9 +1,9 @@
 """Reserve device memory for processes while the driver has them off their GPUs, and lock GPUs.
 
-The driver's restore is final when it finds too little memory (hazard 19), so movers keep from
-others what its checkpoint has set free. How much that is shows in what the GPU has free before and
-after. So programs leave and return one at a time on each GPU: else one would be given memory of
-another.
+The driver's restore is final if it finds too little memory (hazard 19), so movers reserve what its
+checkpoint freed. The amount is the difference of the GPU's free memory before and after. Programs
+therefore leave and return one at a time on each GPU: otherwise the memory of one would be reserved
+for another.
 """
 
 import contextlib
@@ -21,19 +21,20 @@ from phosd.errors import Busy, PhosError
 
 _LOOK_SECONDS = 0.05
 _BACK_SECONDS = 60.0
-"""Seconds that a program which returns waits for the locks of its GPUs. Another that the driver
-does not let go of shall not keep it for ever."""
+"""Seconds that a returning program waits for the locks of its GPUs, so that another program which
+the driver never releases cannot block it for ever.
+"""
 
 
 class GpuLocks:
-    """Locks for what only one job at a time may do on a GPU of the node. Thread-safe."""
+    """Locks for work that only one job at a time may do on a GPU of the node. Thread-safe."""
 
     def __init__(self) -> None:
         self._taken: set[int] = set()
         self._changed = threading.Condition()
 
     def acquire(self, gpus: Collection[int], seconds: float = 0.0) -> bool:
-        """Lock all of these GPUs, or, where that takes longer, none."""
+        """Lock all of these GPUs within ``seconds``, or none. Returns whether they are locked."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._taken.isdisjoint(gpus), seconds):
                 return False
@@ -41,7 +42,7 @@ class GpuLocks:
             return True
 
     def release(self, gpus: Collection[int]) -> None:
-        """Unlock what :meth:`acquire` has locked."""
+        """Unlock GPUs that :meth:`acquire` locked."""
         with self._changed:
             self._taken -= set(gpus)
             self._changed.notify_all()
@@ -54,8 +55,10 @@ class GpuLocks:
         limit: float | None = None,
         waiting: str = "",
     ) -> Iterator[None]:
-        """Lock these GPUs inside. Raises :class:`Cancelled`, and :class:`Busy` after ``limit``
-        seconds. ``waiting`` is a note for the job's caller if the locks are not free at once.
+        """Lock these GPUs inside the context.
+
+        Raises :class:`Cancelled`, and :class:`Busy` after ``limit`` seconds. ``waiting`` is noted
+        in ``progress`` if the locks are not free at once.
         """
         give_up = None if limit is None else time.monotonic() + limit
         ours = self.acquire(gpus)
@@ -98,7 +101,9 @@ class Reservation:
         progress: Progress,
         limit: float | None = None,
     ) -> None:
-        """``limit`` is how many seconds :meth:`wait` may take; None if the group runs then."""
+        """``limit`` is the number of seconds that :meth:`wait` may take; None while the group
+        runs.
+        """
         self._locks = locks
         self._movers = tuple(movers)
         self._gpus = frozenset(mover.gpu for mover in self._movers)
@@ -110,15 +115,15 @@ class Reservation:
         self._ours = False
 
     def begin(self) -> bool:
-        """Lock the GPUs and note what they have free, once the processes allocate no more.
+        """Lock the GPUs and record their free memory, once the processes allocate no more.
 
-        Returns False when another program is leaving or returning: then they must not leave yet.
+        Returns False if another program is leaving or returning; this one must not leave yet.
         """
         if not self._locks.acquire(self._gpus):
             return False
         self._left = self._ours = True
         for mover in self._movers:
-            with self._noted(mover):  # it is dead; all that it had to save is saved
+            with self._noted(mover):  # the mover is dead; all that it had to save is saved
                 self._free[mover] = mover.free_memory()[0]
         return True
 
@@ -128,7 +133,7 @@ class Reservation:
             pass
 
     def hold(self) -> None:
-        """Reserve what the driver's checkpoint has set free, for as long as a process lives."""
+        """Reserve the memory that the driver's checkpoint freed, until all processes have ended."""
         for mover, free in self._free.items():
             with self._noted(mover):
                 gained = mover.free_memory()[0] - free
@@ -137,13 +142,13 @@ class Reservation:
         self.end()
 
     def release(self) -> None:
-        """Release what is reserved."""
+        """Release the reserved memory."""
         with Undo() as each:
             for mover in self._free:
                 each.add(if_alive, mover, partial(mover.unreserve, self._processes))
 
     def claim_back(self) -> None:
-        """Lock the GPUs, then release what is reserved: only these processes can take it."""
+        """Lock the GPUs, then release the reserved memory: only these processes can take it."""
         if not self._left:
             return
         self._left = False
@@ -151,7 +156,7 @@ class Reservation:
         self.release()
 
     def end(self) -> None:
-        """Unlock the GPUs: other programs may leave and return."""
+        """Unlock the GPUs, so that other programs may leave and return."""
         if self._ours:
             self._ours = False
             self._locks.release(self._gpus)
@@ -168,9 +173,9 @@ class Reservation:
 def reserve_ahead(
     needs: Mapping[Mover, int], processes: Collection[ProcessId]
 ) -> Iterator[Callable[[], None]]:
-    """Reserve so many bytes of device memory for processes that will come to these movers' GPUs.
+    """Reserve bytes of device memory on these movers' GPUs for processes that will move there.
 
-    Call the function just before they do. Raises :class:`OutOfMemory`.
+    Call the yielded function just before they move, to release it. Raises :class:`OutOfMemory`.
     """
     with Undo() as undo:
 

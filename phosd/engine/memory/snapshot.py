@@ -1,9 +1,9 @@
-"""A snapshot: a copy of the device memory in device memory, made inside the stop, saved after it.
+"""Snapshot device memory into free device memory inside the stop, and save it afterwards.
 
-While CRIU saves the rest of the program its GPU has nothing to do, and copies and hashes 40 GB in
-50 ms (H200). Nobody can write the copy, so that no guess can be wrong, the program need not be
-looked at, and to save it takes the copy engines only. It needs as much free memory as the program
-has: with less than that, the memory is copied on write (``cow_drain.py``).
+While CRIU works, the program's GPU is idle; it copies and hashes 40 GB in 50 ms (H200). The program
+cannot write the copy, so no guess can be wrong, no launch is inspected, and saving uses only the
+copy engines. It takes as much free memory as the program has; with less, memory is saved by
+copy-on-write (``cow_drain.py``).
 """
 
 import threading
@@ -25,17 +25,17 @@ from phosd.engine.mover.client.requests import Copies, redundant
 from phosd.errors import Cancelled, OutOfMemory, changed_in_the_stop
 
 _SLAB = 2 << 30
-"""Bytes that are allocated together, and given back together."""
+"""Bytes that are allocated and freed together."""
 
 Turn = Callable[[Collection[int]], AbstractContextManager[None]]
-"""Inside, the driver takes no program off these GPUs and brings none back: what is free there is
-nobody's.
+"""A lock on GPUs during which the driver takes no program off them and brings none back, so that
+free memory there belongs to no program.
 """
 
 
 @dataclass
 class _CopySlab:
-    """Memory of ``size`` bytes for the copies of ``parts`` blocks that are not saved yet."""
+    """Memory of ``size`` bytes for the copies of blocks, ``parts`` of which are not saved yet."""
 
     gpu: int
     size: int
@@ -44,17 +44,17 @@ class _CopySlab:
 
 @dataclass(frozen=True)
 class _Copy:
-    """The mover of ``slab.gpu`` knows the copy of a block by ``key``."""
+    """The copy of a block; the mover of ``slab.gpu`` knows it by ``key``."""
 
     key: int
     slab: _CopySlab
 
 
 class Snapshot(Undoing):
-    """The snapshot of a group's memory for one image. Leaving its context ends it.
+    """The snapshot of a group's memory for one image. The end of the context ends it.
 
-    The steps are called in the order in which they stand here. At most ``limit`` bytes are taken a
-    GPU, if it is given.
+    Call the steps in the order of their definition. Takes at most ``limit`` bytes per GPU (None: no
+    limit).
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Snapshot(Undoing):
         self._is_starving = False
 
     def make_room(self) -> bool:
-        """Take memory for a copy of everything. False when there is not as much: then nothing is
-        taken.
+        """Allocate memory for a copy of everything. Returns False, and takes nothing, if it does
+        not fit.
         """
         self._undo.add(self._stop)
         if self._take(distinct(self._memory.all())):
@@ -94,8 +94,9 @@ class Snapshot(Undoing):
         return False
 
     def settle(self, progress: Progress) -> None:
-        """Nothing is allocated any more: the gates are closed. What has come since room was made
-        gets room, too, or is saved at once.
+        """Allocate memory for blocks that are new since :meth:`make_room`, or save them at once.
+
+        The gates are closed: nothing is allocated any more.
         """
         blocks = {exported.key: exported for exported in distinct(self._memory.all())}
         self._drop([key for key in self._copies if key not in blocks])
@@ -105,18 +106,18 @@ class Snapshot(Undoing):
             self._saved = self._dump.save(late, progress, prepared=False)
 
     def begin(self) -> None:
-        """Hash, on another thread. All memory is parked."""
+        """Start hashing on another thread. All memory is parked."""
         self._account.phase("drain")
         self._hashed = self._pool.submit(self._hash)
 
     def copy(self) -> None:
-        """Copy, on other threads. The driver does not need the GPUs at the moment."""
+        """Start copying on other threads. The driver does not use the GPUs at the moment."""
         self._copied = self._pool.submit(self._copy_all)
 
     def arm(self) -> None:
-        """Wait for the copies, and have the hooks know that we hold them. The gates are closed.
+        """Wait for the copies, and tell the hooks how much memory they take. The gates are closed.
 
-        Raises :class:`MisSpeculation` when somebody has written the memory meanwhile.
+        Raises :class:`MisSpeculation` if the memory was written meanwhile.
         """
         assert self._copied is not None
         self._copied.result()
@@ -128,13 +129,14 @@ class Snapshot(Undoing):
 
     @property
     def bytes_total(self) -> int:
-        """Bytes of all chunks, those that need no copying included."""
+        """The bytes of all chunks, including those that need no copy."""
         return self._bytes
 
     def finish(self, progress: Progress) -> dict[int, tuple[ChunkRef, ...]]:
-        """Save the copies, giving their memory back bit by bit; where the chunks are, by key.
+        """Save the copies and free their memory step by step. Returns the chunks of each block, by
+        key.
 
-        Raises :class:`OutOfMemory` when the program cannot wait for that.
+        Raises :class:`OutOfMemory` if the program cannot wait for its memory.
         """
         started = time.monotonic()
         by_gpu: dict[int, dict[int, int]] = {}
@@ -160,7 +162,9 @@ class Snapshot(Undoing):
         return self._saved | copied
 
     def _take(self, blocks: Sequence[ExportedBlock]) -> bool:
-        """Take memory for copies of these blocks. False when there is not enough for all."""
+        """Allocate memory for copies of these blocks. Returns False if there is not enough for
+        all.
+        """
         by_gpu: dict[int, list[ExportedBlock]] = {}
         for exported in blocks:
             by_gpu.setdefault(exported.gpu, []).append(exported)
@@ -175,7 +179,7 @@ class Snapshot(Undoing):
                 for gpu, here in by_gpu.items():
                     for part in _parts(here):
                         self._allocate(gpu, part)
-            except OutOfMemory:  # a neighbour was quicker
+            except OutOfMemory:  # a neighbour took it
                 return False
         return True
 
@@ -189,8 +193,8 @@ class Snapshot(Undoing):
             self._sizes[gpu] += slab.size
 
     def _hash(self) -> None:
-        # What is freed from now on the new chunk maps tell; to end a watch takes time, here
-        # nobody's.
+        # The new chunk maps report what is freed from now on. Ending a watch takes time, which does
+        # not matter on this thread.
         self._memory.watchers.unwatch(link.pid for link in self._dump.links)
         blocks = [h for h in distinct(self._memory.all()) if h.key in self._copies]
         self._bytes = sum(exported.block.size for exported in blocks)
@@ -211,7 +215,7 @@ class Snapshot(Undoing):
         self._seconds = time.monotonic() - began
 
     def _copy(self, gpu: int, keys: Sequence[int], known: Collection[bytes]) -> None:
-        """Copy what the image needs of a GPU's blocks, and prove that the copies are equal."""
+        """Copy the chunks of a GPU that the image needs, and prove that the copies are equal."""
         digests = {key: self._digests[key] for key in keys}
         needless = redundant(digests, known)
         for key, parts in digests.items():
@@ -252,7 +256,7 @@ class Snapshot(Undoing):
         self._dump.writer.stored.update((ref.digest, ref) for ref in saved.refs.values())
 
     def _look(self) -> None:
-        """A program that has waited for memory in vain gets all of it."""
+        """Cancel the saving if a program has waited for memory in vain: it gets all of it."""
         if any(chunk_map.is_starving for chunk_map, _ in self._chunk_maps):
             self._is_starving = True
             self._account.cancel()
@@ -275,13 +279,15 @@ class Snapshot(Undoing):
             self._tell_held()
 
     def _given_back(self, copy: _Copy) -> None:
-        """The mover has dropped a copy: the slab's memory is free with its last."""
+        """Count a dropped copy; the memory of its slab is free once all its copies are dropped."""
         copy.slab.parts -= 1
         if not copy.slab.parts:
             self._sizes[copy.slab.gpu] -= copy.slab.size
 
     def _tell_held(self) -> None:
-        """Hooks wait for memory only where there is some to come."""
+        """Tell the hooks how much memory will be freed: they wait for memory only if there is
+        some.
+        """
         for chunk_map, gpus in self._chunk_maps:
             for device, gpu in enumerate(gpus):
                 chunk_map.hold(device, self._sizes[gpu])
@@ -293,12 +299,14 @@ class Snapshot(Undoing):
 
 
 def _size(exported: ExportedBlock) -> int:
-    """Bytes that the copy of a block takes."""
+    """Return the bytes that the copy of a block takes."""
     return exported.chunks * CHUNK
 
 
 def _parts(blocks: Iterable[ExportedBlock]) -> Iterator[list[ExportedBlock]]:
-    """What is allocated together; a larger block alone."""
+    """Divide blocks into groups that are allocated together; a block larger than a slab is
+    alone.
+    """
     part: list[ExportedBlock] = []
     size = 0
     for exported in blocks:

@@ -1,4 +1,4 @@
-"""Which GPUs of the node the devices are that processes see."""
+"""Map the devices that a process sees to the GPUs of the node."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from phosd.errors import Internal, Unsupported
 class VisibleGpus:
     """Map the devices that each process of a group sees to the node's ordinals.
 
-    ``gpus_of`` has them by pid, in the order in which the process numbers its devices.
+    ``gpus_of`` has the ordinals by pid, in the order in which the process numbers its devices.
     """
 
     def __init__(self, gpus_of: Mapping[int, Sequence[int]]) -> None:
@@ -22,7 +22,7 @@ class VisibleGpus:
         return self._gpus_of[pid]
 
     def of_block(self, pid: int, block: HookBlock) -> int:
-        """Return the node's ordinal of the GPU that has the block. Raises when there is none."""
+        """Return the node's ordinal of the block's GPU. Raises if the block is on none."""
         if block.flags & BlockFlag.HOST_LOCATED:
             raise Unsupported(
                 f"process {pid} has VMM memory in host RAM (block {block.id})",
@@ -37,7 +37,7 @@ class VisibleGpus:
         return gpus[block.device]
 
     def chunks(self, links: Sequence[HookLink]) -> Counter[int]:
-        """Count the chunks that the processes have on each GPU. They may run."""
+        """Count the chunks of the processes on each GPU. The processes may run."""
         chunks: Counter[int] = Counter()
         for link in links:
             for block in link.list_blocks():

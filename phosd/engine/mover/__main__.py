@@ -1,4 +1,4 @@
-"""``python -m phosd.engine.mover``: the process of one data mover."""
+"""Run the process of one data mover: ``python -m phosd.engine.mover``."""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""This node: its GPUs, its movers, its folders, and which processes have a job."""
+"""Manage the resources of this node: GPUs, movers, folders, and claims on processes."""

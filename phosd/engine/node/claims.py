@@ -1,8 +1,8 @@
-"""Which processes a job works on, and which are being asked for a list.
+"""Keep jobs and queries away from processes that a job works on.
 
 A connection to a hook, or to the software GPU in a process, is a socket of the process, and CRIU
-can save none whose other end stays behind. So nobody asks a process under a job, and a job waits
-for whoever asks already.
+cannot dump a socket whose other end is outside of the tree. So no process under a job is queried,
+and a job waits for queries that have begun.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from phosd.errors import Busy
 
 
 class Claims:
-    """Of one node. Safe to use from several threads."""
+    """The claims of one node. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._claimed: set[int] = set()
@@ -23,8 +23,9 @@ class Claims:
 
     @contextlib.contextmanager
     def claim(self, pids: Iterable[int]) -> Iterator[None]:
-        """No other job works on these processes inside, and nobody asks them. Raises
-        :class:`Busy`.
+        """Keep other jobs and queries away from these processes inside the context.
+
+        Raises :class:`Busy` if another job has claimed one of them.
         """
         wanted = set(pids)
         with self._changed:
@@ -34,7 +35,7 @@ class Claims:
                     hint="wait for it (`phos jobs`), or cancel it",
                 )
             self._claimed |= wanted
-            # Whoever asks gives up after seconds, and nobody begins to any more.
+            # Queries give up after seconds, and no new ones begin.
             self._changed.wait_for(lambda: not wanted & self._asked.keys())
         try:
             yield
@@ -43,13 +44,13 @@ class Claims:
                 self._claimed -= wanted
 
     def only(self, pids: Iterable[int]) -> bool:
-        """Whether no job works on other processes than these."""
+        """Return whether no job works on processes other than these."""
         with self._changed:
             return self._claimed <= set(pids)
 
     @contextlib.contextmanager
     def asking(self, pid: int) -> Iterator[bool]:
-        """Whether a process may be asked inside: no job works on it."""
+        """Register a query of a process inside the context; yields False if a job works on it."""
         with self._changed:
             free = pid not in self._claimed
             if free:
@@ -60,5 +61,5 @@ class Claims:
             if free:
                 with self._changed:
                     self._asked[pid] -= 1
-                    self._asked += Counter()  # drops what is zero
+                    self._asked += Counter()  # drops zero counts
                     self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The GPUs of this node, as NVML describes them, or the driver where there is no NVML."""
+"""List the GPUs of this node and what uses them, from NVML, or from the driver without NVML."""
 
 import functools
 import threading
@@ -17,8 +17,8 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class GpuInfo:
-    """One GPU. Memory in bytes, ``utilisation`` 0..1, ``temperature`` in degrees Celsius,
-    ``power`` in watts; None where the GPU does not tell. ``pids`` are those that NVML names.
+    """A GPU. Memory in bytes, ``utilisation`` 0..1, ``temperature`` in degrees Celsius, ``power``
+    in watts; None if the GPU does not report it. ``pids`` are the processes that NVML lists.
     """
 
     ordinal: int
@@ -33,9 +33,9 @@ class GpuInfo:
 
 
 def list_gpus() -> list[GpuInfo]:
-    """The GPUs in the driver's order. Raises ``Unsupported`` when there is no usable GPU.
+    """Return the GPUs in the driver's order. Raises :class:`Unsupported` if no GPU is usable.
 
-    The first call may take seconds: the driver starts.
+    The first call may take seconds, because it starts the driver.
     """
     if cuda.is_software():
         return [_by_driver(ordinal, uuid) for ordinal, uuid in enumerate(gpu_uuids())]
@@ -51,7 +51,7 @@ def list_gpus() -> list[GpuInfo]:
 
 
 def used_by(pid: int) -> dict[int, int]:
-    """Device memory of a process in bytes, by the GPU's ordinal, as far as NVML tells.
+    """Return the device memory of a process in bytes, by the GPU's ordinal, as far as NVML knows.
 
     Empty on the software GPU, whose memory counts as memory of the process.
     """
@@ -71,8 +71,8 @@ def used_by(pid: int) -> dict[int, int]:
 
 
 def divided(ordinal: int) -> str:
-    """Why a GPU is not one that the driver can move programs to: "is in MIG mode", say; or
-    nothing.
+    """Return why the driver cannot move programs to a GPU ("is in MIG mode", say); empty if it
+    can.
     """
     if cuda.is_software():
         return ""
@@ -126,7 +126,7 @@ def _by_nvml(ordinal: int, uuid: str, handle: Any) -> GpuInfo:
 
 
 def _if_told(read: Callable[[], Any]) -> Any:
-    """The value, or None when this kind of GPU does not have it."""
+    """Return the value; None if this kind of GPU does not have it."""
     try:
         return read()
     except pynvml.NVMLError_NotSupported:

@@ -1,8 +1,8 @@
-"""A close look at one process: what its hook tells of it, while no job works on it.
+"""Query the hook of one process, while no job works on the process.
 
-Each raises :class:`Busy` while one does, :class:`Unsupported` when there is no hook to be asked,
-:class:`NoSuchProcess` when the process is gone, :class:`Timeout` when the hook takes too long, and
-:class:`NotAuthorized` when somebody else has put himself in its place.
+Each function raises :class:`Busy` if a job does, :class:`Unsupported` if there is no hook to query,
+:class:`NoSuchProcess` if the process has ended, :class:`Timeout` if the hook takes too long, and
+:class:`NotAuthorized` if another user's process listens in its place.
 """
 
 import contextlib
@@ -16,30 +16,32 @@ from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, NoSuchProcess, Unsupported
 
 _PATIENCE = 2.0
-"""Seconds that a hook may take for each answer."""
+"""Seconds that a hook has for each answer."""
 
 
 def blocks(node: Node, process: ProcessId) -> list[tuple[HookBlock, int]]:
-    """Every block in order of id, with the node's ordinal of its GPU (-1 for host memory)."""
+    """Return all blocks, ordered by id, each with the node's ordinal of its GPU (-1: host
+    memory).
+    """
     with _asked(node, process) as link:
         return placed(link.hello(), link.list_blocks())
 
 
 def kernels(node: Node, process: ProcessId) -> list[Kernel]:
-    """The kernels launched since a checkpoint last looked at them, in order of the first launch."""
+    """Return the kernels launched since the last checkpoint that read them, by first launch."""
     with _asked(node, process) as link:
         return link.kernels()
 
 
 def log(node: Node, process: ProcessId) -> str:
-    """The hook's counters and the newest lines of its log, a line each."""
+    """Return the hook's counters and the newest lines of its log, one per line."""
     with _asked(node, process) as link:
         return link.stats()
 
 
 @contextlib.contextmanager
 def _asked(node: Node, process: ProcessId) -> Iterator[HookLink]:
-    """Connect to the hook of a process, to ask it something."""
+    """Connect to the hook of a process for a query."""
     pid = process.pid
     with node.asking(pid) as free:
         if not free:
@@ -57,7 +59,7 @@ def _asked(node: Node, process: ProcessId) -> Iterator[HookLink]:
                 hint="start programs with `phos run`",
             ) from error
         with link:
-            _require(process)  # it is the peer that was connected to, and nobody after it
+            _require(process)  # the connected peer is this process, not a later one with its pid
             yield link
 
 

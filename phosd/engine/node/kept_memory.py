@@ -1,4 +1,4 @@
-"""Device memory of programs that stays exported between their jobs."""
+"""Keep the device memory of programs exported between their jobs."""
 
 import contextlib
 import threading
@@ -12,7 +12,7 @@ from phosd.engine.system.procfs import ProcessId
 
 
 class KeptMemory:
-    """Device memory by the processes that it belongs to. Safe to use from several threads."""
+    """Exported device memory, by processes. Safe to use from several threads."""
 
     def __init__(self, movers: Movers) -> None:
         self._movers = movers
@@ -28,14 +28,15 @@ class KeptMemory:
         self._close_kept(lambda _: False)
 
     def gpus(self) -> set[int]:
-        """The GPUs on which memory is kept."""
+        """Return the GPUs on which memory is kept."""
         with self._lock:
             return {mover.gpu for kept in self._kept.values() for mover in kept.movers()}
 
     @contextlib.contextmanager
     def of(self, group: CheckpointGroup) -> Iterator[DeviceMemory]:
-        """Lend the group's device memory to a job. Afterwards it is kept for the next one, if what
-        the processes free is watched.
+        """Lend the group's device memory to a job.
+
+        Afterwards it is kept for the next job, if all its processes are watched for what they free.
         """
         processes = group.process_ids
         memory = self._take_kept(group) or DeviceMemory(
@@ -47,7 +48,7 @@ class KeptMemory:
 
     @contextlib.contextmanager
     def keeping(self, processes: frozenset[ProcessId], memory: DeviceMemory) -> Iterator[None]:
-        """Keep ``memory``, which a job has made for these processes, as :meth:`of` does."""
+        """Keep ``memory`` that a job made for these processes, as :meth:`of` does."""
         with Undo() as undo:
             undo.add(self._keep, processes, memory)
             yield
@@ -65,8 +66,10 @@ class KeptMemory:
             self._kept[processes] = memory
 
     def _take_kept(self, group: CheckpointGroup) -> DeviceMemory | None:
-        """Take out the memory of just these processes. Memory of a group that has only some of
-        them is released: that group is no more.
+        """Take out the memory of exactly these processes.
+
+        Memory of any other group that contains one of them is released, since that group no longer
+        exists.
         """
         pids = set(group.gpu_pids)
         with self._lock:
@@ -75,7 +78,7 @@ class KeptMemory:
         return same
 
     def _close_kept(self, unwanted: Callable[[frozenset[ProcessId]], bool]) -> None:
-        """Release the memory of the ``unwanted`` groups, and of those that have ended."""
+        """Release the memory of the ``unwanted`` groups, and of groups that have ended."""
         with self._lock:
             keys = [
                 key

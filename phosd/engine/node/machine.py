@@ -1,4 +1,4 @@
-"""This machine, as an image records it and as a restore compares it."""
+"""Describe this machine in an image, and compare it at a restore."""
 
 import os
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from phosd.errors import DriverTooOld, GpuMismatch, Unsupported
 
 
 def this_host(criu: Criu | None) -> Host:
-    """What a restore has to find again, or, without CRIU, a resume."""
+    """Return what a restore must find again; without CRIU, what a resume must."""
     return Host(
         boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         kernel=os.uname().release,
@@ -23,7 +23,7 @@ def this_host(criu: Criu | None) -> Host:
 
 
 def describe_gpus(ordinals: Iterable[int]) -> tuple[Gpu, ...]:
-    """The node's GPUs with these ordinals."""
+    """Return the node's GPUs with these ordinals."""
     wanted = set(ordinals)
     return tuple(
         Gpu(gpu.ordinal, gpu.uuid, gpu.name, gpu.memory_total)
@@ -33,7 +33,7 @@ def describe_gpus(ordinals: Iterable[int]) -> tuple[Gpu, ...]:
 
 
 def require_same_machine(manifest: Manifest, criu: Criu) -> None:
-    """Raise unless driver, CRIU, CPU and GPUs here can load the image."""
+    """Raise unless driver, CRIU, CPU and GPUs of this machine can load the image."""
     host, here = manifest.host, this_host(criu)
     if here.driver < host.driver:
         raise DriverTooOld(

@@ -1,4 +1,4 @@
-"""The data movers of this node: one a GPU, started when needed and ended when in the way."""
+"""Start the data movers of this node, one per GPU, on demand, and end them."""
 
 import threading
 from collections.abc import Callable, Collection, Iterable
@@ -13,9 +13,10 @@ from phosd.engine.node.claims import Claims
 
 
 class Movers:
-    """Movers with rings of ``ring_bytes`` (None for their own choice), below ``runtime_dir``.
+    """Movers with rings of ``ring_bytes`` (None: their own choice), with sockets in
+    ``runtime_dir``.
 
-    ``needed`` are the GPUs on which something is kept between jobs. Safe to use from several
+    ``needed`` returns the GPUs on which memory is kept between jobs. Safe to use from several
     threads.
     """
 
@@ -37,19 +38,19 @@ class Movers:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """End them all."""
+        """End all movers."""
         with self._lock:
             for mover in self._movers.values():
                 mover.close()
             self._movers.clear()
 
     def pids(self) -> set[int]:
-        """Their processes."""
+        """Return the pids of the movers."""
         with self._lock:
             return {mover.pid for mover in self._movers.values()}
 
     def mover(self, gpu: int) -> Mover:
-        """The data mover of a GPU, started at its first use and again when it has died."""
+        """Return the mover of a GPU; start it at its first use, and again if it died."""
         with self._lock:
             mover = self._movers.get(gpu)
             if mover is None or not mover.alive:
@@ -63,16 +64,19 @@ class Movers:
     def turn_to_copy(
         self, gpus: Collection[int], progress: Progress
     ) -> AbstractContextManager[None]:
-        """Inside, no other job copies between these GPUs and the host. Take it before the program
-        stops, and before :attr:`Node.gpu_locks`. Raises :class:`Cancelled`.
+        """Return a context inside which no other job copies between these GPUs and the host.
+
+        Enter it before the program stops and before :attr:`Node.gpu_locks`. Raises
+        :class:`Cancelled`.
         """
         where = ", ".join(map(str, sorted(gpus)))
         waiting = f"the memory of another program on GPU {where} is copied first"
         return self._copying.locked(gpus, progress, waiting=waiting)
 
     def leave(self, gpus: Iterable[int], pids: Iterable[int]) -> None:
-        """End the movers of GPUs that nothing is held on, unless a job works on others than
-        ``pids``: then nothing of phosd is on these GPUs.
+        """End the movers of those GPUs on which no memory is kept, so that phosd uses them no more.
+
+        Does nothing if a job works on processes other than ``pids``.
         """
         with self._lock:
             if not self._claims.only(pids):

@@ -1,4 +1,4 @@
-"""This node: its folders, its image store, its data movers, and which processes have a job."""
+"""Hold the engine's resources on this node: folders, stores, data movers, claims."""
 
 import threading
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from phosd.engine.system.rlimit import allow_many_descriptors
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """Where things are, and how much may be used. Sizes in bytes, None for the engine's choice."""
+    """Configuration of a node: folders and limits. Sizes in bytes; None for the engine's choice."""
 
     state_dir: Path = Path("/var/lib/phos")
     runtime_dir: Path = Path("/run/phos")
@@ -32,11 +32,11 @@ class NodeConfig:
     ring_bytes: int | None = None
     criu: Path | None = None
     shadow_limit: int | None = None
-    """Device memory a GPU for copies of what is being saved."""
+    """Device memory per GPU for copies of what is being saved."""
     snapshots: bool = True
-    """Whether all of it may be copied inside the stop; else only what the program overwrites."""
+    """Whether to copy all memory inside the stop if it fits; if not, only overwritten chunks."""
     memory_dir: Path | None = None
-    """A folder in memory for what suspended programs had on their GPUs; None for one of its own."""
+    """A folder in memory for suspended programs' device memory; None for a folder of its own."""
 
 
 class Node:
@@ -48,7 +48,7 @@ class Node:
         self.store = Store(config.state_dir)
         hooks = config.runtime_dir / "hook"
         hooks.mkdir(parents=True, exist_ok=True)
-        hooks.chmod(0o1777)  # every user's programs put their sockets there
+        hooks.chmod(0o1777)  # programs of all users create their sockets there
         self._claims = Claims()
         self._listed: dict[int, GpuProcess] = {}
         self.suspended = Register(config.runtime_dir)
@@ -65,7 +65,7 @@ class Node:
         )
         self.kept_memory = KeptMemory(self.movers)
         self.gpu_locks = GpuLocks()
-        """On which GPUs the driver takes a program off, or brings one back."""
+        """Held while the driver takes a program off a GPU or brings it back."""
         self._lock = threading.Lock()
         self._criu: Criu | None = None
 
@@ -76,14 +76,14 @@ class Node:
         self.close()
 
     def close(self) -> None:
-        """Let go of all memory and end the data movers."""
+        """Release all memory and end the data movers."""
         self.kept_memory.close()
         self.movers.close()
         self.suspend_store.close()
 
     @property
     def criu(self) -> Criu:
-        """A CRIU that works here. Raises when there is none."""
+        """A CRIU that works here. Raises if there is none."""
         with self._lock:
             if self._criu is None:
                 self._criu = Criu.find(
@@ -92,7 +92,7 @@ class Node:
             return self._criu
 
     def processes(self) -> list[GpuProcess]:
-        """The GPU processes of the node; those that a job works on are not disturbed."""
+        """Return the GPU processes of the node. Processes under a job are not queried."""
         self.kept_memory.let_go_of_the_dead()
         movers = self.movers.pids()
         found = process.list_processes(self.config.runtime_dir, self.asking, movers, self._listed)
@@ -101,11 +101,11 @@ class Node:
         return [_suspended(each, where[each.pid]) if each.pid in where else each for each in found]
 
     def asking(self, pid: int) -> AbstractContextManager[bool]:
-        """Whether a process may be asked inside: no job works on it."""
+        """Register a query of a process inside the context; yields False if a job works on it."""
         return self._claims.asking(pid)
 
     def claim(self, pids: Iterable[int]) -> AbstractContextManager[None]:
-        """No other job of this node works on these processes inside. Raises :class:`Busy`."""
+        """Keep other jobs and queries away from these processes. Raises :class:`Busy`."""
         return self._claims.claim(pids)
 
 

@@ -1,4 +1,4 @@
-"""Where processes go: destinations as people write them, and whether a GPU can take a process."""
+"""Parse destinations of processes, and check whether a GPU can take them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -11,11 +11,11 @@ _HOW = "name a GPU by its number or the beginning of its UUID, several as OLD:NE
 def parse_moves(
     text: str, used: Collection[int], gpus: Sequence[GpuInfo], *, may_stay: bool = False
 ) -> dict[int, int]:
-    """The GPUs that processes leave, and those that they go to, by ordinal.
+    """Return the GPUs that processes leave, each with the GPU that it is replaced by, by ordinal.
 
     ``text`` is one GPU, for processes that use one, or ``OLD:NEW`` for each; ``used`` are the GPUs
-    that they use. What stays where it is is left out. Raises :class:`InvalidOption`, also when all
-    does, unless it ``may_stay``.
+    that they use. GPUs that stay are left out. Raises :class:`InvalidOption`, also if all GPUs
+    stay, unless ``may_stay``.
     """
     moves: dict[int, int] = {}
     for part in text.split(","):
@@ -46,7 +46,7 @@ def parse_moves(
 
 
 def find(name: str, gpus: Sequence[GpuInfo]) -> int:
-    """The ordinal of the GPU with this number, or whose UUID begins so."""
+    """Return the ordinal of the GPU with this number, or with a UUID that begins with ``name``."""
     name = name.strip()
     if name.isascii() and name.isdecimal():
         found = [gpu.ordinal for gpu in gpus if gpu.ordinal == int(name)]
@@ -62,9 +62,9 @@ def find(name: str, gpus: Sequence[GpuInfo]) -> int:
 
 
 def whole(moves: Mapping[int, int], count: int) -> list[int]:
-    """For each GPU of the node the one that takes its place: what the driver wants to be told.
+    """Return the GPU that replaces each GPU of the node, as the driver's restore expects it.
 
-    The GPUs that the moves do not name stay, or fill what is left.
+    GPUs that ``moves`` does not name stay, or take the places that are left.
     """
     left = [gpu for gpu in range(count) if gpu not in moves.values()]
     to = dict(moves)
@@ -74,7 +74,7 @@ def whole(moves: Mapping[int, int], count: int) -> list[int]:
 
 
 def require_fit(moves: Mapping[int, int], gpus: Sequence[GpuInfo]) -> None:
-    """Raise unless each new GPU is of the old one's kind and can be given processes."""
+    """Raise unless each new GPU is of the old one's kind and the driver can move programs to it."""
     known = {gpu.ordinal: gpu for gpu in gpus}
     for old, new in moves.items():
         if known[old].name != known[new].name:

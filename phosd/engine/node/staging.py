@@ -1,4 +1,4 @@
-"""Folders in memory for CRIU's files, which wait there to be written to the disk."""
+"""Create folders in memory for CRIU's files until they are written to the disk."""
 
 import contextlib
 import errno
@@ -16,16 +16,18 @@ _STAGING = "phosd-"
 
 
 class Staging:
-    """Takes at most ``limit`` bytes of memory at a time for a folder, None for what is free."""
+    """Folders in memory of at most ``limit`` bytes each (None: all that is free)."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
 
     @contextlib.contextmanager
     def folder(self, byte_count: int) -> Iterator[Path | None]:
-        """A folder in memory for about ``byte_count`` bytes of CRIU's files, gone afterwards.
+        """Create a folder in memory for about ``byte_count`` bytes of CRIU's files; remove it at
+        the end.
 
-        None when that is more than may be kept in memory: then they go to the disk at once.
+        Yields None if that is more than may be kept in memory: the files then go directly to the
+        disk.
         """
         if byte_count > self._free_bytes():
             yield None
@@ -37,12 +39,13 @@ class Staging:
             try:
                 shutil.rmtree(folder)
             finally:
-                os.close(lock)  # not before: another engine would take it for a leftover
+                # Not before: another engine would take it for a leftover and remove it.
+                os.close(lock)
 
     def sweep(self) -> None:
-        """Remove the folders that engines which were killed have left: nobody holds their lock.
+        """Remove the folders left by engines that were killed: their locks are free.
 
-        Everybody may write to the folder that they are in.
+        Their parent folder is writable for everyone, so only folders of our own user are removed.
         """
         for folder in MEMORY.glob(f"{_STAGING}*"):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, BlockingIOError):
@@ -55,7 +58,7 @@ class Staging:
                     os.close(lock)
 
     def _free_bytes(self) -> int:
-        """What may be in memory: the configured limit, and what is really free there."""
+        """Return the bytes that may be in memory: the configured limit, or less if less is free."""
         try:
             status = os.statvfs(MEMORY)
         except FileNotFoundError:
@@ -65,7 +68,7 @@ class Staging:
 
 
 def _locked_folder() -> tuple[Path, int]:
-    """A new folder in memory, and the descriptor whose lock says that somebody uses it."""
+    """Create a folder in memory; return it with the descriptor whose lock marks it as in use."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_STAGING, dir=MEMORY))
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -76,11 +79,11 @@ def _locked_folder() -> tuple[Path, int]:
 
 
 def _find_pages(folder: Path, byte_count: int) -> bool:
-    """Touch as much memory as will be needed, and free it again; false when it is not there.
+    """Allocate as much memory as will be needed, and free it; return False if there is not enough.
 
-    Also what :class:`PageStore` does not hold costs less in the stop then: the kernel gives out
-    next what was freed last, and a page that a virtual machine's host has to find first costs
-    several times one that was in use before.
+    This also makes pages that :class:`PageStore` does not hold cheaper in the stop: the kernel
+    reuses what was freed last, and a page that a hypervisor has to back first costs several times
+    as much.
     """
     with tempfile.TemporaryFile(dir=folder) as file:
         try:
@@ -88,12 +91,12 @@ def _find_pages(folder: Path, byte_count: int) -> bool:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
-            return False  # somebody else was quicker
+            return False  # another process took it
         return True
 
 
 def available_memory() -> int:
-    """Host memory that can be had without swapping, in bytes."""
+    """Return the bytes of host memory that are available without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""What suspended programs had on their GPUs: stores as of images, in memory and on disk."""
+"""Store the device memory of suspended programs: image stores in memory and on disk."""
 
 import contextlib
 import hashlib
@@ -16,10 +16,11 @@ _log = logging.getLogger(__name__)
 
 
 class SuspendStore:
-    """The stores beside ``images``, whose digests are theirs, and who is suspended with what.
+    """Stores for suspended programs; they use the digests of ``images``, and ``register`` lists
+    them.
 
-    ``memory_dir`` is a folder in memory, None for one that ``runtime_dir`` names. Safe to use from
-    several threads.
+    ``memory_dir`` is a folder in memory; None for one that is named after ``runtime_dir``. Safe to
+    use from several threads.
     """
 
     def __init__(
@@ -33,15 +34,15 @@ class SuspendStore:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Give back the memory, if nobody is suspended."""
+        """Free the memory, if no program is suspended."""
         with self._lock:
             if (shelf := self._shelves.pop("memory", None)) and not self._register.images():
                 shutil.rmtree(shelf.state)
 
     def shelf(self, where: str) -> Store:
-        """The store for what suspended programs had on their GPUs: in ``memory`` or on ``disk``.
+        """Return the store for device memory of suspended programs: in ``memory`` or on ``disk``.
 
-        Its digests are those of the images.
+        It uses the same digests as the images.
         """
         with self._lock:
             if where not in self._shelves:
@@ -49,7 +50,7 @@ class SuspendStore:
             return self._shelves[where]
 
     def taken(self, owner: int) -> int:
-        """Bytes that a user's suspended programs take, those that are being suspended included."""
+        """Return the bytes of a user's suspended programs, including those being suspended."""
         there = {each.image: each for each in self._register.all()}
         with self._lock:
             making = {
@@ -63,7 +64,7 @@ class SuspendStore:
         )
 
     def forget_the_dead(self) -> None:
-        """Remove what suspended programs had that have ended since."""
+        """Remove the data of suspended programs that have ended."""
         for each in self._register.all():
             if not each.alive:
                 with contextlib.suppress(NoSuchImage, Busy):
@@ -72,7 +73,7 @@ class SuspendStore:
                 self._register.remove(each)
 
     def sweep(self) -> None:
-        """Remove what nobody is suspended with. No job may run."""
+        """Remove data that belong to no suspended program. No job may run."""
         self.forget_the_dead()
         known = self._register.images()
         for where, folder in self._folders.items():

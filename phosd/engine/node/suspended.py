@@ -1,8 +1,8 @@
-"""The programs that are suspended: a file for each, from which anybody at the node can tell.
+"""Register the suspended programs: a file for each.
 
-What they had on the GPU is an image without a CPU part, in a store of its own (``Node.shelf``). The
-file comes when the image is whole and goes before it does. It lies in the runtime folder, because a
-reboot ends the programs.
+The device memory of a suspended program is an image without a CPU part, in a store of its own
+(``SuspendStore.shelf``). The file is written when the image is complete, and removed before the
+image is. It is in the runtime folder, because a reboot ends the programs.
 """
 
 import logging
@@ -23,9 +23,9 @@ _log = logging.getLogger(__name__)
 class Suspended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A suspended program: the root ``pid`` and ``start_time`` of its tree, and its GPU processes.
 
-    ``where`` is ``memory`` or ``disk``, ``stored_bytes`` what it takes there. ``gpus`` are those
-    that it left, by ordinal, with the bytes of device memory that it needs there. ``since`` in
-    seconds since the epoch.
+    ``where`` is ``memory`` or ``disk``, and ``stored_bytes`` the size there. ``device_bytes`` has
+    the bytes of device memory that it needs, by ordinal of the GPU that it left. ``since``: seconds
+    since the epoch.
     """
 
     image: str
@@ -41,11 +41,11 @@ class Suspended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def alive(self) -> bool:
-        """Whether there is anything to be resumed."""
+        """Whether any of its GPU processes still runs."""
         return any(procfs.process_id(each.pid) == each for each in self.processes)
 
     def require_alive(self) -> None:
-        """Raise :class:`NoSuchProcess` unless all of it lives."""
+        """Raise :class:`NoSuchProcess` unless all its GPU processes live."""
         left = [each.pid for each in self.processes if procfs.process_id(each.pid) == each]
         if gone := [pid for pid, _ in self.processes if pid not in left]:
             rest = f"end what is left of it (`kill -9 {' '.join(map(str, left))}`), then "
@@ -56,27 +56,27 @@ class Suspended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """The GPUs that it left."""
+        """The ordinals of the GPUs that it left."""
         return tuple(sorted(self.device_bytes))
 
     @property
     def pids(self) -> set[int]:
-        """Its GPU processes."""
+        """The pids of its GPU processes."""
         return {pid for pid, _ in self.processes}
 
 
 class Register:
-    """The folder of these files, in ``runtime_dir``; only root enters it."""
+    """The folder of these files, in ``runtime_dir``; only root can enter it."""
 
     def __init__(self, runtime_dir: Path) -> None:
         self._folder = runtime_dir / "suspended"
 
     def living(self) -> list[Suspended]:
-        """All that live, the oldest first."""
+        """Return the suspended programs that still live, the oldest first."""
         return [each for each in self.all() if each.alive]
 
     def all(self) -> list[Suspended]:
-        """Also those whose processes have ended."""
+        """Return all suspended programs, including those whose processes have ended."""
         found: list[Suspended] = []
         if not self._folder.is_dir():
             return found
@@ -92,13 +92,13 @@ class Register:
         return found
 
     def images(self) -> set[str]:
-        """What may be removed for none of them, also where a file cannot be read: a phosd of
-        another version has perhaps written it.
+        """Return the images to keep, including those of files that cannot be read: they may have
+        been written by another version of phosd.
         """
         return {path.stem for path in self._folder.glob("*.json")}
 
     def of(self, pid: int) -> Suspended:
-        """The suspended program that has a process ``pid``. Raises :class:`NoSuchProcess`."""
+        """Return the suspended program that has process ``pid``. Raises :class:`NoSuchProcess`."""
         for each in self.living():
             if pid == each.pid or pid in each.pids:
                 return each
@@ -107,7 +107,7 @@ class Register:
         )
 
     def require_awake(self, pids: Collection[int]) -> None:
-        """Raise :class:`Busy` when one of these processes is suspended."""
+        """Raise :class:`Busy` if one of these processes is suspended."""
         for each in self.living():
             if taken := each.pids & {*pids}:
                 raise Busy(
@@ -115,7 +115,7 @@ class Register:
                 )
 
     def write(self, suspended: Suspended) -> None:
-        """From now on everybody can tell."""
+        """Write the file of a program, which makes it suspended."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         private_files.require_private(self._folder)
         partial = self._path(suspended).with_suffix(".partial")
@@ -125,7 +125,7 @@ class Register:
         private_files.sync_folder(self._folder)
 
     def remove(self, suspended: Suspended) -> None:
-        """It runs again, or has ended."""
+        """Remove the file of a program that runs again or has ended."""
         self._path(suspended).unlink(missing_ok=True)
         private_files.sync_folder(self._folder)
 

@@ -1,1 +1,1 @@
-"""What phosd does to programs, one protocol a file."""
+"""Operations on programs, one module for each protocol of docs/design/protocols.md."""

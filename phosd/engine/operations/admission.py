@@ -1,4 +1,4 @@
-"""Whether an operation will find the room it needs, asked before anything is touched."""
+"""Check for room before an operation touches anything: disk, host memory, device memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,20 +11,22 @@ from phosd.engine.system import cuda, procfs
 from phosd.errors import OutOfMemory, OutOfSpace
 
 _CONTEXT = 640 << 20
-"""Bytes of one context (370-640 MB on an H200)."""
+"""Bytes of one CUDA context (370-640 MB on an H200)."""
 
 _SPARE = 64 << 20
 
 
 @dataclass(frozen=True)
 class KeptFree:
-    """What stays free on a disk: ``size`` bytes, and a ``share`` (0..1) of the whole."""
+    """Space to keep free on a disk: ``size`` bytes or a ``share`` (0..1) of the disk, if that is
+    more.
+    """
 
     size: int = 0
     share: float = 0.0
 
     def of(self, total: int) -> int:
-        """In bytes, of a disk with ``total``."""
+        """Return the bytes to keep free on a disk of ``total`` bytes."""
         return max(self.size, int(self.share * total))
 
     def __str__(self) -> str:
@@ -33,8 +35,8 @@ class KeptFree:
 
 @dataclass(frozen=True)
 class DiskLimits:
-    """What stays free of the images' disk, and how many bytes a user's images may take (None for
-    as many as there is room for), by user id.
+    """Space to keep free on the images' disk, and the quota in bytes of a user id (None:
+    unlimited).
     """
 
     kept_free: KeptFree = KeptFree()
@@ -46,7 +48,7 @@ UNLIMITED = DiskLimits()
 
 @dataclass(frozen=True)
 class Needs:
-    """Estimates, in bytes: ``host`` memory during the stop, CRIU's files, and the GPU's chunks."""
+    """Estimates in bytes: ``host`` memory during the stop, CRIU's files, the GPU's chunks."""
 
     host: int
     cpu: int
@@ -56,7 +58,10 @@ class Needs:
 def check_space(
     node: Node, group: CheckpointGroup, mode: str, limits: DiskLimits = UNLIMITED
 ) -> Needs:
-    """Estimate what a checkpoint needs. Raises when disk or host memory does not suffice."""
+    """Estimate what a checkpoint needs.
+
+    Raises :class:`OutOfSpace` or :class:`OutOfMemory` if the disk or host memory does not suffice.
+    """
     needs = _estimate(group, mode)
     free = node.store.free_bytes()
     kept = limits.kept_free.of(node.store.disk_bytes())
@@ -83,7 +88,7 @@ def require_host_memory(wanted: int) -> None:
 
 
 def context_bytes() -> int:
-    """What one context takes, of device memory and, when the driver saves it, of host memory."""
+    """Return the size of one context in device memory, and in host memory when saved, in bytes."""
     return 0 if cuda.is_software() else _CONTEXT
 
 
@@ -100,7 +105,9 @@ def _estimate(group: CheckpointGroup, mode: str) -> Needs:
 
 
 def _private_bytes(pid: int) -> int:
-    """Resident memory that is not of files: what CRIU writes. Zero for a process that is gone."""
+    """Return the anonymous and shared memory that CRIU will write, in bytes; 0 if the process
+    ended.
+    """
     try:
         text = (procfs.PROC / str(pid) / "status").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -115,7 +122,7 @@ def _gb(count: int) -> str:
 
 
 def require_device_memory(node: Node, by_gpu: dict[int, int], what: str = "the image") -> None:
-    """Raise :class:`OutOfMemory` unless each GPU has this many bytes free for ``what``."""
+    """Raise :class:`OutOfMemory` unless each GPU has the bytes given in ``by_gpu`` free."""
     for gpu, wanted in by_gpu.items():
         free, _ = node.movers.mover(gpu).free_memory()
         if wanted > free:

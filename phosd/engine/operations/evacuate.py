@@ -1,4 +1,4 @@
-"""Plan the evacuation of a GPU: policy, nothing is touched here."""
+"""Plan the evacuation of a GPU. Nothing is moved or suspended here."""
 
 import enum
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from phosd.engine.program.process import GpuProcess
 
 
 class Fate(enum.StrEnum):
-    """What is to be done with a process."""
+    """The action planned for a process."""
 
     MIGRATE = "migrate"
     SUSPEND = "suspend"
@@ -17,7 +17,7 @@ class Fate(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Tenant:
-    """A process, and how many bytes of device memory it has on the GPU."""
+    """A process and the device memory, in bytes, that it uses on the GPU."""
 
     process: GpuProcess
     bytes: int
@@ -25,7 +25,7 @@ class Tenant:
 
 @dataclass(frozen=True)
 class GpuCapacity:
-    """One GPU of the node: its ordinal, its chip, and how many bytes of its memory are free."""
+    """One GPU of the node: its ordinal, its chip and its free memory in bytes."""
 
     gpu: int
     chip: str
@@ -34,7 +34,7 @@ class GpuCapacity:
 
 @dataclass(frozen=True)
 class Step:
-    """What is to be done with one process, and ``why``; ``to`` is the GPU that it migrates to."""
+    """The action planned for one process, and ``why``; ``to`` is the GPU that it migrates to."""
 
     tenant: Tenant
     fate: Fate
@@ -45,12 +45,13 @@ class Step:
 def plan(
     gpu: int, tenants: Iterable[Tenant], capacities: Sequence[GpuCapacity], context: int
 ) -> list[Step]:
-    """One step for each process on GPU ``gpu``, in the order in which they are to be done.
+    """Return one step for each process on GPU ``gpu``, in the order of execution.
 
-    The largest comes first, to the GPU of the same chip that has most memory free; ``context`` is
-    what the driver needs there besides, in bytes. What fits nowhere is suspended, and what cannot
-    be moved stays. Two of a process's GPUs never become one. Processes that share memory move with
-    the first of them; the engine sees that, and whether the memory does suffice.
+    The largest process comes first. It migrates to the GPU of the same chip with the most free
+    memory; the driver needs ``context`` further bytes there. A process that fits nowhere is
+    suspended, and one that cannot be moved stays. Two GPUs of one process are never mapped to the
+    same GPU. Processes that share memory move with the first of them: the engine finds them, and
+    checks whether there is memory for all.
     """
     chip = next((each.chip for each in capacities if each.gpu == gpu), None)
     free = {each.gpu: each.free for each in capacities if each.gpu != gpu and each.chip == chip}
@@ -72,7 +73,7 @@ def plan(
 
 
 def _obstacle(process: GpuProcess) -> str:
-    """Why a process can be neither moved nor suspended; nothing when it can."""
+    """Return why a process can be neither moved nor suspended; an empty text if it can."""
     if process.hook_state != "hooked":
         return process.reason or "it was not started with `phos run`"
     if process.state != "running":

@@ -1,4 +1,4 @@
-"""Device memory with an image's bytes, loaded and hashed, before a program has it."""
+"""Load an image's bytes into device memory and hash them, before a program gets the memory."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ _STAY: Mapping[int, int] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class _Piece:
-    """One block. ``process`` is as the manifest has it."""
+    """One block of ``process``, which is identified as in the manifest."""
 
     process: ProcessId
     id: int
@@ -39,7 +39,7 @@ class _Piece:
 class LoadedMemory:
     """Device memory with the blocks of all processes of an image.
 
-    ``kept`` collects the keys of blocks that are no longer ours to release.
+    ``kept`` collects the keys of blocks that are no longer ours to free.
     """
 
     def __init__(self, node: Node, pieces: list[_Piece], kept: set[int]) -> None:
@@ -48,27 +48,28 @@ class LoadedMemory:
         self._kept = kept
 
     def of(self, pid: int) -> list[tuple[int, int]]:
-        """The id of each block of a process, and a descriptor of the memory with its bytes."""
+        """Return each block of a process: its id, and the descriptor of its memory."""
         return [(p.id, p.allocation.descriptor) for p in self._pieces if p.process.pid == pid]
 
     def guard(self) -> None:
-        """Have the movers keep it for its processes, should this engine end (:meth:`Mover.guard`).
+        """Have the movers guard the memory, so that it outlives this process (:meth:`Mover.guard`).
 
-        The image's processes are those that are there.
+        The processes of the image must exist.
         """
         for mover, pieces in self._by_mover().items():
             mover.guard((piece.process, piece.id, piece.allocation.key) for piece in pieces)
 
     def unguard(self) -> None:
-        """Guard it no more: the processes have it."""
+        """Have the movers stop guarding the memory, which the processes have mapped."""
         with Undo() as each:
             for mover, pieces in self._by_mover().items():
                 processes = {piece.process for piece in pieces}
                 each.add(if_alive, mover, partial(mover.unguard, processes))
 
     def keep(self, links: Sequence[HookLink]) -> None:
-        """Keep it for the next job, now that the processes have it and their gates are closed:
-        then it need not be copied to be exported once more.
+        """Keep the memory for the next job, which then need not copy it in order to export it.
+
+        Call it when the processes have mapped the memory and while their gates are closed.
         """
         processes = frozenset(filter(None, (procfs.process_id(link.pid) for link in links)))
         memory = DeviceMemory(
@@ -79,11 +80,11 @@ class LoadedMemory:
                 for link in links:
                     pieces = (piece for piece in self._pieces if piece.process.pid == link.pid)
                     memory.hold(link, {piece.id: piece.allocation for piece in pieces})
-            finally:  # a program may have ended by now, or not tell of all of its blocks
+            finally:  # a program may have ended by now, or not list all of its blocks
                 self._kept |= {exported.key for exported in memory.all()}
             try:
                 memory.watchers.watch_all(links)
-            except PhosError as error:  # then it is not kept, which costs the next job a copy
+            except PhosError as error:  # then it is not kept, and the next job has to copy it
                 _log.warning("what a program frees will not be known: %s", error)
 
     def _by_mover(self) -> dict[Mover, list[_Piece]]:
@@ -94,7 +95,7 @@ class LoadedMemory:
 
 
 def device_bytes(manifest: Manifest, moves: Mapping[int, int] = _STAY) -> dict[int, int]:
-    """The blocks of each GPU, in bytes; ``moves`` has the GPU that takes the place of another."""
+    """Return the bytes of blocks on each GPU; ``moves`` maps GPUs to those that replace them."""
     total: Counter[int] = Counter()
     for block in _stored(manifest):
         total[moves.get(block.gpu, block.gpu)] += block.size
@@ -105,10 +106,10 @@ def device_bytes(manifest: Manifest, moves: Mapping[int, int] = _STAY) -> dict[i
 def loaded(
     node: Node, image: Image, progress: Progress, moves: Mapping[int, int] = _STAY
 ) -> Iterator[LoadedMemory]:
-    """Device memory with the image's bytes, on its GPUs or on those that ``moves`` has for them.
+    """Load the image into device memory on its GPUs, or on those that ``moves`` maps them to.
 
-    It lives on in who has mapped it, or keeps it. Raises :class:`ImageCorrupt` and
-    :class:`OutOfMemory`.
+    The memory lives on in the processes that mapped it, and if it is kept. Raises
+    :class:`ImageCorrupt` and :class:`OutOfMemory`.
     """
     manifest = image.manifest
     made: dict[tuple[int, int], Allocation] = {}

@@ -1,4 +1,4 @@
-"""What a manifest says of a group: its processes and the blocks of their device memory."""
+"""Make a manifest's records of the processes of a group and of their blocks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ from phosd.engine.program.tree import ProcessTree
 def process_records(
     trees: Sequence[ProcessTree], group: CheckpointGroup, *, parked: bool
 ) -> tuple[Process, ...]:
-    """The processes of ``trees``, which are the group's as they were when it stood still."""
+    """Return the records of the processes of ``trees``, as they were during the stop."""
     members = {member.pid: member for member in group.members}
     return tuple(
         process.record(
@@ -30,7 +30,9 @@ def block_records(
     blocks: Sequence[ExportedBlock],
     chunks: Mapping[int, tuple[ChunkRef, ...]],
 ) -> tuple[Block, ...]:
-    """The blocks, ``chunks`` by key. Memory that several share is the first's."""
+    """Return the records of blocks. ``chunks`` is by key; shared memory is stored with its first
+    block.
+    """
     index = {p.pid: i for i, p in enumerate(p for tree in trees for p in tree)}
     first: dict[int, ExportedBlock] = {}
     records = []

@@ -1,6 +1,6 @@
-"""Migration within a node: a program goes on, under its pid, on another GPU. protocols.md in code.
+"""Migrate a program, which keeps its pid, to other GPUs (docs/design/protocols.md, Migrate).
 
-Its memory is copied from GPU to GPU while it runs, and what it has written since inside the stop.
+Its memory is copied from GPU to GPU while it runs; what it wrote since is copied inside the stop.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,18 +37,18 @@ from phosd.errors import InvalidOption, PhosError
 MODES = ("auto", "precopy", "driver")
 
 
-if TYPE_CHECKING:  # whoever calls the engine itself learns from it what there is
+if TYPE_CHECKING:  # mypy cannot evaluate a Literal of computed values
     Mode = str
 else:
     Mode = Literal[MODES]
 
 
 class MigrateChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What users may say of a migration.
+    """Options of a migration that users may set.
 
     ``mode``: ``precopy`` copies the memory before the stop; ``driver`` leaves everything to the
-    driver, which needs no hook and stops the program for long; ``auto`` chooses. ``deadline`` is
-    how many seconds the program may take to come to rest.
+    driver, which needs no hook but stops the program for long; ``auto`` chooses. ``deadline``: the
+    seconds within which the program must reach the gate and its work must end.
     """
 
     mode: Mode = "auto"
@@ -56,18 +56,18 @@ class MigrateChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class MigrateOptions(MigrateChoices, frozen=True):
-    """How to migrate. ``to`` is a GPU, or ``OLD:NEW`` for each of several (placement.py)."""
+    """Options of a migration. ``to`` is a GPU, or ``OLD:NEW`` for each one (``placement.py``)."""
 
     to: str
     caller: int = ROOT
-    """The user id that it is done for. Only root may move what is not wholly its own."""
+    """The user id that requested it. Only root may move processes of other users."""
 
 
 def migrate(node: Node, pid: int, options: MigrateOptions, progress: Progress) -> dict[int, int]:
-    """Move the tree of ``pid``, and what shares device memory with it, to other GPUs.
+    """Move the tree of ``pid``, and all processes that share device memory with it, to other GPUs.
 
-    Returns the ordinals of the GPUs that were left, with the new ones. Whatever fails before the
-    driver has moved it, the program goes on where it was.
+    Returns the ordinal of each GPU that was left, with that of the new one. If anything fails
+    before the driver has moved the processes, the program goes on where it was.
     """
     if options.mode not in MODES:
         raise InvalidOption(
@@ -109,8 +109,8 @@ class _Move:
     def cross(
         self, move: Callable[[Sequence[int]], None], release: Callable[[], None] = lambda: None
     ) -> None:
-        """Have the driver bring the processes back on the new GPUs, all of them or none; call
-        ``release`` for the memory that is reserved there just before.
+        """Have the driver restore the processes on the new GPUs, all of them or none. ``release``
+        frees the memory reserved there, and is called just before.
         """
         self.progress.about_to_touch(replace(self.affected, moves=self.moves))
         point(Point.MIGRATE_MOVE)
@@ -124,14 +124,14 @@ class _Move:
             raise
 
     def reservation(self, movers: Sequence[Mover], limit: float | None = None) -> Reservation:
-        """The reservation of these movers for the way back."""
+        """Return a reservation by these movers, for a return to the old GPUs."""
         return Reservation(
             self.node.gpu_locks, movers, self.group.process_ids, self.progress, limit
         )
 
     @property
     def contexts(self) -> dict[Mover, int]:
-        """What the new GPUs' movers keep free for contexts, in bytes."""
+        """The bytes that the mover of each new GPU keeps free for contexts."""
         size = context_bytes() * len(self.group.gpu_pids)
         return {self.node.movers.mover(new): size for new in self.moves.values()}
 
@@ -186,7 +186,7 @@ def _by_driver(move: _Move) -> None:
 def _require_room(
     node: Node, group: CheckpointGroup, moves: dict[int, int], *, parks: bool
 ) -> None:
-    """Raise unless the new GPUs, and the host's memory, have room."""
+    """Raise unless the new GPUs and host memory have room."""
     needs = device_needs(group, parks=parks)
     require_device_memory(node, {new: needs[old] for old, new in moves.items()}, "the program")
     contexts = context_bytes() * len(group.gpu_pids)

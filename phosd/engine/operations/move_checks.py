@@ -1,4 +1,4 @@
-"""What moving a program, and taking it off its GPU, ask before they begin."""
+"""Check a program before it is moved or suspended."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,7 +14,7 @@ from phosd.errors import Unsupported
 
 
 def claimed(node: Node, job: ExitStack, caller: int) -> Callable[[ProcessTree], object]:
-    """What is asked of each tree. From then on it is the job's, and nobody else's."""
+    """Return the check for each tree of the group; it also claims the tree for the job."""
 
     def check(tree: ProcessTree) -> None:
         require_may_save(tree, caller)
@@ -25,21 +25,21 @@ def claimed(node: Node, job: ExitStack, caller: int) -> Callable[[ProcessTree], 
 
 
 def gpus_in_use(group: CheckpointGroup) -> dict[int, int]:
-    """The GPUs on which the group has memory, as far as hooks and NVML know: bytes of blocks."""
+    """Return the bytes of blocks on each GPU where hooks or NVML see memory of the group."""
     used = {gpu: 0 for pid in group.gpu_pids for gpu in used_by(pid)}
     for member in group.members:
         for block in member.link.list_blocks() if member.link else ():
             if 0 <= block.device < len(member.gpus):
                 gpu = member.gpus[block.device]
                 used[gpu] = used.get(gpu, 0) + block.size
-    if not used:  # nobody knows: those that it can see
+    if not used:  # neither hooks nor NVML tell: take the GPUs that the processes see
         used = dict.fromkeys((gpu for member in group.members for gpu in member.gpus), 0)
     return used
 
 
 def device_needs(group: CheckpointGroup, *, parks: bool) -> dict[int, int]:
-    """What the group needs on each of its GPUs, or on those that take their place, in bytes: its
-    blocks and contexts, or, when the driver saves all, what NVML says that it has.
+    """Return the bytes that the group needs on each GPU, or on the GPU that replaces it: its blocks
+    and contexts, or, if the driver saves everything, the figure of NVML if that is more.
     """
     contexts = context_bytes() * len(group.gpu_pids)
     needs = {gpu: blocks + contexts for gpu, blocks in gpus_in_use(group).items()}
@@ -50,8 +50,8 @@ def device_needs(group: CheckpointGroup, *, parks: bool) -> dict[int, int]:
 
 
 def may_park(group: CheckpointGroup, wanted: str, progress: Progress) -> bool:
-    """Whether the memory can be parked; else the driver saves it. Raises when ``wanted`` cannot
-    be, or nothing can.
+    """Return whether the memory can be parked; if not, the driver saves it. Raises
+    :class:`Unsupported` if mode ``wanted`` is impossible, or if no mode is possible.
     """
     why_not = group.why_not_parked()
     if wanted not in ("auto", "driver") and why_not:

@@ -1,4 +1,4 @@
-"""Who may save a process tree and who may restore an image: what is in it runs as its owner."""
+"""Check who may save a process tree or restore an image, since its content runs as its owner."""
 
 import grp
 import os
@@ -28,9 +28,9 @@ def require_may_save(tree: ProcessTree, caller: int) -> None:
 
 
 def require_may_restore(manifest: Manifest, caller: int) -> None:
-    """Raise :class:`NotAuthorized` unless all of the image is of user ``caller``, or it is root.
+    """Raise :class:`NotAuthorized` unless user ``caller`` owns the whole image, or is root.
 
-    An image remembers groups that the user may have been taken out of since.
+    An image may record groups that the user has been removed from since.
     """
     if caller == ROOT:
         return
@@ -48,14 +48,14 @@ def require_may_restore(manifest: Manifest, caller: int) -> None:
 
 
 def _groups(manifest: Manifest) -> set[int]:
-    """Those that something of the image is in."""
+    """Return the groups of all processes of the image."""
     recorded: list[Process | CpuDetails] = [*manifest.processes]
     recorded += [tree.details for tree in manifest.trees if tree.details is not None]
     return {group for each in recorded for group in (each.gid, *each.groups)}
 
 
 def _groups_of(user: int) -> set[int]:
-    """Those that the user is in now."""
+    """Return the groups that the user is in now."""
     try:
         entry = pwd.getpwuid(user)
     except KeyError as error:
@@ -69,5 +69,5 @@ def _groups_of(user: int) -> set[int]:
 def _name(group: int) -> str:
     try:
         return f"{grp.getgrgid(group).gr_name} ({group})"
-    except KeyError:  # it was removed
+    except KeyError:  # the group was removed
         return str(group)

@@ -1,4 +1,4 @@
-"""Copy a group's memory to replicas on other GPUs while it runs, until it moves to them."""
+"""Copy a group's memory to replicas on other GPUs while the group runs, before it moves there."""
 
 import os
 import threading
@@ -30,8 +30,8 @@ from phosd.errors import changed_in_the_stop
 
 @dataclass(frozen=True)
 class _Replica:
-    """One block's replica: ``allocation`` is the new memory, ``source`` the key that the mover
-    there has for the old.
+    """The replica of one block: ``allocation`` is the new memory; ``source`` is the key of the
+    original in the mover of the new GPU.
     """
 
     exported: ExportedBlock
@@ -40,10 +40,10 @@ class _Replica:
 
 
 class Replicas:
-    """Make replicas of the blocks that leave their GPUs, and keep them up with the originals.
+    """Make replicas of the blocks on GPUs that are left, and keep them equal to the originals.
 
-    They go by the keys that ``memory`` has for the originals. ``moves`` maps the ordinals of the
-    GPUs that are left to the new ones. The end of the context drops the replicas, or, after
+    Replicas are known by the keys of their originals in ``memory``. ``moves`` maps the ordinals of
+    the GPUs that are left to the new ones. The end of the context drops the replicas, or, after
     :meth:`take_over`, the originals.
     """
 
@@ -54,10 +54,10 @@ class Replicas:
         self._replicas: dict[int, _Replica] = {}
         self._left: list[ExportedBlock] = []
         self._guarded: set[ProcessId] = set()
-        self._lock = threading.RLock()  # what a program frees goes on a thread of its watch
+        self._lock = threading.RLock()  # the watch threads drop what the program frees
 
     def while_running(self, links: Sequence[HookLink], progress: Progress) -> None:
-        """Copy until little differs, or as much as after the pass before."""
+        """Copy in passes until little differs, or a pass no longer reduces it much."""
 
         def differing() -> Missing[int]:
             self.follow()
@@ -66,10 +66,7 @@ class Replicas:
         copy_while_running(self._memory, links, progress, differing, self._copy)
 
     def follow(self) -> None:
-        """Make replicas of the blocks that are new, and drop those of blocks that are gone.
-
-        Raises :class:`OutOfMemory`.
-        """
+        """Make replicas of new blocks, drop those of freed blocks. Raises :class:`OutOfMemory`."""
         leaving = {h.key: h for h in distinct(self._memory.all()) if h.gpu in self._moves}
         fresh: dict[int, list[ExportedBlock]] = {}
         with self._lock:
@@ -81,9 +78,9 @@ class Replicas:
                 self._make(blocks, gpu)
 
     def finish(self, progress: Progress) -> None:
-        """Copy what still differs, and prove that nothing does. The program stands still.
+        """Copy what still differs, and prove that nothing differs. The program is stopped.
 
-        Raises :class:`MisSpeculation` when the memory is still written.
+        Raises :class:`MisSpeculation` if the memory is still being written.
         """
         for _ in range(PASSES):
             differing = self._differing()
@@ -93,7 +90,7 @@ class Replicas:
         raise changed_in_the_stop(sum(map(len, differing.values())))
 
     def guard(self) -> None:
-        """Have the movers keep the replicas, too, for the processes, should this engine end."""
+        """Have the movers guard the replicas, too, so that they outlive this process."""
         rows: dict[int, list[tuple[ProcessId, int, int]]] = {}
         blocks = self._memory.all()
         processes = {pid: procfs.process_id(pid) for pid in {exported.pid for exported in blocks}}
@@ -108,7 +105,7 @@ class Replicas:
             self._movers[gpu].guard(guarded)
 
     def take_over(self) -> None:
-        """The processes are on the new GPUs: the replicas are their memory from now on."""
+        """Make the replicas the memory of the processes, which are on the new GPUs now."""
         allocations = {key: replica.allocation for key, replica in self._replicas.items()}
         self._left = self._memory.move(allocations, self._moves)
 
@@ -149,7 +146,7 @@ class Replicas:
             )
 
     def _differing(self) -> dict[int, list[int]]:
-        """By key: the chunks whose replicas have other bytes."""
+        """Return the indices of the chunks that differ from their replicas, by key."""
         with self._lock:
             replicas = dict(self._replicas)
         keys: dict[int, list[int]] = {}
@@ -193,7 +190,7 @@ class Replicas:
                     each.add(os.close, replica.allocation.descriptor)
 
     def _release(self) -> None:
-        """Drop the originals, and what the movers of the new GPUs know of them."""
+        """Drop the originals, and the imports of them in the movers of the new GPUs."""
         pids = {exported.pid for exported in self._left}
         processes = {found for pid in pids if (found := procfs.process_id(pid)) is not None}
         old: dict[int, list[int]] = {}
@@ -207,7 +204,8 @@ class Replicas:
             for gpu, keys in old.items():
                 mover = self._memory.adopted.mover(gpu)
                 each.add(let_go, mover, keys)
-                if gpu not in self._movers:  # else what came to it may be all that they have
+                # Otherwise this mover may guard replicas for these processes.
+                if gpu not in self._movers:
                     each.add(if_alive, mover, partial(mover.unguard, processes))
             for exported in self._left:
                 each.add(os.close, exported.descriptor)

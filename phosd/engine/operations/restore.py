@@ -1,7 +1,7 @@
-"""Restore: bring an image back to life, eagerly. protocols.md in code.
+"""Restore the processes of an image (docs/design/protocols.md, Restore).
 
-Nothing of the node is touched before every check has passed and every byte of device memory has
-been loaded and hashed on its GPU. The program may run only when its state has been verified.
+Nothing on the node is touched before every check has passed and all device memory has been loaded
+and hashed on its GPU. The program may run only after its state has been verified.
 """
 
 import time
@@ -31,19 +31,19 @@ from phosd.engine.operations.load import device_bytes, loaded
 from phosd.engine.program import driver_checkpoint
 from phosd.errors import Internal
 
-if TYPE_CHECKING:  # whoever calls the engine itself learns from it what there is
+if TYPE_CHECKING:  # mypy cannot evaluate a Literal of computed values
     Files = str
 else:
     Files = Literal[tuple(map(str, Policy))]
 
 
 class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to restore.
+    """Options of a restore.
 
-    ``files``: what becomes of files that the program only wrote and that grew since: ``keep``
-    (refuse unless they are appended to) or ``cut`` them to their old length, the rest beside.
-    ``output``: an append-only file for what the program prints, when its standard output was a
-    pipe or a terminal; empty: none.
+    ``files``: what to do with files that the program only wrote to and that grew since: ``keep``
+    them (and refuse unless they are appended to) or ``cut`` them to their old length, with the rest
+    kept in a file beside. ``output``: an append-only file for the program's output, if its standard
+    output was a pipe or a terminal; empty: none.
     """
 
     files: Files = "keep"
@@ -52,7 +52,7 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class RestoreResult:
-    """The restored processes: the root that was asked for, and all of them. Seconds in all."""
+    """The pids of the requested root and of all restored processes, and the duration in seconds."""
 
     pid: int
     pids: tuple[int, ...]
@@ -62,7 +62,7 @@ class RestoreResult:
 def restore(
     node: Node, image_id: str, options: RestoreOptions, progress: Progress
 ) -> RestoreResult:
-    """Restore image ``image_id`` under its old pids, on its GPUs."""
+    """Restore image ``image_id`` with its old pids, on its GPUs."""
     started = time.monotonic()
     progress.phase("admission")
     with ExitStack() as job:
@@ -114,7 +114,7 @@ def restore(
 
 
 class _CpuSide:
-    """CRIU's part of the image: one tree after the other."""
+    """CRIU's part of a restore: one process tree after the other."""
 
     def __init__(self, node: Node, manifest: Manifest, options: RestoreOptions) -> None:
         self._criu = node.criu
@@ -130,30 +130,30 @@ class _CpuSide:
         self._restored: list[Restored] = []
 
     def admit(self) -> None:
-        """Ids are free, files are as they must be, the owner may."""
+        """Check that pids are free, files are as recorded, and the owner may restore the trees."""
         for tree in self._trees:
             criu_restore.admission(self._criu, tree, self._options)
 
     def check_bytes(self) -> None:
-        """CRIU's files are what was saved."""
+        """Check CRIU's files against their recorded digests."""
         for tree in self._trees:
             tree.check_bytes()
 
     def restore(self, progress: Progress) -> Iterator[Restored]:
-        """Bring each tree up, frozen at its first CUDA call."""
+        """Restore each tree; its GPU processes sleep in the hook or in the driver."""
         for tree in self._trees:
             restored = criu_restore.restore_tree(self._criu, tree, self._options, progress)
             self._restored.append(restored)
             yield restored
 
     def settle(self) -> None:
-        """All is well: what was kept for undoing goes."""
+        """Remove what was kept to undo the restore."""
         for restored in self._restored:
             restored.settle()
 
 
 def _affected(manifest: Manifest) -> AffectedSet:
-    """The processes that the restore will make."""
+    """Return the processes that the restore will create."""
     processes = (
         AffectedProcess(p.pid, None, gpu=p.gpu, hooked=p.hooked) for p in manifest.processes
     )
@@ -162,9 +162,9 @@ def _affected(manifest: Manifest) -> AffectedSet:
 
 
 def _needs(manifest: Manifest) -> dict[int, int]:
-    """What each GPU must have free: the blocks, and a context for each process that has some.
+    """Return the bytes that each GPU must have free: blocks, and a context per process with blocks.
 
-    A GPU without blocks is not asked, since that would start its mover.
+    GPUs without blocks are left out, because asking them would start their movers.
     """
     needs = device_bytes(manifest)
     for gpu, _ in {(block.gpu, block.process) for block in manifest.blocks}:
@@ -173,7 +173,9 @@ def _needs(manifest: Manifest) -> dict[int, int]:
 
 
 def _woken_links(node: Node, manifest: Manifest) -> Iterator[HookLink]:
-    """Wake the hooks of the restored processes: they slept through dump and restore."""
+    """Wake the hooks of the restored processes, which slept through dump and restore; connect to
+    them.
+    """
     for process in manifest.processes:
         if process.hooked:
             link = HookLink(process.pid, node.config.runtime_dir)
@@ -182,7 +184,7 @@ def _woken_links(node: Node, manifest: Manifest) -> Iterator[HookLink]:
 
 
 def _require_running(manifest: Manifest, links: Sequence[HookLink]) -> None:
-    """CRIU can succeed and the program be dead a moment later: trust only its state."""
+    """Raise unless all processes run: CRIU may succeed and the program die a moment later."""
     for process in manifest.processes:
         if (
             process.gpu

@@ -1,7 +1,7 @@
-"""Resuming: a suspended program comes back, on its GPUs or on others. protocols.md in code.
+"""Resume a suspended program, on its GPUs or others (docs/design/protocols.md, Resume).
 
-Every step looks first, so that what failed, or was killed in the middle, can be done again: what
-the program had stays until it runs.
+Every step first looks how far an earlier attempt came, so a resume that failed or was killed can be
+repeated. The stored data stay until the program runs.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,25 +30,26 @@ from phosd.errors import Internal, InvalidOption, NotAuthorized, PhosError, Unsu
 
 
 class ResumeChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What users may say of a resumption. ``gpu`` is one, or ``OLD:NEW`` for each of several; empty
-    for the same.
+    """Options of a resumption that users may set.
+
+    ``gpu``: one GPU, or ``OLD:NEW`` for each of several; empty for the GPUs that it had.
     """
 
     gpu: str = ""
 
 
 class ResumeOptions(ResumeChoices, frozen=True):
-    """How to resume: what the user has said, and what phosd adds."""
+    """Options of a resumption: the user's, and those that phosd adds."""
 
     caller: int = ROOT
-    """The user id that it is done for. Only root may resume what is not its own."""
+    """The user id that requested it. Only root may resume programs of other users."""
 
 
 def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> dict[int, int]:
-    """Have the suspended program with process ``pid`` run again.
+    """Resume the suspended program of process ``pid``.
 
-    Returns the ordinals of the GPUs that it had, with those that it has now. Raises
-    :class:`NoSuchProcess` when it is not suspended. Whatever fails, it stays suspended.
+    Returns the ordinal of each GPU that it had, with that of the GPU that it has now. Raises
+    :class:`NoSuchProcess` if it is not suspended. If anything fails, it stays suspended.
     """
     progress.phase("admission")
     with ExitStack() as after, ExitStack() as job:
@@ -70,7 +71,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         moves = _moves(options.gpu, suspended, manifest, gpus)
         moves = _away(moves | _moved_before(node, suspended, manifest))
         blocks = device_bytes(manifest, moves)
-        needs = dict(blocks)  # it may have come to more than it had when it was asked
+        needs = dict(blocks)  # a GPU may need more than when the program was suspended
         for gpu, size in suspended.device_bytes.items():
             needs[moves.get(gpu, gpu)] = max(size, blocks.get(moves.get(gpu, gpu), 0))
         require_device_memory(node, needs, "the program")
@@ -83,7 +84,8 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         release = job.enter_context(reserve_ahead(rest, suspended.processes))
         progress.check()
         untouched = job.enter_context(ExitStack())
-        untouched.callback(memory.unguard)  # what fails is begun anew: it needs the room
+        # A failed resume is repeated from here, and needs the room.
+        untouched.callback(memory.unguard)
         memory.guard()
         progress.phase("control")
         point(Point.RESUME_CONTROL)
@@ -96,12 +98,13 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         links = [job.enter_context(link) for link in _parked_links(node, manifest)]
         parked = [link for link in links if link.hello().state is HookState.PARKED]
         _require_together(manifest, {link.pid for link in parked})
-        untouched.pop_all()  # from here on the hooks have some of it: what fails goes on with it
+        # From here on hooks have some of the memory, and a repeated resume continues with it.
+        untouched.pop_all()
         _give_memory(parked, memory)
-        node.suspended.remove(suspended)  # from here on it runs, whatever becomes of this engine
+        node.suspended.remove(suspended)  # from here on it counts as running, even if phosd dies
         after.callback(node.suspend_store.shelf(suspended.where).delete, suspended.image)
         job.callback(memory.unguard)
-        if not further:  # else nobody knows what a hook had already
+        if not further:  # otherwise it is unknown which blocks a hook had already
             memory.keep(links)
         point(Point.RESUME_OPEN)
         for link in links:
@@ -112,7 +115,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
 
 
 def require_resumable(suspended: Suspended, caller: int) -> None:
-    """Raise unless user ``caller`` may resume the program, and all of it lives."""
+    """Raise unless user ``caller`` may resume the program and all its processes live."""
     if caller not in (ROOT, suspended.owner):
         raise NotAuthorized(
             f"process {suspended.pid} belongs to uid {suspended.owner}, not to {caller}",
@@ -123,7 +126,7 @@ def require_resumable(suspended: Suspended, caller: int) -> None:
 
 @contextmanager
 def _death_explained(suspended: Suspended) -> Iterator[None]:
-    """A failure inside whose cause is that the program ended says so."""
+    """Replace an error raised inside by one that says that the program ended, if it did."""
     try:
         yield
     except PhosError:
@@ -134,7 +137,7 @@ def _death_explained(suspended: Suspended) -> Iterator[None]:
 def _moves(
     text: str, suspended: Suspended, manifest: Manifest, gpus: Sequence[GpuInfo]
 ) -> dict[int, int]:
-    """The GPUs that others take the place of."""
+    """Return the GPUs to move to, by the GPUs that they replace."""
     known = {gpu.ordinal: gpu.uuid for gpu in gpus}
     for gpu in manifest.gpus:
         if known.get(gpu.ordinal) != gpu.uuid:
@@ -148,7 +151,7 @@ def _moves(
 
 
 def _moved_before(node: Node, suspended: Suspended, manifest: Manifest) -> dict[int, int]:
-    """Where processes stay that the driver has brought back in an earlier attempt."""
+    """Return the GPU moves of processes that the driver restored in an earlier attempt."""
     awake = {
         p
         for p in suspended.pids
@@ -180,7 +183,7 @@ def _affected(suspended: Suspended, manifest: Manifest, moves: dict[int, int]) -
 
 
 def _back_from_driver(suspended: Suspended, moves: dict[int, int], gpus: Sequence[GpuInfo]) -> None:
-    """The driver brings the processes back, those that it has not brought back before."""
+    """Have the driver restore the processes that are still checkpointed."""
     states = {pid: driver_checkpoint.state(pid) for pid in suspended.pids}
     asleep = [pid for pid in states if states[pid] is driver_checkpoint.State.CHECKPOINTED]
     if moves:
@@ -198,7 +201,7 @@ def _parked_links(node: Node, manifest: Manifest) -> Iterator[HookLink]:
 
 
 def _give_memory(links: Sequence[HookLink], memory: LoadedMemory) -> None:
-    """The hooks map the memory; their gates stay closed, as long as they are connected."""
+    """Have the hooks map the memory. Their gates stay closed while they are connected."""
     for link in links:
         link.unpark(memory.of(link.pid))
         if (state := link.hello().state) is HookState.PARKED:
@@ -209,7 +212,7 @@ def _give_memory(links: Sequence[HookLink], memory: LoadedMemory) -> None:
 
 
 def _require_together(manifest: Manifest, parked: Collection[int]) -> None:
-    """Raise unless those that share memory are all parked, or all have it."""
+    """Raise unless processes that share memory are all parked, or none of them is."""
     for block in manifest.blocks:
         if block.alias is not None:
             pids = [manifest.processes[n].pid for n in (block.process, block.alias[0])]
@@ -223,16 +226,17 @@ def _require_together(manifest: Manifest, parked: Collection[int]) -> None:
 
 
 def _driver_is_done(suspended: Suspended) -> bool:
-    """Whether the driver has brought all processes back, in an earlier attempt."""
+    """Return whether the driver restored all processes in an earlier attempt."""
     return all(
         driver_checkpoint.state(pid) is driver_checkpoint.State.RUNNING for pid in suspended.pids
     )
 
 
 def _begun(node: Node, suspended: Suspended, manifest: Manifest) -> bool:
-    """Whether an earlier attempt came so far that hooks have memory, or some of it: then the movers
-    keep all of it. Other memory with the same bytes would not be what they share, nor what a hook
-    has imported already.
+    """Return whether an earlier attempt gave hooks memory, or some of it.
+
+    The movers then still have all of it, and only that memory will do: a fresh copy would not be
+    the memory that the processes share, or that a hook has imported already.
     """
     if kept_for(suspended.processes, node.config.runtime_dir):
         return True
@@ -244,7 +248,7 @@ def _begun(node: Node, suspended: Suspended, manifest: Manifest) -> bool:
 def _end_begun(
     node: Node, suspended: Suspended, manifest: Manifest, progress: Progress
 ) -> dict[int, int]:
-    """The hooks get the rest of what an earlier attempt has loaded. As for :func:`resume`."""
+    """Give the hooks the rest of the memory that an earlier attempt loaded. Returns GPU moves."""
     moves = _away(_moved_before(node, suspended, manifest))
     progress.about_to_touch(_affected(suspended, manifest, moves))
     progress.phase("map")

@@ -1,7 +1,7 @@
-"""Suspending: a program leaves its GPUs, and stays a process. protocols.md in code.
+"""Suspend a program: free its GPUs while its processes stay (docs/design/protocols.md, Suspend).
 
-Its device memory goes to host memory or to the disk, the driver saves the rest in the process, and
-nothing of it is on a GPU any more. :mod:`phosd.engine.operations.resume` brings it back.
+Its device memory is saved in host memory or on the disk, and the driver saves the rest in the
+process. :mod:`phosd.engine.operations.resume` undoes this.
 """
 
 import logging
@@ -48,20 +48,21 @@ from phosd.errors import InvalidOption, NotAuthorized, OutOfSpace, PhosError
 
 PLACES = ("memory", "disk")
 _SPARE = 1 / 16
-"""The share of the available host memory that stays free: what the kernel tells is an estimate."""
+"""The share of the available host memory that stays free: the kernel's figure is an estimate."""
 _log = logging.getLogger(__name__)
 
 
-if TYPE_CHECKING:  # whoever calls the engine itself learns from it what there is
+if TYPE_CHECKING:  # mypy cannot evaluate a Literal of computed values
     Where = str
 else:
     Where = Literal[("auto", *PLACES)]
 
 
 class SuspendChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What users may say of a suspension. ``where``: ``memory``, ``disk``, or ``auto``, which is
-    memory where there is enough. ``deadline`` is how many seconds the program may take to come to
-    rest.
+    """Options of a suspension that users may set.
+
+    ``where``: ``memory``, ``disk``, or ``auto``: memory if it has room. ``deadline``: the seconds
+    within which the program must reach the gate and its work must end.
     """
 
     where: Where = "auto"
@@ -69,19 +70,19 @@ class SuspendChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SuspendOptions(SuspendChoices, frozen=True):
-    """How to suspend: what the user has said, and what phosd adds."""
+    """Options of a suspension: the user's, and those that phosd adds."""
 
     caller: int = ROOT
-    """The user id that it is done for. Only root may suspend what is not wholly its own."""
+    """The user id that requested it. Only root may suspend processes of other users."""
     limits: DiskLimits = UNLIMITED
     leave: bool = True
-    """Whether phosd, too, leaves GPUs on which it has nothing else to do."""
+    """Whether phosd also ends its movers on these GPUs, unless they have other work."""
 
 
 def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -> Suspended:
-    """Take the tree of ``pid``, and what shares device memory with it, off its GPUs.
+    """Suspend the tree of ``pid`` and all processes that share device memory with it.
 
-    Whatever fails before all is saved, the program runs on.
+    If anything fails before the program is recorded as suspended, it runs on.
     """
     if options.where not in ("auto", *PLACES):
         raise InvalidOption(
@@ -129,9 +130,11 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         progress.phase("release", stopped=True)
         reservation.release()
         with Undo() as each:
-            for mover in memory.movers():  # last, and in any case: until then it stays on the GPU
+            # Last, and even after an error: the mover stays until then.
+            for mover in memory.movers():
                 each.add(if_alive, mover, partial(mover.unguard, group.process_ids))
-            # First: what is kept longer would be taken for what it has later.
+            # First: blocks kept beyond this would be mistaken for blocks that the program makes
+            # later.
             node.kept_memory.let_go(group)
             point(Point.SUSPEND_RELEASE)
         if options.leave:
@@ -142,7 +145,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
 
 @dataclass(frozen=True)
 class _Suspension:
-    """One suspension of ``group``: how it comes to stand still, until ``undo`` has it run again."""
+    """One suspension of ``group``: the steps that stop it, and ``undo`` to let it run again."""
 
     node: Node
     group: CheckpointGroup
@@ -151,7 +154,9 @@ class _Suspension:
     undo: Undo
 
     def stop(self, movers: Iterable[Mover], limit: float | None) -> Reservation:
-        """Have the driver take it off its GPUs; ``movers`` reserve memory for the way back."""
+        """Have the driver checkpoint the processes; ``movers`` reserve the memory that becomes
+        free.
+        """
         self.progress.phase("control", stopped=True)
         point(Point.SUSPEND_CONTROL)
         reservation = Reservation(
@@ -162,7 +167,7 @@ class _Suspension:
 
 
 def _parked(suspension: _Suspension, dump: MemoryDump) -> tuple[Reservation, tuple[Block, ...]]:
-    """The program stands still, its memory is saved and parked, and the driver has the rest."""
+    """Save and park the memory of the stopped program, then have the driver save the rest."""
     group, progress, memory = suspension.group, suspension.progress, dump.memory
     memory.take(group.links)
     with suspension.node.movers.turn_to_copy({mover.gpu for mover in memory.movers()}, progress):
@@ -185,15 +190,15 @@ def _parked(suspension: _Suspension, dump: MemoryDump) -> tuple[Reservation, tup
 
 
 def _by_driver(suspension: _Suspension, gpus: Iterable[int]) -> Reservation:
-    """The driver has everything, in the process."""
+    """Have the driver save everything, device memory included, in the process."""
     movers = [mover for gpu in sorted(gpus) if (mover := _keeper(suspension, gpu)) is not None]
     own_again(suspension.group.links, suspension.progress, suspension.options.deadline)
     return suspension.stop(movers, None)
 
 
 def _keeper(suspension: _Suspension, gpu: int) -> Mover | None:
-    """The mover that reserves memory on a GPU, if it has room itself. The program may be leaving
-    because there is none.
+    """Return the mover that reserves memory on a GPU, or None if the GPU has no room for a mover: a
+    full GPU may be the reason for the suspension.
     """
     try:
         return suspension.node.movers.mover(gpu)
@@ -203,12 +208,12 @@ def _keeper(suspension: _Suspension, gpu: int) -> Mover | None:
 
 
 def _place(node: Node, group: CheckpointGroup, wanted: str, size: int) -> str:
-    """Where ``size`` bytes of device memory go. Raises :class:`OutOfSpace` when they do not fit."""
+    """Choose where to save ``size`` bytes of device memory. Raises :class:`OutOfSpace`."""
     contexts = context_bytes() * len(group.gpu_pids)
     for where in PLACES if wanted == "auto" else (wanted,):
         try:
             shelf = node.suspend_store.shelf(where)
-        except NotAuthorized as error:  # memory is a folder that anybody may make
+        except NotAuthorized as error:  # memory is a folder that any user may create
             if where != wanted:
                 _log.warning("nothing is suspended to %s: %s", where, error)
                 continue
@@ -223,7 +228,7 @@ def _place(node: Node, group: CheckpointGroup, wanted: str, size: int) -> str:
 
 
 def _taken(node: Node, owner: int) -> int:
-    """Bytes of a user's images and suspended programs."""
+    """Return the bytes of a user's images and suspended programs."""
     return node.store.taken(owner) + node.suspend_store.taken(owner)
 
 

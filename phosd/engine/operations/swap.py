@@ -1,4 +1,4 @@
-"""Swapping: two programs take turns on GPUs that hold only one of them."""
+"""Swap two programs on GPUs that have room for only one: suspend one, resume the other."""
 
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
@@ -10,7 +10,7 @@ from phosd.errors import InvalidOption, PhosError
 
 
 class SwapOptions(SuspendChoices, frozen=True):
-    """As :class:`SuspendOptions`, for the program that leaves."""
+    """Options of a swap: those of :class:`SuspendOptions`, for the program that is suspended."""
 
     caller: int = ROOT
 
@@ -18,7 +18,7 @@ class SwapOptions(SuspendChoices, frozen=True):
 def swap(node: Node, leaving: int, coming: int, options: SwapOptions, progress: Progress) -> None:
     """Suspend the program of process ``leaving`` and resume that of ``coming`` in its place.
 
-    When that one cannot come, the first is resumed, and the error raised.
+    If ``coming`` cannot be resumed, ``leaving`` is resumed, and the error is raised.
     """
     waiting = node.suspended.of(coming)
     require_resumable(waiting, options.caller)
@@ -38,7 +38,9 @@ def swap(node: Node, leaving: int, coming: int, options: SwapOptions, progress: 
 
 
 def _place(left: Suspended, waiting: Suspended) -> str:
-    """As :class:`ResumeOptions` has it, the GPUs of one for those of the other."""
+    """Return the moves that put ``waiting`` on the GPUs of ``left``, as :class:`ResumeOptions`
+    wants.
+    """
     if set(left.gpus) == set(waiting.gpus):
         return ""
     if len(left.gpus) != len(waiting.gpus):

@@ -1,4 +1,4 @@
-"""Device memory that PyTorch's caching allocator keeps and no tensor uses, released on request.
+"""Have PyTorch release the device memory that its caching allocator holds and no tensor uses.
 
 The hook has the program's own interpreter call ``torch.cuda.empty_cache()``. What is released is
 neither parked nor saved.
@@ -14,8 +14,8 @@ from phosd.engine.program.group import CheckpointGroup, Member
 from phosd.errors import PhosError, Timeout
 
 PATIENCE = 2.0
-"""Seconds that the processes of a group have, all at once. Only a program's main thread can do it,
-between two bytecodes of Python; one that waits in a call may come to it late or never.
+"""Seconds that all processes of a group have together. Only the main thread of a program can run
+the call, between two bytecodes; a thread that waits in a call may get to it late or never.
 """
 
 _POLL = 0.002
@@ -29,10 +29,9 @@ _WHY_NOT = {
 
 
 def release_cached(group: CheckpointGroup, progress: Progress) -> None:
-    """Ask every process of the group, while it runs, and note what that has brought or why nothing.
+    """Ask every process of the group, while it runs; note the result, or why there was none.
 
-    ``released_bytes`` of the details are of device memory. Whatever comes of it, the checkpoint may
-    go on.
+    Sets the figure ``released_bytes``. The checkpoint may go on whatever the result is.
     """
     before = _device_bytes(group)
     until = time.monotonic() + PATIENCE
@@ -45,7 +44,7 @@ def release_cached(group: CheckpointGroup, progress: Progress) -> None:
     for why, pids in failed.items():
         progress.note(f"cached memory of process {', '.join(pids)} was not released: {why}")
     if not all(answers):
-        # What the program allocates meanwhile counts against it.
+        # Memory that the program allocates meanwhile reduces this figure.
         released = max(0, before - _device_bytes(group))
         progress.figures.released_bytes = released
         progress.note(f"PyTorch released {released / 1e9:.2f} GB of cached device memory")
@@ -53,9 +52,9 @@ def release_cached(group: CheckpointGroup, progress: Progress) -> None:
 
 
 def _why_not(member: Member, group: CheckpointGroup, until: float) -> str:
-    """Have one process do it; why it did not, or an empty text.
+    """Have one process release its cache; return why it did not, or an empty text.
 
-    The connection is of its own: a hook that is older than this request ends it.
+    Uses a connection of its own, because a hook too old for this request closes the connection.
     """
     if member.link is None:
         return "it runs without the hook"
@@ -67,7 +66,7 @@ def _why_not(member: Member, group: CheckpointGroup, until: float) -> str:
                 time.sleep(_POLL)
                 state = link.empty_cache(ask=False, until=until)
     except PhosError as error:
-        if state is None or not isinstance(error, Timeout):  # else the time is over, as it should
+        if state is None or not isinstance(error, Timeout):  # otherwise the time is up, as expected
             return error.what
     return _reason(state)
 

@@ -1,1 +1,1 @@
-"""Processes, their trees, the groups that are saved as one, and the driver's checkpoint."""
+"""Find processes, their trees and groups, and run the driver's checkpoint on them."""

@@ -1,4 +1,4 @@
-"""The driver's own checkpoint of a process: contexts, streams, modules and what nobody parked.
+"""Run the driver's own checkpoint: contexts, streams, modules and memory that is not parked.
 
 The states and their order are the driver's: RUNNING -lock-> LOCKED -checkpoint-> CHECKPOINTED
 -restore-> LOCKED -unlock-> RUNNING.
@@ -19,14 +19,15 @@ from phosd.engine.system.cuda import call, driver
 from phosd.errors import Internal, NoSuchProcess, PhosError, Timeout
 
 LOCK_LIMITS_MS = (1_000, 3_000, 10_000)
-"""How long the locks of a group may take, try by try. A lock waits for the work in flight, and that
-may wait in turn for work that the program is kept from launching."""
+"""How long the locks of a group may take, for each try. A lock waits for the work in flight, which
+may itself wait for work that the program is kept from launching.
+"""
 BREATH = 0.1
 """Seconds between two tries, in which programs launch what they were kept from."""
 
 
 class State(enum.Enum):
-    """What the driver says of a process."""
+    """The driver's state of a process."""
 
     RUNNING = 0
     LOCKED = 1
@@ -35,7 +36,7 @@ class State(enum.Enum):
 
 
 def state(pid: int) -> State | None:
-    """The driver's state of ``pid``; None when it is not a CUDA process."""
+    """Return the driver's state of ``pid``; None if it is no CUDA process."""
     bindings = driver()
     status, value = bindings.cuCheckpointProcessGetState(pid)
     if status != bindings.CUresult.CUDA_SUCCESS:
@@ -44,7 +45,7 @@ def state(pid: int) -> State | None:
 
 
 def lock(pid: int, limit: int = LOCK_LIMITS_MS[-1]) -> None:
-    """Hold the process at its next CUDA call and wait for the work it has submitted.
+    """Hold the process at its next CUDA call, and wait for the work it has submitted.
 
     Raises :class:`Timeout` after ``limit`` milliseconds; the process is not locked then.
     """
@@ -55,7 +56,7 @@ def lock(pid: int, limit: int = LOCK_LIMITS_MS[-1]) -> None:
 
 
 def checkpoint(pid: int) -> None:
-    """Move the process's GPU state into its host memory and let go of the GPU."""
+    """Move the process's GPU state into its host memory, and release the GPU."""
     point(Point.DRIVER_CHECKPOINT)
     call("cuCheckpointProcessCheckpoint", pid, None, about=f"process {pid}")
 
@@ -71,7 +72,7 @@ def unlock(pid: int) -> None:
 
 
 def resume(pids: Sequence[int]) -> None:
-    """Restore and unlock checkpointed processes, side by side.
+    """Restore and unlock checkpointed processes in parallel.
 
     Every process is tried even if another fails; the first error is raised afterwards.
     """
@@ -87,10 +88,10 @@ def resume(pids: Sequence[int]) -> None:
 def checkpointed(
     pids: Sequence[int], reservation: Reservation
 ) -> Iterator[Callable[[Sequence[int]], None]]:
-    """Checkpoint the processes inside; they are RUNNING again after it, whatever happens inside.
+    """Checkpoint the processes inside; at the end they are RUNNING again, even after an error.
 
-    It gives a function that is :func:`move` for all of them or none: if some cannot move, all come
-    back where they were. ``reservation`` keeps their device memory from others meanwhile.
+    Yields a function that does :func:`move` for all processes or none: if some cannot move, all are
+    restored where they were. ``reservation`` keeps their device memory from other programs.
     """
     with Undo() as undo:
         stop(pids, reservation, undo)
@@ -98,8 +99,9 @@ def checkpointed(
 
 
 def stop(pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
-    """Checkpoint the processes, until ``undo`` brings them back to RUNNING. A caller that forgets
-    ``undo`` releases the ``reservation``.
+    """Checkpoint the processes, until ``undo`` brings them back to RUNNING.
+
+    A caller that drops the steps of ``undo`` must release the ``reservation``.
     """
     undo.add(reservation.end)
     undo.add(_together, _back_to_running, pids)
@@ -108,10 +110,10 @@ def stop(pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
 
 
 def move(pids: Sequence[int], to: Sequence[int]) -> None:
-    """Bring checkpointed processes back on other GPUs; they are LOCKED then.
+    """Restore checkpointed processes on other GPUs; they are LOCKED then.
 
-    ``to`` has for every GPU of the node, by ordinal, the one that takes its place, each once. Like
-    :func:`resume`, it tries every process.
+    ``to`` has, for every GPU of the node by ordinal, the one that replaces it, each once. Every
+    process is tried, as in :func:`resume`.
     """
     uuids = [call("cuDeviceGetUuid", call("cuDeviceGet", ordinal)) for ordinal in range(len(to))]
     arguments = driver().CUcheckpointRestoreArgs()
@@ -134,7 +136,9 @@ def _move_all(pids: Sequence[int], reservation: Reservation, undo: Undo, to: Seq
 
 
 def _take_back(pids: Sequence[int], to: Sequence[int]) -> None:
-    """Those that :func:`move` has brought to other GPUs go back to theirs; they are LOCKED then."""
+    """Move processes that :func:`move` brought to other GPUs back to theirs; they are LOCKED
+    then.
+    """
     moved = [pid for pid in pids if state(pid) is State.LOCKED]
     _together(checkpoint, moved)
     move(moved, [to.index(gpu) for gpu in range(len(to))])
@@ -147,7 +151,7 @@ def _pair(old: Any, new: Any) -> Any:
 
 
 def _stop(pids: Sequence[int], reservation: Reservation) -> None:
-    """Lock and checkpoint. They run while they wait for others that leave the GPU, or return."""
+    """Lock and checkpoint. The processes run while they wait for others that leave or return."""
     _lock(pids)
     while not reservation.begin():
         require_running(pids)
@@ -158,7 +162,7 @@ def _stop(pids: Sequence[int], reservation: Reservation) -> None:
 
 
 def _lock(pids: Sequence[int]) -> None:
-    """Lock them all. Between two tries none is locked: one may wait for what another launches."""
+    """Lock all processes. Between tries none is locked, as one may wait for a launch of another."""
     *limits, last = LOCK_LIMITS_MS
     for limit in limits:
         try:
@@ -176,12 +180,14 @@ def _lock_within(limit: int, pids: Sequence[int]) -> None:
 
 
 def require_running(pids: Collection[int]) -> None:
-    """Unlock processes that are locked. Raises :class:`Internal` when one is not RUNNING then."""
+    """Unlock locked processes. Raises :class:`Internal` unless all are RUNNING then."""
     _together(_back_to_running, list(pids))
 
 
 def back_to_running(pids: Sequence[int]) -> dict[int, PhosError | None]:
-    """Undo whatever step each process is in, side by side; the error of each that stays stopped."""
+    """Bring processes back to RUNNING, in parallel. Returns the error of each that stays
+    stopped.
+    """
 
     def one(pid: int) -> PhosError | None:
         try:
@@ -195,7 +201,7 @@ def back_to_running(pids: Sequence[int]) -> dict[int, PhosError | None]:
 
 
 def _back_to_running(pid: int) -> None:
-    """Undo whatever step the process is in."""
+    """Bring a process back to RUNNING, whichever state it is in."""
     now = state(pid)
     if now is None:
         raise NoSuchProcess(
@@ -213,7 +219,7 @@ def _back_to_running(pid: int) -> None:
 
 
 def _together(action: Callable[[int], None], pids: Sequence[int]) -> None:
-    """Run ``action(pid)`` for all at once and raise the first error when all have ended."""
+    """Run ``action(pid)`` for all in parallel; raise the first error when all have ended."""
     if not pids:
         return
     with ThreadPoolExecutor(max_workers=len(pids)) as pool:

@@ -26,7 +26,7 @@ _PATIENCE = 3.0
 
 @dataclass(frozen=True)
 class Member:
-    """One GPU process of a group. ``gpus`` are the node's ordinals of the devices that it sees."""
+    """A GPU process of a group. ``gpus`` are the node's ordinals of the devices that it sees."""
 
     pid: int
     gpus: list[int]
@@ -36,9 +36,9 @@ class Member:
 
 @dataclass
 class CheckpointGroup:
-    """The process trees that are saved or moved as one, and the GPU processes in them.
+    """The process trees that are saved or moved together, and the GPU processes in them.
 
-    A process that shares device memory with one of the group is in it, with its whole tree.
+    A process that shares device memory with the group is in it, with its whole tree.
     """
 
     runtime_dir: Path
@@ -53,23 +53,23 @@ class CheckpointGroup:
 
     @property
     def gpu_pids(self) -> list[int]:
-        """Every GPU process."""
+        """The pids of the GPU processes."""
         return [m.pid for m in self.members]
 
     @property
     def pids(self) -> list[int]:
-        """Every process."""
+        """The pids of all processes."""
         return [p.pid for tree in self.trees for p in tree]
 
     @property
     def process_ids(self) -> frozenset[ProcessId]:
-        """The GPU processes, told apart from later ones with the same pids."""
+        """The pids and start times of the GPU processes."""
         gpu = set(self.gpu_pids)
         return frozenset(p.id for tree in self.trees for p in tree if p.pid in gpu)
 
     @property
     def affected(self) -> AffectedSet:
-        """The processes and GPUs to set right, should a job begin with this group and not end."""
+        """The processes and GPUs to settle if a job begins with this group and is interrupted."""
         members = {member.pid: member for member in self.members}
         processes = (
             AffectedProcess(
@@ -86,12 +86,12 @@ class CheckpointGroup:
 
     @property
     def essential(self) -> list[TreeProcess]:
-        """The processes without which there is no checkpoint: roots and GPU processes."""
+        """The processes without which a checkpoint is impossible: roots and GPU processes."""
         gpu = set(self.gpu_pids)
         return [p for tree in self.trees for p in tree if p is tree.root or p.pid in gpu]
 
     def why_not_parked(self) -> str:
-        """Why mode ``stop`` cannot be used, or an empty text."""
+        """Return why memory cannot be parked, or an empty text."""
         for member in self.members:
             if member.hello is None:
                 return f"process {member.pid} runs without the hook"
@@ -100,10 +100,10 @@ class CheckpointGroup:
         return ""
 
     def why_not_by_driver(self) -> str:
-        """Why mode ``driver`` cannot be used, or an empty text.
+        """Return why mode ``driver`` cannot be used, or an empty text.
 
-        The driver's checkpoint of shared memory may succeed and its restore fail for good, so it
-        must not even begin.
+        The driver's checkpoint of shared memory may succeed and its restore then fail for good, so
+        it must not even begin.
         """
         for link in self.links:
             if any(block.flags & SHARED for block in link.list_blocks()):
@@ -111,8 +111,10 @@ class CheckpointGroup:
         return ""
 
     def require_complete(self, shared: Iterable[ExportedBlock]) -> None:
-        """Raise :class:`Busy` when the group has grown since it was discovered: the new process was
-        not stopped. The gates must be closed; ``shared`` as for :meth:`require_no_sharers`.
+        """Raise :class:`Busy` if the group has grown since its discovery: the new process is not
+        stopped.
+
+        The gates must be closed; ``shared`` is as for :meth:`require_no_sharers`.
         """
         for tree in self.trees:
             for pid in _below(tree.root.pid):
@@ -124,12 +126,14 @@ class CheckpointGroup:
         self.require_no_sharers(shared)
 
     def require_no_sharers(self, shared: Iterable[ExportedBlock]) -> None:
-        """Raise :class:`Busy` when another process has mapped memory of the group by now: it would
-        keep the old memory when the group gets new. ``shared`` are the blocks that the group's
-        programs share; the gates must be closed.
+        """Raise :class:`Busy` if a process outside of the group has mapped memory of the group by
+        now.
 
-        Other hooks are not asked, since the program stands still and they may take their time. A
-        hook keeps the descriptor of what its program has imported.
+        It would keep the old memory when the group gets new memory. ``shared`` are the blocks that
+        the group's programs share; the gates must be closed.
+
+        Other hooks are not queried, since they may take long while the program is stopped. Instead
+        open descriptors are compared: a hook keeps the descriptors of what its program imported.
         """
         ours: dict[str, list[ExportedBlock]] = {}
         for exported in distinct(shared):
@@ -144,15 +148,15 @@ class CheckpointGroup:
                 )
 
     def other_hooks(self) -> Iterator[int]:
-        """The processes that are not in the group, and for which a hook seems to listen."""
+        """Yield the processes outside of the group for which a hook seems to listen."""
         known = set(self.pids)
         for path in sorted((self.runtime_dir / "hook").glob("*.sock")):
             if path.stem.isascii() and path.stem.isdecimal() and int(path.stem) not in known:
                 yield int(path.stem)
 
     def add_tree(self, tree: ProcessTree) -> None:
-        """Add a tree, and connect to the hooks in it. Raises what makes it impossible."""
-        self.check(tree)  # before the connections, which the dump will not meet
+        """Add a tree, and connect to the hooks in it. Raises if the tree cannot be saved."""
+        self.check(tree)  # before connecting, as connections are gone when CRIU dumps
         self.trees.append(tree)
         for pid in (p.pid for p in tree.living):
             if not process.uses_cuda(pid):
@@ -160,7 +164,7 @@ class CheckpointGroup:
             process.require_going(pid)
             state = driver_checkpoint.state(pid)
             if state is None:
-                continue  # CUDA is loaded, never initialised: a data-loader worker
+                continue  # CUDA is loaded but not initialised: a data-loader worker
             if state is not driver_checkpoint.State.RUNNING:
                 raise Unsupported(
                     f"process {pid} is {state.name.lower()} by the driver's checkpoint",
@@ -176,8 +180,8 @@ class CheckpointGroup:
                 return Member(pid, process.visible_gpus(pid), None, None)
             link = self._woken(pid)
         try:
-            # A hook that was there and fails now is no reason to go on without it: what it has
-            # parked once the driver would lose.
+            # Do not continue without a hook that fails only now: the driver would lose what it ever
+            # parked.
             hello = link.hello()
             if hello.state is HookState.PARKED:
                 raise Busy(
@@ -195,7 +199,7 @@ class CheckpointGroup:
             raise
 
     def _woken(self, pid: int) -> HookLink:
-        """The hook does not listen: a phosd that was killed may have left it so."""
+        """Wake a hook that does not listen; a phosd that was killed may have left it detached."""
         link = HookLink(pid, self.runtime_dir)
         try:
             link.reattach(_PATIENCE)
@@ -209,7 +213,7 @@ class CheckpointGroup:
         return link
 
     def close(self) -> None:
-        """Drop the connections."""
+        """Close the connections."""
         for link in self.links:
             link.close()
 
@@ -220,8 +224,8 @@ def discover_group(
 ) -> Iterator[CheckpointGroup]:
     """Find the group of the process tree with root ``pid``, and connect to its hooks.
 
-    ``check`` raises what is wrong with a tree before anything is asked of the processes in it.
-    Raises :class:`NoSuchProcess` when there is no such process or no GPU process in its tree.
+    ``check`` raises if a tree cannot be saved, before its processes are queried. Raises
+    :class:`NoSuchProcess` if there is no such process, or no GPU process in its tree.
     """
     group = CheckpointGroup(runtime_dir, check)
     with contextlib.closing(group):
@@ -237,14 +241,16 @@ def discover_group(
 
 @contextlib.contextmanager
 def explain_death(group: CheckpointGroup, operation: str, outcome: str = "") -> Iterator[None]:
-    """Turn a failure inside into :class:`NoSuchProcess` when the program's end is its cause."""
+    """Turn an error inside into :class:`NoSuchProcess` if the program has ended, which caused
+    it.
+    """
     try:
         yield
     except PhosError as error:
         ended = [p.pid for p in group.essential if not p.alive]
         if not ended:
             raise
-        # The others may have ended since, for want of the first: that one the error names.
+        # Others may have ended as a consequence; the process that the error names is the first.
         first = next((pid for pid in ended if f"process {pid} " in error.what), ended[0])
         death = NoSuchProcess(
             f"process {first} ended during its {operation} ({error.what})",
@@ -257,9 +263,7 @@ def explain_death(group: CheckpointGroup, operation: str, outcome: str = "") -> 
 
 
 def _add_sharers(group: CheckpointGroup) -> None:
-    """Add the trees of hooked processes that share device memory with the group, and of those that
-    share it with them.
-    """
+    """Add the trees of hooked processes that share device memory with the group, transitively."""
     with contextlib.ExitStack() as borrowed:
         ours = [fd for link in group.links for fd in _shared(link, borrowed)]
         others = _other_sharers(group, borrowed) if ours else {}
@@ -287,7 +291,7 @@ def _join(group: CheckpointGroup, pid: int) -> None:
 
 
 def _other_sharers(group: CheckpointGroup, borrowed: contextlib.ExitStack) -> dict[int, list[int]]:
-    """Descriptors of the shared memory of every other hooked process, by pid."""
+    """Return descriptors of the shared memory of every other hooked process, by pid."""
     users = {p.uid for tree in group.trees for p in tree.living}
     found = {}
     for pid in group.other_hooks():
@@ -301,14 +305,14 @@ def _other_sharers(group: CheckpointGroup, borrowed: contextlib.ExitStack) -> di
         except Busy:
             continue  # parked, and so are all that it shares with: none of them is ours
         except PhosError:
-            # Another user's program must not be able to stand in the way by answering nonsense.
+            # A program of another user must not be able to block the job with invalid answers.
             if procfs.status(pid).uids[0] in users:
                 raise
     return {pid: descriptors for pid, descriptors in found.items() if descriptors}
 
 
 def _shared(link: HookLink, borrowed: contextlib.ExitStack) -> list[int]:
-    """Descriptors of the memory that the process exported or imported."""
+    """Return descriptors of the memory that the process exported or imported."""
     ids = [b.id for b in link.list_blocks() if b.flags & SHARED]
     found = []
     if ids:
@@ -321,7 +325,7 @@ def _shared(link: HookLink, borrowed: contextlib.ExitStack) -> list[int]:
 
 
 def _below(pid: int) -> Iterator[int]:
-    """The process and its descendants, as they are now."""
+    """Yield the process and its descendants, as they are now."""
     yield pid
     try:
         children = procfs.children(pid)
@@ -332,7 +336,9 @@ def _below(pid: int) -> Iterator[int]:
 
 
 def _shared_with(pid: int, ours: Mapping[str, Sequence[ExportedBlock]]) -> ExportedBlock | None:
-    """The block of ``ours`` of which process ``pid`` has a descriptor, by the names of those."""
+    """Return the block of ``ours``, by descriptor name, that process ``pid`` has a descriptor
+    of.
+    """
     folder = procfs.PROC / str(pid) / "fd"
     try:
         for path in folder.iterdir():
@@ -341,5 +347,5 @@ def _shared_with(pid: int, ours: Mapping[str, Sequence[ExportedBlock]]) -> Expor
                     if same_file(exported.descriptor, int(path.name), pid):
                         return exported
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        pass  # it has ended, or is another user's while phosd is not root's
+        pass  # it has ended, or belongs to another user while phosd does not run as root
     return None

@@ -1,4 +1,4 @@
-"""GPU processes of this node: finding them, and what can be done with each."""
+"""Find the GPU processes of this node, and whether each can be parked or moved."""
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,11 +19,11 @@ _PATIENCE = 2.0
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """One process that uses a GPU. ``start_time`` in clock ticks since boot; bytes for memory.
+    """A process that uses a GPU. ``start_time`` in clock ticks since boot; memory in bytes.
 
     ``hook_state`` is ``hooked`` (can be parked), ``driver`` (only mode ``driver``) or
-    ``unsupported``; ``reason`` says why it is not ``hooked``. ``state`` is the driver's or, when
-    the gate is not open, the hook's, in lower case; or ``stopped``, by a signal or a debugger.
+    ``unsupported``; ``reason`` says why it is not ``hooked``. ``state`` is the driver's, or the
+    hook's if the gate is not open, in lower case; or ``stopped``, by a signal or a debugger.
     """
 
     pid: int
@@ -38,22 +38,22 @@ class GpuProcess:
 
     @property
     def id(self) -> ProcessId:
-        """Tells it from later processes with its pid."""
+        """The pid and start time, which no later process has."""
         return ProcessId(self.pid, self.start_time)
 
 
 def uses_cuda(pid: int) -> bool:
-    """Whether the process has a CUDA driver library mapped (false for a process that is gone)."""
+    """Return whether the process maps a CUDA driver library; False if it has ended."""
     return _maps(pid, b"/libcuda.so")
 
 
 def has_hook(pid: int) -> bool:
-    """Whether the hook is in the process, and was not told to stay out of its way."""
+    """Return whether the hook is in the process, and not switched off."""
     return hook_place(pid) is not None
 
 
 def hook_place(pid: int) -> Path | None:
-    """The runtime directory in which the hook of a process listens; None when it has no hook."""
+    """Return the runtime directory in which the hook of a process listens; None without a hook."""
     if not _maps(pid, b"/libphos_hook.so"):
         return None
     try:
@@ -74,7 +74,7 @@ def _maps(pid: int, library: bytes) -> bool:
 
 
 def require_going(pid: int) -> None:
-    """Raise :class:`Busy` when the process is stopped: the driver would wait for it, for ever."""
+    """Raise :class:`Busy` if the process is stopped: the driver would wait for it for ever."""
     stat = procfs.stat(pid)
     if stat is not None and stat.stopped:
         raise Busy(
@@ -84,13 +84,14 @@ def require_going(pid: int) -> None:
 
 
 def is_gpu_process(pid: int) -> bool:
-    """Whether the driver knows the process: it has CUDA loaded and has initialised it."""
+    """Return whether the driver knows the process: it has loaded and initialised CUDA."""
     return uses_cuda(pid) and driver_checkpoint.state(pid) is not None
 
 
 def visible_gpus(pid: int) -> list[int]:
-    """The node's ordinals of a process's devices, in the order in which it numbers them, as far as
-    the environment tells that it was started with. A hook knows better: see :func:`gpus_of`.
+    """Return the node's ordinals of a process's devices, in the order of the process.
+
+    This is what its initial environment says; a hook knows better (:func:`gpus_of`).
     """
     uuids = gpu_uuids()
     chosen = _environment(pid).get("CUDA_VISIBLE_DEVICES")
@@ -100,9 +101,9 @@ def visible_gpus(pid: int) -> list[int]:
 
 
 def gpus_of(hello: Hello) -> list[int]:
-    """The node's ordinals of the devices of a hooked process, in the order of its own numbers.
+    """Return the node's ordinals of the devices of a hooked process, in the order of the process.
 
-    Raises :class:`Unsupported` when one of them is none of the node's GPUs.
+    Raises :class:`Unsupported` if a device is none of the node's GPUs.
     """
     ordinals = {uuid: ordinal for ordinal, uuid in enumerate(gpu_uuids())}
     for uuid in hello.devices:
@@ -117,8 +118,9 @@ def gpus_of(hello: Hello) -> list[int]:
 
 
 def parse_visible(chosen: str, uuids: Sequence[str]) -> list[int]:
-    """The ordinals that ``CUDA_VISIBLE_DEVICES`` names: numbers, or beginnings of UUIDs that fit
-    one GPU. As the driver does it, devices after an invalid name are invisible.
+    """Return the ordinals that ``CUDA_VISIBLE_DEVICES`` names: numbers, or unique UUID prefixes.
+
+    As in the driver, devices after an invalid name are invisible.
     """
     ordinals: list[int] = []
     for name in map(str.strip, chosen.split(",")):
@@ -133,7 +135,7 @@ def parse_visible(chosen: str, uuids: Sequence[str]) -> list[int]:
 
 
 def gpu_uuids() -> list[str]:
-    """UUIDs (``GPU-...``) of the node's GPUs by ordinal."""
+    """Return the UUIDs (``GPU-...``) of the node's GPUs, by ordinal."""
     uuids = []
     for ordinal in range(cuda.call("cuDeviceGetCount")):
         device = cuda.call("cuDeviceGet", ordinal)
@@ -156,11 +158,11 @@ def list_processes(
     without: Collection[int] = (),
     known: Mapping[int, GpuProcess] = MappingProxyType({}),
 ) -> list[GpuProcess]:
-    """Every GPU process of the node that this process may look at, in order of pid.
+    """Return every GPU process of the node that this process may inspect, ordered by pid.
 
-    ``asking`` tells for each whether it may be asked: not while a job works on it. Then it is as
-    the list before this one, ``known``, had it, and so is one that is stopped. Those in ``without``
-    are left out.
+    ``asking`` tells for each whether it may be queried; it may not while a job works on it. Such a
+    process, and one that is stopped, is described as in the previous list, ``known``. Processes in
+    ``without`` are left out.
     """
     found = []
     for pid in sorted(procfs.pids()):
@@ -171,15 +173,17 @@ def list_processes(
                 described = _stopped(pid, known) if free else _as_before(pid, known)
                 described = described or describe(pid, runtime_dir, ask_hook=free)
         except (NoSuchProcess, FileNotFoundError, ProcessLookupError):
-            continue  # ended while we looked
+            continue  # it ended meanwhile
         if described is not None:
             found.append(described)
     return found
 
 
 def _as_before(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
-    """What was known of a process that a job works on. Even the driver is not asked: the software
-    one's answer comes through a socket of the process, which would look like one of the program.
+    """Return the known description of a process that a job works on.
+
+    Not even the driver is queried: the software GPU's driver answers through a socket of the
+    process, which would look to CRIU like one of the program.
     """
     before = _known(pid, known)
     return before and replace(before, reason="a job works on it")
@@ -193,7 +197,7 @@ def _known(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
 
 
 def _stopped(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
-    """A process that is stopped, and can be asked nothing; None when it goes on."""
+    """Return the description of a stopped process, which cannot be queried; None if it runs."""
     try:
         require_going(pid)
     except Busy as error:
@@ -205,7 +209,7 @@ def _stopped(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
 
 
 def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProcess | None:
-    """What can be done with process ``pid``; None when it is not a GPU process."""
+    """Describe what can be done with process ``pid``; None if it is no GPU process."""
     stat = procfs.stat(pid)
     state = driver_checkpoint.state(pid)
     if stat is None or state is None:
@@ -233,7 +237,7 @@ def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProces
 
 
 def placed(hello: Hello, blocks: Sequence[HookBlock]) -> list[tuple[HookBlock, int]]:
-    """Each block with the node's ordinal of its GPU (-1 for host memory)."""
+    """Return each block with the node's ordinal of its GPU (-1 for host memory)."""
     gpus = gpus_of(hello)
     return [(b, gpus[b.device] if 0 <= b.device < len(gpus) else -1) for b in blocks]
 

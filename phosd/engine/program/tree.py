@@ -1,4 +1,4 @@
-"""A process tree: a process and all its descendants, which one image holds together."""
+"""Read a process tree: a process and all its descendants, which one image holds together."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from phosd.errors import NoSuchProcess
 
 @dataclass(frozen=True)
 class TreeProcess:
-    """One process, as it was at the scan; ``affinity`` is per thread, in CPU numbers."""
+    """A process as it was at the scan; ``affinity`` is per thread, in CPU numbers."""
 
     pid: int
     start_time: int
@@ -35,12 +35,12 @@ class TreeProcess:
 
     @property
     def id(self) -> ProcessId:
-        """Tells it from later processes with its pid."""
+        """The pid and start time, which no later process has."""
         return ProcessId(self.pid, self.start_time)
 
     @property
     def uid(self) -> int:
-        """The user whose program it is."""
+        """The user who owns the program."""
         return self.uids[0]
 
     @property
@@ -49,13 +49,13 @@ class TreeProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether this very process still runs (its pid may belong to another by now)."""
+        """Whether this very process still runs; another may have its pid by now."""
         return procfs.process_id(self.pid) == self.id
 
     def record(
         self, tree: int, *, gpu: bool = False, hooked: bool = False, parked: bool = False
     ) -> Process:
-        """The manifest's entry for it, as a process of the image's tree number ``tree``."""
+        """Return the manifest's entry for the process, in the image's tree number ``tree``."""
         return Process(
             pid=self.pid,
             tree=tree,
@@ -93,12 +93,12 @@ class ProcessTree:
 
     @property
     def living(self) -> tuple[TreeProcess, ...]:
-        """Without zombies, which have no memory, no files and no ids of their own."""
+        """The processes without zombies, which have no memory, no files and no ids of their own."""
         return tuple(process for process in self.processes if not process.dead)
 
     @property
     def privileged(self) -> str:
-        """Why only an administrator may dump or restore this tree; empty when its owner may."""
+        """Why only root may dump or restore this tree; empty if its owner may."""
         root = self.root
         for process in self.living:
             if {*process.uids} != {root.uid} or {*process.gids} != {root.gid}:
@@ -108,23 +108,23 @@ class ProcessTree:
             if root.uid != 0 and process.capabilities:
                 return f"{procfs.describe(process.pid)} has capabilities"
             if root.uid != 0 and process.seccomp:
-                # Whoever suspends filters while CRIU's code runs in a program must be root.
+                # CRIU's code in a program runs with its filters suspended, which only root may do.
                 return f"{procfs.describe(process.pid)} is under seccomp filters"
         return ""
 
     @property
     def own_session(self) -> bool:
-        """Whether the sessions and process groups of the tree are led from inside it."""
+        """Whether the leaders of all sessions and process groups of the tree are in it."""
         return all(
             process.session in self.pids and process.group in self.pids for process in self.living
         )
 
 
 def scan(pid: int) -> ProcessTree:
-    """The tree under ``pid`` as it is now.
+    """Read the tree under ``pid`` as it is now.
 
-    Raises :class:`NoSuchProcess` when there is no such process, or it is a zombie, a thread of
-    another process or one of the kernel. Descendants that end during the scan are left out.
+    Raises :class:`NoSuchProcess` if there is no such process, or it is a zombie, a thread of
+    another process or of the kernel. Descendants that end during the scan are left out.
     """
     root = procfs.stat(pid)
     if root is None or root.dead or pid not in procfs.threads(pid):
@@ -148,7 +148,7 @@ def scan(pid: int) -> ProcessTree:
 
 
 def require_process(pid: int, status: procfs.Status) -> None:
-    """Raise :class:`NoSuchProcess` when ``pid``, whose status this is, is a mere thread."""
+    """Raise :class:`NoSuchProcess` if ``pid``, with this status, is only a thread of a process."""
     if status.process != pid:
         raise NoSuchProcess(
             f"{pid} is a thread of process {status.process}, no process",
@@ -189,7 +189,7 @@ def _executable(pid: int) -> str:
     try:
         return str((procfs.PROC / str(pid) / "exe").readlink())
     except FileNotFoundError:
-        return ""  # a thread of the kernel has none
+        return ""  # a kernel thread has none
 
 
 def _affinity(threads: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
@@ -203,7 +203,7 @@ def _affinity(threads: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
 
 
 def _cgroup(pid: int) -> str:
-    """The path in the unified hierarchy; empty where there is only the old one."""
+    """Return the path in the unified hierarchy; empty if there is only cgroup v1."""
     for line in filter(None, procfs.lines(procfs.PROC / str(pid) / "cgroup")):
         number, _, path = line.split(":", 2)
         if number == "0":

@@ -1,1 +1,1 @@
-"""After a crash: ``startup`` replays the journal, ``rescue`` brings parked programs back."""
+"""Recover after a crash: ``startup`` settles journaled jobs, ``rescue`` frees stopped programs."""

@@ -1,8 +1,8 @@
-"""Bringing processes back that somebody left locked, checkpointed or parked.
+"""Bring back processes that were left locked, checkpointed or parked.
 
-That is what a phosd finds that starts after one that was killed, and what ``phos recover`` does.
-It needs neither a bus nor a database: the driver and the hooks say what a process is in, and the
-movers have the memory of those that are parked. Every step looks first, so it may be repeated.
+Used by a phosd that starts after one that was killed, and by ``phos recover``. Needs neither D-Bus
+nor the database: driver and hooks report the state of a process, and the movers have the memory of
+parked ones. Every step checks the state first, so it may be repeated.
 """
 
 import contextlib
@@ -25,23 +25,25 @@ from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, PhosError
 
 GuardedBlocks = Mapping[int, Mapping[int, int]]
-"""The guarded memory of one process: by GPU and block, a descriptor."""
+"""The guarded memory of one process: a descriptor by GPU and block."""
 Claim = Callable[[set[int]], contextlib.AbstractContextManager[None]]
-"""Keeps jobs from some processes, by pid, as long as the context lasts."""
+"""A context that keeps jobs away from the processes with these pids."""
 _CRIU_SECONDS = 180.0
-"""CRIU's script gives up within seconds of phosd's end, but CRIU may not have come to it yet."""
+"""CRIU's action script gives up within seconds of phosd's end, but CRIU may call it only later."""
 _LOOK_SECONDS = 0.05
 
 
 @dataclass
 class Account:
-    """What was done: ``deeds`` by pid, and why a process could not be brought back."""
+    """The results: ``deeds`` by pid, and why processes could not be brought back."""
 
     deeds: dict[int, list[str]] = field(default_factory=dict)
     failures: dict[int, PhosError] = field(default_factory=dict)
 
     def text(self, pids: Iterable[int]) -> str:
-        """For the history: one sentence for each of these processes that something was done to."""
+        """Return a sentence for the history about each of these processes that was changed or
+        failed.
+        """
         said = []
         for pid in pids:
             if pid in self.failures:
@@ -52,7 +54,7 @@ class Account:
 
 
 def left_parked(runtime_dir: Path) -> set[ProcessId]:
-    """The processes for which a mover keeps memory or room."""
+    """Return the processes for which a mover guards memory or keeps a reservation."""
     found: set[ProcessId] = set()
     for client in rescue_clients(runtime_dir):
         with client, _descriptors(client) as memory:
@@ -61,7 +63,7 @@ def left_parked(runtime_dir: Path) -> set[ProcessId]:
 
 
 def kept_for(processes: Collection[ProcessId], runtime_dir: Path) -> bool:
-    """Whether a mover keeps memory for one of these. Raises when one does not tell."""
+    """Return whether a mover guards memory of one of these. Raises if a mover does not answer."""
     silent: list[PhosError] = []
     found = False
     for client in rescue_clients(runtime_dir, silent):
@@ -73,9 +75,10 @@ def kept_for(processes: Collection[ProcessId], runtime_dir: Path) -> bool:
 
 
 def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
-    """Bring processes back to running. Those that have ended are left out.
+    """Bring processes back to running. Processes that have ended are left out.
 
-    All that belong together must be given together. A failure with one does not keep the others.
+    Processes that belong together must be passed together. A failure of one does not stop the
+    others.
     """
     account = Account()
     alive = [each for each in processes if procfs.process_id(each.pid) == each]
@@ -103,7 +106,7 @@ def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
 
 
 def let_rest(processes: Collection[ProcessId], runtime_dir: Path) -> None:
-    """These are suspended: the movers need keep nothing for them."""
+    """Have the movers release all memory of these processes, which are suspended."""
     with contextlib.ExitStack() as stack:
         for client in rescue_clients(runtime_dir) if processes else ():
             stack.enter_context(client).unguard(processes)
@@ -113,11 +116,11 @@ def let_rest(processes: Collection[ProcessId], runtime_dir: Path) -> None:
 def bring_back(
     pid: int, runtime_dir: Path, claim: Claim = lambda _: contextlib.nullcontext()
 ) -> Account:
-    """Free a process, and with it all that movers keep memory for: they may belong together.
+    """Bring a process back, and all processes that movers guard memory for, as they may share it.
 
-    Works beside a phosd and without one, and in one, which can ``claim`` these processes as its
-    jobs do. Raises :class:`NoSuchProcess`; :class:`Busy` while a job
-    of a running phosd works on the process; :class:`NotAuthorized` for all but root.
+    Works beside a running phosd, without one, and inside one, which passes ``claim`` to keep its
+    jobs away. Raises :class:`NoSuchProcess`; :class:`Busy` while a job of a running phosd works on
+    the process; :class:`NotAuthorized` unless run by root.
     """
     if os.geteuid() != 0:
         raise NotAuthorized("only root may bring processes back", hint="use sudo")
@@ -129,9 +132,9 @@ def bring_back(
     with contextlib.ExitStack() as stack:
         running = in_use(runtime_dir)
         if not running and runtime_dir.is_dir():
-            stack.enter_context(alone(runtime_dir))  # none shall begin in the middle of it
+            stack.enter_context(alone(runtime_dir))  # no phosd may start meanwhile
         _require_awake(pid, runtime_dir)
-        # First who is parked: a job is written down before it parks anything.
+        # First list parked processes: a job is in the journal before it parks any.
         parked = left_parked(runtime_dir)
         worked_on = _worked_on(runtime_dir) if running else {}
         if (job := worked_on.get(pid)) is not None:
@@ -145,13 +148,13 @@ def bring_back(
 
 
 def _require_awake(pid: int, runtime_dir: Path) -> None:
-    """Raise :class:`Busy` when the process is suspended, and nobody had begun to resume it."""
+    """Raise :class:`Busy` if the process is suspended and no resume had begun."""
     if driver_checkpoint.state(pid) is driver_checkpoint.State.CHECKPOINTED:
         Register(runtime_dir).require_awake([pid])
 
 
 def _worked_on(runtime_dir: Path) -> dict[int, int]:
-    """By pid, which job works on it. Its phosd runs."""
+    """Return the job that works on each pid, according to the journal of the running phosd."""
     jobs = read_records(runtime_dir / "journal")
     return {pid: record.job for record in jobs for pid in record.pids}
 
@@ -166,10 +169,10 @@ class Stranded:
 
 
 def stranded(runtime_dir: Path) -> list[Stranded]:
-    """The GPU processes that stand still, by anybody's doing but that of a job that runs.
+    """Return the GPU processes that are stopped, except by a running job.
 
-    Only whom the runtime folder belongs to can tell a process that is suspended, or at work on,
-    from one that was left behind: others hear nothing of those that the driver has checkpointed.
+    Only the owner of the runtime folder can tell suspended processes, and those under a job, from
+    stranded ones. For other users, processes that the driver has checkpointed are left out.
     """
     found = []
     ours = os.access(runtime_dir, os.W_OK) or not runtime_dir.exists()
@@ -179,7 +182,7 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
         if pid == os.getpid() or pid in busy or not process.uses_cuda(pid):
             continue
         if (stat := procfs.stat(pid)) is not None and stat.stopped:
-            continue  # by somebody who knows it
+            continue  # by a user, with a signal
         asleep = pid in suspended or not ours
         if asleep and driver_checkpoint.state(pid) is driver_checkpoint.State.CHECKPOINTED:
             continue
@@ -202,12 +205,12 @@ def _why_stranded(pid: int, runtime_dir: Path) -> str:
         with HookLink(pid, runtime_dir, WAKE_SECONDS) as link:
             return "parked" if link.hello().state is HookState.PARKED else ""
     except PhosError:
-        # It may be detached, which a parked one is; only who wakes it knows.
+        # It may be detached, as a parked hook is; only waking it would tell.
         return "perhaps parked: its hook does not answer"
 
 
 def _wait_for_dumps(processes: Collection[ProcessId], account: Account) -> None:
-    """CRIU ends by itself when its phosd is gone, and lets go of what it has frozen."""
+    """Wait until CRIU, which ends on its own after its phosd, has released the processes."""
     waiting = {pid for pid, _ in processes}
     end = time.monotonic() + _CRIU_SECONDS
     while waiting:
@@ -225,7 +228,7 @@ def _wait_for_dumps(processes: Collection[ProcessId], account: Account) -> None:
 
 
 def _dumped() -> set[int]:
-    """The roots of the trees that a CRIU is at work on."""
+    """Return the roots of the trees that CRIU is dumping."""
     found = set()
     for pid in procfs.pids():
         with contextlib.suppress(OSError):
@@ -237,7 +240,7 @@ def _dumped() -> set[int]:
 
 
 def _line_of(pid: int) -> set[int]:
-    """The process and those above it."""
+    """Return the process and its ancestors."""
     found: set[int] = set()
     while pid and pid not in found:
         found.add(pid)
@@ -269,9 +272,7 @@ def _back_from_driver(
 
 
 def _finish_moves(stopped: Collection[int], jobs: Collection[JobRecord], account: Account) -> None:
-    """Who belongs together moves together: where the driver has brought some of a job's processes
-    to other GPUs, the rest of them follow.
-    """
+    """Move processes after those of their job that the driver has already moved to other GPUs."""
     for moves, pids in (
         (j.affected.moves, j.pids) for j in jobs if j.affected and j.affected.moves
     ):
@@ -304,7 +305,7 @@ def _back_from_parking(
             blocks = process.placed(hello, link.list_blocks())
             found = {block.id: _kept(memory, gpu, block.id) for block, gpu in blocks}
             missing = [block for block, descriptor in found.items() if descriptor is None]
-            if missing and silent:  # that one may have it
+            if missing and silent:  # that mover may have it
                 raise silent[0]
             if missing:
                 raise Internal(
@@ -318,8 +319,9 @@ def _back_from_parking(
 
 
 def _kept(memory: GuardedBlocks, gpu: int, block: int) -> int | None:
-    """A descriptor of a block of a process that is on ``gpu`` now. In the middle of a migration
-    there are two, and the one where the process is counts.
+    """Return a descriptor of a block of a process that is on ``gpu`` now.
+
+    In the middle of a migration two GPUs have the block, and that of the process counts.
     """
     for place in (gpu, *memory):
         if (descriptor := memory.get(place, {}).get(block)) is not None:
@@ -329,7 +331,7 @@ def _kept(memory: GuardedBlocks, gpu: int, block: int) -> int | None:
 
 @contextlib.contextmanager
 def _descriptors(mover: RescueClient) -> Iterator[dict[ProcessId, dict[int, int]]]:
-    """What a mover guards; the descriptors are closed afterwards."""
+    """Return what a mover guards; close the descriptors at the end."""
     memory = mover.parked()
     try:
         yield memory

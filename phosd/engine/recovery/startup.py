@@ -1,4 +1,4 @@
-"""What an engine does first: settle the jobs that an earlier one did not end, and clear up."""
+"""Settle the jobs that an earlier phosd did not finish, and remove what they left."""
 
 import contextlib
 import logging
@@ -33,10 +33,10 @@ _AGAIN = "start the job again"
 
 
 def settle(node: Node, interrupted: Collection[InterruptedJob]) -> dict[int, str]:
-    """Bring the processes of unfinished jobs back to running, remove what the jobs left; by job,
-    what was done.
+    """Bring the processes of unfinished jobs back to running, and remove what the jobs left.
 
-    Nobody else may use the node's folders. What cannot be done is in the texts.
+    Returns what was done, or could not be done, for each job. No other phosd may use the node's
+    folders.
     """
     touched = {
         ProcessId(each.pid, each.start_time)
@@ -62,17 +62,17 @@ def settle(node: Node, interrupted: Collection[InterruptedJob]) -> dict[int, str
     ):
         try:
             clear()
-        except (PhosError, OSError) as error:  # it is only in the way; the processes run
+        except (PhosError, OSError) as error:  # leftovers only take space; the processes run
             _log.error("%s that earlier jobs left could not be removed: %s", what, error)
     return said
 
 
 def _suspended(node: Node) -> tuple[list[Suspended], list[Suspended]]:
-    """The programs that are suspended, and those that somebody had begun to resume."""
+    """Return the programs that are suspended, and those whose resume had begun."""
     asleep: list[Suspended] = []
     woken: list[Suspended] = []
     for each in node.suspended.living():
-        # Of those that cannot be asked the file is believed.
+        # For stopped processes, which cannot be queried, the file is trusted.
         states = {driver_checkpoint.state(pid) for pid in each.pids if not _stopped(pid)}
         (asleep if states <= {driver_checkpoint.State.CHECKPOINTED, None} else woken).append(each)
     return asleep, woken
@@ -84,7 +84,7 @@ def _stopped(pid: int) -> bool:
 
 
 def _settle_resume(node: Node, suspended: Suspended, account: Account) -> None:
-    """Either it runs, or it is suspended, and what it had is there."""
+    """Remove the file of a resumed program; if the resume failed, report it as suspended."""
     failed = suspended.pids & account.failures.keys()
     if not failed:
         node.suspended.remove(suspended)
@@ -108,7 +108,7 @@ def _text(node: Node, job: InterruptedJob, account: Account) -> str:
 
 
 def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
-    """A restored program that had not begun to run is ended; the image is still there."""
+    """End a restored program that had not begun to run. The image still exists."""
     try:
         users = [restoring_user(tree).uid for tree in manifest.trees]
         wanted = {p.pid: p for p in manifest.processes}
@@ -116,7 +116,7 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
         def ours(pid: int) -> bool:
             return owned_processes.is_made(wanted[pid], users[wanted[pid].tree], since)
 
-        # What CRIU has made does not end with it: that is for what follows.
+        # Processes that CRIU restored survive it; the code below ends them.
         _wait_for_restores(
             lambda pid: (pid in wanted and ours(pid)) or owned_processes.is_left_over(pid, since),
             since,
@@ -136,7 +136,7 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
 
 
 def _wait_for_restores(stays: Callable[[int], bool], since: int) -> None:
-    """A CRIU that restores is killed with its phosd. It is not gone at once."""
+    """Wait until the CRIU processes of a killed phosd, which are killed with it, have ended."""
 
     def going(pid: int) -> bool:
         found = procfs.stat(pid)
@@ -164,8 +164,10 @@ def _restored_run(node: Node, made: Mapping[int, Restored]) -> bool:
 
 
 def _runs(pid: int) -> bool:
-    """Whether the driver says so, within a while. The process itself answers, which it cannot when
-    CRIU was killed before it let go of it; the question then ends with the process.
+    """Return whether the driver reports the process as running, within ``_ANSWER_SECONDS``.
+
+    The process itself answers this query. It cannot if CRIU was killed before it released the
+    process; the query then ends with the process.
     """
     answer: Future[bool] = Future()
 
@@ -183,13 +185,14 @@ def _runs(pid: int) -> bool:
 
 
 def sweep_hooks(folder: Path) -> None:
-    """Remove sockets of processes that are gone, and calls to wake that nobody waits to see heard.
+    """Remove sockets of processes that have ended, and ``.wake`` files.
 
-    A stale call would wake a hook in the middle of a dump. The folder is anybody's.
+    A stale ``.wake`` file would wake a hook in the middle of a dump. Any user can write to the
+    folder.
     """
     for path in [*folder.glob("*.sock"), *folder.glob("*.wake")]:
         pid = path.stem
-        with contextlib.suppress(OSError):  # a squatter's folder, which is in nobody's way
+        with contextlib.suppress(OSError):  # a folder of this name, made by any user, is harmless
             found = path.lstat()
             dead = pid.isascii() and pid.isdecimal() and procfs.stat(int(pid)) is None
             if dead or (path.suffix == ".wake" and stat.S_ISREG(found.st_mode)):

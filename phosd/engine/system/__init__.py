@@ -1,1 +1,1 @@
-"""Linux, CUDA and the built libraries, as far as the engine needs them."""
+"""Access Linux, CUDA and the native libraries for the engine."""

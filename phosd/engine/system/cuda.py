@@ -1,8 +1,8 @@
-"""Which CUDA driver this process talks to, and checked calls into it.
+"""Choose the CUDA driver of this process, and make checked calls into it.
 
-A node has a GPU when the NVIDIA kernel driver is there; otherwise the software GPU stands in. The
-choice is made once a process, before ``cuda.bindings`` looks for ``libcuda.so.1``: one already
-loaded under that name is the one it finds.
+A node has a GPU if the NVIDIA kernel driver exists; otherwise the software GPU is used. The choice
+is made once per process, before ``cuda.bindings`` looks for ``libcuda.so.1``: it finds a library
+that is already loaded under that name.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _KERNEL_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 
 def is_software() -> bool:
-    """Whether this node works on the software GPU (``PHOS_GPU=soft|real`` decides by hand)."""
+    """Return whether this node uses the software GPU (``PHOS_GPU=soft|real`` overrides)."""
     choice = os.environ.get("PHOS_GPU", "auto")
     if choice in ("soft", "real"):
         return choice == "soft"
@@ -27,9 +27,9 @@ def is_software() -> bool:
 
 
 def software_gpu() -> Path:
-    """The folder a program needs on ``LD_LIBRARY_PATH`` to see the software GPU.
+    """Return the folder for a program's ``LD_LIBRARY_PATH`` to make it use the software GPU.
 
-    Raises :class:`Unsupported` when it is not there: then this node has no GPU at all.
+    Raises :class:`Unsupported` if it does not exist: this node then has no GPU at all.
     """
     try:
         return softgpu_folder()
@@ -46,9 +46,9 @@ def _no_gpu(why: Exception) -> Unsupported:
 
 @functools.cache
 def driver() -> Any:
-    """The module ``cuda.bindings.driver``, bound to this node's driver and initialised.
+    """Return the module ``cuda.bindings.driver``, bound to this node's driver and initialised.
 
-    Raises :class:`Unsupported` when there is no usable GPU.
+    Raises :class:`Unsupported` if there is no usable GPU.
     """
     if is_software():
         try:
@@ -72,7 +72,7 @@ def driver() -> Any:
 
 
 def call(name: str, *arguments: Any, about: str = "") -> Any:
-    """Call driver function ``name`` and return its value(s); a failure raises a typed error.
+    """Call driver function ``name`` and return its value(s). Raises a typed error on failure.
 
     ``about`` says what the call was for, for the message.
     """
@@ -104,10 +104,10 @@ def _error(name: str, status: Any, about: str) -> PhosError:
 
 
 def gpu_uuid(raw: bytes) -> str:
-    """A GPU's UUID (16 bytes) as ``nvidia-smi`` writes it: ``GPU-xxxxxxxx-xxxx-...``."""
+    """Return a GPU's UUID (16 bytes) as ``nvidia-smi`` writes it: ``GPU-xxxxxxxx-xxxx-...``."""
     return f"GPU-{uuid.UUID(bytes=raw)}"
 
 
 def driver_version() -> int:
-    """The driver's CUDA version, as ``13000`` for 13.0."""
+    """Return the driver's CUDA version, such as ``13000`` for 13.0."""
     return int(call("cuDriverGetVersion"))

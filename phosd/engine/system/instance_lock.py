@@ -1,4 +1,4 @@
-"""One phosd a state folder, and one a runtime folder: two would take each other's jobs for dead."""
+"""Allow one phosd per state and runtime folder: two would take each other's jobs for dead."""
 
 import contextlib
 import fcntl
@@ -9,14 +9,15 @@ from pathlib import Path
 from phosd.errors import Busy
 
 _FILE = "phosd.lock"
-"""What is locked. Not the folder itself: whoever may look into it could hold it, for ever."""
+"""The locked file. Not the folder itself, which any user who can read it could lock for ever."""
 
 
 @contextlib.contextmanager
 def alone(*folders: Path) -> Iterator[None]:
-    """No other phosd uses these folders inside. Raises :class:`Busy` naming the first that is used.
+    """Lock these folders against other instances of phosd inside the context.
 
-    The kernel ends the lock with the process, however that ends.
+    Raises :class:`Busy` naming the first folder in use. The kernel releases the lock when the
+    process ends, however it ends.
     """
     with contextlib.ExitStack() as held:
         for folder in folders:
@@ -35,7 +36,7 @@ def alone(*folders: Path) -> Iterator[None]:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a phosd runs with this folder, as far as its lock tells; for the folder's owner."""
+    """Return whether a running phosd has locked this folder; for the folder's owner."""
     if not (folder / _FILE).exists():
         return False
     try:

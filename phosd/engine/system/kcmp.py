@@ -1,4 +1,4 @@
-"""Whether two descriptors, perhaps of two processes, are one open file."""
+"""Compare descriptors, perhaps of two processes: are they the same open file?"""
 
 import ctypes
 import errno
@@ -11,8 +11,10 @@ _KCMP, _KCMP_FILE = 312, 0  # x86-64
 
 
 def same_file(first: int, second: int, pid: int | None = None) -> bool:
-    """Whether two descriptors are one open file (``kcmp``): ``first`` of this process, ``second``
-    of this one, too, or of ``pid``, which may have closed it meanwhile.
+    """Return whether two descriptors are the same open file (``kcmp``).
+
+    ``first`` belongs to this process; ``second`` to this one, too, or to ``pid``, which may have
+    closed it meanwhile.
     """
     me = os.getpid()
     other = me if pid is None else pid

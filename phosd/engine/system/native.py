@@ -1,4 +1,4 @@
-"""Where our own parts are: the native libraries, and this package for processes that we start."""
+"""Find phosd's native libraries, and this package for processes that phosd starts."""
 
 import contextlib
 import os
@@ -24,31 +24,31 @@ def _find(name: str) -> Path:
 
 
 def hook_library() -> Path:
-    """The library that ``phos run`` preloads into a program."""
+    """Return the library that ``phos run`` preloads into a program."""
     return _find("libphos_hook.so")
 
 
 def softgpu_folder() -> Path:
-    """The folder to put on ``LD_LIBRARY_PATH`` so that ``libcuda.so.1`` is the software GPU."""
+    """Return the folder for ``LD_LIBRARY_PATH`` in which ``libcuda.so.1`` is the software GPU."""
     return _find("softgpu/libcuda.so.1").parent
 
 
 def digest_library() -> Path:
-    """The chunk digest for the CPU."""
+    """Return the library that computes chunk digests on the CPU."""
     return _find("libphos_digest.so")
 
 
 def board_library() -> Path:
-    """What works on the memory that hooks and movers share."""
+    """Return the library that accesses the chunk maps shared by hooks and movers."""
     return _find("libphos_board.so")
 
 
 def pages_library() -> Path:
-    """What ``criu dump`` loads to copy pages with many threads."""
+    """Return the library that ``criu dump`` loads to copy pages with many threads."""
     return _find("libphos_pages.so")
 
 
 def python_environment() -> dict[str, str]:
-    """An environment in which another Python finds this very package and what it depends on."""
+    """Return an environment in which another Python finds this package and its dependencies."""
     folders = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}

@@ -1,9 +1,9 @@
 """Run a command, or this process, with the ids of a program's owner instead of root's.
 
-What a restore opens, cuts or creates, it must open as the user whose program it is: root would
-follow a path that the user has since pointed at somebody else's file. Run as a script it takes the
-ids from a JSON object and becomes the command. It imports
-nothing of phosd: it starts in milliseconds, and a reader can judge it alone.
+Files that a restore opens, cuts or creates must be opened as the user who owns the program: root
+would follow a path that the user has since pointed at another user's file. As a script, this file
+takes the ids from a JSON object and becomes the command. It imports nothing of phosd, so that it
+starts in milliseconds and can be reviewed alone.
 """
 
 import ctypes
@@ -17,8 +17,9 @@ from enum import IntEnum
 
 
 class Capability(IntEnum):
-    """What a program of a user's CRIU may have, as ``linux/capability.h`` numbers it. No more: its
-    memory may be in the user's hands at any instant.
+    """Capabilities that CRIU may have for a user's program, as in ``linux/capability.h``.
+
+    No others: the user can get hold of CRIU's memory at any moment.
     """
 
     SETPCAP = 8
@@ -27,7 +28,7 @@ class Capability(IntEnum):
 
 
 EXECUTE, WRITE = 0o001, 0o002
-"""Permissions, as the mode of a file has them for others."""
+"""Permission bits, as a file's mode has them for others."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_KEEPCAPS = 8
@@ -41,9 +42,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def become(
     uid: int, gid: int, groups: Iterable[int], capabilities: Iterable[Capability] = ()
 ) -> None:
-    """Give up root for good: take the ids, and keep only ``capabilities``, across an exec too.
+    """Give up root for good: take the ids, and keep only ``capabilities``, also across an exec.
 
-    The bounding set stays full: CRIU hands it to what it restores, and a program restored with
+    The bounding set stays full: CRIU passes it to what it restores, and a program restored with
     less than it had crashes. Call it in a process with one thread. Raises :class:`OSError`.
     """
     kept = sorted(set(capabilities))
@@ -64,7 +65,7 @@ def become(
 
 
 def may(permission: int, path: "os.PathLike[str]", uid: int, groups: Sequence[int]) -> bool:
-    """Whether the mode of ``path`` gives a user who is not root a permission."""
+    """Return whether the mode of ``path`` gives a permission to a user who is not root."""
     status = os.stat(path)  # noqa: PTH116
     if status.st_uid == uid:
         return bool(status.st_mode & permission << 6)
@@ -74,10 +75,10 @@ def may(permission: int, path: "os.PathLike[str]", uid: int, groups: Sequence[in
 
 
 def open_for_appending(path: str, *, uid: int, gid: int, groups: Sequence[int]) -> int:
-    """Open or create ``path`` with this user's rights, and be root again.
+    """Open or create ``path`` with this user's rights, then be root again.
 
-    The kernel takes root's capabilities away while the effective user is another. Call it in a
-    process with one thread. Raises :class:`OSError`.
+    The kernel drops root's capabilities while the effective user is another. Call it in a process
+    with one thread. Raises :class:`OSError`.
     """
     before = os.getgroups()
     os.setgroups(list(groups))
@@ -93,12 +94,16 @@ def open_for_appending(path: str, *, uid: int, gid: int, groups: Sequence[int]) 
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
-    """Be sent ``signal_number`` when the parent ends; 0 for nothing. A change of ids clears it."""
+    """Have the kernel send ``signal_number`` when the parent ends (0: none). A change of ids clears
+    it.
+    """
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "tie to the parent")
 
 
 def end_with(parent: int) -> None:
-    """Be killed when ``parent`` ends; now, if it has: the kernel tells of later ends only."""
+    """Be killed when ``parent`` ends, or now if it has ended: the kernel signals only later
+    ends.
+    """
     die_with_parent()
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -120,10 +125,9 @@ def command(
     dies_with_parent: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """The command line that runs ``words`` as this user.
+    """Return the command line that runs ``words`` as this user.
 
-    It keeps ``capabilities``, unless it is root and keeps all; ``environment`` is added to what
-    ``words`` gets.
+    It keeps ``capabilities``; root keeps all. ``environment`` is added to that of ``words``.
     """
     orders = {
         "uid": uid,

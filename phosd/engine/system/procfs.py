@@ -1,4 +1,4 @@
-"""What ``/proc`` says about a process, as typed values. Nothing here decides anything."""
+"""Read what ``/proc`` says about processes, as typed values. Nothing is decided here."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ _PF_KTHREAD = 0x200000
 
 
 class ProcessId(NamedTuple):
-    """Tells a process of this boot from all others, also from later ones with its pid.
+    """A process of this boot, told apart from later ones with its pid.
 
     ``start_time`` is in clock ticks since boot (field 22 of ``/proc/pid/stat``).
     """
@@ -25,10 +25,10 @@ class ProcessId(NamedTuple):
 
 @dataclass(frozen=True)
 class Stat:
-    """Of ``/proc/pid/stat``. ``start_time`` is field 22, in clock ticks since boot.
+    """The content of ``/proc/pid/stat``. ``start_time`` is field 22, in clock ticks since boot.
 
-    ``of_kernel`` tells a thread of the kernel. An empty command line does not: a program has none
-    for a moment in each ``execve``, and may clear it.
+    ``of_kernel`` marks a kernel thread. An empty command line does not: a program has none for a
+    moment in each ``execve``, and may clear it.
     """
 
     pid: int
@@ -44,20 +44,21 @@ class Stat:
 
     @property
     def dead(self) -> bool:
-        """A zombie, or about to be one."""
+        """Whether it is a zombie, or about to be one."""
         return self.state in "ZX"
 
     @property
     def stopped(self) -> bool:
-        """By a signal or a debugger: nothing in it answers anybody until it goes on."""
+        """Whether it is stopped by a signal or a debugger, so that no thread in it answers."""
         return self.state in "Tt"
 
 
 @dataclass(frozen=True)
 class Status:
-    """Of ``/proc/pid/status``: real, effective, saved and file system ids, and restrictions.
+    """The content of ``/proc/pid/status``: real, effective, saved and file system ids, and
+    restrictions.
 
-    ``process`` is the process that it belongs to: ``/proc`` answers for threads as well.
+    ``process`` is the thread group id, since ``/proc`` has entries for threads as well.
     """
 
     process: int
@@ -71,8 +72,8 @@ class Status:
 
 @dataclass(frozen=True)
 class Credentials:
-    """The rights of a thread: ids are real, effective, saved and of the file system, and sets of
-    capabilities are masks. The kernel tells nobody else its ``secure_bits``.
+    """The credentials of a thread. Ids are real, effective, saved and file system; capability sets
+    are masks. The kernel shows ``secure_bits`` to no other process.
     """
 
     uids: tuple[int, ...]
@@ -90,7 +91,9 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """An open descriptor. ``target`` is what its link reads; ``file`` is the file itself."""
+    """An open descriptor. ``target`` is the target of its link; ``file`` describes the file
+    itself.
+    """
 
     pid: int
     number: int
@@ -126,12 +129,12 @@ class Mapping:
 
     @property
     def link(self) -> Path:
-        """Leads to the mapped file itself, whatever has become of its path."""
+        """A link to the mapped file itself, even if its path has changed."""
         return PROC / str(self.pid) / "map_files" / f"{self.start:x}-{self.end:x}"
 
 
 def stat(pid: int) -> Stat | None:
-    """The process or thread ``pid``, or None when there is none."""
+    """Return the process or thread ``pid``, or None."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -154,20 +157,24 @@ def stat(pid: int) -> Stat | None:
 
 
 def lines(path: Path) -> list[str]:
-    """Of a file that the kernel wrote. In names that users chose it escapes what ends a line for
-    it, and nothing else that ``read_text`` and ``splitlines`` take for an end.
+    """Split a file of the kernel into lines, at newlines only.
+
+    In names that users chose the kernel escapes only newlines, not the other characters at which
+    ``read_text`` and ``splitlines`` end a line.
     """
     return path.read_bytes().decode(errors="replace").split("\n")
 
 
 def process_id(pid: int) -> ProcessId | None:
-    """The process that has this pid now; None when it has ended."""
+    """Return the process that has this pid now; None if it has ended."""
     found = stat(pid)
     return None if found is None or found.dead else ProcessId(pid, found.start_time)
 
 
 def status(pid: int) -> Status:
-    """Raises :class:`ProcessLookupError` or :class:`FileNotFoundError` when it is gone."""
+    """Read ``/proc/pid/status``. Raises :class:`ProcessLookupError` or
+    :class:`FileNotFoundError`.
+    """
     fields = _fields(PROC / str(pid) / "status")
 
     def numbers(field: str) -> tuple[int, ...]:
@@ -185,8 +192,8 @@ def status(pid: int) -> Status:
 
 
 def credentials(thread: int) -> Credentials:
-    """Of a thread. Raises :class:`ProcessLookupError` or :class:`FileNotFoundError` when it is
-    gone.
+    """Read a thread's credentials. Raises :class:`ProcessLookupError` or
+    :class:`FileNotFoundError`.
     """
     fields = _fields(PROC / str(thread) / "status")
 
@@ -208,7 +215,7 @@ def credentials(thread: int) -> Credentials:
 
 
 def traced(pid: int) -> bool:
-    """Whether a thread of the process is traced; what has ended is not."""
+    """Return whether a thread of the process is traced; False if the process has ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for thread in threads(pid):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -218,7 +225,7 @@ def traced(pid: int) -> bool:
 
 
 def ending(pid: int) -> bool:
-    """Whether ``pid`` is on its way out: a zombie, killed, or giving back its memory."""
+    """Return whether ``pid`` is ending: a zombie, killed, or freeing its memory."""
     found = stat(pid)
     if found is None or found.dead or found.exiting:
         return True
@@ -231,7 +238,7 @@ def ending(pid: int) -> bool:
 
 
 def pids() -> Iterator[int]:
-    """Every process of this pid namespace, nested ones included."""
+    """Yield every process of this pid namespace and nested ones."""
     return (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
 
 
@@ -240,19 +247,19 @@ def threads(pid: int) -> tuple[int, ...]:
 
 
 def children(pid: int) -> tuple[int, ...]:
-    """The children of every thread of ``pid``."""
+    """Return the children of all threads of ``pid``."""
     found: list[int] = []
     for thread in threads(pid):
         path = PROC / str(pid) / "task" / str(thread) / "children"
         try:
             found += map(int, path.read_text().split())
         except (FileNotFoundError, ProcessLookupError):
-            continue  # a thread that has ended meanwhile has no children left
+            continue  # a thread that has ended has no children left
     return tuple(found)
 
 
 def namespace(pid: int, kind: str) -> str:
-    """The identity of a namespace of ``pid``, e.g. ``mnt:[4026531840]``."""
+    """Return the identity of a namespace of ``pid``, such as ``mnt:[4026531840]``."""
     return str((PROC / str(pid) / "ns" / kind).readlink())
 
 
@@ -262,7 +269,7 @@ def command_line(pid: int) -> tuple[str, ...]:
 
 
 def describe(pid: int) -> str:
-    """``pid 12 (python train.py)``, for messages."""
+    """Describe a process for messages: ``pid 12 (python train.py)``."""
     try:
         command = " ".join(command_line(pid))
     except (FileNotFoundError, ProcessLookupError):
@@ -274,7 +281,7 @@ def describe(pid: int) -> str:
 
 
 def descriptors(pid: int) -> list[Descriptor]:
-    """The open descriptors of ``pid``; one that is closed meanwhile is left out."""
+    """Return the open descriptors of ``pid``, without those that are closed meanwhile."""
     folder = PROC / str(pid) / "fd"
     found = []
     for number in sorted(int(entry.name) for entry in folder.iterdir()):
@@ -290,7 +297,9 @@ def descriptors(pid: int) -> list[Descriptor]:
 
 
 def mappings(pid: int) -> list[Mapping]:
-    """The mapped files of ``pid``, devices and named memory included; not its anonymous memory."""
+    """Return the mapped files of ``pid`` with devices and named memory, without anonymous
+    memory.
+    """
     text = (PROC / str(pid) / "maps").read_bytes().decode(errors="surrogateescape")
     found = []
     for line in text.split("\n"):
@@ -314,7 +323,7 @@ def mappings(pid: int) -> list[Mapping]:
 
 
 def memory_devices() -> frozenset[int]:
-    """The ``st_dev`` of every tmpfs that is mounted here."""
+    """Return the ``st_dev`` of every tmpfs that is mounted here."""
     devices = set()
     for line in filter(None, lines(PROC / "self/mountinfo")):
         before, _, after = line.partition(" - ")

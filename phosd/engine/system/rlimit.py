@@ -1,4 +1,4 @@
-"""The limit of open files: parked memory takes a descriptor for each block."""
+"""Raise the limit of open files, since parked memory takes a descriptor for each block."""
 
 import resource
 

@@ -1,4 +1,4 @@
-"""The machine's sockets by inode: what they are, and which two unix sockets are connected."""
+"""List the machine's sockets by inode, and which unix sockets are connected."""
 
 import os
 import socket
@@ -22,7 +22,9 @@ _STREAM, _DATAGRAM = socket.SOCK_STREAM, socket.SOCK_DGRAM
 
 @dataclass(frozen=True)
 class UnixSocket:
-    """``name`` is its bound path; ``peer`` the other end's inode, None when not connected."""
+    """A unix socket. ``name`` is its bound path; ``peer`` the other end's inode, None if
+    unconnected.
+    """
 
     inode: int
     kind: int
@@ -40,7 +42,7 @@ class UnixSocket:
 
 
 def unix_sockets() -> dict[int, UnixSocket]:
-    """Every unix socket of this network namespace (``linux/unix_diag.h``)."""
+    """Return every unix socket of this network namespace (``linux/unix_diag.h``)."""
     request = struct.pack(
         "BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, 5, 0xFFFFFFFF, 0xFFFFFFFF
     )
@@ -82,17 +84,17 @@ def _unix_socket(message: bytes) -> UnixSocket:
 
 
 def protocol(descriptor: procfs.Descriptor) -> str:
-    """The kernel's name of a socket's protocol, e.g. ``TCP``, ``UNIX``, ``AF_VSOCK``."""
+    """Return the kernel's name of a socket's protocol, such as ``TCP``, ``UNIX``, ``AF_VSOCK``."""
     link = procfs.PROC / str(descriptor.pid) / "fd" / str(descriptor.number)
     return os.getxattr(link, "system.sockprotoname").rstrip(b"\0").decode()
 
 
 def connected_tcp(pid: int) -> set[int]:
-    """Inodes of the TCP sockets with a peer, in the network namespace of ``pid``."""
+    """Return the inodes of the connected TCP sockets in the network namespace of ``pid``."""
     connected: set[int] = set()
     for table in ("tcp", "tcp6"):
         path = procfs.PROC / str(pid) / "net" / table
-        if path.exists():  # tcp6 is missing where IPv6 is switched off
+        if path.exists():  # tcp6 is missing if IPv6 is switched off
             rows = [line.split() for line in path.read_text().splitlines()[1:]]
             connected |= {int(row[9]) for row in rows if int(row[3], 16) != _TCP_LISTEN}
     return connected

@@ -1,13 +1,14 @@
 """Run commands outside of phosd's sandbox.
 
-What CRIU dumps from a private mount namespace can never be restored, and what it restores inherits
-the sandbox that it runs in. Under systemd phosd has one. So it sends the command line, environment
-and descriptors to a socket unit; systemd starts a service for each connection, which is this file
-run as a script, and that runs the command and tells how it ended. The service does not end with
-phosd. It imports nothing of phosd: it starts in milliseconds, and a reader can judge it alone.
+A process dumped from a private mount namespace can never be restored, and a restored process
+inherits the sandbox that CRIU runs in. Under systemd phosd runs in one. So it sends the command
+line, environment and descriptors to a socket unit; systemd starts a service for each connection.
+The service is this file, run as a script: it runs the command and reports how it ended. It does not
+end with phosd. It imports nothing of phosd, so that it starts in milliseconds and can be reviewed
+alone.
 
-The service sends the namespaces that it is in, phosd the command, the service how that has ended.
-In between phosd may send :data:`KILL`.
+The service sends its namespaces, phosd the command, the service the result. Before the result phosd
+may send :data:`KILL`.
 """
 
 import contextlib
@@ -25,34 +26,34 @@ from pathlib import Path
 from typing import Any
 
 SOCKET = "criu.sock"
-"""Its name in the runtime folder."""
+"""Name of the socket in the runtime folder."""
 KILL = b"kill"
 MOST_BYTES = 128 << 10
-"""Longest packet."""
+"""Size of the longest packet."""
 MOST_DESCRIPTORS = 250
 """The kernel passes 253 in one message."""
 _SAID_BYTES = 32 << 10
 _PATIENCE = 30.0
 _LISTENING = 3
-"""Where systemd puts the first descriptor of a service (``sd_listen_fds(3)``)."""
+"""Number of the first descriptor that systemd passes to a service (``sd_listen_fds(3)``)."""
 
 
 class OutsideError(Exception):
-    """The service is not there, or has ended without a word."""
+    """The service does not exist, or has ended without a result."""
 
 
 def namespaces(address: Path) -> dict[str, str]:
-    """Where the commands of the service run: kind and identity. Raises :class:`OutsideError`."""
+    """Return the namespaces of the service, by kind. Raises :class:`OutsideError`."""
     service, found = _connect(address)
     service.close()
     return found
 
 
 class Command:
-    """A command that runs in the service behind ``address``, with the interface of ``Popen`` as far
-    as needed. ``descriptors`` have the same numbers there as here.
+    """A command that runs in the service behind ``address``, with a part of ``Popen``'s interface.
 
-    ``tied``: it is killed when this process ends. Raises :class:`OutsideError`.
+    ``descriptors`` have the same numbers there as here. A ``tied`` command is killed when this
+    process ends. Raises :class:`OutsideError`.
     """
 
     def __init__(
@@ -84,12 +85,13 @@ class Command:
             raise OutsideError(f"{address} does not take commands: {error}") from error
 
     def fileno(self) -> int:
-        """Readable when the command has ended."""
+        """Return a descriptor that is readable when the command has ended."""
         return self._service.fileno()
 
     def poll(self) -> int | None:
-        """The exit status when it has ended, as ``Popen.returncode``. Then ``said`` is the end of
-        its standard error. Raises :class:`OutsideError`.
+        """Return the exit status if the command has ended, as ``Popen.returncode``.
+
+        ``said`` is then the end of its standard error. Raises :class:`OutsideError`.
         """
         if self.returncode is None:
             try:
@@ -105,7 +107,9 @@ class Command:
         return self.returncode
 
     def kill(self) -> None:
-        """Kill it and wait for its end. Also when its service does not answer, this returns."""
+        """Kill the command and wait until it has ended, or the service has not answered for a
+        while.
+        """
         with contextlib.suppress(OSError, OutsideError):
             self._service.send(KILL)
             give_up = time.monotonic() + _PATIENCE
@@ -113,7 +117,7 @@ class Command:
                 select.select([self._service], [], [], 1.0)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the connection to the service."""
         self._service.close()
 
 
@@ -133,14 +137,14 @@ def _connect(address: Path) -> tuple[socket.socket, dict[str, str]]:
 
 
 def main() -> None:
-    """The service: one connection, one command."""
+    """Run the service: one connection, one command."""
     service = socket.socket(fileno=_LISTENING)
     _require_same_user(service)
     here = {link.name: str(link.readlink()) for link in Path("/proc/self/ns").iterdir()}
     service.send(json.dumps(here).encode())
     order, received = _receive(service)
     if not order:
-        return  # it was only about the namespaces
+        return  # phosd only asked for the namespaces
     numbers: list[int] = order["descriptors"]
     service = _place(service, received, numbers)
     with os.fdopen(os.memfd_create("said"), "r+b") as said:
@@ -164,7 +168,9 @@ def main() -> None:
 
 
 def _attend(service: socket.socket, child: "subprocess.Popen[bytes]", *, tied: bool) -> None:
-    """Wait for the end of the command. A word of phosd kills it, and its silence if it is tied."""
+    """Wait until the command has ended. Kill it when phosd says so, or ends if the command is
+    tied.
+    """
     ended = os.pidfd_open(child.pid)
     poller = select.poll()
     for one in (ended, service.fileno()):
@@ -182,7 +188,7 @@ def _attend(service: socket.socket, child: "subprocess.Popen[bytes]", *, tied: b
 
 
 def _receive(service: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The order and its descriptors; an empty order when there is none."""
+    """Receive the order and its descriptors; an empty order if there is none."""
     service.settimeout(_PATIENCE)
     packet, received, flags, _ = socket.recv_fds(
         service, MOST_BYTES, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
@@ -206,7 +212,7 @@ def _receive(service: socket.socket) -> tuple[dict[str, Any], list[int]]:
 def _place(
     service: socket.socket, received: Sequence[int], numbers: Sequence[int]
 ) -> socket.socket:
-    """Give the descriptors their numbers; the socket, which may be in the way, gets another."""
+    """Give the descriptors their numbers, and the socket, which may have one of these, another."""
     free = max(numbers, default=_LISTENING) + 1
     moved = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, free) for one in received]
     aside = socket.socket(fileno=fcntl.fcntl(service, fcntl.F_DUPFD_CLOEXEC, free))
@@ -220,7 +226,7 @@ def _place(
 
 
 def _require_same_user(connected: socket.socket) -> None:
-    """Raise :class:`PermissionError` unless the other side is of our user (or root)."""
+    """Raise :class:`PermissionError` unless the peer runs as our user or as root."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, uid, _ = struct.unpack("3i", credentials)
     if uid not in (0, os.geteuid()):

@@ -1,1 +1,1 @@
-"""The engine's side of a data mover."""
+"""Start a data mover, send it requests, and ask it for guarded memory."""

@@ -1,4 +1,4 @@
-"""The process of a mover, as its engine sees it: started by it, or found running."""
+"""Start the process of a mover, and watch one that this engine started or found."""
 
 import contextlib
 import os
@@ -12,12 +12,13 @@ from pathlib import Path
 from phosd.engine.system.native import python_environment
 
 MOVER_UNIT = "PHOS_MOVER_UNIT"
-"""In phosd's environment under systemd: the template of the unit that a mover is."""
+"""Environment variable of phosd under systemd: the template of the movers' unit."""
 
 
 def launch(gpu: int, ring_bytes: int, runtime_dir: Path) -> "subprocess.Popen[bytes]":
-    """Start the mover of a GPU: as its unit, or in a session of its own. It listens a moment later,
-    a unit when what is returned has ended.
+    """Start the mover of a GPU: as its unit, or in a session of its own.
+
+    It listens a moment later; a unit listens once the returned process has ended.
     """
     if template := os.environ.get(MOVER_UNIT):
         _write_environment(runtime_dir / "mover" / f"{gpu}.env", ring_bytes)
@@ -39,12 +40,12 @@ def launch(gpu: int, ring_bytes: int, runtime_dir: Path) -> "subprocess.Popen[by
 
 
 def log_of(gpu: int) -> str:
-    """Where the mover of a GPU logs, in words for a hint."""
+    """Describe where the mover of a GPU logs, for a hint."""
     return f"`journalctl -u phosd-mover@{gpu}` (without systemd: phosd's log)"
 
 
 def _write_environment(path: Path, ring_bytes: int) -> None:
-    """What the unit of a mover cannot know: how much it may pin, and which GPU we use."""
+    """Write the variables that the mover's unit cannot know: the ring size, and ``PHOS_...``."""
     variables = {name: value for name, value in os.environ.items() if name.startswith("PHOS_")}
     variables["PHOS_MOVER_RING"] = str(ring_bytes)
     lines = [f"{name}={shlex.quote(value)}\n" for name, value in variables.items()]
@@ -52,7 +53,7 @@ def _write_environment(path: Path, ring_bytes: int) -> None:
 
 
 class MoverProcess:
-    """A running mover. ``child`` is what started it, if that was us."""
+    """A running mover. ``child`` is the process that started it, if this engine did."""
 
     def __init__(self, pid: int, child: "subprocess.Popen[bytes] | None" = None) -> None:
         self.pid = pid
@@ -61,35 +62,35 @@ class MoverProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the mover has not ended."""
         return not self.wait(0)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end; whether it has come."""
+        """Wait until the mover has ended. Returns whether it has."""
         poller = select.poll()
         poller.register(self._ended, select.POLLIN)
         if not poller.poll(seconds * 1000):
             return False
         if self._child is not None:
-            self._child.wait()  # for its status; and no zombie stays
+            self._child.wait()  # collects its status, so that no zombie stays
         return True
 
     @property
     def ended_well(self) -> bool:
-        """Whether it has ended, or is about to, and not for a failure that is known."""
+        """Whether it has ended, or is about to, without a known failure."""
         return self.wait(1) and (self._child is None or self._child.returncode == 0)
 
     def end(self) -> str:
-        """How it ended, in words; it gets a moment to do so."""
+        """Describe how the mover ended, after a moment to do so."""
         if not self.wait(1):
             return "no longer answers"
         return "has ended" if self._child is None else f"ended with status {self._child.wait()}"
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the mover."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._ended, signal.SIGKILL)
 
     def close(self) -> None:
-        """Be done with it; it may run on."""
+        """Release the resources of this object; the mover may run on."""
         os.close(self._ended)

@@ -1,4 +1,4 @@
-"""The engine's side of a data mover."""
+"""Send an engine's requests to the data mover of a GPU."""
 
 import contextlib
 import shutil
@@ -38,23 +38,22 @@ RING_BYTES = 512 << 20
 """Pinned memory of a mover on a real GPU; as much device memory is used for staging."""
 SOFTWARE_RING_BYTES = 32 << 20
 START_SECONDS = 120.0
-"""``cuInit`` can take seconds, pinning half a second a GB."""
+"""``cuInit`` can take seconds, pinning half a second per GB."""
 _END_SECONDS = 10.0
 _LOOK_SECONDS = 0.01
 _MORE_CHANNELS = 3
-"""Connections beside the first, which go to the mover with :class:`~wire.Attach`."""
+"""Connections besides the first, which go to the mover with :class:`~wire.Attach`."""
 
 
 class Mover:
-    """A running data mover. Found or made by :meth:`start`.
+    """A running data mover, found or started by :meth:`start`.
 
-    It has four channels, and requests take turns on each: one for what goes to the host or comes
-    from there, one to pin host memory for that, one for what stays on the GPUs, and one for what
-    moves no data. So the stop of one program does not wait for what takes seconds while another one
-    runs.
+    It has four channels with one request at a time each: for transfers to and from the host, for
+    pinning host memory, for transfers between GPUs, and for requests that move no data. So the stop
+    of one program does not wait for requests of seconds while another one runs.
 
-    Blocks go by ``key``, any number below 2^63 that the engine chooses, unique within a mover. A
-    mover that died or fell silent answers every call with :class:`Internal`; start another.
+    Blocks are named by ``key``, any number below 2^63 that the engine chooses, unique within a
+    mover. If a mover died or fell silent, every call raises :class:`Internal`; start another.
     """
 
     def __init__(self, gpu: int, process: MoverProcess, channels: Sequence[RpcChannel]) -> None:
@@ -69,12 +68,13 @@ class Mover:
     def start(
         cls, gpu: int, ring_bytes: int | None, key: DigestKey, runtime_dir: Path | None = None
     ) -> Self:
-        """The mover of GPU ``gpu`` (the node's ordinal) in ``runtime_dir``, ready: one that runs
-        there, or a new one. Without ``runtime_dir`` it is one that nobody else meets.
+        """Return the mover of GPU ``gpu`` (the node's ordinal) in ``runtime_dir``, ready for
+        requests.
 
-        ``ring_bytes`` of pinned host memory, and of device memory, are kept for transfers; None
-        for the default; one that runs keeps what it has. ``key`` is that of the store whose digests
-        it shall compute.
+        It is the one that runs there, or a new one; without ``runtime_dir``, one that no other
+        engine can find. ``ring_bytes`` is the size of its pinned host memory, and of its staging
+        memory on the device; None for the default; a running mover keeps its own. ``key`` is the
+        digest key of the store.
         """
         if ring_bytes is None:
             ring_bytes = SOFTWARE_RING_BYTES if cuda.is_software() else RING_BYTES
@@ -98,7 +98,7 @@ class Mover:
             connection = connect(path_of(runtime_dir, gpu))
             if connection is not None and (mover := cls._attach(gpu, connection, child, key)):
                 return mover
-            if child is None or child.poll() == 0:  # there was another, which is ending
+            if child is None or child.poll() == 0:  # another mover was there, which is ending
                 child = launch(gpu, ring_bytes, runtime_dir)
             elif child.poll() is not None:
                 raise Internal(
@@ -122,7 +122,7 @@ class Mover:
         child: "subprocess.Popen[bytes] | None",
         key: DigestKey,
     ) -> Self | None:
-        """Become its engine; None when it was about to end."""
+        """Become the mover's engine; return None if the mover was about to end."""
         try:
             process = MoverProcess(connection.peer()[0], child)
         except ProcessLookupError:
@@ -150,25 +150,25 @@ class Mover:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked for anything."""
+        """Whether the mover can take requests."""
         return not any(channel.broken for channel in self._channels) and self._process.running
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The mover's process id."""
         return self._process.pid
 
     def adopt(self, blocks: Sequence[tuple[int, int, int]], home: int | None = None) -> None:
         """Import and map memory: (key, size in bytes, descriptor). All of them or none.
 
-        The mover duplicates the descriptors; the caller's stay the caller's. Memory of another GPU,
-        whose ordinal is ``home``, can only be fetched from.
+        The mover duplicates the descriptors; the caller keeps its own. Memory of another GPU, whose
+        ordinal is ``home``, can only be fetched from.
         """
         request = wire.Adopt([(key, size) for key, size, _ in blocks], home)
         self._aside.ask(request, wire.Done, [fd for *_, fd in blocks])
 
     def create(self, blocks: Sequence[tuple[int, int]]) -> list[int]:
-        """Make and map new memory: (key, size in bytes). All of them or none.
+        """Allocate and map new memory: (key, size in bytes). All of them or none.
 
         Returns one descriptor each, in order, which the caller must close. Raises
         :class:`OutOfMemory`.
@@ -177,20 +177,21 @@ class Mover:
         return descriptors
 
     def create_together(self, blocks: Sequence[tuple[int, int]]) -> None:
-        """As :meth:`create`, in one allocation that nobody but the mover can have. It is free when
-        the last of the blocks has been dropped.
+        """Allocate blocks like :meth:`create`, but in one allocation that cannot be exported.
+
+        It is freed when the last of the blocks has been dropped.
         """
         self._aside.ask(wire.CreateTogether(list(blocks)), wire.Done)
 
     def drop(self, keys: Iterable[int]) -> None:
-        """Unmap and release blocks, those that are guarded as soon as they no longer are.
+        """Unmap and release blocks; guarded ones once they are no longer guarded.
 
-        Those that a drain has dropped are passed over.
+        Blocks that a drain has dropped are skipped.
         """
         self._aside.ask(wire.Drop([key for key in keys if key not in self._dropped]), wire.Done)
 
     def digest(self, keys: Iterable[int]) -> dict[int, list[bytes]]:
-        """The digest of every chunk (2 MiB; the last may be shorter) of some blocks.
+        """Return the digest of every chunk (2 MiB; the last may be shorter) of these blocks.
 
         One launch hashes all of them at the speed of the memory.
         """
@@ -206,10 +207,9 @@ class Mover:
     ) -> Saved:
         """Copy blocks into packs of an image; ``digests`` are those of the stop, by key.
 
-        ``packs`` are empty ones of the image to fill first, perhaps pinned; more are made if they
-        do not suffice.
-        Every chunk is hashed again from the copy that is saved. A chunk that the image already
-        has is not copied. Raises :class:`OutOfSpace`, :class:`Cancelled`.
+        ``packs`` are empty packs of the image to fill first, perhaps pinned; more are created if
+        needed. Every chunk is hashed again from the copy that is saved. A chunk that the image
+        already has is not copied. Raises :class:`OutOfSpace`, :class:`Cancelled`.
         """
         known = dict(writer.stored)
         wanted = {digest for parts in digests.values() for digest in parts}
@@ -235,10 +235,10 @@ class Mover:
     ) -> DrainResult:
         """Save blocks while their programs run and their hooks copy on write.
 
-        ``packs`` are as for :meth:`save`. What :func:`redundant` names is not copied. ``let_go`` is
-        called on this thread with the keys of blocks and slabs that the mover has dropped because
-        their program needs the memory: it must close every other descriptor of them, and then the
-        program is told that the memory is free.
+        ``packs`` are as for :meth:`save`. Chunks that :func:`redundant` names are not copied.
+        ``let_go`` is called on this thread with the keys of blocks and slabs that the mover dropped
+        because their program needs the memory: it must close every other descriptor of them; the
+        program is then told that the memory is free.
 
         May begin before the gates open. On failure the chunk maps' phase becomes ``aborted``,
         unless the mover died. Raises as :meth:`save` does.
@@ -271,29 +271,31 @@ class Mover:
         proven: Mapping[tuple[int, int], bytes] | None = None,
         let_go: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> dict[tuple[int, int], bytes]:
-        """Copy chunks, as (key, chunk index), as they are at the moment, each once.
+        """Copy chunks, as (key, chunk index), as they are now, each once.
 
-        Programs may run and write them. ``copies`` remembers where they are, so that a later pass
-        replaces them. Returns the digests of what was saved: who wants to know whether it is what
-        is there now compares them with :meth:`digest`. Raises as :meth:`save` does.
+        Programs may run and write them. ``copies`` records their places, so that a later pass
+        replaces them. Returns the digests of the saved bytes; compare them with :meth:`digest` to
+        know whether the memory still has these. Raises as :meth:`save` does.
 
-        ``proven`` gives the digests of all of them if nobody but this mover has the blocks: then
-        only the copy engines work, and each block is dropped as soon as it has left the device, all
-        of them when it is cancelled. ``let_go`` is called on this thread with the keys of those.
+        ``proven`` has the digests of all chunks if no process but this mover has the blocks: only
+        the copy engines then work, and each block is dropped once it has left the device, or all of
+        them if the job is cancelled. ``let_go`` is called on this thread with the keys of dropped
+        blocks.
         """
         request, descriptors = copies.request(chunks, proven)
         answer, _ = self._to_host.ask(request, wire.Copied, descriptors, progress, let_go)
         return copies.note(request, answer)
 
     def pin(self, packs: Sequence[Pack]) -> int:
-        """Map and pin the packs that lie in memory; seconds for tens of GB, so in good time.
-        Returns what :meth:`unpin` takes.
+        """Map and pin the packs that are in memory. Returns the number for :meth:`unpin`.
+
+        It takes seconds for tens of GB, so call it early.
         """
         answer, _ = self._pinning.ask(wire.Pin(), wire.Pinned, [pack.fd for pack in packs])
         return answer.number
 
     def unpin(self, pinned: int) -> None:
-        """Let go of what :meth:`pin` has pinned."""
+        """Unpin the packs of one :meth:`pin`."""
         self._pinning.ask(wire.Unpin(pinned), wire.Done)
 
     def load(
@@ -302,9 +304,9 @@ class Mover:
         image: Image,
         progress: Progress | None = None,
     ) -> None:
-        """Fill blocks from an opened image; every byte is hashed on the GPU afterwards.
+        """Fill blocks from an opened image, and hash every byte on the GPU.
 
-        Raises :class:`ImageCorrupt` naming the chunk that is not what was saved, and
+        Raises :class:`ImageCorrupt` naming the chunk that does not have its digest, and
         :class:`Cancelled`.
         """
         wanted = sorted({ref.pack for refs in plan.values() for ref in refs})
@@ -316,48 +318,53 @@ class Mover:
         chunks: Mapping[int, tuple[int, Sequence[int]]],
         progress: Progress | None = None,
     ) -> None:
-        """Copy chunks of other blocks into blocks, from other GPUs peer to peer where that can be.
+        """Copy chunks of other blocks into blocks; from other GPUs peer to peer if possible.
 
-        By key: the key of the source, and which chunks. Raises :class:`Cancelled`.
+        ``chunks`` maps keys to (key of the source, chunk indices). Raises :class:`Cancelled`.
         """
         rows = [(key, source, list(indices)) for key, (source, indices) in chunks.items()]
         self._on_gpu.ask(wire.Fetch(rows), wire.Done, progress=progress)
 
     def free_memory(self) -> tuple[int, int]:
-        """(free, total) memory of the device in bytes."""
+        """Return (free, total) memory of the device in bytes."""
         answer, _ = self._aside.ask(wire.FreeMemory(), wire.Memory)
         return answer.free, answer.total
 
     def reserve(self, byte_count: int, processes: Iterable[ProcessId] = ()) -> None:
-        """Keep device memory from others until :meth:`unreserve`, for ``processes``: as long as one
-        of them lives it outlives this engine. Raises :class:`OutOfMemory`.
+        """Reserve device memory for ``processes`` until :meth:`unreserve`. Raises
+        :class:`OutOfMemory`.
+
+        The reservation outlives this engine while one of the processes lives.
         """
         self._aside.ask(wire.Reserve(byte_count, list(processes)), wire.Done)
 
     def unreserve(self, processes: Iterable[ProcessId] = ()) -> None:
-        """Let go of what :meth:`reserve` kept."""
+        """Release the memory that :meth:`reserve` reserved for these processes."""
         self._aside.ask(wire.Reserve(0, list(processes)), wire.Done)
 
     def guard(self, blocks: Iterable[tuple[ProcessId, int, int]]) -> None:
-        """Blocks, as (process, block id, key), are about to be parked: they stay with the mover
-        when this engine ends, until :meth:`unguard`, or until the process has ended.
+        """Guard blocks, as (process, block id, key), that are about to be parked.
+
+        They stay with the mover if this engine ends, until :meth:`unguard`, or until the process
+        has ended.
         """
         rows = [(*process, block, key) for process, block, key in blocks]
         self._aside.ask(wire.Guard(rows), wire.Done)
 
     def unguard(self, processes: Iterable[ProcessId]) -> None:
-        """These processes have their memory again."""
+        """Stop guarding blocks of these processes, which have their memory again."""
         self._aside.ask(wire.Unguard(list(processes)), wire.Done)
 
     def close(self) -> None:
         """Release the mover. It exits unless it guards parked memory; everything else is freed."""
-        stays = any(channel.out_of_step for channel in self._channels)  # it may keep something
+        # Its answers are unknown: it may guard something.
+        stays = any(channel.out_of_step for channel in self._channels)
         told = self.alive
         if told:
             try:
                 stays = self._aside.ask(wire.Leave(), wire.Farewell)[0].stays
             except PhosError:
-                told = False  # it is ended like one that no longer answers
+                told = False  # it is killed like one that no longer answers
         for channel in self._channels:
             channel.close()
         if not stays and not self._process.wait(_END_SECONDS if told else 0):

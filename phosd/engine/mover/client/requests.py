@@ -1,4 +1,4 @@
-"""What the engine asks of a mover, and what it gets, beside plain values."""
+"""Build a mover's requests and define its results, other than plain values."""
 
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,15 +11,15 @@ from phosd.engine.image.writer import ImageWriter, Pack
 from phosd.engine.mover.protocol import wire
 
 PATIENCE_SECONDS = 10.0
-"""A shadow that is not made after so long without anything else to do will not be."""
+"""Seconds without other work after which a shadow that is still being copied is given up."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What :meth:`Mover.save` did.
+    """The result of :meth:`Mover.save`.
 
-    ``chunks`` gives each block's chunks in order; ``changed`` lists the (key, chunk index) whose
-    bytes no longer had the digest of the stop: such an image must not be published.
+    ``chunks`` has each block's chunks in order; ``changed`` lists the (key, chunk index) that no
+    longer had the digest of the stop. Such an image must not be published.
     """
 
     chunks: dict[int, tuple[ChunkRef, ...]]
@@ -28,7 +28,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class DrainMap:
-    """A program's chunk map for :meth:`Mover.drain`: what it has on the mover's GPU.
+    """The part of a program's chunk map that is on the mover's GPU, for :meth:`Mover.drain`.
 
     ``device`` is the program's ordinal of that GPU. ``blocks`` maps keys to the numbers of their
     first chunks in the chunk map. ``slabs`` are the keys of its shadow slabs on this GPU, in the
@@ -46,9 +46,9 @@ class DrainMap:
 class DrainSource:
     """What :meth:`Mover.drain` saves: the blocks of ``chunk_maps``.
 
-    ``digests`` are those of the stop, by key. ``order`` may give a block's chunks the numbers of an
-    earlier job's ``ChunkMap.touched``: low ones are saved first, 0 is unknown. With ``audit`` it is
-    also counted how many shadows were not needed.
+    ``digests`` are those of the stop, by key. ``order`` may have the numbers of an earlier job's
+    ``ChunkMap.touched`` for a block's chunks: low ones are saved first, 0 is unknown. ``audit``:
+    also count shadows that were not needed.
     """
 
     chunk_maps: Sequence[DrainMap]
@@ -57,7 +57,7 @@ class DrainSource:
     audit: bool = False
 
     def request(self, writer: ImageWriter, packs: Sequence[Pack]) -> tuple[wire.Drain, list[Pack]]:
-        """What the mover is asked, and the packs whose descriptors go with it."""
+        """Return the request, and the packs whose descriptors go with it."""
         keys = [key for chunk_map in self.chunk_maps for key in chunk_map.blocks]
         digests = {key: self.digests[key] for key in keys}
         known = {bytes.fromhex(digest) for digest in tuple(writer.stored)}
@@ -91,17 +91,17 @@ class DrainSource:
 
 @dataclass(frozen=True)
 class DrainResult:
-    """What :meth:`Mover.drain` did.
+    """The result of :meth:`Mover.drain`.
 
-    ``changed`` lists (key, chunk index) found with other bytes than at the stop: somebody wrote
-    unexpectedly. The drain ends at the first ones it meets, and ``chunks`` is then empty, as it is
-    with ``aborted_for_memory``: the program needed the memory that was kept from it.
+    ``changed`` lists the (key, chunk index) that differ from the stop: a write was not predicted.
+    The drain ends at the first ones, and ``chunks`` is then empty. So it is with
+    ``aborted_for_memory``: the program needed the memory that the drain held.
 
-    ``from_slots`` chunks were copied from shadow slots, ``byte_count`` bytes altogether.
-    ``seconds_to_saved`` is the median time that a chunk was claimed before it was marked saved,
+    ``from_slots`` chunks were copied from shadow slots, ``byte_count`` bytes in total.
+    ``seconds_to_saved`` is the median time from a chunk's claim until it was marked saved,
     ``longest_to_saved`` the longest. ``dropped`` are keys that the mover no longer holds, because
-    the program needed the memory. ``needless_shadows``, with ``audit``: chunks that were shadowed
-    and still had the bytes of the stop at the end.
+    the program needed the memory. ``needless_shadows``, with ``audit``: shadowed chunks that still
+    had the bytes of the stop at the end.
     """
 
     chunks: dict[int, tuple[ChunkRef, ...]]
@@ -116,10 +116,10 @@ class DrainResult:
 
 
 class Copies:
-    """The chunks that :meth:`Mover.copy` has saved for one job on one mover.
+    """The chunks that :meth:`Mover.copy` saved for one job on one mover.
 
-    A chunk that is copied again takes the place of its earlier copy. ``packs`` are empty ones of
-    the image to fill first; more are made when they do not suffice.
+    A chunk that is copied again replaces its earlier copy. ``packs`` are empty packs of the image
+    to fill first; more are created if needed.
     """
 
     def __init__(self, writer: ImageWriter, packs: Sequence[Pack] = ()) -> None:
@@ -128,14 +128,14 @@ class Copies:
         self._used = [0] * len(self._packs)
         self._places: dict[tuple[int, int], tuple[int, int]] = {}
         self.refs: dict[tuple[int, int], ChunkRef] = {}
-        """By (key, chunk index): where the last copy is, with its digest."""
+        """The place of the last copy, with its digest, by (key, chunk index)."""
 
     def request(
         self,
         chunks: Iterable[tuple[int, int]],
         proven: Mapping[tuple[int, int], bytes] | None = None,
     ) -> tuple[wire.Copy, list[int]]:
-        """What the mover is asked, and the descriptors of the packs."""
+        """Return the request, and the descriptors of the packs."""
         wanted = list(dict.fromkeys(chunks))
         new = sum(chunk not in self._places for chunk in wanted)
         taken = sum(-(-used // RECORD) for used in self._used)
@@ -148,7 +148,7 @@ class Copies:
         return request, [pack.fd for pack in self._packs]
 
     def note(self, request: wire.Copy, answer: wire.Copied) -> dict[tuple[int, int], bytes]:
-        """Remember what the mover did; returns the digests of what it saved."""
+        """Record the mover's answer. Returns the digests of the saved chunks."""
         digests = {}
         rows = zip(request.chunks, answer.places, split(answer.digests), strict=True)
         for (key, index, *_), (pack, offset, length), digest in rows:
@@ -163,9 +163,9 @@ class Copies:
 def redundant(
     digests: Mapping[int, Sequence[bytes]], known: Collection[bytes] = ()
 ) -> dict[int, list[int]]:
-    """The chunks that need no saving: their digest is known, or an earlier chunk's.
+    """Return chunks that need no saving, since their digest is known or that of an earlier chunk.
 
-    By key, in the order of ``digests``; blocks without any are left out.
+    By key, in the order of ``digests``; blocks without such chunks are left out.
     """
     seen = set(known)
     found: dict[int, list[int]] = {}
@@ -179,7 +179,7 @@ def redundant(
 
 
 def enough(writer: ImageWriter, packs: Sequence[Pack], chunk_count: int) -> list[Pack]:
-    """``packs`` and new ones, so that they hold so many chunks."""
+    """Return ``packs``, with as many new ones as ``chunk_count`` chunks need."""
     room = sum(pack.capacity // RECORD for pack in packs)
     return [*packs, *(writer.packs(chunk_count - room) if chunk_count > room else ())]
 

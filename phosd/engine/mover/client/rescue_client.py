@@ -20,7 +20,7 @@ _R = TypeVar("_R", bound=wire.Message)
 
 
 class RescueClient:
-    """Connect to a mover beside its engine. Whatever becomes of this client, the mover goes on."""
+    """A connection to a mover beside its engine's. The mover goes on whatever happens to it."""
 
     def __init__(self, path: Path, connection: Connection) -> None:
         self._path = path
@@ -32,8 +32,10 @@ class RescueClient:
         self._reply(0, wire.Done)
 
     def parked(self) -> dict[ProcessId, dict[int, int]]:
-        """List the guarded blocks: by process and block id, a descriptor that the caller must
-        close. Processes for which only device memory is reserved have no blocks.
+        """Return the guarded blocks: by process and block id, a descriptor that the caller must
+        close.
+
+        Processes for which only device memory is reserved have no blocks.
         """
         answer, descriptors = self._ask(wire.ListParked(), wire.Parked)
         found: dict[ProcessId, dict[int, int]] = {process: {} for process in answer.room}
@@ -42,11 +44,11 @@ class RescueClient:
         return found
 
     def unguard(self, processes: Iterable[ProcessId]) -> None:
-        """Guard nothing of these processes any more: they have their memory again."""
+        """Stop guarding blocks of these processes, which have their memory again."""
         self._ask(wire.Unguard(list(processes)), wire.Done)
 
     def unreserve(self, processes: Iterable[ProcessId]) -> None:
-        """Release the device memory that is reserved for these, because they come back now."""
+        """Release the device memory reserved for these processes, which return now."""
         self._ask(wire.Reserve(0, list(processes)), wire.Done)
 
     def close(self) -> None:
@@ -87,7 +89,7 @@ def rescue_clients(
 ) -> list[RescueClient]:
     """Connect to each mover that runs in ``runtime_dir``. The caller closes the clients.
 
-    One that does not answer is noted in ``silent``, and what it keeps is not known.
+    Errors of movers that do not answer are added to ``silent``; it is unknown what they guard.
     """
     found = []
     for path in sockets(runtime_dir):
@@ -97,7 +99,7 @@ def rescue_clients(
         try:
             found.append(RescueClient(path, connection))
         except PeerGone:
-            connection.close()  # it ended just now, which one that keeps something does not
+            connection.close()  # it ended just now, so it guarded nothing
         except PhosError as error:
             connection.close()
             _log.error("%s", error)

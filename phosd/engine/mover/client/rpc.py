@@ -13,7 +13,7 @@ from phosd.engine.mover.protocol.connection import Connection, PeerGone
 from phosd.errors import Cancelled, Internal, PhosError, Timeout
 
 SILENCE_SECONDS = 120.0
-"""How long a mover may say nothing while it works; every slot that is done makes it speak."""
+"""Seconds of silence that are allowed while a mover works; it reports after every slot."""
 _POLL_SECONDS = 0.1
 
 _R = TypeVar("_R", bound=wire.Message)
@@ -23,9 +23,9 @@ OnDropped = Callable[[Sequence[int]], object]
 class RpcChannel:
     """The engine's end of a connection to the mover of GPU ``gpu``.
 
-    Requests from several threads take turns. A ``broken`` channel answers every one
-    with :class:`Internal`. If it is ``out_of_step`` as well, the engine has lost its place in the
-    stream, and the mover still works.
+    Requests of several threads take turns. If the channel is ``broken``, every request raises
+    :class:`Internal`. If it is also ``out_of_step``, the engine has lost its place in the stream,
+    but the mover still works.
     """
 
     def __init__(self, gpu: int, process: MoverProcess, connection: Connection) -> None:
@@ -50,9 +50,9 @@ class RpcChannel:
         progress: Progress | None = None,
         dropped: OnDropped | None = None,
     ) -> tuple[_R, list[int]]:
-        """Send a request and wait for its reply, passing on what comes before that.
+        """Send a request and wait for its reply, passing on messages that come before it.
 
-        ``dropped`` is told which blocks the mover has dropped.
+        ``dropped`` is called with the keys of blocks that the mover has dropped.
         """
         with self._lock:
             if self.broken:
@@ -76,7 +76,7 @@ class RpcChannel:
         progress: Progress | None = None,
         dropped: OnDropped | None = None,
     ) -> tuple[_R, list[int]]:
-        """Wait for the reply to the last request, passing on what comes before it."""
+        """Wait for the reply to the last request, passing on messages that come before it."""
         deadline = time.monotonic() + patience
         given_up: Cancelled | None = None
         while True:
@@ -85,7 +85,7 @@ class RpcChannel:
             except (PeerGone, Timeout):
                 self.broken = True
                 raise self._death() from None
-            except BaseException:  # a part of what came is still to be read, as nobody knows what
+            except BaseException:  # an unknown part of a message is still unread
                 self.broken = self.out_of_step = True
                 raise
             if received is not None and received[0] == self._sequence:
@@ -123,7 +123,7 @@ class RpcChannel:
         self.send(wire.Settled())
 
     def _death(self) -> PhosError:
-        """The error for a mover that is gone, with how it ended if that is known."""
+        """Return the error for a mover that is gone, with how it ended if that is known."""
         return Internal(
             f"the data mover of GPU {self._gpu} {self._process.end()}",
             hint=f"see {log_of(self._gpu)} and the driver's log (dmesg), and try again",

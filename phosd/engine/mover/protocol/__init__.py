@@ -1,1 +1,1 @@
-"""What an engine and a data mover say to each other, and where."""
+"""Define the messages between an engine and a data mover, their connection and their sockets."""

@@ -1,7 +1,7 @@
-"""The connection between an engine and a mover: frames over a unix socket, with descriptors.
+"""Exchange frames with descriptors between an engine and a mover over a unix socket.
 
 A frame is a header (payload bytes, descriptors, sequence number; 32 bits each, little-endian), then
-one byte with up to 200 descriptors attached for each batch of them, then the payload.
+one byte for each batch of up to 200 descriptors, which are attached to it, then the payload.
 """
 
 import array
@@ -17,14 +17,14 @@ from phosd.errors import Internal, Timeout
 _HEADER = struct.Struct("<III")
 _CREDENTIALS = struct.Struct("3i")
 _BATCH = 200
-"""Descriptors a message; the kernel takes 253."""
+"""Descriptors per message; the kernel accepts 253."""
 _MAX_PAYLOAD = 1 << 30
 _PART_SECONDS = 60.0
-"""How long the rest of a frame may take once it has begun."""
+"""Seconds that the rest of a frame may take once it has begun."""
 
 
 class PeerGone(Internal):
-    """The other end of the connection has closed it or died."""
+    """The peer has closed the connection or died."""
 
 
 class Connection:
@@ -34,7 +34,7 @@ class Connection:
         self._socket = end
 
     def fileno(self) -> int:
-        """The descriptor, for polling."""
+        """Return the descriptor, for polling."""
         return self._socket.fileno()
 
     def close(self) -> None:
@@ -42,12 +42,12 @@ class Connection:
         self._socket.close()
 
     def shut_down(self) -> None:
-        """End the connection, also for a thread of ours that waits for a message."""
+        """End the connection, which also wakes a thread of ours that waits for a message."""
         with contextlib.suppress(OSError):  # the peer has ended it
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def peer(self) -> tuple[int, int]:
-        """(pid, effective user id) of who made the other end."""
+        """Return the (pid, effective user id) of the process that created the other end."""
         raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(raw)
         return pid, uid
@@ -69,9 +69,9 @@ class Connection:
     def receive(
         self, seconds: float | None
     ) -> "tuple[int, wire.Request | wire.Reply, list[int]] | None":
-        """The next frame as (sequence, message, descriptors); None when none begins in time.
+        """Return the next frame as (sequence, message, descriptors); None if none begins in time.
 
-        Raises :class:`PeerGone`, and :class:`Timeout` when a frame stops in its middle.
+        Raises :class:`PeerGone`, and :class:`Timeout` if a frame stops in its middle.
         """
         if not self._readable(seconds):
             return None

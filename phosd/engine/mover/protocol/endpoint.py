@@ -1,4 +1,4 @@
-"""Where a mover listens: ``<runtime dir>/mover/<gpu>.sock``, in a folder that only root enters."""
+"""Create and find the movers' sockets: ``<runtime dir>/mover/<gpu>.sock``, in a folder of root."""
 
 import contextlib
 import fcntl
@@ -13,7 +13,7 @@ from phosd.errors import Busy
 
 
 def folder_of(runtime_dir: Path) -> Path:
-    """The folder of the movers' sockets, made if need be."""
+    """Return the folder of the movers' sockets; create it if it does not exist."""
     folder = runtime_dir / "mover"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     require_private(folder)
@@ -21,19 +21,19 @@ def folder_of(runtime_dir: Path) -> Path:
 
 
 def sockets(runtime_dir: Path) -> list[Path]:
-    """The sockets of all movers that listen, or did."""
+    """Return the sockets of all movers, including those of killed ones."""
     folder = runtime_dir / "mover"
     return sorted(folder.glob("*.sock")) if folder.is_dir() else []
 
 
 def path_of(runtime_dir: Path, gpu: int) -> Path:
-    """Where the mover of GPU ``gpu`` listens."""
+    """Return the path of the socket of the mover of GPU ``gpu``."""
     return runtime_dir / "mover" / f"{gpu}.sock"
 
 
 @contextlib.contextmanager
 def listening(runtime_dir: Path, gpu: int) -> Iterator[socket.socket]:
-    """Inside, the one mover of ``gpu`` listens. Raises :class:`Busy` when there is another."""
+    """Listen as the only mover of ``gpu`` inside. Raises :class:`Busy` if there is another."""
     path = folder_of(runtime_dir) / f"{gpu}.sock"
     lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
@@ -41,7 +41,7 @@ def listening(runtime_dir: Path, gpu: int) -> Iterator[socket.socket]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Busy(f"GPU {gpu} has a data mover", hint="connect to that one") from None
-        path.unlink(missing_ok=True)  # of one that was killed
+        path.unlink(missing_ok=True)  # left by a mover that was killed
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
             before = os.umask(0o177)
             try:
@@ -58,7 +58,7 @@ def listening(runtime_dir: Path, gpu: int) -> Iterator[socket.socket]:
 
 
 def connect(path: Path) -> Connection | None:
-    """A connection to the mover that listens there; None when none does."""
+    """Connect to the mover that listens on ``path``; return None if none does."""
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         end.connect(str(path))

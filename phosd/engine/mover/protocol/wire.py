@@ -1,14 +1,14 @@
-"""The protocol between the engine and a data mover: msgpack over two unix sockets.
+"""Define the messages between the engine and a data mover: msgpack over unix sockets.
 
-A client begins with :class:`Attach`. The engine's brings the end of a socket pair: the connection
-is for requests that move data, the pair for those that are answered at once, also while data move:
-:class:`Adopt`, :class:`Create`, :class:`Drop`, :class:`FreeMemory`, :class:`Reserve`, and all that
-concerns what is parked. The mover answers with :class:`Done` on both when it is ready. A visitor,
-which brings no key, may only ask for what is parked, and let go of it.
+A client begins with :class:`Attach`. The engine's brings the ends of three socket pairs, so that
+there are four connections; requests of different connections are served at the same time
+(:class:`~phosd.engine.mover.client.mover.Mover` says which goes where). The mover answers with
+:class:`Done` on each when it is ready. A visitor, whose key is empty, may only list guarded memory
+and have it released.
 
-The engine sends one request at a time and numbers it; the mover answers with any number of
-:class:`Moved` and then one other reply of the same number. :class:`Cancel` may follow a request at
-any time. A drain or a copy may also send :class:`Dropped`, which the engine answers with
+On each connection the engine sends one request at a time and numbers it; the mover answers with any
+number of :class:`Moved` and then one other reply of the same number. :class:`Cancel` may follow a
+request at any time. A drain or a copy may also send :class:`Dropped`, which the engine answers with
 :class:`Settled`.
 """
 
@@ -23,20 +23,20 @@ class Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Attach(Message, frozen=True):
-    """The first message. ``key`` is that of the store whose digests are wanted; empty: a visitor.
+    """The first message. ``key`` is the digest key of the engine's store; empty for a visitor.
 
-    The engine's carries three descriptors, the mover's ends of three more connections.
+    The engine's carries three descriptors: the mover's ends of three more connections.
     """
 
     key: bytes
 
 
 class Leave(Message, frozen=True):
-    """The engine needs the mover no more; :class:`Farewell` says what it does then."""
+    """Release the mover; :class:`Farewell` says whether it stays."""
 
 
 class Guard(Message, frozen=True):
-    """Blocks are about to be parked, and must outlive the engine: (pid, start time, block id, key).
+    """Guard blocks about to be parked beyond the engine's life: (pid, start time, block id, key).
 
     They stay until :class:`Unguard`, or until their process has ended.
     """
@@ -45,19 +45,20 @@ class Guard(Message, frozen=True):
 
 
 class Unguard(Message, frozen=True):
-    """Nothing of these processes is parked any more."""
+    """Stop guarding blocks of these processes, which have their memory again."""
 
     processes: list[ProcessId]
 
 
 class ListParked(Message, frozen=True):
-    """Ask for what is guarded; the reply carries one descriptor a block."""
+    """List the guarded blocks; the reply carries one descriptor per block."""
 
 
 class Adopt(Message, frozen=True):
-    """Import and map blocks; one descriptor comes with each. ``blocks``: (key, size in bytes).
+    """Import and map blocks, with one descriptor each. ``blocks``: (key, size in bytes).
 
-    ``home`` is the ordinal of the GPU that has them, if it is another: they can be fetched from.
+    ``home`` is the ordinal of the GPU that has them, if it is another: such blocks can only be
+    fetched from.
     """
 
     blocks: list[tuple[int, int]]
@@ -65,31 +66,31 @@ class Adopt(Message, frozen=True):
 
 
 class Create(Message, frozen=True):
-    """Make and map new blocks; the reply carries one descriptor each."""
+    """Allocate and map new blocks; the reply carries one descriptor each."""
 
     blocks: list[tuple[int, int]]
 
 
 class CreateTogether(Message, frozen=True):
-    """Make new blocks in one allocation, which goes with the last of them; for the mover alone."""
+    """Allocate new blocks together, not exportable; the memory is freed with the last of them."""
 
     blocks: list[tuple[int, int]]
 
 
 class Drop(Message, frozen=True):
-    """Unmap and release blocks; those that are guarded only as soon as they no longer are."""
+    """Unmap and release blocks; guarded blocks only once they are no longer guarded."""
 
     keys: list[int]
 
 
 class Digest(Message, frozen=True):
-    """Hash every chunk of some blocks."""
+    """Hash every chunk of these blocks."""
 
     keys: list[int]
 
 
 class Packs(msgspec.Struct, array_like=True, frozen=True):
-    """Packs of an image to write to: (number, capacity in bytes); their descriptors come along."""
+    """Packs of an image to write to: (number, capacity in bytes), with their descriptors."""
 
     packs: list[tuple[int, int]]
     image: str
@@ -99,7 +100,7 @@ class Packs(msgspec.Struct, array_like=True, frozen=True):
 class Save(Message, frozen=True):
     """Copy blocks into packs.
 
-    ``blocks``: (key, digests of the stop, 16 bytes a chunk); ``known``: chunks that the image
+    ``blocks``: (key, digests of the stop, 16 bytes per chunk); ``known``: chunks that the image
     already has.
     """
 
@@ -109,9 +110,9 @@ class Save(Message, frozen=True):
 
 
 class DrainedBlock(msgspec.Struct, array_like=True, frozen=True):
-    """A block of a chunk map: one byte in ``wanted`` and 16 in ``digests`` a chunk.
+    """A block of a chunk map, with 1 byte in ``wanted`` and 16 in ``digests`` per chunk.
 
-    ``order``: 32 bits a chunk, low numbers are saved first, 0 is unknown; or empty.
+    ``order``: 32 bits per chunk, low numbers are saved first, 0 is unknown; or empty.
     """
 
     key: int
@@ -122,9 +123,9 @@ class DrainedBlock(msgspec.Struct, array_like=True, frozen=True):
 
 
 class DrainedBoard(msgspec.Struct, array_like=True, frozen=True):
-    """A program's chunk map: what it has on this GPU, which it calls ``device``.
+    """The part of a program's chunk map that is on this GPU, which the program calls ``device``.
 
-    ``slabs`` are blocks for shadows, whose slots are counted from ``first_slot``.
+    ``slabs`` are blocks for shadows; their slots are counted from ``first_slot``.
     """
 
     device: int
@@ -134,10 +135,10 @@ class DrainedBoard(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Save blocks whose programs run; the descriptors of the chunk maps come before the packs'.
+    """Save blocks while their programs run; descriptors: the chunk maps', then the packs'.
 
-    ``audit``: also count the shadows that were not needed. ``patience``: seconds without anything
-    else to do after which a shadow that is still being made is given up.
+    ``audit``: also count shadows that were not needed. ``patience``: seconds without other work
+    after which a shadow that is still being copied is given up.
     """
 
     chunk_maps: list[DrainedBoard]
@@ -147,15 +148,17 @@ class Drain(Message, frozen=True):
 
 
 class Settled(Message, frozen=True):
-    """The engine has let go of what :class:`Dropped` named."""
+    """Confirm that the engine has released the blocks named by :class:`Dropped`."""
 
 
 class Copy(Message, frozen=True):
-    """Copy chunks as they are: (key, index, pack as a place in ``target``, offset of the record).
+    """Copy chunks as they are now: (key, index, pack as a place in ``target``, offset of the
+    record).
 
-    A negative pack asks for a new record, behind the ``used`` bytes of some pack. ``proven``: 16
-    bytes a chunk, their digests, if nobody can write the blocks: they are not hashed again, and
-    each block is dropped (:class:`Dropped`) as soon as it has left the device; or empty.
+    A negative pack asks for a new record, after the ``used`` bytes of some pack. ``proven``: the
+    chunks' digests, 16 bytes each, if no other process can write the blocks; they are then not
+    hashed again, and each block is dropped (:class:`Dropped`) once it has left the device. Or
+    empty.
     """
 
     chunks: list[tuple[int, int, int, int]]
@@ -165,42 +168,42 @@ class Copy(Message, frozen=True):
 
 
 class Pin(Message, frozen=True):
-    """Make packs, whose descriptors come with it, ready to be written to by the device."""
+    """Map and pin packs, whose descriptors come along, so that the device can write to them."""
 
 
 class Pinned(Message, frozen=True):
-    """They are; ``number`` is for :class:`Unpin`."""
+    """The packs are pinned; ``number`` is for :class:`Unpin`."""
 
     number: int
 
 
 class Unpin(Message, frozen=True):
-    """Let go of packs that were pinned."""
+    """Unpin packs."""
 
     number: int
 
 
 class Load(Message, frozen=True):
-    """Fill blocks from packs, whose descriptors come with it, and hash them."""
+    """Fill blocks from packs, whose descriptors come along, and hash the blocks."""
 
     blocks: list[tuple[int, list[ChunkRef]]]
     packs: list[int]
 
 
 class Fetch(Message, frozen=True):
-    """Copy chunks of blocks of this GPU or of others: (key, key of the source, chunk indices)."""
+    """Copy chunks from blocks on this GPU or others: (key, key of the source, chunk indices)."""
 
     blocks: list[tuple[int, int, list[int]]]
 
 
 class FreeMemory(Message, frozen=True):
-    """Ask for the device's memory."""
+    """Query the device's free and total memory."""
 
 
 class Reserve(Message, frozen=True):
-    """Keep ``byte_count`` of device memory for ``processes``; 0 lets go of it.
+    """Reserve ``byte_count`` of device memory for ``processes``; 0 releases it.
 
-    It outlives the engine as long as one of them lives.
+    The reservation outlives the engine while one of the processes lives.
     """
 
     byte_count: int
@@ -208,7 +211,7 @@ class Reserve(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Give up the request of the same sequence number."""
+    """Cancel the request with the same sequence number."""
 
 
 class Done(Message, frozen=True):
@@ -230,35 +233,35 @@ class Moved(Message, frozen=True):
 
 
 class Digests(Message, frozen=True):
-    """(key, 16 bytes a chunk)."""
+    """Digests: (key, 16 bytes per chunk)."""
 
     blocks: list[tuple[int, bytes]]
 
 
 class Stored(Message, frozen=True):
-    """Where the chunks are, and which (key, index) no longer were what was hashed at the stop."""
+    """The places of the chunks, and the (key, index) that differ from the digests of the stop."""
 
     blocks: list[tuple[int, list[ChunkRef]]]
     changed: list[tuple[int, int]]
 
 
 class Copied(Message, frozen=True):
-    """In the order of the request: (pack, offset, length) of each chunk; 16 bytes of digest."""
+    """In the order of the request: (pack, offset, length) of each chunk, and 16 bytes of digest."""
 
     places: list[tuple[int, int, int]]
     digests: bytes
 
 
 class Dropped(Message, frozen=True):
-    """Blocks that a request has dropped: a drain because their program needs the memory."""
+    """Blocks that the mover dropped, in a drain because their program needs the memory."""
 
     keys: list[int]
 
 
 class Drained(Message, frozen=True):
-    """The end of a drain; see :class:`phosd.engine.mover.client.requests.DrainResult`.
+    """The result of a drain; see :class:`phosd.engine.mover.client.requests.DrainResult`.
 
-    ``blocks``: where each chunk is that was wanted.
+    ``blocks``: the place of each chunk that was wanted.
     """
 
     blocks: list[tuple[int, list[ChunkRef | None]]]
@@ -280,9 +283,9 @@ class Memory(Message, frozen=True):
 
 
 class Parked(Message, frozen=True):
-    """What is guarded: (pid, start time, block id); one descriptor comes with each.
+    """The guarded blocks: (pid, start time, block id), with one descriptor each.
 
-    ``room``: the processes for which room is kept.
+    ``room``: the processes for which memory is reserved.
     """
 
     blocks: list[tuple[int, int, int]]
@@ -290,7 +293,7 @@ class Parked(Message, frozen=True):
 
 
 class Farewell(Message, frozen=True):
-    """Whether the mover stays, because something of a process is parked, or ends."""
+    """Whether the mover stays, because it guards memory of a process, or ends."""
 
     stays: bool
 

@@ -1,1 +1,1 @@
-"""The data mover's own process: its GPU, its pinned ring, and what it copies."""
+"""Implement the data mover's process: its GPU, its pinned ring, and its copies."""

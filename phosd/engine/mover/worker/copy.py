@@ -1,4 +1,4 @@
-"""Copying: chosen chunks as they are at the moment, each over its earlier copy if it has one."""
+"""Copy chosen chunks as they are now, each over its earlier copy if there is one."""
 
 import queue
 from collections import Counter
@@ -20,10 +20,10 @@ def copy(
     descriptors: Sequence[int],
     let_go: Callable[[list[int]], None],
 ) -> Copied:
-    """Copy chunks into packs, of which ``descriptors`` are open for writing.
+    """Copy chunks into packs; ``descriptors`` are those of the packs, open for writing.
 
-    Programs may write the chunks meanwhile: what is reported is the digest of what was saved.
-    ``let_go`` is told which blocks are dropped. Raises as :class:`CopyOut` does.
+    Programs may write the chunks meanwhile: the digests in the reply are those of the saved bytes.
+    ``let_go`` is called with the keys of dropped blocks. Raises as :class:`CopyOut` does.
     """
     gpu, ring = transfer.gpu, transfer.ring
     found: dict[tuple[int, int], bytes] = {}
@@ -56,8 +56,8 @@ def copy(
 
 
 class _Going:
-    """Drops the blocks of a request as soon as all their chunks have left the device: the writing
-    may take much longer.
+    """Drops the blocks of a request once all their chunks have left the device, before writing
+    ends.
     """
 
     def __init__(self, gpu: Gpu, request: Copy, let_go: Callable[[list[int]], None]) -> None:
@@ -67,12 +67,12 @@ class _Going:
         self._gone: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def note(self, items: Sequence[Item]) -> None:
-        """These chunks have left. From any thread."""
+        """Note chunks that have left the device. May be called on any thread."""
         for item in items:
             self._gone.put(item.chunk.key)
 
     def drop(self) -> None:
-        """Drop what is done with. This and the next ones from one thread."""
+        """Drop blocks whose chunks have all left. Call this and :meth:`drop_all` on one thread."""
         done = []
         while not self._gone.empty():
             key = self._gone.get()
@@ -82,13 +82,15 @@ class _Going:
         self._drop(done)
 
     def drop_all(self, out: CopyOut) -> None:
-        """Drop the rest, when what is on its way has left."""
+        """Drop the rest, once the chunks in flight have left."""
         out.wait_left()
         self._drop([key for key, count in self._left.items() if count])
 
     @contextmanager
     def all_if_cancelled(self, out: CopyOut) -> Iterator[None]:
-        """Who gives up wants the memory back at once."""
+        """Drop all blocks if the job is cancelled inside, since it wants the memory back at
+        once.
+        """
         try:
             yield
         except Cancelled:
@@ -104,7 +106,7 @@ class _Going:
 
 
 def _proven(request: Copy) -> dict[tuple[int, int], bytes] | None:
-    """The digests of the chunks, where they are known."""
+    """Return the digests of the chunks, if the request has them."""
     if not request.proven:
         return None
     digests = split(request.proven)
@@ -115,7 +117,9 @@ def _proven(request: Copy) -> dict[tuple[int, int], bytes] | None:
 
 
 def _batches(gpu: Gpu, request: Copy, records: int) -> Iterator[list[Item]]:
-    """First the chunks that have records, in the order of the packs; then those that get one."""
+    """Yield batches: first chunks that have records, ordered by pack; then those that get new
+    ones.
+    """
     old: list[tuple[int, int, Chunk]] = []
     new: list[Chunk] = []
     for key, index, pack, offset in request.chunks:

@@ -1,14 +1,14 @@
-"""Copy-out: chunks of device memory into packs, every byte hashed again on its way.
+"""Copy chunks of device memory into packs, hashing every byte on the way.
 
-A chunk is copied to a staging slot in device memory, hashed there, and those very bytes go through
-the pinned ring into the pack. Batches are staged and hashed as far ahead as there are slots: beside
-a program that computes all the time the mover gets the device every few milliseconds only. They
-take turns on several streams: the program stands still while the mover has the device, and one
-batch is hashed by a tenth of it. Two streams take turns on the bus, which is free meanwhile. The
-writing is done by as many threads as keep a fast disk or a tmpfs busy.
+A chunk is copied to a staging slot in device memory and hashed there, and those very bytes go
+through the pinned ring into the pack. Batches are staged and hashed as far ahead as there are
+slots: beside a program that computes all the time, the mover gets the device only every few
+milliseconds. Several streams alternate, because the program is stopped while the mover has the
+device, and one batch keeps only a tenth of the device busy with hashing. Two streams alternate on
+the bus, which is free meanwhile. As many threads write as keep a fast disk or a tmpfs busy.
 
-Memory that nobody else can write, and that was hashed, goes out as it lies there. That takes the
-copy engines only, and costs a program beside it next to nothing.
+Memory that was hashed and that no other process can write is copied out from where it is. That
+takes only the copy engines, and costs a program beside it next to nothing.
 """
 
 import os
@@ -46,7 +46,7 @@ _ENTRY = struct.Struct("<QQ")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What is copied: a chunk of a block, and the device address where its bytes are."""
+    """A chunk of a block, and the device address of its bytes."""
 
     key: int
     index: int
@@ -55,17 +55,17 @@ class Chunk:
 
 
 class Item(NamedTuple):
-    """A chunk with the place of its record: in the slot, and in a pack."""
+    """A chunk with the place of its record in the slot and in a pack."""
 
     chunk: Chunk
     slot_offset: int
     pack: int
-    """Place of the pack in the request."""
+    """Index of the pack in the request."""
     offset: int
 
 
 class _Run(NamedTuple):
-    """Records that follow one another in a slot and in a pack: one transfer."""
+    """Consecutive records in a slot and in a pack, copied in one transfer."""
 
     slot_offset: int
     pack: int
@@ -75,7 +75,7 @@ class _Run(NamedTuple):
 
 
 class _Move(NamedTuple):
-    """The host memory where a run goes: in the slot, or the pack itself."""
+    """The host memory that a run is copied to: the slot, or the pack itself."""
 
     run: _Run
     address: int
@@ -84,7 +84,7 @@ class _Move(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """A batch on its way. ``proven``: its digests, if they are not in the slot. ``left`` is told
+    """A batch in flight. ``proven``: its digests, if they are not in the slot. ``left`` is called
     when it has left the device.
     """
 
@@ -97,7 +97,7 @@ class _Work(NamedTuple):
 
 @dataclass
 class _Stripe:
-    """A pack being filled; ``pack`` is its place in the request."""
+    """A pack being filled; ``pack`` is its index in the request."""
 
     pack: int
     capacity: int
@@ -105,9 +105,9 @@ class _Stripe:
 
 
 class Stripes:
-    """Fill several packs side by side: a file system lets one thread at a time write a file.
+    """Fill several packs in parallel, as file systems let one thread at a time write a file.
 
-    ``used``: bytes at the beginning of each that are taken; empty for none.
+    ``used``: bytes that are taken at the beginning of each pack; empty for none.
     """
 
     def __init__(self, packs: Packs, used: Sequence[int] = ()) -> None:
@@ -118,7 +118,7 @@ class Stripes:
         )
 
     def next(self, most: int) -> tuple[_Stripe, int]:
-        """The pack whose turn it is, and how many chunks it takes, up to ``most``."""
+        """Return the next pack in turn, and the number of chunks that it takes, up to ``most``."""
         while self._stripes:
             stripe = self._stripes.popleft()
             if room := min(most, (stripe.capacity - stripe.offset) // RECORD):
@@ -128,7 +128,7 @@ class Stripes:
 
 
 def fill(stripe: _Stripe, chunks: Iterable[Chunk]) -> list[Item]:
-    """Give chunks the next records of a pack."""
+    """Assign the next records of a pack to chunks."""
     items = []
     at = 0
     for chunk in chunks:
@@ -139,19 +139,19 @@ def fill(stripe: _Stripe, chunks: Iterable[Chunk]) -> list[Item]:
 
 
 OnCopied = Callable[[Sequence[Item], Sequence[bytes]], None]
-"""Is told, from any thread, the digests of the chunks that were just saved."""
+"""Called with chunks that were just saved and their digests, on any thread."""
 
 
 OnLeft = Callable[[Sequence[Item]], None]
-"""Is told, from any thread, of chunks that have left the device."""
+"""Called with chunks that have left the device, on any thread."""
 
 
 class CopyOut:
-    """The pipeline of one request: :meth:`put` starts batches; leaving waits until all are written.
+    """The pipeline of one request: :meth:`put` starts batches; the end of the context awaits them.
 
-    The device writes into packs that are pinned; the others get their bytes through the ring.
-    ``descriptors`` are the packs', open for writing. Raises :class:`OutOfSpace` when the disk is
-    full, :class:`Cancelled`.
+    The device writes directly into pinned packs; others get their bytes through the ring.
+    ``descriptors`` are those of the packs, open for writing. Raises :class:`OutOfSpace` if the disk
+    is full, and :class:`Cancelled`.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class CopyOut:
         self._stack.__exit__(*error)
 
     def check(self) -> None:
-        """Raise :class:`Cancelled` when the caller has given up or a batch has failed."""
+        """Raise :class:`Cancelled` if the request was cancelled or a batch has failed."""
         self._workers.check()
         self._watcher.check()
 
@@ -199,9 +199,9 @@ class CopyOut:
     def put(
         self, slot: Slot, items: Sequence[Item], staged: Callable[[], None] | None = None
     ) -> None:
-        """Start to copy chunks through a slot, which is given back when they are written.
+        """Start copying chunks through a slot, which is freed when they are written.
 
-        ``staged`` is called on another thread as soon as the chunks are in the staging slot.
+        ``staged`` is called on another thread once the chunks are in the staging slot.
         """
         bus, stager = next(self._buses), next(self._stagers)
         with self._starting(slot, bus, stager):
@@ -227,7 +227,9 @@ class CopyOut:
     def put_proven(
         self, slot: Slot, items: Sequence[Item], digests: Sequence[bytes], left: OnLeft
     ) -> None:
-        """As :meth:`put`, for chunks with these digests that nobody else can write."""
+        """Start copying chunks with known digests that no other process can write; see
+        :meth:`put`.
+        """
         bus = next(self._buses)
         with self._starting(slot, bus):
             moves = self._moves(slot, items)
@@ -244,7 +246,7 @@ class CopyOut:
 
     @contextmanager
     def _starting(self, slot: Slot, *used: Any) -> Iterator[None]:
-        """Inside, streams get work; if that fails, none of it is left and the slot is free."""
+        """Use streams inside; on failure wait until they are idle, and free the slot."""
         try:
             self.check()
             point(Point.MOVER_COPY_OUT)
@@ -256,7 +258,7 @@ class CopyOut:
             raise
 
     def _stage(self, slot: Slot, items: Sequence[Item], stager: Any) -> None:
-        """Device memory -> staging slot -> digests."""
+        """Copy chunks from device memory to the staging slot, and hash them there."""
         places = ((i.chunk.address, HEADER + i.slot_offset, i.chunk.length) for i in items)
         for address, offset, length, rows in runs(places):
             target = ("device", slot.staging + offset, RECORD)
@@ -313,7 +315,7 @@ class CopyOut:
                 at += record_size(item.chunk.length)
 
     def _moves(self, slot: Slot, items: Iterable[Item]) -> list[_Move]:
-        """Pinned host memory for the runs of a batch."""
+        """Return the pinned host memory for the runs of a batch."""
         return [self._move(slot, run) for run in _joined(items)]
 
     def _move(self, slot: Slot, run: _Run) -> _Move:
@@ -336,7 +338,7 @@ class CopyOut:
 
 
 def _joined(items: Iterable[Item]) -> Iterator[_Run]:
-    """The runs of a batch, in its order."""
+    """Join the records of a batch into runs, in order."""
     run: _Run | None = None
     for item in items:
         size = record_size(item.chunk.length)

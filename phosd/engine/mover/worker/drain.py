@@ -1,10 +1,9 @@
-"""Draining: chunks are saved while their programs run and their hooks copy on write.
+"""Drain blocks: save chunks while programs run and their hooks copy on write.
 
-The main loop claims chunks (plan.h gives the order) and starts batches; a batch's chunks are marked
-saved as soon as they lie in the staging slot, before they are hashed and written out, because a
-thread of the program may wait for them. Which chunks an image needs was decided before; what stands
-in a chunk map only changes when and from where a chunk is copied, and its digest decides whether
-that was right.
+The main loop claims chunks in the order of plan.h and starts batches. A batch's chunks are marked
+saved once they are in the staging slot, before they are hashed and written, because a thread of the
+program may wait for them. The chunks that an image needs were chosen before; a chunk map only
+changes when and from where a chunk is copied, and the digest proves the result.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +22,17 @@ from phosd.errors import Timeout
 _RESERVED = 2
 """Slots of the ring kept for chunks that threads wait for, if the ring is large enough."""
 _STAGING = 12
-"""Batches on their way to staging slots: the program waits for what is claimed and not there.
+"""Most batches in flight to staging slots: the program waits for claimed chunks until they arrive.
 
-Beside a busy program they get there together, when it is the mover's turn: after 1.7 ms (H200),
-in which the bus moves five. With half as many a drain was a tenth slower."""
+Beside a busy program they arrive together when the mover gets the GPU, after 1.7 ms (H200), in
+which the bus moves five. With half of these a drain took a tenth longer.
+"""
 _PAUSE_SECONDS = 0.0005
 _GIVE_UP = 3
-"""The level of pressure at which the program needs all the memory."""
+"""The level of memory pressure at which the program needs all the memory."""
 
 LetGo = Callable[[list[int]], None]
-"""Tells the engine that blocks are dropped here, so that it lets go of them too."""
+"""Tells the engine which blocks were dropped here, so that it releases them, too."""
 
 
 def drain(
@@ -42,10 +42,10 @@ def drain(
     let_go: LetGo,
     settled: Callable[[], bool],
 ) -> Drained:
-    """Save the chunks that are wanted. ``descriptors``: of the chunk maps, then of the packs.
+    """Save the wanted chunks. ``descriptors``: those of the chunk maps, then of the packs.
 
-    ``settled`` tells whether the engine has let go of all that ``let_go`` named. When this fails,
-    the chunk maps say that the job is over. Raises as :class:`CopyOut` does.
+    ``settled`` returns whether the engine has released all blocks passed to ``let_go``. On failure
+    the chunk maps are set to aborted. Raises as :class:`CopyOut` does.
     """
     gpu, ring, target = transfer.gpu, transfer.ring, request.target
     count = len(request.chunk_maps)
@@ -59,7 +59,7 @@ def drain(
 
 
 class _Drained:
-    """What was done so far."""
+    """The results of a drain so far."""
 
     def __init__(self, gpu: Gpu, request: Drain) -> None:
         self._gpu = gpu
@@ -75,11 +75,11 @@ class _Drained:
         self.changed: list[tuple[int, int]] = []
 
     def digest(self, chunk: Chunk) -> bytes:
-        """What a chunk's digest was at the stop."""
+        """Return a chunk's digest of the stop."""
         return self._digests[chunk.key][SIZE * chunk.index : SIZE * (chunk.index + 1)]
 
     def place(self, items: Sequence[Item], shadows: Sequence[Chunk]) -> None:
-        """Note where chunks will lie, and which of them come from shadow slots."""
+        """Record the places of chunks, and which of them come from shadow slots."""
         self._shadows += shadows
         for item in items:
             chunk = item.chunk
@@ -90,13 +90,13 @@ class _Drained:
             self._bytes += chunk.length
 
     def copied(self, items: Sequence[Item], digests: Sequence[bytes]) -> None:
-        """Compare what was saved with what there was at the stop."""
+        """Compare the digests of saved chunks with those of the stop."""
         for item, digest in zip(items, digests, strict=True):
             if digest != self.digest(item.chunk):
                 self.changed.append((item.chunk.key, item.chunk.index))
 
     def result(self, plan: Plan, *, gave_up: bool) -> Drained:
-        """The answer to the request."""
+        """Return the reply to the request."""
         complete = not (self.changed or gave_up)
         median, longest = plan.saving()
         return Drained(
@@ -112,7 +112,7 @@ class _Drained:
         )
 
     def _needless(self) -> int:
-        """How many of the chunks that were shadowed have still not been changed."""
+        """Count the shadowed chunks that still have the bytes of the stop."""
         keys = list({c.key: None for c in self._shadows if c.key not in self.dropped})
         now = dict(zip(keys, self._gpu.digest(keys), strict=True))
         return sum(
@@ -123,7 +123,7 @@ class _Drained:
 
 
 class _Loop:
-    """Claims and starts batches until every chunk is written."""
+    """The loop that claims and starts batches until every chunk is written."""
 
     def __init__(
         self, transfer: Transfer, stripes: Stripes, plan: Plan, out: CopyOut, drained: _Drained
@@ -137,9 +137,9 @@ class _Loop:
         self._reserved = min(_RESERVED, len(self._ring.slots) // 4)
 
     def run(self, let_go: LetGo, settled: Callable[[], bool]) -> bool:
-        """False when the program needs its memory more than we the image.
+        """Run the loop. Returns False if it gave up because the program needs all its memory.
 
-        Ends early when a chunk has changed: nothing is worth saving then.
+        Ends early if a chunk differs from the stop: nothing is worth saving then.
         """
         while not self._drained.changed:
             self._out.check()
@@ -168,7 +168,7 @@ class _Loop:
         stripe, room = self._stripes.next(self._ring.records)
         slot = self._ring.take()
         chunks, shadows = self._plan.claim(slot.index, room)
-        if not chunks:  # what is left is being copied into shadow slots
+        if not chunks:  # the rest is being copied into shadow slots
             self._ring.give(slot)
             return False
         items = fill(stripe, chunks)
@@ -177,7 +177,7 @@ class _Loop:
         return True
 
     def _relieve(self, level: int, let_go: LetGo) -> None:
-        """Give memory back: released slabs and freed blocks; from level 2 save those first."""
+        """Free released slabs and freed blocks; from level 2 on, save freed blocks first."""
         if level > 1:
             self._plan.freed_first()
         complete, keys = self._plan.droppable()
@@ -187,7 +187,7 @@ class _Loop:
             self._plan.answer()
 
     def _give_up(self, let_go: LetGo, settled: Callable[[], bool]) -> None:
-        """Give back all that the program has freed, saved or not, and every slab."""
+        """Free all blocks that the program has freed, saved or not, and every slab."""
         self._drop(self._plan.droppable(everything=True)[1], let_go)
         while not settled():
             self._out.check()
@@ -195,7 +195,7 @@ class _Loop:
         self._plan.answer()
 
     def _drop(self, keys: list[int], let_go: LetGo) -> None:
-        self._out.wait_staged()  # they may still be read from
+        self._out.wait_staged()  # staging may still read from them
         self._gpu.drop_kept(keys)
         self._drained.dropped += keys
         let_go(keys)

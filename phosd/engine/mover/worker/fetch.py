@@ -1,4 +1,4 @@
-"""Fetching: chunks of blocks of this GPU or of others, straight from memory to memory."""
+"""Fetch chunks from blocks on this GPU or others, directly from memory to memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,13 +11,13 @@ from phosd.engine.system.cuda import call
 from phosd.errors import Cancelled, Internal
 
 _BATCH = 1 << 30
-"""Bytes between two looks at whether somebody has cancelled: a few milliseconds by NVLink."""
+"""Bytes between checks for cancellation: a few milliseconds over NVLink."""
 
 
 def fetch(transfer: Transfer, request: Fetch) -> None:
-    """Copy what ``request`` names. Raises :class:`Cancelled`.
+    """Copy the chunks that ``request`` names. Raises :class:`Cancelled`.
 
-    Programs may write the chunks meanwhile: who wants to know compares the digests.
+    Programs may write the chunks meanwhile; compare digests to know whether the copies are equal.
     """
     gpu = transfer.gpu
     with streams(1) as (stream,):
@@ -40,7 +40,7 @@ def fetch(transfer: Transfer, request: Fetch) -> None:
 
 
 def _pieces(gpu: Gpu, request: Fetch) -> Iterator[tuple[GpuBlock, int, int, int]]:
-    """(block there, address there, address here, bytes); neighbouring chunks in one piece."""
+    """Yield (source block, source address, address here, bytes), with adjacent chunks joined."""
     for key, other, indices in request.blocks:
         here, there = gpu.block(key), gpu.block(other)
         if here.size != there.size:
@@ -56,7 +56,7 @@ def _pieces(gpu: Gpu, request: Fetch) -> Iterator[tuple[GpuBlock, int, int, int]
 
 
 def _runs(indices: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """Ascending indices as (first, count)."""
+    """Join ascending indices into (first, count)."""
     first, count = -1, 0
     for index in indices:
         if count and index == first + count:

@@ -1,4 +1,4 @@
-"""The mover's GPU: blocks mapped here, and the digest kernel."""
+"""Map blocks on the mover's GPU, allocate and reserve memory, and launch the digest kernel."""
 
 import contextlib
 import ctypes
@@ -24,13 +24,14 @@ _POINTER = struct.Struct("<Q")
 class GpuBlock:
     """Device memory that this process has mapped at ``address``; ``size`` in bytes.
 
-    ``chunks`` are (address, length in bytes), ``table`` the same for the digest kernel: made before
-    they are needed, because the digests are computed while a program stands still.
+    ``chunks`` are (address, length in bytes), and ``table`` is the same for the digest kernel. Both
+    are made in advance, because digests are computed while a program is stopped.
 
-    ``home`` is the ordinal of the GPU that has the memory, if this one cannot reach it: then only
-    the driver's peer copy can, by way of the host.
+    ``home`` is the ordinal of the GPU that has the memory, if this one cannot access it; only the
+    driver's peer copy can then read it, through the host.
 
-    ``slab`` is what it is a part of, if it has no ``handle`` and no ``fd`` of its own.
+    ``slab`` is the allocation that the block is a part of, if it has no ``handle`` and ``fd`` of
+    its own.
     """
 
     address: int
@@ -54,7 +55,7 @@ class _MappedSlab:
 
 
 class Gpu:
-    """One device with its context. ``blocks`` holds what was adopted or created, by key."""
+    """A device with its context. ``blocks`` has the adopted and created blocks, by key."""
 
     def __init__(self, ordinal: int, key: DigestKey) -> None:
         self._bindings = driver()
@@ -90,9 +91,9 @@ class Gpu:
         descriptors: Sequence[int],
         home: int | None = None,
     ) -> None:
-        """Import and map memory; takes the descriptors over. All or nothing.
+        """Import and map memory; takes over the descriptors. All or nothing.
 
-        ``home`` is the ordinal of the GPU that has it, if it is another.
+        ``home`` is the ordinal of the GPU that has the memory, if it is another.
         """
         if len(blocks) != len(descriptors):
             raise Internal(f"{len(blocks)} blocks came with {len(descriptors)} descriptors")
@@ -114,9 +115,9 @@ class Gpu:
             raise
 
     def create(self, blocks: Sequence[tuple[int, int]]) -> list[int]:
-        """Make and map new memory; returns one exportable descriptor each. All or nothing.
+        """Allocate and map new memory; return one exportable descriptor each. All or nothing.
 
-        The contents are undefined, as the driver gives them.
+        The contents are undefined.
         """
         kind = self._bindings.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         added: list[int] = []
@@ -141,7 +142,7 @@ class Gpu:
         return [self.blocks[key].fd for key in added]
 
     def create_together(self, blocks: Sequence[tuple[int, int]]) -> None:
-        """Make and map new memory for several blocks in one allocation. All or nothing."""
+        """Allocate and map new memory for several blocks in one allocation. All or nothing."""
         if not blocks:
             return
         for key, size in blocks:
@@ -157,7 +158,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def keeping(self, keys: Collection[int]) -> Iterator[None]:
-        """Inside, other threads cannot drop these blocks."""
+        """Prevent other threads from dropping these blocks inside the context."""
         used = frozenset(keys)
         with self._using:
             self._users.update(used)
@@ -174,13 +175,13 @@ class Gpu:
         self._leave_neighbours()
 
     def drop_kept(self, keys: Iterable[int]) -> None:
-        """Unmap and release blocks that the caller alone keeps."""
+        """Unmap and release blocks that only the caller keeps (:meth:`keeping`)."""
         for key in keys:
             self._drop(key, 1)
         self._leave_neighbours()
 
     def rename(self, keys: Mapping[int, int]) -> None:
-        """Call blocks by other keys: all of them or none."""
+        """Give blocks new keys: all of them or none."""
         with self._using:
             for key in keys:
                 self._require_unused(key, 0)
@@ -188,17 +189,19 @@ class Gpu:
                 self.blocks[new] = self.blocks.pop(key)
 
     def keys(self) -> set[int]:
-        """The keys of the blocks; other threads add and drop some at any time."""
+        """Return the keys of the blocks; other threads add and drop some at any time."""
         return set(self.blocks)
 
     def block(self, key: int) -> GpuBlock:
-        """The block of that key."""
+        """Return the block with this key."""
         if key not in self.blocks:
             raise Internal(f"the data mover holds no block {key}")
         return self.blocks[key]
 
     def digest(self, keys: Sequence[int]) -> list[bytes]:
-        """The digests of each block's chunks, 16 bytes each; one launch for all. Thread-safe."""
+        """Return the digests of each block's chunks, 16 bytes each; one launch for all.
+        Thread-safe.
+        """
         tables = [self.block(key).table for key in keys]
         table = b"".join(tables)
         count = len(table) // SIZE
@@ -212,7 +215,7 @@ class Gpu:
             call("cuMemcpyDtoH", digests, self._table + len(table), len(digests))
         blobs = []
         at = 0
-        for part in tables:  # an entry of the table is as long as a digest
+        for part in tables:  # a table entry and a digest have the same length
             blobs.append(bytes(digests[at : at + len(part)]))
             at += len(part)
         return blobs
@@ -240,7 +243,9 @@ class Gpu:
             call("cuMemcpyPeerAsync", address, self.context, at, there, size, stream)
 
     def usable(self) -> bool:
-        """Whether the context still works: some errors, such as a wild access, end it for good."""
+        """Return whether the context works: some errors, such as an illegal access, end it for
+        good.
+        """
         try:
             call("cuCtxSynchronize")
         except PhosError:
@@ -248,20 +253,21 @@ class Gpu:
         return True
 
     def free_memory(self) -> tuple[int, int]:
-        """(free, total) device memory in bytes."""
+        """Return (free, total) device memory in bytes."""
         free, total = call("cuMemGetInfo")
         return int(free), int(total)
 
     @property
     def reserved(self) -> set[ProcessId]:
-        """For whom memory is reserved: (pid, start time)."""
-        known = list(self._reserved)  # at once: other threads may be reserving
+        """The processes that memory is reserved for."""
+        known = list(self._reserved)  # one copy, since other threads may reserve
         return {process for processes in known for process in processes}
 
     def reserve(self, byte_count: int, processes: Iterable[ProcessId]) -> None:
-        """Keep device memory for ``processes``; 0 lets go of what is kept for nobody else.
+        """Reserve device memory for ``processes``; 0 releases what is reserved for no other
+        process.
 
-        A new amount for the same ones replaces the old one.
+        A new amount for the same processes replaces the old one.
         """
         wanted = frozenset(processes)
         with self._reserving:
@@ -289,18 +295,20 @@ class Gpu:
             self._unmap(slab)
 
     def _require_unused(self, key: int, users: int) -> GpuBlock:
-        """The block, when no more requests than that keep it."""
+        """Return the block. Raises if more than ``users`` requests keep it."""
         if self._users[key] > users:
             raise Internal(f"block {key} is being copied", hint="drop it afterwards")
         return self.block(key)
 
     def _reaches(self, ordinal: int) -> bool:
-        """Whether this GPU can read the memory of another."""
+        """Return whether this GPU can access the memory of another."""
         other = call("cuDeviceGet", ordinal)
         return ordinal == self._ordinal or bool(call("cuDeviceCanAccessPeer", self.device, other))
 
     def _neighbour(self, ordinal: int) -> Any:
-        """A context on a GPU that this one cannot reach, kept while blocks of it are held."""
+        """Return a context on a GPU that this one cannot access, retained while blocks on it are
+        mapped.
+        """
         if ordinal not in self._neighbours:
             device = call("cuDeviceGet", ordinal)
             self._neighbours[ordinal] = call("cuDevicePrimaryCtxRetain", device)
@@ -311,7 +319,8 @@ class Gpu:
             return
         needed = {block.home for block in list(self.blocks.values())}
         for ordinal in self._neighbours.keys() - needed:
-            if self._neighbours.pop(ordinal, None) is not None:  # else another thread was quicker
+            # Otherwise another thread released it.
+            if self._neighbours.pop(ordinal, None) is not None:
                 call("cuDevicePrimaryCtxRelease", call("cuDeviceGet", ordinal))
 
     def _access(self, ordinal: int) -> Any:
@@ -324,7 +333,7 @@ class Gpu:
         return access
 
     def _add(self, key: int, size: int, handle: Any, fd: int, home: int | None = None) -> None:
-        """Map ``handle``, which is released when that fails, for this GPU, or for its ``home``."""
+        """Map ``handle`` for this GPU, or for its ``home``; on failure the handle is released."""
         try:
             self._require_new(key, size)
         except BaseException:
@@ -340,11 +349,11 @@ class Gpu:
             raise Internal(f"block {key} has {size} bytes, not a multiple of {PAGE}")
 
     def _map(self, size: int, handle: Any, home: int) -> int:
-        """The address where memory is mapped; ``handle`` is released when that fails."""
+        """Map memory and return its address; on failure ``handle`` is released."""
         address = 0
         about = f"{size} bytes"
         try:
-            room = size + CHUNK  # a gap, so that no copy runs from one block into another
+            room = size + CHUNK  # a gap, so that no copy overruns into the next block
             address = int(call("cuMemAddressReserve", room, 0, 0, 0, about=about))
             call("cuMemMap", address, size, 0, handle, 0, about=about)
             try:
@@ -365,7 +374,9 @@ class Gpu:
         call("cuMemRelease", mapped.handle)
 
     def _reserve_table(self, count: int) -> None:
-        """Device memory for ``count`` table entries and digests, kept for the next time."""
+        """Allocate device memory for ``count`` table entries and digests; it is kept for later
+        calls.
+        """
         if count > self._table_chunks:
             if self._table:
                 call("cuMemFree", self._table)
@@ -393,12 +404,12 @@ class Gpu:
 
 
 def _chunks(address: int, size: int) -> tuple[list[tuple[int, int]], bytes]:
-    """The chunks of a block, and the table of them."""
+    """Return the chunks of a block, and the kernel's table of them."""
     end = address + size
     chunks = [(at, min(CHUNK, end - at)) for at in range(address, end, CHUNK)]
     return chunks, pack_chunks(chunks)
 
 
 def _whole(size: int) -> int:
-    """Bytes of so many whole chunks as hold ``size`` bytes."""
+    """Return the bytes of the whole chunks that hold ``size`` bytes."""
     return -(-size // CHUNK) * CHUNK

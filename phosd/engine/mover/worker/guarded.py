@@ -1,7 +1,7 @@
-"""Guard the memory of parked processes, and their reservations, when the engine is gone.
+"""Guard the memory of parked processes, and their reservations, after the engine is gone.
 
-An engine that is killed leaves processes whose memory only the mover holds. Whoever brings them
-back asks for it by process and block.
+If an engine is killed, only the mover still holds the memory of its parked processes. Recovery asks
+for it by process and block.
 """
 
 import itertools
@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 class GuardedMemory:
     """Guard blocks and reservations of a mover's GPU beyond the life of its engine. Thread-safe.
 
-    A block that the engine is gone from, or has dropped, is known to the GPU by a negative key, so
-    that no key of an engine is taken.
+    Guarded blocks that the engine dropped or left behind get negative keys, so that they cannot
+    collide with an engine's keys.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -33,11 +33,11 @@ class GuardedMemory:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has to outlive the engine."""
+        """Whether there is nothing that must outlive the engine."""
         return not self._guarded and not self._gpu.reserved
 
     def answer(self, request: wire.Message) -> tuple[wire.Message, list[int]]:
-        """Carry out what a visitor may ask for."""
+        """Carry out a request that a visitor may send."""
         match request:
             case wire.ListParked():
                 return self._list()
@@ -50,7 +50,7 @@ class GuardedMemory:
         return wire.Done(), []
 
     def guard(self, blocks: Iterable[tuple[int, int, int, int]]) -> None:
-        """Keep blocks, as (pid, start time, block id, key), whatever becomes of the engine."""
+        """Guard blocks, as (pid, start time, block id, key), so that they outlive the engine."""
         rows = {(pid, start, block): key for pid, start, block, key in blocks}
         for key in rows.values():
             self._gpu.block(key)
@@ -58,29 +58,31 @@ class GuardedMemory:
             self._guarded |= rows
 
     def unguard(self, processes: Iterable[ProcessId]) -> None:
-        """Nothing of these processes is parked any more."""
+        """Stop guarding blocks of these processes, and drop those that no engine has."""
         gone = set(processes)
         with self._lock:
             self._guarded = {row: key for row, key in self._guarded.items() if row[:2] not in gone}
             self._drop_orphans()
 
     def drop(self, keys: Iterable[int]) -> None:
-        """The engine needs these blocks no more. What is guarded stays: perhaps its process could
-        not be given it back, and nobody else has it.
+        """Drop blocks that the engine no longer needs.
+
+        Guarded blocks stay: perhaps their process could not get them back, and no other process has
+        them.
         """
         with self._lock:
             self._drop(keys)
 
     def end_session(self) -> None:
-        """The engine is gone: drop what it had, but for what is guarded."""
+        """Drop the blocks of an engine that is gone, except for guarded ones."""
         self._gpu.reserve(0, ())
         with self._lock:
-            keys = self._gpu.keys()  # but for what a drain has dropped
+            keys = self._gpu.keys()  # without those that a drain has dropped
             self._guarded = {row: key for row, key in self._guarded.items() if key in keys}
             self._drop([key for key in keys if key >= 0])
 
     def forget_the_dead(self) -> None:
-        """Nobody can give memory back to a process that has ended."""
+        """Drop the blocks and reservations of processes that have ended."""
         with self._lock:
             known = {ProcessId(*row[:2]) for row in self._guarded}
         known |= self._gpu.reserved

@@ -1,7 +1,7 @@
-"""Copy-in: packs into device memory, hashed there before anyone may use it.
+"""Copy packs into device memory, and hash it there before any process may use it.
 
-Threads read runs of records into the pinned ring and copy their chunks to where they belong. A
-chunk that occurs several times is read once and copied on the device.
+Threads read runs of records into the pinned ring and copy their chunks to their places. A chunk
+that occurs several times is read once and copied on the device.
 """
 
 import errno
@@ -33,14 +33,14 @@ _BAD = "the image cannot be restored; `phos verify` tells whether the disk is at
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A stored chunk and the device addresses that want it."""
+    """A stored chunk and the device addresses that it is copied to."""
 
     ref: ChunkRef
     addresses: list[int]
 
 
 class _Source:
-    """A pack to read: through the page cache where the bytes are there, directly otherwise."""
+    """A pack to read: through the page cache if the bytes are in it, directly otherwise."""
 
     def __init__(self, number: int, fd: int) -> None:
         self.number = number
@@ -61,7 +61,9 @@ class _Source:
             done += count
 
     def _cached(self, view: memoryview, offset: int) -> bool:
-        """Whether the first page is in memory; file systems that cannot tell count as memory."""
+        """Return whether the first page is in the page cache; True if the file system cannot
+        tell.
+        """
         try:
             return os.preadv(self._fd, [view[:PAGE]], offset, os.RWF_NOWAIT) > 0
         except OSError as error:
@@ -71,9 +73,9 @@ class _Source:
 
 
 def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
-    """Fill blocks from packs, of which ``descriptors`` are open for reading, and hash them.
+    """Fill blocks from packs and hash them; ``descriptors`` are the packs', open for reading.
 
-    Raises :class:`ImageCorrupt` naming the first chunk whose bytes are not the saved ones.
+    Raises :class:`ImageCorrupt` naming the first chunk that does not have its saved bytes.
     """
     gpu, ring = transfer.gpu, transfer.ring
     if len(request.packs) != len(descriptors):
@@ -123,7 +125,7 @@ def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
 
 
 def _stored_chunks(gpu: Gpu, request: Load) -> list[_Chunk]:
-    """Each stored chunk once, in the order of the packs."""
+    """Return each stored chunk once, ordered by pack."""
     found: dict[tuple[int, int], _Chunk] = {}
     for key, refs in request.blocks:
         chunks = gpu.block(key).chunks
@@ -140,7 +142,7 @@ def _stored_chunks(gpu: Gpu, request: Load) -> list[_Chunk]:
 
 
 def _batches(chunks: Sequence[_Chunk], records: int) -> Iterator[list[_Chunk]]:
-    """Chunks whose records follow one another, as many as a slot takes."""
+    """Yield chunks with consecutive records, as many as fit a slot."""
     batch: list[_Chunk] = []
     for chunk in chunks:
         if batch:

@@ -1,8 +1,8 @@
-"""The data mover's process: it begins before its engine, and ends when nobody needs it any more.
+"""Run the data mover's process, from before its engine attaches until it is not needed.
 
-One engine at a time is served. When its connection ends, also because it was killed, what is parked
-stays (see guarded.py), all else is dropped, and the next engine, or a visitor who brings processes
-back without one, is waited for. A mover that keeps nothing for anybody ends after a while.
+It serves one engine at a time. When the engine's connection ends, even by a kill, guarded memory
+stays (see guarded.py), everything else is dropped, and the mover waits for the next engine, or for
+a visitor that brings processes back. A mover that keeps nothing exits after a while.
 """
 
 import argparse
@@ -31,19 +31,19 @@ from phosd.engine.system.sd_notify import Supervisor
 from phosd.errors import Busy, PhosError
 
 LINGER_SECONDS = float(os.environ.get("PHOS_TEST_LINGER", "30"))
-"""How long a mover waits for an engine when it keeps nothing."""
+"""Seconds that a mover which keeps nothing waits for an engine."""
 _ATTACH_SECONDS = 10.0
-"""How long a client may take to say who it is."""
+"""Seconds that a client has to send :class:`wire.Attach`."""
 _TURN_SECONDS = 30.0
-"""How long an engine waits for what an earlier one has left to be settled."""
+"""Seconds that an engine waits until the mover has finished with an earlier one."""
 _LOOK_SECONDS = 1.0
-"""How often to look whether the processes that something is kept for still live."""
+"""Seconds between checks whether the processes that memory is kept for still live."""
 
 _log = logging.getLogger(__name__)
 
 
 class MoverDaemon:
-    """Serve the clients of GPU ``gpu``'s mover, until nothing needs it any more."""
+    """Serve the clients of GPU ``gpu``'s mover, until it is no longer needed."""
 
     def __init__(self, gpu: int, ring_bytes: int, linger: float) -> None:
         self._ordinal = gpu
@@ -58,7 +58,7 @@ class MoverDaemon:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def run(self, listener: socket.socket) -> int:
-        """Serve each client that connects. Returns the exit status."""
+        """Serve every client that connects. Returns the exit status."""
         poller = select.poll()
         poller.register(listener, select.POLLIN)
         poller.register(self._wake, select.POLLIN)
@@ -69,21 +69,21 @@ class MoverDaemon:
                 self._look()
             except PhosError as error:
                 _log.error("the GPU does not answer: %s", error)
-            except Exception:  # whatever it is: what is parked must not be lost for that
+            except Exception:  # whatever it is, guarded memory must not be lost for it
                 _log.exception("looking after what is kept failed, and is tried again")
         return self._status
 
     def _admit(self, listener: socket.socket) -> None:
         try:
             end, _ = listener.accept()
-        except OSError as error:  # no descriptor is left: later perhaps
+        except OSError as error:  # no descriptor is left: try again later
             _log.error("nobody can be admitted: %s", error)
             time.sleep(_LOOK_SECONDS)
             return
         client = threading.Thread(target=self._serve, args=(end,), daemon=True)
         try:
             client.start()
-        except RuntimeError as error:  # no thread is left: the client comes again
+        except RuntimeError as error:  # no thread is left: the client will come again
             _log.error("a client is sent away: %s", error)
             end.close()
             return
@@ -110,7 +110,7 @@ class MoverDaemon:
         connections = [connection]
         try:
             if connection.peer()[1] not in (0, os.geteuid()):
-                return  # the folder is closed to others; so is this door
+                return  # only root may connect, as only root may enter the folder
             received = connection.receive(_ATTACH_SECONDS)
             match received:
                 case (_, wire.Attach(key=b""), []):
@@ -158,7 +158,7 @@ class MoverDaemon:
             self._turn.release()
 
     def _made_ready(self, key: DigestKey) -> tuple[Gpu, Ring, GuardedMemory]:
-        """With the engine's key; the slow part is done once."""
+        """Return the GPU, its ring and its guarded memory, made once, with the engine's key."""
         if self._ready is None:
             gpu = Gpu(self._ordinal, key)
             self._ready = gpu, Ring(self._ring_bytes), GuardedMemory(gpu)
@@ -179,7 +179,7 @@ class MoverDaemon:
             try:
                 usable.append(server.run())
             finally:
-                for connection in connections:  # the engine has all of them, or none
+                for connection in connections:  # the engine keeps all connections or none
                     connection.shut_down()
 
         threads = [threading.Thread(target=serve, args=(each,), daemon=True) for each in servers]
@@ -187,7 +187,7 @@ class MoverDaemon:
             thread.start()
         for thread in threads:
             thread.join()
-        if not all(usable):  # what is parked the engine has, too: it lives
+        if not all(usable):  # guarded memory is safe: the engine lives, and holds it, too
             self._end(1)
             return
         gpu.attach()
@@ -199,13 +199,13 @@ class MoverDaemon:
             if parked.empty:
                 self._end(1)
         if any(server.leaving for server in servers):
-            self._patience = 0.0  # as soon as nothing is kept for anybody
+            self._patience = 0.0  # exit as soon as nothing is kept
             if parked.empty:
                 self._end(0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of ``python -m phosd.engine.mover``."""
+    """Run ``python -m phosd.engine.mover``."""
     parser = argparse.ArgumentParser(
         prog="phosd.engine.mover",
         description="The data mover of one GPU: serves phosd at DIR/mover/N.sock, and keeps the"
@@ -229,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             Supervisor().ready()
             return MoverDaemon(options.gpu, options.ring, options.linger).run(listener)
     except Busy:
-        return 0  # somebody else was quicker: the engine finds that one
+        return 0  # another mover has started: the engine finds that one
     except (PhosError, OSError) as error:
         print(f"mover {options.gpu}: {error}", file=sys.stderr)
         return 1

@@ -1,8 +1,8 @@
-"""Map and pin packs that lie in memory: the device writes its chunks straight into them.
+"""Map and pin packs in memory, so that the device writes chunks directly into them.
 
-A pack on a tmpfs is host memory already. Pinning it takes 0.07 s a GB once its pages are there
-(H200, driver 580.159), so it is done before the program stops; then copying out runs at the speed
-of the bus, while writing through the file system took twice as long with 16 threads.
+A pack on a tmpfs is host memory already. Pinning takes 0.07 s per GB once its pages are allocated
+(H200, driver 580.159), so it is done before the program stops; copying out then runs at the speed
+of the bus, while writing through the file system with 16 threads took twice as long.
 """
 
 import ctypes
@@ -26,16 +26,16 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 @dataclass(frozen=True)
 class PinnedPack:
-    """One mapped pack: its host ``address`` and its bytes."""
+    """A mapped pack: its host ``address`` and its bytes."""
 
     address: int
     view: memoryview
 
 
 class PinnedPacks:
-    """Pin packs, and find them by the file that a descriptor is open on.
+    """Pin packs, and find them by a descriptor of their file.
 
-    One thread pins and unpins; others may look for packs meanwhile.
+    One thread pins and unpins; others may look up packs meanwhile.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -45,8 +45,8 @@ class PinnedPacks:
         self._numbers = itertools.count(1)
 
     def pin(self, descriptors: Sequence[int]) -> int:
-        """Pin the packs that lie in memory; those on a disk stay as they are. Returns what
-        :meth:`unpin` takes.
+        """Pin the packs that are in memory, not those on a disk. Returns the number for
+        :meth:`unpin`.
         """
         number = next(self._numbers)
         pinned = self._pins[number] = []
@@ -59,11 +59,11 @@ class PinnedPacks:
         return number
 
     def find(self, descriptor: int) -> PinnedPack | None:
-        """The pinned pack that the descriptor is open on."""
+        """Return the pinned pack whose file the descriptor refers to, or None."""
         return self._packs.get(_identity(descriptor))
 
     def unpin(self, number: int) -> None:
-        """Unpin what :meth:`pin` pinned. The packs keep their bytes."""
+        """Unpin the packs of one :meth:`pin`. They keep their bytes."""
         self._let_go(self._pins.pop(number, []))
 
     def unpin_all(self) -> None:

@@ -1,4 +1,4 @@
-"""The order in which a mover saves chunks while their programs run: plan.h, from Python."""
+"""Plan the order in which a mover saves chunks while their programs run, by plan.h."""
 
 import ctypes
 import functools
@@ -21,11 +21,11 @@ _CLAIM = struct.Struct("<QIIII")
 
 
 class PlanStatus(NamedTuple):
-    """How far a plan is.
+    """The progress of a plan.
 
-    ``left`` chunks are not claimed yet, for ``urgent`` of them a thread waits. ``aborted``: the job
-    of a chunk map is over. ``wanted``: the level of pressure that is not answered yet. ``staging``
-    batches are claimed and not yet in their staging slots.
+    ``left`` chunks are not claimed yet, and threads wait for ``urgent`` of them. ``aborted``: the
+    job of a chunk map is over. ``wanted``: the level of memory pressure that is not answered yet.
+    ``staging`` batches are claimed and not yet in their staging slots.
     """
 
     left: int
@@ -36,7 +36,9 @@ class PlanStatus(NamedTuple):
 
 
 class Plan:
-    """Chooses and claims the chunks of a request, batch by batch (numbered as the ring's slots)."""
+    """Chooses and claims the chunks of a request, in batches that are numbered as the ring's
+    slots.
+    """
 
     def __init__(
         self,
@@ -89,13 +91,15 @@ class Plan:
         return int(made)
 
     def status(self) -> PlanStatus:
-        """Read how far the plan is, and what its programs ask for."""
+        """Read the progress of the plan, and the memory pressure of its programs."""
         found = (ctypes.c_uint32 * 5)()
         _library().phos_plan_look(self._order, found)
         return PlanStatus(*found)
 
     def claim(self, batch: int, most: int) -> tuple[list[Chunk], list[Chunk]]:
-        """Claim chunks: all of them, by address, and those of them that lie in shadow slots."""
+        """Claim chunks. Returns all of them, ordered by address, and those that are in shadow
+        slots.
+        """
         count = _library().phos_plan_claim(self._order, batch, most, self._claims)
         claims = sorted(_CLAIM.iter_unpack(self._claims.raw[: _CLAIM.size * count]))
         chunks = [Chunk(self._keys[b], i, at, length) for at, b, i, length, _ in claims]
@@ -103,26 +107,28 @@ class Plan:
         return chunks, shadows
 
     def staged(self, batch: int) -> None:
-        """The bytes of a batch are safe: mark its chunks saved, from any thread."""
+        """Mark the chunks of a batch saved, since their bytes are safe. May be called on any
+        thread.
+        """
         _library().phos_plan_staged(self._order, batch)
 
     def wait(self, seconds: float) -> None:
-        """Wait for something to be posted, at most so long."""
+        """Wait until something is posted, for at most ``seconds``."""
         _library().phos_plan_wait(self._order, seconds)
 
     def abort(self) -> None:
-        """Tell the hooks that no chunk matters any more."""
+        """Tell the hooks that no chunk is needed any more."""
         _library().phos_plan_abort(self._order)
 
     def freed_first(self) -> None:
-        """From now on save the blocks that the programs have freed before all others."""
+        """Save the blocks that programs have freed before all others, from now on."""
         _library().phos_plan_freed_first(self._order)
 
     def droppable(self, *, everything: bool = False) -> tuple[bool, list[int]]:
-        """Keys of freed blocks that are saved, and of released slabs: each once.
+        """Return the keys of freed blocks that are saved, and of released slabs; each only once.
 
-        Also whether these are all: no freed block is left that is not saved. ``everything`` gives
-        those that are not, too, and all slabs.
+        The first value is whether these are all, so that every freed block is saved. ``everything``
+        also returns freed blocks that are not saved, and all slabs.
         """
         blocks = (ctypes.c_uint32 * len(self._keys))()
         slabs = (ctypes.c_uint32 * len(self._slabs))()
@@ -135,17 +141,19 @@ class Plan:
         return bool(complete), keys + [self._slabs[s] for s in slabs[: counts[1]]]
 
     def answer(self) -> None:
-        """Tell the hooks that the pressure they reported was answered."""
+        """Tell the hooks that the memory pressure they reported was answered."""
         _library().phos_plan_answer(self._order)
 
     def saving(self) -> tuple[float, float]:
-        """Seconds from the claim of a batch to its being marked saved: median, longest."""
+        """Return the seconds from the claim of a batch until it is marked saved: median,
+        longest.
+        """
         found = (ctypes.c_uint64 * 2)()
         _library().phos_plan_saving(self._order, found)
         return found[0] / 1e9, found[1] / 1e9
 
     def close(self) -> None:
-        """Let go of the chunk maps. No batch may be on its way any more."""
+        """Unmap the chunk maps. No batch may be in flight."""
         if self._order:
             _library().phos_plan_close(self._order)
             self._order = 0

@@ -1,7 +1,7 @@
-"""The pinned ring: slots of host memory that the device copies to and from at full speed.
+"""Allocate the pinned ring: slots of host memory that the device copies to and from at full speed.
 
-Pinning is slow (0.4 to 0.9 s a GB), so it is done once. Each slot has a staging slot of the same
-layout in device memory: what is hashed there is what is copied out.
+Pinning is slow (0.4 to 0.9 s per GB), so it is done once. Each slot has a staging slot of the same
+layout in device memory: the bytes that are hashed there are those that are copied out.
 """
 
 import ctypes
@@ -13,16 +13,16 @@ from phosd.engine.system.cuda import call, driver
 from phosd.errors import InvalidOption
 
 _SLOTS = 24
-"""Slots that a ring is cut into when it is large enough: for 16 threads, and some on their way."""
+"""Slots of a ring that is large enough: for 16 threads, and some in flight."""
 _MAX_RECORDS = 15
-"""Records a slot: about 32 MiB. More gains nothing and makes the pipeline start later."""
+"""Records per slot: about 32 MiB. More gains nothing and starts the pipeline later."""
 
 
 class Slot:
-    """A piece of the ring. ``host`` and ``staging`` are addresses, ``view`` is the host memory.
+    """A part of the ring. ``host`` and ``staging`` are addresses, ``view`` is the host memory.
 
-    ``table`` is the pinned address of the digest kernel's table, and of its results after it.
-    Events: the chunks are ``staged``, ``hashed``; everything is done (``event``).
+    ``table`` is the pinned address of the digest kernel's table, followed by its results. Events:
+    the chunks are ``staged``, then ``hashed``, then everything is done (``event``).
     """
 
     def __init__(self, index: int, host: int, staging: int, size: int, table: int) -> None:
@@ -42,9 +42,9 @@ class Slot:
 
 
 class Ring:
-    """Allocates ``byte_count`` bytes of pinned memory, and as much device memory for staging.
+    """Pinned memory of ``byte_count`` bytes, and as much device memory for staging.
 
-    Raises :class:`InvalidOption` for a ring that does not hold two chunks.
+    Raises :class:`InvalidOption` if the ring cannot hold two chunks.
     """
 
     def __init__(self, byte_count: int) -> None:
@@ -71,11 +71,13 @@ class Ring:
 
     @property
     def free(self) -> int:
-        """Slots that :meth:`take` would give without waiting, if nobody else takes them."""
+        """The number of slots that :meth:`take` returns without waiting, if no other thread takes
+        them.
+        """
         return self._free.qsize()
 
     def take(self) -> Slot:
-        """A free slot; waits for one."""
+        """Return a free slot; wait for one."""
         return self._free.get()
 
     def give(self, slot: Slot) -> None:

@@ -1,4 +1,4 @@
-"""Saving: all chunks of some blocks, whose memory nobody writes meanwhile, into packs."""
+"""Save all chunks of blocks, which no process writes meanwhile, into packs."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -13,7 +13,7 @@ from phosd.errors import Internal
 
 
 class _Wanted:
-    """The chunks of a request by digest: each is stored once."""
+    """The chunks of a request by digest; each is stored once."""
 
     def __init__(self, gpu: Gpu, request: Save) -> None:
         self._request = request
@@ -26,7 +26,7 @@ class _Wanted:
                 raise Internal(f"block {key} has {len(chunks)} chunks, not {len(digests) // SIZE}")
 
     def chunks(self) -> Iterator[Chunk]:
-        """What is to be copied."""
+        """Yield the chunks to copy."""
         seen = set(self._refs)
         for key, digests in self._request.blocks:
             for index, (address, length) in enumerate(self._gpu.block(key).chunks):
@@ -36,17 +36,17 @@ class _Wanted:
                     yield Chunk(key, index, address, length)
 
     def digest(self, chunk: Chunk) -> bytes:
-        """What a chunk's digest must be."""
+        """Return the digest that a chunk must have."""
         return self._digests[chunk.key][SIZE * chunk.index : SIZE * (chunk.index + 1)]
 
     def place(self, item: Item) -> None:
-        """Note where a chunk will lie."""
+        """Record the place of a chunk."""
         digest = self.digest(item.chunk)
         number = self._request.target.packs[item.pack][0]
         self._refs[digest] = ChunkRef(digest.hex(), number, item.offset, item.chunk.length)
 
     def stored(self) -> list[tuple[int, list[ChunkRef]]]:
-        """Where the chunks of every block are, once all have their places."""
+        """Return the places of every block's chunks, once all have places."""
         return [
             (key, [self._refs[digests[at : at + SIZE]] for at in range(0, len(digests), SIZE)])
             for key, digests in self._request.blocks
@@ -54,7 +54,7 @@ class _Wanted:
 
 
 def save(transfer: Transfer, request: Save, descriptors: Sequence[int]) -> Stored:
-    """Copy blocks into packs, of which ``descriptors`` are open for writing.
+    """Copy blocks into packs; ``descriptors`` are those of the packs, open for writing.
 
     A chunk whose digest the image already has is not copied. Raises as :class:`CopyOut` does.
     """

@@ -1,4 +1,4 @@
-"""Serving one of the engine's connections: one request at a time."""
+"""Serve one of the engine's connections, one request at a time."""
 
 import logging
 import queue
@@ -34,7 +34,7 @@ class Server:
         parked: GuardedMemory,
     ) -> None:
         self.leaving = False
-        """Whether the engine has said that it needs the mover no more."""
+        """Whether the engine has released the mover (:class:`wire.Leave`)."""
         self._connection = connection
         self._gpu = gpu
         self._pinned_packs = pinned_packs
@@ -50,9 +50,7 @@ class Server:
         self._sending = threading.Lock()
 
     def run(self) -> bool:
-        """Serve until the connection ends, or until the GPU's context is broken for good; whether
-        the context still works.
-        """
+        """Serve until the connection ends, or the GPU's context is broken: then return False."""
         self._gpu.attach()
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
         self._send(wire.Done())
@@ -84,7 +82,7 @@ class Server:
     def _answer(
         self, request: wire.Message, descriptors: list[int]
     ) -> tuple[wire.Message, list[int]]:
-        """Carry out a request. Its descriptors are closed unless a block keeps them."""
+        """Carry out a request. Its descriptors are closed, unless blocks keep them."""
         kept = False
         try:
             with self._gpu.keeping(_used(request)):
@@ -168,7 +166,7 @@ class Server:
 
 
 def _used(request: wire.Message) -> list[int]:
-    """The keys of blocks that must not be dropped meanwhile."""
+    """Return the keys of blocks that must not be dropped during the request."""
     match request:
         case wire.Digest():
             return request.keys

@@ -1,4 +1,4 @@
-"""What copying out and copying in have in common: threads, cancellation, descriptors, 2D copies."""
+"""Provide threads, cancellation, streams and 2D copies for copies out and in."""
 
 import contextlib
 import os
@@ -17,17 +17,17 @@ from phosd.engine.system.cuda import call, driver
 from phosd.errors import Cancelled
 
 Report = Callable[[int], None]
-"""Is told how many more bytes are done, from any thread."""
+"""Called with the number of bytes done since the last call, on any thread."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """Move the bytes of requests with these.
+    """The GPU, ring and pinned packs that move the bytes of requests.
 
-    ``cancelled`` tells whether the engine has given up the request that is at work; ``report`` is
-    told of its bytes that are done.
+    ``cancelled`` returns whether the engine has cancelled the running request; ``report`` is called
+    with the bytes done.
     """
 
     gpu: Gpu
@@ -38,7 +38,7 @@ class Transfer:
 
 
 class WorkerPool:
-    """Run the threads of one request; the first failure stops the rest."""
+    """The threads of one request; the first failure stops the rest."""
 
     def __init__(self, transfer: Transfer, size: int) -> None:
         self._pool = ThreadPoolExecutor(size, "mover", initializer=transfer.gpu.attach)
@@ -47,7 +47,7 @@ class WorkerPool:
         self._futures: list[Future[Any]] = []
 
     def check(self) -> None:
-        """Raise :class:`Cancelled` when the caller has given up or another thread has failed."""
+        """Raise :class:`Cancelled` if the request was cancelled or another thread has failed."""
         if self._cancelled():
             raise Cancelled("the transfer was cancelled")
         if self._failed.is_set():
@@ -60,7 +60,7 @@ class WorkerPool:
         self._futures.append(future)
 
     def finish(self) -> None:
-        """Wait for all threads, then raise what the first one to fail raised."""
+        """Wait for all threads, then raise the first error."""
         self._pool.shutdown()
         errors = [e for f in self._futures if (e := f.exception()) is not None]
         for error in sorted(errors, key=lambda e: isinstance(e, Cancelled)):
@@ -75,14 +75,14 @@ class WorkerPool:
 
     def __exit__(self, kind: object, error: object, _: object) -> None:
         if error is None or isinstance(error, Cancelled):
-            self.finish()  # another thread's failure is the cause, and says more
+            self.finish()  # another thread's error is the cause, and tells more
         else:
             self._failed.set()
             self._pool.shutdown()
 
 
 def reopen_direct(fd: int, flags: int) -> int:
-    """A second descriptor of the same file for direct I/O; -1 where the file system has none."""
+    """Open the same file for direct I/O; return -1 if the file system has none."""
     try:
         return os.open(f"/proc/self/fd/{fd}", flags | os.O_DIRECT)
     except OSError:
@@ -91,7 +91,7 @@ def reopen_direct(fd: int, flags: int) -> int:
 
 @contextlib.contextmanager
 def streams(count: int) -> Iterator[list[Any]]:
-    """CUDA streams for one request, drained and destroyed at its end."""
+    """Create CUDA streams for one request; synchronise and destroy them at the end."""
     flag = driver().CUstream_flags.CU_STREAM_NON_BLOCKING
     made: list[Any] = []
     try:
@@ -134,7 +134,9 @@ def copy_rows(
     rows: int,
     stream: Any,
 ) -> None:
-    """Copy ``rows`` rows of ``row`` bytes; a side is (``host`` or ``device``, address, pitch)."""
+    """Copy ``rows`` rows of ``row`` bytes; source and destination: (host or device, address,
+    pitch).
+    """
     b = driver()
     copy = b.CUDA_MEMCPY2D()
     for side, (where, address, pitch) in (("dst", destination), ("src", source)):
@@ -148,7 +150,7 @@ def copy_rows(
 
 
 def close_all(descriptors: Sequence[int]) -> None:
-    """Close descriptors; negative ones are none."""
+    """Close descriptors; negative ones are skipped."""
     for fd in descriptors:
         if fd >= 0:
             os.close(fd)

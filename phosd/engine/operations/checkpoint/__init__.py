@@ -1,6 +1,6 @@
-"""Checkpoint: save a process tree, GPU and CPU, and let it go on. protocols.md in code.
+"""Checkpoint a process tree, its GPU and CPU state (docs/design/protocols.md, Checkpoint).
 
-``job`` is what all modes have in common; each mode has a file of its own.
+``checkpoint`` has the steps that all modes share; each mode has a module of its own.
 """
 
 from phosd.engine.operations.checkpoint.checkpoint import checkpoint

@@ -1,4 +1,4 @@
-"""One attempt at an image, and what all modes do alike: the driver's part, CRIU's, the blocks."""
+"""Save the state that all modes save alike: the driver's, CRIU's, and the records of blocks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from phosd.errors import Busy
 
 @dataclass(frozen=True)
 class Attempt:
-    """One image being made of ``group``; a wrong guess ends it, and the job may begin another."""
+    """One attempt to make an image of ``group``. After a wrong guess the job begins another."""
 
     node: Node
     group: CheckpointGroup
@@ -38,9 +38,11 @@ class Attempt:
         runs: bool = False,
         beside: Callable[[], object] = lambda: None,
     ) -> None:
-        """Do the driver's checkpoint and CRIU's dump; ``movers`` reserve the memory on their GPUs.
-        ``runs``: only the driver stops the program, which may wait for the locks of its GPUs.
-        ``beside`` is called when the driver is done with the GPUs for the time that CRIU takes.
+        """Run the driver's checkpoint and CRIU's dump; ``movers`` reserve the freed device memory.
+
+        ``runs``: the gates are open, so the program runs until the driver locks it, and may wait
+        for the locks of its GPUs. ``beside`` is called once the driver is done with the GPUs, while
+        CRIU works.
         """
         self.progress.phase("control", stopped=True)
         point(Point.CHECKPOINT_CONTROL)
@@ -60,12 +62,12 @@ class Attempt:
     def blocks(
         self, blocks: Sequence[ExportedBlock], chunks: Mapping[int, tuple[ChunkRef, ...]]
     ) -> tuple[Block, ...]:
-        """The manifest's blocks, ``chunks`` by key."""
+        """Return the manifest's records of these blocks; ``chunks`` is by key."""
         return block_records(self.cpu.trees, blocks, chunks)
 
     def _require_no_newcomers(self) -> None:
-        """A process that began to use the GPU after the others were stopped was saved without
-        it.
+        """Raise :class:`Busy` if a process began to use a GPU after the stop: its GPU state is not
+        saved.
         """
         for found in (p for tree in self.cpu.trees for p in tree.living):
             if found.pid not in self.group.gpu_pids and is_gpu_process(found.pid):

@@ -1,4 +1,4 @@
-"""Mode ``driver``: the driver and CRIU save everything, memory included."""
+"""Checkpoint in mode ``driver``: the driver and CRIU save everything, device memory included."""
 
 from phosd.engine.image.manifest import Block
 from phosd.engine.memory.parking import detached, own_again
@@ -7,7 +7,7 @@ from phosd.engine.operations.checkpoint.attempt import Attempt
 
 
 def by_driver(attempt: Attempt) -> tuple[Block, ...]:
-    """Nothing for phosd to save: the blocks are in the processes that the driver saves."""
+    """Save the group without packs. Returns no blocks: they are in the processes' host memory."""
     group, progress = attempt.group, attempt.progress
     attempt.node.kept_memory.let_go(group)
     gpus = {gpu for pid in group.gpu_pids for gpu in used_by(pid)}

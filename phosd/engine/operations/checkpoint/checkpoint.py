@@ -1,4 +1,4 @@
-"""What every checkpoint has in common: whom to save, in which mode, and what is published."""
+"""Run a checkpoint: find the group, choose a mode, make the image, publish it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -35,14 +35,14 @@ _MODES: dict[str, Callable[[Attempt], tuple[Block, ...]]] = {
     "driver": by_driver,
 }
 _LADDER = ("concurrent", "recopy", "stop")
-"""After a wrong guess the same job goes on in the next of these."""
+"""The order of fallback: after a wrong guess the job goes on in the next of these modes."""
 
 
 def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progress) -> Manifest:
-    """Save the tree of ``pid`` (and of processes that share device memory with it) as an image.
+    """Save the tree of ``pid``, and all processes that share device memory with it, as an image.
 
-    A phase marked ``stopped`` is time in which the program stands still. Whatever fails, the
-    program runs afterwards: every step that stops something is a context whose end undoes it.
+    The program is stopped in the phases marked ``stopped``. If anything fails, the program runs on:
+    each step that stops it is a context whose end undoes it.
     """
     options.require_possible()
     progress.phase("prepare")
@@ -64,7 +64,7 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """One checkpoint of ``group``: attempts at an image, until one does not guess wrong."""
+    """One checkpoint of ``group``: attempts in one mode after another, until no guess is wrong."""
 
     node: Node
     group: CheckpointGroup
@@ -73,7 +73,7 @@ class _Checkpoint:
     progress: Progress
 
     def run(self, choice: Choice) -> Manifest:
-        """Make the image in the chosen mode; after a wrong guess in one that guesses less."""
+        """Make the image in the chosen mode, or after a wrong guess in one that guesses less."""
         while True:
             try:
                 return self._make_image(choice)
@@ -99,7 +99,7 @@ class _Checkpoint:
         ):
             if parent is not None:
                 writer.inherit(parent)
-            # Nobody knows before the copying how much of it the parent has.
+            # How much of the memory the parent has is known only after the copying.
             writer.reserve(needs.cpu + (needs.gpu if parent is None else 0))
             node.store.spares.preallocate(needs.gpu)
             blocks = _MODES[choice.mode](Attempt(node, group, writer, cpu, self.options, progress))
@@ -131,8 +131,8 @@ class _Checkpoint:
 def _dumpable(
     node: Node, job: ExitStack, options: CheckpointOptions
 ) -> Callable[[ProcessTree], object]:
-    """What is asked of each tree. From then on it is the job's: nobody else connects to its hooks,
-    which would look like a connection of the program.
+    """Return the check for each tree of the group; it also claims the tree's processes for the job,
+    since connections of others to their hooks would look to CRIU like the program's own.
     """
     claim = claimed(node, job, options.caller)
 
@@ -150,7 +150,7 @@ def _after_wrong_guess(choice: Choice, wrong: MisSpeculation) -> Choice:
 
 @contextmanager
 def _parent(node: Node, group: CheckpointGroup, image_id: str) -> Iterator[Manifest | None]:
-    """The parent image, which cannot be deleted inside."""
+    """Open the parent image. It cannot be deleted inside the context."""
     if not image_id:
         yield None
         return

@@ -1,4 +1,4 @@
-"""Which mode a checkpoint runs in."""
+"""Choose the mode of a checkpoint."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from phosd.errors import Unsupported
 
 _PARKABLE = "the hook can park the device memory and copy it afterwards"
 _ENOUGH = 2
-"""Checkpoints of one kind in a row, or in one mode, that are no accident."""
+"""How many checkpoints with the same outcome are taken for a rule, not a coincidence."""
 _CLEARLY = 0.8
-"""A mode that loses less than this share of what another loses is better."""
+"""A mode is better if it costs less than this share of the time that the other costs."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A mode, and why it was chosen; an empty text when the caller named it."""
+    """A mode and the reason for it; the reason is empty if the caller chose the mode."""
 
     mode: str
     why: str = ""
 
 
 def choose(group: CheckpointGroup, wanted: str, past: Sequence[PastCheckpoint] = ()) -> Choice:
-    """The mode to begin with. Raises :class:`Unsupported` when the one that is wanted cannot be."""
+    """Return the mode to begin with. Raises :class:`Unsupported` if ``wanted`` is impossible."""
     why_not = group.why_not_parked()
     choice = Choice(wanted)
     if wanted == "auto":
@@ -38,10 +38,11 @@ def choose(group: CheckpointGroup, wanted: str, past: Sequence[PastCheckpoint] =
 
 
 def _by_experience(past: Sequence[PastCheckpoint]) -> Choice:
-    """``concurrent``, unless it has failed again and again or has cost the program more.
+    """Return ``concurrent``, unless it failed repeatedly or cost the program more than another
+    mode.
 
-    Free device memory decides nothing here: without it the program waits for its chunks, but for
-    no longer than another mode would stop it (docs/benchmarks.md).
+    Free device memory does not matter here: without it the program waits for its chunks, but no
+    longer than another mode would stop it (docs/benchmarks.md).
     """
     tried = [e for e in past if e.mode == "concurrent" or e.guessed_wrong or e.starved]
     last = tried[:_ENOUGH]

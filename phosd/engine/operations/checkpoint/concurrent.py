@@ -1,7 +1,7 @@
-"""Mode ``concurrent``: the stop parks the data, and they are saved while the program runs.
+"""Checkpoint in mode ``concurrent``: save the parked memory while the program runs again.
 
-Where there is device memory for it, they are copied there inside the stop. Otherwise, from before
-the gate opens, the hook saves what the program is about to overwrite (copy-on-write).
+If there is device memory for a snapshot, the blocks are copied there inside the stop. Otherwise the
+hooks save, from before the gates open, what the program is about to overwrite (copy-on-write).
 """
 
 from collections.abc import Collection
@@ -18,10 +18,10 @@ from phosd.engine.operations.checkpoint.attempt import Attempt
 
 
 def concurrent(attempt: Attempt) -> tuple[Block, ...]:
-    """The group's device memory as it was at the stop.
+    """Save the group's device memory as of the stop; return its blocks.
 
-    Raises :class:`~phosd.errors.MisSpeculation` when the program wrote where nobody expected
-    it.
+    Raises :class:`~phosd.errors.MisSpeculation` if the program wrote chunks that the hook had not
+    predicted.
     """
     group, progress = attempt.group, attempt.progress
     with (
@@ -58,7 +58,7 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
 
 
 def _with_room(attempt: Attempt, dump: MemoryDump, stack: ExitStack) -> Snapshot | CowDrain:
-    """How the data are saved, with the device memory that it takes; ended with ``stack``."""
+    """Take device memory for a snapshot, or else for shadows; ``stack`` frees it."""
     node, options = attempt.node, attempt.options
     limit = node.config.shadow_limit
 

@@ -1,4 +1,4 @@
-"""How to checkpoint."""
+"""Define and check the options of a checkpoint."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,7 +13,7 @@ from phosd.errors import InvalidOption
 
 MODES = ("auto", "concurrent", "recopy", "stop", "driver")
 FALLBACKS = ("auto", "none")
-if TYPE_CHECKING:  # whoever calls the engine itself learns from it what there is
+if TYPE_CHECKING:  # mypy cannot evaluate a Literal of computed values
     Mode = str
     Fallback = str
     Tcp = str
@@ -24,38 +24,38 @@ else:
 
 
 class CheckpointChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What users may say of a checkpoint. ``deadline`` is how many seconds the program may take to
-    come to rest.
+    """Options of a checkpoint that users may set.
 
-    ``mode``: ``concurrent`` copies while the program runs and proves that what is saved is the
-    state of the stop; ``recopy`` copies before the stop, again and again; ``stop`` copies inside
-    the stop; ``driver`` needs no hook; ``auto`` chooses. ``tcp`` says what becomes of connected TCP
-    sockets: ``refuse`` to dump a process that has one, or ``close`` them in the restored process.
+    ``mode``: ``concurrent`` copies while the program runs, and proves that the saved bytes are
+    those of the stop; ``recopy`` copies before the stop, in passes; ``stop`` copies inside the
+    stop; ``driver`` needs no hook; ``auto`` chooses. ``tcp``: ``refuse`` to dump a process with
+    connected TCP sockets, or ``close`` them in the restored process. ``deadline``: the seconds
+    within which the program must reach the gate and its work must end.
     """
 
     mode: Mode = "auto"
     fallback: Fallback = "auto"
-    """A wrong guess makes the same job go on in a mode that guesses less, or fail (``none``)."""
+    """After a wrong guess: go on in a mode that guesses less (``auto``), or fail (``none``)."""
     parent: Annotated[str, msgspec.Meta(max_length=128)] = ""
-    """An image of the same owner whose chunks need not be saved again; empty: none."""
+    """An image of the same owner whose chunks are not saved again; empty: none."""
     tcp: Tcp = "refuse"
     deadline: Deadline = DEADLINE
     release_cached: bool = False
-    """Whether PyTorch is asked first to give back the device memory that it keeps cached."""
+    """Whether PyTorch is first asked to free the device memory in its cache."""
 
 
 class CheckpointOptions(CheckpointChoices, frozen=True, kw_only=True):
-    """How to checkpoint: what the user has said, and what phosd adds."""
+    """Options of a checkpoint: the user's, and those that phosd adds."""
 
     caller: int = ROOT
-    """The user id that it is done for. Only root may save what is not wholly its own."""
+    """The user id that requested it. Only root may save processes of other users."""
     experience: Experience = NONE
     limits: DiskLimits = UNLIMITED
     audit: bool = False
     """Whether mode ``concurrent`` also counts the chunks that it saved early without need."""
 
     def require_possible(self) -> None:
-        """Raise :class:`InvalidOption` for what no job can do."""
+        """Raise :class:`InvalidOption` for options that no job can satisfy."""
         if self.mode not in MODES:
             raise InvalidOption(
                 f"there is no checkpoint mode {self.mode!r}", hint=f"use one of {', '.join(MODES)}"

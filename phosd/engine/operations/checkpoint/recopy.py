@@ -1,6 +1,6 @@
-"""Mode ``recopy``: copied before the stop, again and again, and what is left inside it.
+"""Checkpoint in mode ``recopy``: copy in passes while the program runs, the rest in the stop.
 
-It guesses nothing: what is saved is proven by its digest to be what the stop found.
+It guesses nothing: digests prove that the saved bytes are those of the stop.
 """
 
 from phosd.engine.faults import Point, point
@@ -13,7 +13,7 @@ from phosd.engine.operations.checkpoint.attempt import Attempt
 
 
 def recopy(attempt: Attempt) -> tuple[Block, ...]:
-    """The group's device memory as it was at the stop."""
+    """Save the group's device memory as of the stop; return its blocks."""
     group, progress = attempt.group, attempt.progress
     with (
         attempt.node.kept_memory.of(group) as memory,

@@ -1,4 +1,4 @@
-"""Mode ``stop``: the data are copied while the gate is closed, then parked."""
+"""Checkpoint in mode ``stop``: copy all memory while the gates are closed, then park it."""
 
 from contextlib import ExitStack
 
@@ -12,7 +12,7 @@ from phosd.engine.operations.checkpoint.attempt import Attempt
 
 
 def stop(attempt: Attempt) -> tuple[Block, ...]:
-    """The group's device memory, saved inside the stop."""
+    """Save the group's device memory inside the stop; return its blocks."""
     group, progress = attempt.group, attempt.progress
     with (
         attempt.node.kept_memory.of(group) as memory,
