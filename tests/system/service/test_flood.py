@@ -290,5 +290,7 @@ def test_who_leaves_takes_the_calls_along() -> None:
         assert recorder.refused == []
         table.take(call(":1.1"))
         assert len(recorder.refused) == 1
+        recorder.hold.set()
+        await settled()
 
     asyncio.run(run())
