@@ -33,8 +33,8 @@ constexpr uint32_t kSlotShift = 8;  // the shadow slot, counted over all slabs
 enum Phase : uint32_t {
     armed = 0,    // writers of pending chunks must shadow them
     watched = 1,  // nothing is pending any more; freed blocks are reported to the engine
-    aborted = 2,  // the job is over, whoever says so: no chunk matters, nobody waits. When a mover
-                  // or the engine says it, all memory has been let go of
+    aborted = 2,  // the job is over: no chunk is needed, no thread waits. If a mover or the engine
+                  // has set it, all memory is released
 };
 
 struct alignas(64) Pressure {

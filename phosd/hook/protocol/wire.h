@@ -33,9 +33,9 @@ enum class Type : uint16_t {
     arm,            // Arm + descriptors of the board and of each slab -> Count of pending chunks:
                     // copy-on-write begins; settled gate
     disarm,         // (empty) -> Count of shadowed chunks: it ends; the board stays mapped
-    forget,         // (empty) -> (empty): the board is let go of
+    forget,         // (empty) -> (empty): the hook releases the board
     kernels,        // Cursor (how many are known) -> KernelList: launched since `arm`
-    empty_cache,    // EmptyCache -> ReleaseState: PyTorch gives back what it has cached; open gate;
+    empty_cache,    // EmptyCache -> ReleaseState: PyTorch releases its cached memory; open gate;
                     // poll while `asked`
 };
 
