@@ -1,4 +1,4 @@
-// The hook's beginning, and its end in a forked child.
+// Start the hook, and disable it in a forked child.
 #include <pthread.h>
 
 #include "base/descriptors.h"
@@ -11,9 +11,8 @@
 #include "cow/session.h"
 #include "gate/gate.h"
 
-// The hook's threads, and the program's, may be at work in the hook while exit() runs destructors:
-// so what the hook holds has none that run. The library's objects are registered here and not with
-// libc.
+// Registers the library's destructors here instead of with libc, so that none run: threads of the
+// hook and the program may still use the hook's objects while exit() runs destructors.
 extern "C" __attribute__((visibility("hidden"))) int __cxa_atexit(void (*)(void*), void*, void*) {
     return 0;
 }
@@ -21,7 +20,7 @@ extern "C" __attribute__((visibility("hidden"))) int __cxa_atexit(void (*)(void*
 namespace phos {
 namespace {
 
-// The child shares descriptors with its parent, and nothing else of the hook works in it.
+// Disables the hook in a forked child, which shares descriptors with its parent and nothing else.
 void become_inert() {
     if (!is_active.exchange(false)) return;
     gate::abandon();
@@ -61,7 +60,7 @@ bool driver_is_complete() {
     return true;
 }
 
-// Called after a successful cuInit.
+// Activates the hook. Called after a successful cuInit.
 void start() {
     static const bool started = [] {
         if (!enabled() || !driver_is_complete()) return false;

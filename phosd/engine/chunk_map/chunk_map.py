@@ -192,23 +192,17 @@ class ChunkMap:
         return bool(library().phos_board_is_starving(self._view))
 
     def freed(self) -> list[int] | None:
-        """Return the ids of blocks freed since the last call; None if some were lost: list them
-        again.
-        """
+        """Return the ids of blocks freed since the last call; None if some were lost: list them."""
         ids = (ctypes.c_uint64 * FREED_RING)()
         count = library().phos_board_freed(self._view, ids)
         return None if count < 0 else ids[:count]
 
     def taken(self) -> None:
-        """Tell the hook that all blocks which :meth:`freed` returned are released: allocations go
-        on.
-        """
+        """Tell the hook that the blocks from :meth:`freed` are released: allocations go on."""
         library().phos_board_freed_taken(self._view)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a post of the hook, at most ``seconds``. Returns whether it posted since the
-        last call.
-        """
+        """Wait at most ``seconds`` for a post of the hook. Returns whether it has posted."""
         library().phos_board_wait(self._view, self._posted, seconds)
         before, self._posted = self._posted, library().phos_board_posted(self._view)
         return before != self._posted

@@ -36,8 +36,7 @@ _START_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class DumpOptions:
-    """Options of a dump. ``tcp``: ``refuse`` connected TCP sockets, or ``close`` them at the
-    restore.
+    """Options of a dump. ``tcp``: ``refuse`` connected TCP sockets, or ``close`` them.
 
     ``deadline`` in seconds. ``leave_running=False`` ends the tree after the dump.
     """
@@ -49,9 +48,7 @@ class DumpOptions:
 
 @dataclass(frozen=True)
 class TreeDump:
-    """A finished dump: ``tree`` as it was when frozen, CRIU's files, and what CRIU does not
-    save.
-    """
+    """A finished dump: ``tree`` as it was when frozen, and what the dump holds."""
 
     tree: ProcessTree
     folder: Path
@@ -82,8 +79,7 @@ class _Noted:
 
 
 def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan:
-    """Check whether ``criu`` can dump ``tree``, without stopping it. Returns where its output
-    leads.
+    """Check whether ``criu`` can dump ``tree``, which runs on. Returns where its output leads.
 
     Raises :class:`Unsupported` naming what cannot be dumped, :class:`NoSuchProcess` if the root has
     ended.
@@ -232,9 +228,7 @@ class Dump:
         return not any(procfs.traced(process.pid) for process in self._noted.tree.living)
 
     def _note(self) -> None:
-        """Record what CRIU does not save, while the tree is frozen; wait until its pages are
-        copied.
-        """
+        """Record what CRIU does not save of the frozen tree; wait until its pages are copied."""
         noted = self._noted
         noted.tree = scan(self._tree.root.pid)
         found = TreeResources.of(noted.tree)
@@ -292,9 +286,7 @@ def _words(tree: ProcessTree, options: DumpOptions) -> list[str]:
 
 @contextlib.contextmanager
 def _lent(folder: Path, owner: Owner) -> Iterator[None]:
-    """Give ``folder`` to ``owner`` inside the context, and then, with all its files, to root
-    alone.
-    """
+    """Give ``folder`` to ``owner`` inside the context, and then to root alone with all files."""
     require_private(folder)
     os.chown(folder, owner.uid, owner.gid)
     try:

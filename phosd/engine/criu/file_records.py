@@ -73,9 +73,7 @@ def digest(descriptor: int, size: int) -> str:
 
 
 def mapped_files(mappings: Iterable[Mapping]) -> tuple[MappedFile, ...]:
-    """Return the named files that the tree maps, except those that :func:`save_memory_files`
-    copies.
-    """
+    """Return the named files that the tree maps and :func:`save_memory_files` does not copy."""
     in_memory = procfs.memory_devices()
     paths = {
         mapping.path

@@ -1,6 +1,4 @@
-"""Create new ends for a tree's output before CRIU runs, for CRIU and the restore shim to
-inherit.
-"""
+"""Create new ends for a tree's output, for CRIU and the restore shim to inherit."""
 
 import contextlib
 import os
@@ -56,9 +54,7 @@ class Outlets:
         return (*self._program, *self._keeper)
 
     def wrap(self, command: Sequence[str], output: Path | None) -> list[str]:
-        """Return ``command``, run by the shim if anything must be held; ``output`` gets what it
-        reads.
-        """
+        """Return ``command``, run by the shim if it must hold anything and read into ``output``."""
         if not self._keeper and not self._parent:
             return list(command)
         return restore_shim.command(

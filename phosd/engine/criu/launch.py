@@ -87,8 +87,7 @@ def launch(
     tied: bool,
     slice_of: int | None = None,
 ) -> Started:
-    """Start ``command`` with the ``descriptors``, by the ``service`` behind that socket or as a
-    child.
+    """Start ``command`` with the ``descriptors``, by the ``service`` or as a child.
 
     A ``tied`` command is killed when this process ends; a child must arrange that by itself. What a
     command in the service leaves running gets a scope in the slice of user ``slice_of``, if systemd

@@ -41,9 +41,7 @@ def is_criu(pid: int) -> bool:
 
 
 def restores(pid: int) -> bool:
-    """Return whether a process is CRIU's own, in a restore for phosd, not yet the restored
-    program.
-    """
+    """Return whether a process is CRIU's own in a restore, not yet the restored program."""
     with contextlib.suppress(OSError):  # the process has ended
         return _RESTORE.issubset(procfs.command_line(pid)) and is_criu(pid)
     return False
@@ -130,7 +128,5 @@ def _executable(pid: int) -> Path:
 
 
 def _is_named_criu(executable: Path) -> bool:
-    """Return whether the file is named CRIU, in any folder, also if replaced (``criu
-    (deleted)``).
-    """
+    """Return whether the file is named CRIU, also if replaced (``criu (deleted)``)."""
     return "criu" in executable.name

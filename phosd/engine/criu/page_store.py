@@ -94,9 +94,7 @@ class PageStore:
             time.sleep(0.0005)
 
     def complete(self, dump: Path, copy: Path) -> None:
-        """Write the pages into the files of ``copy``, which is a copy of CRIU's files in
-        ``dump``.
-        """
+        """Write the pages into the files of ``copy``, a copy of CRIU's files in ``dump``."""
         names = {_identity(path): path.relative_to(dump) for path in dump.rglob("*.img")}
         for name, entries in self._by_file(names).items():
             with (copy / name).open("r+b") as file:

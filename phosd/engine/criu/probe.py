@@ -60,9 +60,7 @@ while True:
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The result of the probe. ``reason`` is empty if CRIU works; ``seconds`` is how long it
-    took.
-    """
+    """The result of the probe, which took ``seconds``. ``reason`` is empty if CRIU works."""
 
     version: str
     reason: str

@@ -70,8 +70,7 @@ class Invocation:
 
 @dataclass(frozen=True)
 class Criu:
-    """A CRIU program. ``socket`` leads to the service that runs commands outside of phosd's
-    sandbox.
+    """A CRIU program. ``socket`` leads to the service for commands outside of the sandbox.
 
     If the service does not exist at the first use, CRIU runs as a child.
     """
@@ -81,8 +80,7 @@ class Criu:
 
     @classmethod
     def find(cls, path: Path | None = None, socket: Path | None = None) -> Self:
-        """Return the CRIU to use: ``path`` if given, else the first suitable one of
-        :func:`candidates`.
+        """Return the CRIU to use: ``path`` if given, else the first of :func:`candidates`.
 
         Raises :class:`Internal` if there is none, or if ``path`` is too old.
         """
@@ -101,9 +99,7 @@ class Criu:
 
     @cached_property
     def version(self) -> str:
-        """The version, such as ``4.2.1``. Raises :class:`Internal` if the program does not
-        start.
-        """
+        """The version, such as ``4.2.1``. Raises :class:`Internal` if CRIU does not start."""
         try:
             done = subprocess.run(
                 [self.path, "--version"], capture_output=True, text=True, timeout=10, check=True

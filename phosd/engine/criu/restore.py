@@ -264,8 +264,7 @@ def _run(
 
 @contextlib.contextmanager
 def _none_left(end_made: Callable[[], None]) -> Iterator[int]:
-    """Yield a descriptor for all of CRIU's processes to inherit; on failure wait until it is
-    closed.
+    """Yield a descriptor for CRIU's processes to inherit; on failure await that all closed it.
 
     A process below the restore shim ends a moment after the shim; until then it can create
     processes and files, which must not stay.
@@ -312,9 +311,7 @@ def close_to_others(folder: Path) -> None:
 
 
 def _confirm(root: int) -> None:
-    """Raise unless the program runs, and still does a little later: CRIU's success is not
-    enough.
-    """
+    """Raise unless the program runs, and still does a little later, whatever CRIU reported."""
     for pause in (SETTLED, 0):
         now = procfs.stat(root)
         if now is None or now.dead:

@@ -129,9 +129,7 @@ def _relay(inputs: list[int], output: int | None) -> None:
 
 
 def _write(output: int, data: bytes) -> None:
-    """Write ``data``. A full disk must not stop the program: what does not fit is lost
-    (documented).
-    """
+    """Write ``data``. What does not fit on the disk is lost: the program must not stop."""
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(output, data) :]

@@ -36,9 +36,7 @@ class Rights:
 
     @classmethod
     def in_images(cls, folder: Path) -> "Rights":
-        """Read the credentials from CRIU's images; a zombie has none. Raises :class:`Internal` for
-        an unknown format.
-        """
+        """Read them from CRIU's images, without zombies. Raises :class:`Internal`."""
         found = {}
         for path in folder.glob("core-*.img"):
             rights = core_image.credentials(path)
@@ -60,8 +58,7 @@ class Rights:
                     raise _forged(f"has other {what} for thread {thread} than the kernel")
 
     def require_plain(self, owner: Owner) -> None:
-        """Raise :class:`NotAuthorized` if a thread has more rights, or other ids, than user
-        ``owner``.
+        """Raise :class:`NotAuthorized` if a thread has more rights or other ids than ``owner``.
 
         Inheritable capabilities are ignored, as they alone give no rights.
         """

@@ -86,9 +86,7 @@ def _terminal_index(master: Descriptor) -> int:
 def unix_peers_outside(
     descriptors: Iterable[Descriptor],
 ) -> list[tuple[Descriptor, sockets.UnixSocket, sockets.UnixSocket | None]]:
-    """Return connected unix sockets with the peer outside of the tree: (descriptor, socket,
-    peer).
-    """
+    """Return unix sockets connected to the outside of the tree: (descriptor, socket, peer)."""
     known = sockets.unix_sockets()
     ours = [d for d in descriptors if stat.S_ISSOCK(d.file.st_mode) and d.file.st_ino in known]
     inodes = {d.file.st_ino for d in ours}

@@ -67,8 +67,7 @@ def pack_chunks(ranges: Iterable[tuple[int, int]]) -> bytes:
 
 
 def ptx() -> bytes:
-    """Return the kernel ``phos_digest(Key key, const Chunk* chunks, uint128* digests)`` as PTX
-    text.
+    """Return ``phos_digest(Key key, const Chunk* chunks, uint128* digests)`` as PTX text.
 
     Launch one block of :data:`LANES` threads per chunk.
     """

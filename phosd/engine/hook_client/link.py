@@ -82,8 +82,7 @@ class HookLink:
         self._channel: Channel | None = None
 
     def connect(self) -> Self:
-        """Connect, and check that the peer is the process itself (any user can write to the
-        folder).
+        """Connect, and check that the peer is the process: any user can write to the folder.
 
         Raises :class:`NoSuchProcess` if no hook listens for the pid, :class:`NotAuthorized` if
         another process does, :class:`Timeout` if the hook does not accept the connection.
@@ -190,9 +189,7 @@ class HookLink:
         return self._count(Type.PARK)
 
     def unpark(self, memory: Iterable[tuple[int, int]]) -> int:
-        """Hand back ``(block id, descriptor)`` of every block, and have them mapped. Returns the
-        number.
-        """
+        """Hand back each block as ``(block id, descriptor)``, and map all. Returns their number."""
         batch: list[tuple[int, int]] = []
         for item in memory:
             batch.append(item)
@@ -204,8 +201,7 @@ class HookLink:
         return self._count(Type.UNPARK)
 
     def rehome(self, ids: Sequence[int] | None = None) -> int:
-        """Copy imported blocks, on the device, into memory that the process owns. Returns the
-        number.
+        """Copy imported blocks into memory that the process owns. Returns their number.
 
         ``ids`` limits this to some blocks (at most 8,000).
         """
@@ -368,9 +364,7 @@ class HookLink:
         descriptors: Sequence[int] = (),
         until: float | None = None,
     ) -> tuple[bytes, list[int]]:
-        """Send a request. ``until`` is its deadline on the monotonic clock, instead of the
-        default.
-        """
+        """Send a request. ``until``: its deadline on the monotonic clock, if not the default."""
         if self._channel is None:
             raise Internal(
                 f"no connection to the hook of process {self.pid}", hint="connect it first"

@@ -253,9 +253,7 @@ def decode_release(body: bytes) -> ReleaseState:
 
 
 def unpack(layout: struct.Struct, body: bytes) -> tuple[Any, ...]:
-    """Return the fields of ``body``. Raises :class:`Garbled` unless it has the size of
-    ``layout``.
-    """
+    """Return the fields of ``body``. Raises :class:`Garbled` if its size is not ``layout``'s."""
     if len(body) != layout.size:
         raise Garbled(f"{len(body)} bytes instead of {layout.size}")
     return layout.unpack(body)

@@ -14,9 +14,7 @@ _PURPOSE = b"phosd manifest 1\0"
 
 
 def sealed(key: bytes, text: bytes) -> bytes:
-    """Return the JSON object ``text`` with its seal (HMAC-SHA-256 with ``key``) as the last
-    member.
-    """
+    """Return the JSON object ``text`` with a seal (HMAC-SHA-256 with ``key``) as last member."""
     return text[:-1] + b',"seal":"' + _hash(key, text).encode() + b'"}'
 
 

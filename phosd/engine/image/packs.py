@@ -49,9 +49,7 @@ FIELDS = _FRONT.size + _BODY.size
 
 @dataclass(frozen=True)
 class Record:
-    """A record's header: ``offset`` in its pack, ``length`` of its chunk in bytes, digest and
-    owners.
-    """
+    """A record's header: ``offset`` in its pack, ``length`` of its chunk in bytes, names."""
 
     offset: int
     length: int
@@ -71,9 +69,7 @@ def record_size(length: int) -> int:
 
 
 def pack_count(chunk_count: int) -> int:
-    """Return how many packs to fill in parallel: file systems let one thread at a time write a
-    file.
-    """
+    """Return the number of packs to fill in parallel: a file takes one writer at a time."""
     enough = -(-chunk_count // (CAPACITY // RECORD))
     return max(enough, min(_LANES, -(-chunk_count // _LANE_CHUNKS)))
 

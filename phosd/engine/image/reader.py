@@ -35,9 +35,7 @@ class Image:
         self.packs: dict[int, int] = {}
 
     def open_file(self, folder: str, path: str) -> int:
-        """Open the file ``path`` in the image's ``folder`` (both relative); return its
-        descriptor.
-        """
+        """Open ``path`` in the image's ``folder`` (both relative); return the descriptor."""
         name = f"{folder}/{path}"
         if not valid_relative(name):
             raise ImageCorrupt(

@@ -32,9 +32,7 @@ _Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Wasteful:
-    """A pack to rewrite: its size in bytes, the chunks still needed, and the images that need
-    them.
-    """
+    """A pack to rewrite: its size in bytes, the needed chunks, and the images that need them."""
 
     number: int
     size: int

@@ -187,9 +187,7 @@ class Store(StoreFolder):
             ) from None
 
     def _remove_packs(self) -> Sequence[str]:
-        """Remove the packs that no image names and no writer has locked. The caller holds the
-        lock.
-        """
+        """Remove packs that no image names and no writer holds. The caller holds the lock."""
         try:
             needed = {n for i in self._published() for n in packs_of(self.get(i))}
         except ImageCorrupt:

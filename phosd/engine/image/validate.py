@@ -21,9 +21,7 @@ def valid_id(text: str) -> bool:
 
 
 def valid_relative(path: str) -> bool:
-    """Return whether ``path`` stays below the folder it is joined to, with harmless characters
-    only.
-    """
+    """Return whether ``path`` is harmless and stays below the folder it is joined to."""
     parts = path.split("/")
     return len(parts) <= MAX_DEPTH and all(_PART.fullmatch(part) for part in parts)
 

@@ -50,9 +50,7 @@ def next_id(others: Iterable[str], now: float) -> str:
 
 @dataclass(frozen=True)
 class Pack:
-    """An empty pack that a mover may fill up to ``capacity`` bytes; ``fd`` belongs to the
-    writer.
-    """
+    """An empty pack that a mover may fill up to ``capacity`` bytes; the writer owns ``fd``."""
 
     number: int
     fd: int
@@ -102,9 +100,7 @@ class ImageWriter:
         self.stored.update((ref.digest, ref) for block in parent.blocks for ref in block.chunks)
 
     def reserve(self, size: int) -> None:
-        """Reserve about ``size`` bytes for the image. Raises :class:`OutOfSpace` above the user's
-        quota.
-        """
+        """Reserve about ``size`` bytes of the user's quota. Raises :class:`OutOfSpace`."""
         self._store.reservations[self.id] = SpaceReservation(self.owner, size)
         if self._quota is not None:
             others = self._suspended(self.owner)
@@ -113,8 +109,7 @@ class ImageWriter:
             )
 
     def packs(self, chunk_count: int) -> list[Pack]:
-        """Create empty packs with room for ``chunk_count`` chunks, which one mover fills in
-        parallel.
+        """Create empty packs for ``chunk_count`` chunks, which one mover fills in parallel.
 
         Each mover needs packs of its own. :meth:`publish` removes packs that stay empty.
         """
@@ -167,8 +162,7 @@ class ImageWriter:
         return sum(ref.length for ref in self.stored.values() if ref.pack in self._packs)
 
     def publish(self, manifest: Manifest) -> None:
-        """Make the image visible. All that its manifest names is on the disk before the manifest
-        is.
+        """Make the image visible, after all that its manifest names is on the disk.
 
         ``manifest.id`` and ``manifest.owner`` must be the writer's. Raises :class:`ImageCorrupt` if
         the manifest is inconsistent, :class:`OutOfSpace` if the disk is full.

@@ -8,9 +8,7 @@ from phosd.errors import Cancelled
 
 @dataclass
 class Cancellation:
-    """A request to stop an operation, from any thread. The operation checks for it where it can
-    stop.
-    """
+    """A request to stop an operation, from any thread. The operation checks for it."""
 
     _asked: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
 

@@ -34,7 +34,7 @@ class AdoptedBlocks:
         """Called with the keys that the movers drop, because copies may keep that memory, too."""
 
     def mover(self, gpu: int) -> Mover:
-        """Return the mover that adopted this group's memory on a GPU, or would."""
+        """Return the mover that has, or will have, this group's memory on a GPU."""
         with self._lock:
             return self._used.setdefault(gpu, self._movers.mover(gpu))
 

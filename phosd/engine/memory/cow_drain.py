@@ -85,9 +85,7 @@ class CowDrain(Undoing):
         self._complete = False
 
     def make_room(self, limit: int | None) -> None:
-        """Allocate shadow memory, at most ``limit`` bytes per GPU (None: as much as is
-        sensible).
-        """
+        """Allocate shadow memory, at most ``limit`` bytes per GPU (None: a sensible amount)."""
         for member in self._members:
             sizes: Counter[tuple[int, int]] = Counter()
             for exported in self._memory.of(member.link.pid):
@@ -290,9 +288,7 @@ class CowDrain(Undoing):
 
 
 def _part(member: _Member, gpu: int) -> DrainMap | None:
-    """Return the part of a member's chunk map that is on one GPU; None if it has no blocks
-    there.
-    """
+    """Return the part of a member's chunk map on one GPU; None if it has no blocks there."""
     assert member.chunk_map is not None
     blocks = [exported for exported in member.blocks if exported.gpu == gpu]
     if not blocks:

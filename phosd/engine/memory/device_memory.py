@@ -106,9 +106,7 @@ class DeviceMemory:
         return [exported for exported in self.all() if exported.block.flags & SHARED]
 
     def duplicates(self, blocks: Iterable[ExportedBlock]) -> list[tuple[ExportedBlock, int]]:
-        """Duplicate the descriptor of each block; the caller closes them. Freed blocks are left
-        out.
-        """
+        """Duplicate the descriptors of blocks for the caller to close, without freed blocks."""
         with self._lock:
             return [
                 (exported, os.dup(exported.descriptor))
@@ -169,8 +167,7 @@ class DeviceMemory:
         self._release([k for k in self._exported if k[0] == pid and k not in alive])
 
     def _changed(self, pid: int, block: HookBlock) -> bool:
-        """Return whether the program began to share the block, or mapped more of it, since it was
-        taken.
+        """Return whether the program has shared the block, or mapped more of it, since its export.
 
         Only a new export can then tell which other processes have that memory.
         """
@@ -181,8 +178,7 @@ class DeviceMemory:
         )
 
     def _freed(self, pid: int, runtime_dir: Path, ids: Sequence[int] | None) -> bool:
-        """Release blocks that the process freed, by id; if ``ids`` is None, all that it no longer
-        lists.
+        """Release the freed blocks ``ids``, or, if None, all that the process no longer lists.
 
         Returns whether their memory is free now.
         """

@@ -9,9 +9,7 @@ from phosd.engine.hook_client.free_watch import FreeWatcher
 from phosd.engine.hook_client.link import HookLink
 
 Freed = Callable[[int, Path, Sequence[int] | None], bool]
-"""Callback for freed blocks: pid, runtime directory, and block ids as :class:`FreeWatcher` has
-them.
-"""
+"""Callback for freed blocks: pid, runtime directory, ids as in :class:`FreeWatcher`."""
 
 
 class FreeWatchers:
@@ -32,9 +30,7 @@ class FreeWatchers:
         return all(pid in self._watchers and self._watchers[pid].alive for pid in self._pids)
 
     def watch(self, link: HookLink, chunk_map: ChunkMap) -> None:
-        """Watch the process through ``chunk_map``, which becomes ours; it replaces an earlier
-        one.
-        """
+        """Watch the process through ``chunk_map``, which becomes ours, and end an earlier watch."""
         self.unwatch([link.pid])
         self._watchers[link.pid] = FreeWatcher(
             link.pid,

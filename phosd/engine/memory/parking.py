@@ -53,9 +53,7 @@ def park(links: Sequence[HookLink], memory: DeviceMemory, undo: Undo) -> None:
 
 @contextlib.contextmanager
 def detached(links: Sequence[HookLink]) -> Iterator[None]:
-    """Have the hooks close their sockets inside the context, so that CRIU meets none; then
-    reconnect.
-    """
+    """Have the hooks close their sockets inside, so that CRIU meets none; then reconnect."""
     with Undo() as undo:
         for link in links:
             undo.add(_connected, link)
@@ -65,9 +63,7 @@ def detached(links: Sequence[HookLink]) -> Iterator[None]:
 
 
 def _connected(link: HookLink) -> None:
-    """Connect, also after a request whose answer was lost: it is unknown whether the hook
-    detached.
-    """
+    """Connect, also if an answer was lost and it is unknown whether the hook detached."""
     if not link.connected:
         link.reattach()
 

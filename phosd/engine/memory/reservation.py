@@ -101,9 +101,7 @@ class Reservation:
         progress: Progress,
         limit: float | None = None,
     ) -> None:
-        """``limit`` is the number of seconds that :meth:`wait` may take; None while the group
-        runs.
-        """
+        """``limit``: the seconds that :meth:`wait` may take; None while the group runs."""
         self._locks = locks
         self._movers = tuple(movers)
         self._gpus = frozenset(mover.gpu for mover in self._movers)

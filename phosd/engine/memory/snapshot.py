@@ -84,9 +84,7 @@ class Snapshot(Undoing):
         self._is_starving = False
 
     def make_room(self) -> bool:
-        """Allocate memory for a copy of everything. Returns False, and takes nothing, if it does
-        not fit.
-        """
+        """Allocate memory for a copy of everything; if it does not fit, take none, return False."""
         self._undo.add(self._stop)
         if self._take(distinct(self._memory.all())):
             return True
@@ -133,8 +131,7 @@ class Snapshot(Undoing):
         return self._bytes
 
     def finish(self, progress: Progress) -> dict[int, tuple[ChunkRef, ...]]:
-        """Save the copies and free their memory step by step. Returns the chunks of each block, by
-        key.
+        """Save the copies, freeing their memory step by step. Returns each block's chunks by key.
 
         Raises :class:`OutOfMemory` if the program cannot wait for its memory.
         """
@@ -162,9 +159,7 @@ class Snapshot(Undoing):
         return self._saved | copied
 
     def _take(self, blocks: Sequence[ExportedBlock]) -> bool:
-        """Allocate memory for copies of these blocks. Returns False if there is not enough for
-        all.
-        """
+        """Allocate memory for copies of these blocks. Returns False if not all fit."""
         by_gpu: dict[int, list[ExportedBlock]] = {}
         for exported in blocks:
             by_gpu.setdefault(exported.gpu, []).append(exported)
@@ -285,9 +280,7 @@ class Snapshot(Undoing):
             self._sizes[copy.slab.gpu] -= copy.slab.size
 
     def _tell_held(self) -> None:
-        """Tell the hooks how much memory will be freed: they wait for memory only if there is
-        some.
-        """
+        """Tell the hooks how much memory will be freed: they wait only if there is some."""
         for chunk_map, gpus in self._chunk_maps:
             for device, gpu in enumerate(gpus):
                 chunk_map.hold(device, self._sizes[gpu])
@@ -304,9 +297,7 @@ def _size(exported: ExportedBlock) -> int:
 
 
 def _parts(blocks: Iterable[ExportedBlock]) -> Iterator[list[ExportedBlock]]:
-    """Divide blocks into groups that are allocated together; a block larger than a slab is
-    alone.
-    """
+    """Divide blocks into groups to allocate together; one larger than a slab is alone."""
     part: list[ExportedBlock] = []
     size = 0
     for exported in blocks:

@@ -71,9 +71,7 @@ def used_by(pid: int) -> dict[int, int]:
 
 
 def divided(ordinal: int) -> str:
-    """Return why the driver cannot move programs to a GPU ("is in MIG mode", say); empty if it
-    can.
-    """
+    """Return why the driver cannot move programs to a GPU ("is in MIG mode"), or an empty text."""
     if cuda.is_software():
         return ""
     uuid = gpu_uuids()[ordinal]

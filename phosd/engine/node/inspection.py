@@ -20,9 +20,7 @@ _PATIENCE = 2.0
 
 
 def blocks(node: Node, process: ProcessId) -> list[tuple[HookBlock, int]]:
-    """Return all blocks, ordered by id, each with the node's ordinal of its GPU (-1: host
-    memory).
-    """
+    """Return all blocks, by id, with the node's ordinals of their GPUs (-1: host memory)."""
     with _asked(node, process) as link:
         return placed(link.hello(), link.list_blocks())
 

@@ -13,8 +13,7 @@ from phosd.engine.node.claims import Claims
 
 
 class Movers:
-    """Movers with rings of ``ring_bytes`` (None: their own choice), with sockets in
-    ``runtime_dir``.
+    """Movers with rings of ``ring_bytes`` (None: their own choice), in ``runtime_dir``.
 
     ``needed`` returns the GPUs on which memory is kept between jobs. Safe to use from several
     threads.

@@ -23,8 +23,7 @@ class Staging:
 
     @contextlib.contextmanager
     def folder(self, byte_count: int) -> Iterator[Path | None]:
-        """Create a folder in memory for about ``byte_count`` bytes of CRIU's files; remove it at
-        the end.
+        """Create a folder in memory for ``byte_count`` bytes of CRIU's files; remove it at the end.
 
         Yields None if that is more than may be kept in memory: the files then go directly to the
         disk.

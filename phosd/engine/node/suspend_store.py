@@ -16,8 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class SuspendStore:
-    """Stores for suspended programs; they use the digests of ``images``, and ``register`` lists
-    them.
+    """Stores of suspended programs, listed in ``register``, with the digests of ``images``.
 
     ``memory_dir`` is a folder in memory; None for one that is named after ``runtime_dir``. Safe to
     use from several threads.

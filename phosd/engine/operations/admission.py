@@ -18,9 +18,7 @@ _SPARE = 64 << 20
 
 @dataclass(frozen=True)
 class KeptFree:
-    """Space to keep free on a disk: ``size`` bytes or a ``share`` (0..1) of the disk, if that is
-    more.
-    """
+    """Space to keep free on a disk: the larger of ``size`` bytes and a ``share`` (0..1) of it."""
 
     size: int = 0
     share: float = 0.0
@@ -35,9 +33,7 @@ class KeptFree:
 
 @dataclass(frozen=True)
 class DiskLimits:
-    """Space to keep free on the images' disk, and the quota in bytes of a user id (None:
-    unlimited).
-    """
+    """Space to keep free on the images' disk, and users' quotas in bytes (None: unlimited)."""
 
     kept_free: KeptFree = KeptFree()
     quota: Callable[[int], int | None] = lambda user: None
@@ -105,9 +101,7 @@ def _estimate(group: CheckpointGroup, mode: str) -> Needs:
 
 
 def _private_bytes(pid: int) -> int:
-    """Return the anonymous and shared memory that CRIU will write, in bytes; 0 if the process
-    ended.
-    """
+    """Return the anonymous and shared memory in bytes, which CRIU writes; 0 if it has ended."""
     try:
         text = (procfs.PROC / str(pid) / "status").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):

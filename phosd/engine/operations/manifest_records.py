@@ -30,9 +30,7 @@ def block_records(
     blocks: Sequence[ExportedBlock],
     chunks: Mapping[int, tuple[ChunkRef, ...]],
 ) -> tuple[Block, ...]:
-    """Return the records of blocks. ``chunks`` is by key; shared memory is stored with its first
-    block.
-    """
+    """Return the records of blocks; ``chunks`` is by key. Shared memory is the first block's."""
     index = {p.pid: i for i, p in enumerate(p for tree in trees for p in tree)}
     first: dict[int, ExportedBlock] = {}
     records = []

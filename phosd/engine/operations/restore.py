@@ -173,9 +173,7 @@ def _needs(manifest: Manifest) -> dict[int, int]:
 
 
 def _woken_links(node: Node, manifest: Manifest) -> Iterator[HookLink]:
-    """Wake the hooks of the restored processes, which slept through dump and restore; connect to
-    them.
-    """
+    """Wake and connect to the hooks of the restored processes, which sleep since the dump."""
     for process in manifest.processes:
         if process.hooked:
             link = HookLink(process.pid, node.config.runtime_dir)

@@ -154,9 +154,7 @@ class _Suspension:
     undo: Undo
 
     def stop(self, movers: Iterable[Mover], limit: float | None) -> Reservation:
-        """Have the driver checkpoint the processes; ``movers`` reserve the memory that becomes
-        free.
-        """
+        """Have the driver checkpoint the processes; ``movers`` reserve the freed memory."""
         self.progress.phase("control", stopped=True)
         point(Point.SUSPEND_CONTROL)
         reservation = Reservation(

@@ -38,9 +38,7 @@ def swap(node: Node, leaving: int, coming: int, options: SwapOptions, progress: 
 
 
 def _place(left: Suspended, waiting: Suspended) -> str:
-    """Return the moves that put ``waiting`` on the GPUs of ``left``, as :class:`ResumeOptions`
-    wants.
-    """
+    """Return the moves of ``waiting`` to the GPUs of ``left``, as in :class:`ResumeOptions`."""
     if set(left.gpus) == set(waiting.gpus):
         return ""
     if len(left.gpus) != len(waiting.gpus):

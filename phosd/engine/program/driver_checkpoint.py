@@ -136,9 +136,7 @@ def _move_all(pids: Sequence[int], reservation: Reservation, undo: Undo, to: Seq
 
 
 def _take_back(pids: Sequence[int], to: Sequence[int]) -> None:
-    """Move processes that :func:`move` brought to other GPUs back to theirs; they are LOCKED
-    then.
-    """
+    """Move processes back that :func:`move` brought to other GPUs; they are LOCKED then."""
     moved = [pid for pid in pids if state(pid) is State.LOCKED]
     _together(checkpoint, moved)
     move(moved, [to.index(gpu) for gpu in range(len(to))])
@@ -185,9 +183,7 @@ def require_running(pids: Collection[int]) -> None:
 
 
 def back_to_running(pids: Sequence[int]) -> dict[int, PhosError | None]:
-    """Bring processes back to RUNNING, in parallel. Returns the error of each that stays
-    stopped.
-    """
+    """Bring processes back to RUNNING, in parallel. Returns an error for each that is not."""
 
     def one(pid: int) -> PhosError | None:
         try:

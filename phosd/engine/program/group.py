@@ -111,8 +111,7 @@ class CheckpointGroup:
         return ""
 
     def require_complete(self, shared: Iterable[ExportedBlock]) -> None:
-        """Raise :class:`Busy` if the group has grown since its discovery: the new process is not
-        stopped.
+        """Raise :class:`Busy` if the group has grown: the new process is not stopped.
 
         The gates must be closed; ``shared`` is as for :meth:`require_no_sharers`.
         """
@@ -126,8 +125,7 @@ class CheckpointGroup:
         self.require_no_sharers(shared)
 
     def require_no_sharers(self, shared: Iterable[ExportedBlock]) -> None:
-        """Raise :class:`Busy` if a process outside of the group has mapped memory of the group by
-        now.
+        """Raise :class:`Busy` if a process outside of the group has mapped its memory by now.
 
         It would keep the old memory when the group gets new memory. ``shared`` are the blocks that
         the group's programs share; the gates must be closed.
@@ -241,9 +239,7 @@ def discover_group(
 
 @contextlib.contextmanager
 def explain_death(group: CheckpointGroup, operation: str, outcome: str = "") -> Iterator[None]:
-    """Turn an error inside into :class:`NoSuchProcess` if the program has ended, which caused
-    it.
-    """
+    """Turn an error inside into :class:`NoSuchProcess` if the program's end has caused it."""
     try:
         yield
     except PhosError as error:
@@ -336,9 +332,7 @@ def _below(pid: int) -> Iterator[int]:
 
 
 def _shared_with(pid: int, ours: Mapping[str, Sequence[ExportedBlock]]) -> ExportedBlock | None:
-    """Return the block of ``ours``, by descriptor name, that process ``pid`` has a descriptor
-    of.
-    """
+    """Return the block of ``ours``, by descriptor name, that ``pid`` has a descriptor of."""
     folder = procfs.PROC / str(pid) / "fd"
     try:
         for path in folder.iterdir():

@@ -41,9 +41,7 @@ class Account:
     failures: dict[int, PhosError] = field(default_factory=dict)
 
     def text(self, pids: Iterable[int]) -> str:
-        """Return a sentence for the history about each of these processes that was changed or
-        failed.
-        """
+        """Return a sentence for the history on each of these processes that changed or failed."""
         said = []
         for pid in pids:
             if pid in self.failures:

@@ -94,16 +94,12 @@ def open_for_appending(path: str, *, uid: int, gid: int, groups: Sequence[int]) 
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
-    """Have the kernel send ``signal_number`` when the parent ends (0: none). A change of ids clears
-    it.
-    """
+    """Have the kernel send a signal (0: none) when the parent ends. A change of ids clears it."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "tie to the parent")
 
 
 def end_with(parent: int) -> None:
-    """Be killed when ``parent`` ends, or now if it has ended: the kernel signals only later
-    ends.
-    """
+    """Be killed when ``parent`` ends, or now if it has: the kernel signals later ends only."""
     die_with_parent()
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

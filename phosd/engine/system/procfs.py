@@ -55,8 +55,7 @@ class Stat:
 
 @dataclass(frozen=True)
 class Status:
-    """The content of ``/proc/pid/status``: real, effective, saved and file system ids, and
-    restrictions.
+    """The content of ``/proc/pid/status``: real, effective, saved and fs ids, restrictions.
 
     ``process`` is the thread group id, since ``/proc`` has entries for threads as well.
     """
@@ -91,9 +90,7 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """An open descriptor. ``target`` is the target of its link; ``file`` describes the file
-    itself.
-    """
+    """An open descriptor. ``target`` is where its link leads; ``file`` is the file's status."""
 
     pid: int
     number: int
@@ -172,8 +169,9 @@ def process_id(pid: int) -> ProcessId | None:
 
 
 def status(pid: int) -> Status:
-    """Read ``/proc/pid/status``. Raises :class:`ProcessLookupError` or
-    :class:`FileNotFoundError`.
+    """Read ``/proc/pid/status``.
+
+    Raises :class:`ProcessLookupError` or :class:`FileNotFoundError` if the process has ended.
     """
     fields = _fields(PROC / str(pid) / "status")
 
@@ -192,8 +190,9 @@ def status(pid: int) -> Status:
 
 
 def credentials(thread: int) -> Credentials:
-    """Read a thread's credentials. Raises :class:`ProcessLookupError` or
-    :class:`FileNotFoundError`.
+    """Read the credentials of a thread.
+
+    Raises :class:`ProcessLookupError` or :class:`FileNotFoundError` if the thread has ended.
     """
     fields = _fields(PROC / str(thread) / "status")
 
@@ -297,9 +296,7 @@ def descriptors(pid: int) -> list[Descriptor]:
 
 
 def mappings(pid: int) -> list[Mapping]:
-    """Return the mapped files of ``pid`` with devices and named memory, without anonymous
-    memory.
-    """
+    """Return the mapped files of ``pid``, with devices and named memory."""
     text = (PROC / str(pid) / "maps").read_bytes().decode(errors="surrogateescape")
     found = []
     for line in text.split("\n"):

@@ -56,9 +56,7 @@ class Supervisor:
             self._tell("STATUS=" + text.replace("\n", " "))
 
     async def feed(self) -> None:
-        """Feed the watchdog for ever. Run it on the event loop: if that hangs, systemd kills
-        phosd.
-        """
+        """Feed the watchdog for ever. Run it on the event loop: if that hangs, systemd kills us."""
         import asyncio  # not at the top, as data movers need no asyncio
 
         while self.watchdog:

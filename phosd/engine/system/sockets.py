@@ -22,9 +22,7 @@ _STREAM, _DATAGRAM = socket.SOCK_STREAM, socket.SOCK_DGRAM
 
 @dataclass(frozen=True)
 class UnixSocket:
-    """A unix socket. ``name`` is its bound path; ``peer`` the other end's inode, None if
-    unconnected.
-    """
+    """A unix socket. ``name`` is its bound path; ``peer`` the inode of the other end, or None."""
 
     inode: int
     kind: int

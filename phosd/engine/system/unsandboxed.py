@@ -107,9 +107,7 @@ class Command:
         return self.returncode
 
     def kill(self) -> None:
-        """Kill the command and wait until it has ended, or the service has not answered for a
-        while.
-        """
+        """Kill the command and wait for its end, for a while if the service does not answer."""
         with contextlib.suppress(OSError, OutsideError):
             self._service.send(KILL)
             give_up = time.monotonic() + _PATIENCE
@@ -168,9 +166,7 @@ def main() -> None:
 
 
 def _attend(service: socket.socket, child: "subprocess.Popen[bytes]", *, tied: bool) -> None:
-    """Wait until the command has ended. Kill it when phosd says so, or ends if the command is
-    tied.
-    """
+    """Wait for the command's end. Kill it on a word of phosd, or on its end if it is tied."""
     ended = os.pidfd_open(child.pid)
     poller = select.poll()
     for one in (ended, service.fileno()):

@@ -16,7 +16,7 @@
 namespace phos::channel {
 namespace {
 
-constexpr timeval kPatience{2, 0};  // for the rest of a message that has begun
+constexpr timeval kPatience{2, 0};  // for the rest of a message once it has begun
 
 bool read_all(int socket, void* buffer, size_t size) {
     auto* at = static_cast<unsigned char*>(buffer);
@@ -30,7 +30,7 @@ bool read_all(int socket, void* buffer, size_t size) {
     return true;
 }
 
-// The first part of a message, which its descriptors come with.
+// Reads the first part of a message, to which its descriptors are attached.
 ssize_t read_with_descriptors(int socket, void* buffer, size_t size, std::vector<int>* received) {
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * wire::kMaxDescriptors)];
     iovec part{buffer, size};
@@ -116,10 +116,10 @@ int listen_at(const std::string& path) {
     std::memcpy(address.sun_path, path.data(), path.size());
     const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (listener < 0) return -1;
-    // A socket left by an earlier process of this pid. Another user's cannot be removed from a
-    // sticky folder, and then bind fails: nobody is fooled, since a client checks who answers.
+    // Remove a socket left by an earlier process with this pid. Another user's cannot be removed
+    // from a sticky folder, and bind then fails; no client is fooled, since clients check the peer.
     unlink(path.c_str());
-    // The mode of the file comes from the socket's own, so the program's umask is left alone.
+    // The file's mode is taken from the socket, so that the program's umask stays untouched.
     if (fchmod(listener, 0600) != 0 ||
         bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
         listen(listener, 8) != 0) {

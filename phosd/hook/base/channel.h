@@ -1,4 +1,4 @@
-// Unix sockets: binding in a folder that anybody may write to, and messages with descriptors.
+// Unix sockets in a folder that any user can write to, and messages with descriptors.
 #pragma once
 
 #include <sys/types.h>
@@ -13,15 +13,15 @@ namespace phos::channel {
 struct Message {
     wire::Header header{};
     std::vector<unsigned char> payload;
-    std::vector<int> descriptors;  // kept in the table of descriptors; the receiver releases them
+    std::vector<int> descriptors;  // in the table of descriptors; the receiver releases them
 };
 
 // All of these return -1 or false on failure, with errno set.
 int listen_at(const std::string& path);                     // mode 0600
 int listen_abstract(const std::string& name);               // no file; in the network namespace
 int connect_abstract(const std::string& name, pid_t peer);  // only to that process
-int accept_from(int listener, pid_t* peer);                 // root and the own user only
-bool receive(int socket, Message* message);                 // false: lost, or not the protocol
+int accept_from(int listener, pid_t* peer);                 // accepts root and our own user only
+bool receive(int socket, Message* message);                 // false: lost, or protocol violated
 bool send(int socket, const wire::Header& header, const void* payload,
           const std::vector<int>& descriptors);
 

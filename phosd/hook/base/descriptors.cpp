@@ -8,14 +8,15 @@
 
 namespace phos::descriptors {
 namespace {
-// What finds no slot is kept all the same, and inherited.
+// A kept descriptor. One for which there is no slot is kept all the same, but inherited.
 struct Slot {
     std::atomic<int> number;   // the descriptor + 1, or 0
-    std::atomic<ino_t> inode;  // of a socket or a pipe: no other one has it; else 0
+    std::atomic<ino_t> inode;  // of a socket or a pipe, where it is unique; otherwise 0
 };
 Slot slots[8192];
 
-// Not fstat(), which the thread sanitizer takes for a use: the number may be the program's by now.
+// Returns the inode of a socket or a pipe, otherwise 0. Avoids fstat(), which the thread sanitizer
+// counts as a use: the program may own the number now.
 ino_t inode_of(int descriptor) {
     struct stat info{};
     if (fstatat(descriptor, "", &info, AT_EMPTY_PATH) != 0) return 0;
@@ -45,7 +46,7 @@ bool is_unchanged(const Slot& slot, int descriptor) {
 int keep(int descriptor) {
     if (descriptor < 0) return descriptor;
     fcntl(descriptor, F_SETFD, FD_CLOEXEC);
-    Slot* slot = slot_of(descriptor);  // of one that the program has closed
+    Slot* slot = slot_of(descriptor);  // of a descriptor that the program has closed
     if (!slot) slot = take_slot(descriptor);
     if (slot) slot->inode.store(inode_of(descriptor));
     return descriptor;
@@ -59,7 +60,7 @@ bool is_ours(int descriptor) {
 void release(int descriptor) {
     Slot* const slot = slot_of(descriptor);
     const bool ours = !slot || is_unchanged(*slot, descriptor);
-    if (slot) {  // before the number can be another's, and the inode first: the slot is then free
+    if (slot) {  // before the number is reused; the inode first, since the slot is free then
         slot->inode.store(0);
         slot->number.store(0);
     }

@@ -1,14 +1,14 @@
-// Descriptors that the hook keeps in the program's table: counted, close-on-exec, and closed in a
+// Keep the hook's descriptors in the program's table: counted, close-on-exec, and closed in a
 // forked child, where they would keep sockets and memory alive. A program that becomes a daemon
-// closes all descriptors, also those it does not know, and a number may be a file of its own then.
+// closes all descriptors, including unknown ones, so a number may later be a file of the program's.
 #pragma once
 
 namespace phos::descriptors {
 
-int keep(int descriptor);      // returns it
-void release(int descriptor);  // closes it, if it is still ours
+int keep(int descriptor);      // returns the descriptor
+void release(int descriptor);  // closes the descriptor, if it is still ours
 bool is_ours(int descriptor);  // false for a socket or a pipe once the program has closed it
 unsigned count();
-void close_all_in_child();  // no locks, no memory: only this table
+void close_all_in_child();  // uses no locks and no memory but this table
 
 }  // namespace phos::descriptors

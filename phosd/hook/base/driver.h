@@ -1,4 +1,4 @@
-// The real driver functions. cuda.h is read with every version of every function declared.
+// Access the real driver functions. cuda.h is included with all versions of all functions declared.
 #pragma once
 
 #define __CUDA_API_VERSION_INTERNAL
@@ -15,18 +15,18 @@ struct Driver {
 #include "hooks.def"
 };
 
-// Filled once, before any wrapper is given out, and constant from then on; a function that this
-// driver does not have is null.
+// Filled once, before any wrapper is handed out, and constant from then on. Null for functions that
+// this driver does not have.
 extern Driver driver;
 
-// Fills `driver` from the libcuda that is in the process (intercept/lookup.cpp). False while there
-// is none.
+// Fills `driver` from the libcuda in the process (intercept/lookup.cpp). Returns false if there is
+// none.
 bool load_driver();
 
-// The name of an error, for texts.
+// Returns the name of an error, for messages.
 const char* error_name(CUresult result);
 
-// A CUDA context made current for a scope.
+// Makes a CUDA context current for a scope.
 class Current {
   public:
     explicit Current(CUcontext context) : result_(driver.cuCtxPushCurrent_v2(context)) {}
@@ -43,8 +43,8 @@ class Current {
     const CUresult result_;
 };
 
-// The thread's capture mode relaxed for a scope, for the hook's own questions, which are none of
-// the program's business: a capture does not forbid them, and they do not end it.
+// Relaxes the thread's capture mode for a scope, so that the hook's own calls are allowed during
+// the program's stream captures, and do not end them.
 class RelaxedCapture {
   public:
     RelaxedCapture() { exchange(); }

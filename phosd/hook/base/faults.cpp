@@ -22,7 +22,7 @@ enum class Kind : uint32_t { none, raise, kill, enospc, short_, hang };
 struct Fault {
     const char* name;
     Kind kind = Kind::none;
-    uint64_t visit = 0;  // at which it happens, from 1 on
+    uint64_t visit = 0;  // the visit at which the fault happens, from 1 on
     std::atomic<uint64_t> visits{0};
 };
 
@@ -40,7 +40,7 @@ constexpr std::pair<string_view, Kind> kKinds[] = {
     {"short", Kind::short_}, {"hang", Kind::hang},
 };
 
-// What stands before the next separator; the text goes on behind it.
+// Returns the part before the next separator, and removes both from the text.
 string_view next(string_view* text, char separator) {
     const size_t end = text->find(separator);
     const string_view head = text->substr(0, end);
@@ -52,7 +52,7 @@ bool is_number(string_view text) {
     return !text.empty() && text.find_first_not_of("0123456789") == string_view::npos;
 }
 
-// <point>[:n][:kind]
+// Arms an entry of the form <point>[:n][:kind].
 void arm(string_view entry) {
     const string_view name = next(&entry, ':');
     string_view word = next(&entry, ':');

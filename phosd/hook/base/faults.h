@@ -1,8 +1,7 @@
-// Fault points of the hook: places where a test makes something go wrong in the program. The
-// variable PHOS_FAULT and the kinds are those of phosd/engine/faults.py. Here `raise` and `enospc`
-// fail the step with an error of the driver, and `short` halves what the step moves or, where it
-// moves nothing, loses the answer to the request that it belongs to. Points that are not the hook's
-// are of no concern here.
+// Fault points of the hook: places where tests make something go wrong in the program. The variable
+// PHOS_FAULT and the kinds are those of phosd/engine/faults.py. In the hook `raise` and `enospc`
+// fail the step with a driver error, and `short` halves what the step moves, or, if it moves
+// nothing, loses the answer to its request. Points of other processes are ignored.
 #pragma once
 
 #include "base/driver.h"
@@ -15,16 +14,16 @@ enum class Point : unsigned {
 #undef PHOS_FAULT_POINT
 };
 
-// Reads the variable, once, before there are threads of the hook's.
+// Reads the variable, once, before the hook has threads.
 void load();
 
-// What the step is to fail with; CUDA_SUCCESS when it is not to.
+// Returns the error with which the step must fail, or CUDA_SUCCESS.
 CUresult point(Point where);
 
-// True once for the thread that has met a fault of the kind `short`.
+// Returns true once, on the thread that has met a fault of kind `short`.
 bool take_short();
 
-// A step before which there is a point.
+// Runs a step after visiting its fault point.
 template <class Step>
 CUresult step(Point where, Step run) {
     const CUresult fault = point(where);

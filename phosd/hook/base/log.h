@@ -1,4 +1,4 @@
-// A ring of the hook's own notes. Nothing is ever printed: the protocol's `stats` returns it.
+// Keep the hook's log in a ring. Nothing is printed; the request `stats` returns it.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@ namespace phos::log {
 // Adds a line (printf-style, cut at 200 bytes), with the time.
 void note(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// The newest lines, oldest first.
+// Returns the newest lines, oldest first.
 std::string text();
 
 }  // namespace phos::log

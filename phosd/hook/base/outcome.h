@@ -1,4 +1,4 @@
-// What became of a request, for the reply.
+// The outcome of a request, for the reply.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace phos {
 struct Outcome {
     wire::Status status = wire::Status::ok;
     uint64_t count = 0;
-    std::string text;  // for the user, when `status` is not ok
+    std::string text;  // for the user, if `status` is not ok
 };
 
 }  // namespace phos

@@ -1,4 +1,4 @@
-// The wrappers that are written by hand, with the signatures of cuda.h.
+// Declares the wrappers written by hand, with the signatures of cuda.h.
 #pragma once
 
 #include "base/driver.h"

@@ -23,7 +23,7 @@ void mark(bool unsupported, const std::string& reason) {
     const std::lock_guard lock(fitness_mutex);
     if (unsupported ? fitness_now.unsupported : !fitness_now.parkable) return;
     log::note("%s: %s", unsupported ? "unsupported" : "not parkable", reason.c_str());
-    // What no mode can save outweighs what only parking cannot.
+    // A reason that excludes all modes outweighs one that only excludes parking.
     if (unsupported || fitness_now.reason.empty()) fitness_now.reason = reason;
     fitness_now.unsupported |= unsupported;
     fitness_now.parkable = false;

@@ -13,7 +13,7 @@
 namespace phos::kernels {
 namespace {
 
-// What a handle of a function stood for when `generation` was that of all handles. Never freed.
+// What a function's handle referred to at this `generation` of handles. Never freed.
 struct Entry {
     const CUfunction function;
     std::atomic<uint64_t> generation;
@@ -52,7 +52,7 @@ struct ByName {
     bool operator()(const Row& a, const Row& b) const { return a.name_hash < b.name_hash; }
 };
 
-// A row for the module goes before one for any; a suspect is one wherever it came from.
+// A row for the module precedes one for any module; a suspect is one in every module.
 void apply_rows(Kernel* kernel) {
     uint32_t flags = 0;
     uint64_t written = 0;
@@ -82,7 +82,7 @@ bool read_layout(Ask ask, Layout* layout) {
     }
 }
 
-// Asks the driver what the handle is: a function, or a library's kernel that stands for one.
+// Asks the driver what the handle is: a function, or a library's kernel used as one.
 Identity identify(CUfunction function) {
     auto* const kernel = reinterpret_cast<CUkernel>(function);
     const char* name = nullptr;

@@ -1,5 +1,5 @@
-// The kernels that the program launches: what their parameters are, which module they came from,
-// and what the board says of them.
+// Identify the kernels that the program launches: their parameters, their module, and the board's
+// entries for them.
 #pragma once
 
 #include <atomic>
@@ -18,35 +18,35 @@ struct Parameter {
     uint32_t size;
 };
 
-// One for all functions of the same name, module and parameters. Never freed.
+// One object for all functions with the same name, module and parameters. Never freed.
 struct Kernel {
-    std::string name;                   // as cuFuncGetName gives it; empty when the driver does not
-    uint64_t module;                    // hash of the module's image; 0 when it is not known
+    std::string name;                   // from cuFuncGetName; empty if the driver does not tell
+    uint64_t module;                    // hash of the module's image; 0 if unknown
     bool laid_out;                      // false: the driver does not tell the parameters
     std::vector<Parameter> parameters;  // by offset
 
-    // What the board says, of the time since arm() last ran.
+    // From the board, since the last arm().
     std::atomic<uint32_t> flags{0};  // board::KernelFlags
     std::atomic<uint64_t> written{0};
     std::atomic<uint64_t> launches{0};
-    std::atomic<uint64_t> order{0};  // of the first launch, from 1; 0 when there was none
+    std::atomic<uint64_t> order{0};  // of the first launch, from 1; 0 if there was none
 };
 
-// The kernel behind a function, or behind a CUkernel that stands for one. Takes no lock when the
-// function has been looked up before.
+// Returns the kernel of a function, or of a CUkernel used as one. Takes no lock if the function was
+// looked up before.
 Kernel* find(CUfunction function);
 void count_launch(Kernel* kernel, uint64_t times = 1);
 
-// With a closed gate: what the board's table says of each kernel from now on, and all counts at 0.
-// `rows` may lie in memory that the program writes; they are copied.
+// Sets the board's entry of each kernel, and all counts to 0. Needs a closed gate. `rows` are
+// copied, as they may be in memory that the program writes.
 void arm(const board::KernelRow* rows, size_t count);
 // Changes with every arm().
 uint64_t generation();
 
-// Kernels launched since arm(), in the order of their first launch.
+// Returns the kernels launched since arm(), by first launch.
 std::vector<const Kernel*> launched();
 
-// Handles are given again after what they stood for is unloaded: none is known any more.
+// Forgets all functions: handles are reused after an unload.
 void forget_functions();
 
 }  // namespace phos::kernels

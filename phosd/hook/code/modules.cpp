@@ -14,12 +14,12 @@
 namespace phos::modules {
 namespace {
 
-// A fat binary may have hundreds of megabytes that are never read: its ends and its size tell it
-// apart well enough.
+// A fat binary may have hundreds of megabytes that are never read: its head, tail and size identify
+// it well enough.
 constexpr size_t kHead = 8 << 10;
 constexpr size_t kTail = 4 << 10;
 
-// The formats of an image, by their first bytes. A text of PTX has no magic.
+// The formats of an image, by their first bytes. PTX text has no magic.
 constexpr uint32_t kFatWrapper = 0x4662'43B1;
 constexpr uint32_t kFatBinary = 0xBA55'ED50;
 struct FatWrapper {
@@ -36,8 +36,8 @@ struct FatHeader {
 };
 
 std::mutex mutex;
-// Of modules, libraries and the functions that were made from a library's kernels, by handle. A
-// function's is never taken away: for one of a module the module is asked first.
+// By handle: of modules, libraries, and functions made from a library's kernels. Entries of
+// functions stay; for a module's function the module is looked up first.
 std::unordered_map<const void*, uint64_t> hashes;
 
 uint64_t mix(uint64_t hash, const unsigned char* bytes, size_t size) {

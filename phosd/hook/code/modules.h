@@ -1,5 +1,5 @@
-// Which image each loaded module and library came from, as a hash: the same kernel of the same
-// build is known again in another process.
+// Record the image that each loaded module and library came from, as a hash, which identifies the
+// same kernel of the same build in other processes.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,17 @@
 
 namespace phos::modules {
 
-// The hash of an image that the driver has just accepted, so that its own sizes can be believed,
-// and of a file with one; 0 when it cannot be had.
+// Returns the hash of an image that the driver has just accepted, so that its size fields can be
+// trusted, or of a file with one; 0 if there is none.
 uint64_t hash_image(const void* image);
 uint64_t hash_file(const char* path);
 
-// What a module, a library, or a function that was made from a library's kernel came from. Its
-// handle is forgotten before another may get the same one.
+// Records the hash for a module, a library, or a function made from a library's kernel. Forget the
+// handle before it can be reused.
 void note(const void* handle, uint64_t hash);
 void forget(const void* handle);
 
-// Of the image that the function, or the library's kernel, came with; 0 when it is not known.
+// Returns the hash of the image of a function or a library's kernel; 0 if unknown.
 uint64_t hash_of(CUfunction function);
 uint64_t hash_of(CUkernel kernel);
 

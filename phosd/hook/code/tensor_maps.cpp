@@ -11,7 +11,7 @@ std::atomic<bool> tensor_maps::made{false};
 
 namespace {
 
-// Slots are taken from a set of kWays by turns.
+// The slots of a set of kWays are used in turn.
 constexpr size_t kSets = 2048;
 constexpr size_t kWays = 4;
 struct Slot {
@@ -20,7 +20,7 @@ struct Slot {
 };
 struct Set {
     Slot ways[kWays];
-    size_t next;  // under the mutex
+    size_t next;  // guarded by the mutex
 };
 Set sets[kSets];
 std::mutex mutex;
@@ -45,7 +45,7 @@ CUresult note(CUresult result, const CUtensorMap* map, const void* address) {
     for (Slot& way : set.ways)
         if (way.key.load(std::memory_order_relaxed) == key) slot = &way;
     if (!slot) slot = &set.ways[set.next++ % kWays];
-    // A reader that meets the change sees one key or none with each address.
+    // A reader during the change sees one of the keys, or none, with each address.
     slot->key.store(0, std::memory_order_seq_cst);
     slot->address.store(reinterpret_cast<uint64_t>(address), std::memory_order_seq_cst);
     slot->key.store(key, std::memory_order_seq_cst);

@@ -1,5 +1,5 @@
-// Tensor maps (TMA descriptors) that the program has made, by their bytes: they are opaque, and a
-// kernel gets them by value.
+// Record the tensor maps (TMA descriptors) that the program makes, by their bytes: they are opaque,
+// and kernels get them by value.
 #pragma once
 
 #include <atomic>
@@ -12,8 +12,8 @@ inline bool any() {
     return made.load(std::memory_order_relaxed);
 }
 
-// The global address that the 128 bytes were made for; 0 when they are no tensor map that is known.
-// The table is bounded: the oldest of those that share a place is forgotten. Takes no lock.
+// Returns the global address that a tensor map of these 128 bytes was made for; 0 if they are no
+// known tensor map. The table is bounded: it drops the oldest in a set. Takes no lock.
 uint64_t address_in(const void* bytes);
 
 }  // namespace phos::tensor_maps

@@ -33,7 +33,7 @@ bool read(const Message& message, T* value) {
     return true;
 }
 
-// A Count and as many ids.
+// Reads a Count and as many ids.
 bool read_ids(const Message& request, std::vector<uint64_t>* ids) {
     wire::Count header{};
     if (!read(request, &header) || header.count > wire::kMaxPayload ||
@@ -80,7 +80,7 @@ Reply close_gate(const Message& request) {
     if (gate::state() == State::running) {
         if (const CUresult fault = faults::point(faults::Point::close_gate); fault != CUDA_SUCCESS)
             return {Status::driver, std::string("closing failed with ") + error_name(fault)};
-        // Not in the stop, where a thread may have the loader's lock.
+        // Not inside the stop, when a thread may hold the loader's lock.
         note_libraries();
         stream_pools::give_back_all();
         quiesce::begin();

@@ -1,5 +1,5 @@
-// Answers each request of a client. docs/reference/hook-protocol.md says what the requests are for;
-// server.cpp has checked who asks, and in which state of the gate.
+// Answer each request of a client (docs/reference/hook-protocol.md). server.cpp has checked the
+// client, and the state of the gate.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What the hook says of its process to a client that asks who it is.
+// Describe the process to a client: the reply to `hello`.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@ namespace phos {
 
 struct HelloReply {
     wire::Hello hello;
-    std::vector<wire::DeviceId> devices;  // in the order of the process's own numbers
+    std::vector<wire::DeviceId> devices;  // in the order in which the process numbers them
 };
 HelloReply make_hello();
 

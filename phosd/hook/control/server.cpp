@@ -36,21 +36,21 @@ using wire::Type;
 
 constexpr size_t kMaxClients = 8;
 constexpr int kNoClient = -1;
-constexpr int kDeaf = 100;  // milliseconds without new connections, after one was not to be had
-constexpr int kWary = 20;   // milliseconds between two looks while the program closes descriptors
+constexpr int kDeaf = 100;  // milliseconds without new connections after accepting one failed
+constexpr int kWary = 20;   // milliseconds between two checks while the program closes descriptors
 
-// Everything here belongs to the hook's thread.
+// Everything here is used only by the hook's thread.
 std::string folder;
 int listener = -1;
 std::vector<int> clients;
-int gate_owner = kNoClient;  // the client whose loss opens the gate
+int gate_owner = kNoClient;  // if this client is lost, the gate opens
 bool detached = false;
 uint64_t deaf_until = 0;  // nanoseconds, CLOCK_MONOTONIC
 uint64_t wary_until = 0;
 
-// poll() keeps open what it watches, also what the program has closed meanwhile: a listener would
-// go on to take connections that nobody can accept any more. Of this pipe only the near end is
-// watched, which tells at once that the far one was closed.
+// poll() keeps its files open, even when the program has closed them: a listener would go on taking
+// connections that cannot be accepted any more. Only the near end of this pipe is polled; it
+// reports at once that the far one was closed.
 int near_end = -1;
 int far_end = -1;
 
@@ -58,7 +58,7 @@ std::string path_of(const char* suffix) {
     return folder + "/" + std::to_string(getpid()) + suffix;
 }
 
-// One request that needs the gate in `needed`, or a reply that says so.
+// Checks that the gate is in state `needed` for a request; if not, sets the refusal.
 bool in_state(State needed, Reply* refusal) {
     static const char* const names[] = {"running", "closing", "closed", "parked"};
     const State state = gate::state();
@@ -171,14 +171,14 @@ void remove_pipe() {
 
 void make_pipe() {
     int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) return;  // tried again: the program has none left
+    if (pipe2(ends, O_CLOEXEC) != 0) return;  // tried again: the program has no descriptor left
     near_end = descriptors::keep(ends[0]);
     far_end = descriptors::keep(ends[1]);
 }
 
-// Leaves nothing but the connection that the answer goes to, which is closed next.
+// Closes everything but the connection that the answer goes to, which is closed next.
 void detach(int client) {
-    gate_owner = kNoClient;  // the state stays as it is
+    gate_owner = kNoClient;  // the state stays unchanged
     detached = true;
     for (const int other : clients)
         if (other != client) descriptors::release(other);
@@ -189,7 +189,7 @@ void detach(int client) {
     if (cow::forget().status != Status::ok) log::note("detached with a board that is in use");
 }
 
-// False when the connection is over.
+// Serves one request. False if the connection has ended.
 bool serve(int client) {
     Message request;
     const bool whole = channel::receive(client, &request);
@@ -213,7 +213,7 @@ bool serve(int client) {
 }
 
 void try_listen() {
-    // A folder of somebody else's could be swapped at will; /run/phos/hook is root's.
+    // Another user's folder could be replaced at any time; /run/phos/hook belongs to root.
     struct stat info{};
     if (lstat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) ||
         (info.st_uid != 0 && info.st_uid != geteuid()))
@@ -237,7 +237,7 @@ void wait_until_woken() {
     detached = false;
 }
 
-// What the program has closed, as one does that becomes a daemon, is made anew.
+// Creates again what the program has closed, as a program does that becomes a daemon.
 void let_go_of_closed() {
     const auto is_closed = [](int descriptor) {
         return descriptor >= 0 && !descriptors::is_ours(descriptor);
@@ -258,7 +258,7 @@ void let_go_of_closed() {
             drop(client);
             any = true;
         }
-    if (any) wary_until = monotonic_ns() + 1'000'000'000;  // it may not be at the end yet
+    if (any) wary_until = monotonic_ns() + 1'000'000'000;  // it may go on closing for a while
 }
 
 void open_what_is_missing() {
@@ -267,8 +267,8 @@ void open_what_is_missing() {
     if (listener < 0) try_listen();
 }
 
-// A connection, -1 when there is none. Whoever asks for one stays in the queue while the program
-// has no descriptor left, and poll() would return at once for as long.
+// Accepts a connection; -1 if there is none. While the program has no descriptor left, clients stay
+// in the queue, and poll() would return at once all the time.
 int accept_at(int socket) {
     const int connection = channel::accept_from(socket, nullptr);
     if (connection < 0 && errno != EAGAIN && errno != EACCES)
@@ -287,7 +287,7 @@ void serve_once() {
                                 {deaf ? -1 : legacy_ipc::listener(), POLLIN, 0},
                                 {near_end, POLLIN, 0}};
     for (const int client : clients) watched.push_back({client, POLLIN, 0});
-    // A closing gate's deadline is looked at even when no client calls.
+    // The deadline of a closing gate is checked even if no client calls.
     const int patience = gate::state() == State::closing ? 20
                          : now < wary_until              ? kWary
                          : deaf                          ? kDeaf
@@ -327,7 +327,7 @@ void start() {
     const char* runtime = secure_getenv("PHOS_RUNTIME_DIR");
     folder = std::string(runtime && *runtime ? runtime : "/run/phos") + "/hook";
     legacy_ipc::attach();
-    // The thread takes none of the program's signals.
+    // Signals of the program are not delivered to this thread.
     sigset_t all;
     sigset_t before;
     sigfillset(&all);

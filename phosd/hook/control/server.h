@@ -1,4 +1,5 @@
-// The hook's thread: it listens, and does what a client asks. docs/reference/hook-protocol.md.
+// Run the hook's thread, which listens for clients and serves their requests
+// (docs/reference/hook-protocol.md).
 #pragma once
 
 namespace phos::control {

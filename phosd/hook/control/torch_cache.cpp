@@ -16,7 +16,7 @@ using wire::Release;
 
 using Object = void;
 
-// What is used of CPython: its stable ABI has had all of it since 3.2.
+// The functions of CPython used here: all in its stable ABI since 3.2.
 struct Python {
     int (*Py_IsInitialized)();
     int (*Py_AddPendingCall)(int (*)(void*), void*);
@@ -36,10 +36,10 @@ struct Python {
     Object** PyExc_Exception;
 };
 
-Python python;  // constant once it was found
+Python python;  // constant once found
 bool found = false;
 
-std::mutex mutex;  // held for moments, never during a call into the program
+std::mutex mutex;  // held briefly, never during a call into the program
 wire::ReleaseState now{};
 
 wire::ReleaseState made(Release release, const char* reason = "") {
@@ -49,7 +49,7 @@ wire::ReleaseState made(Release release, const char* reason = "") {
     return state;
 }
 
-// An exception, taken from the interpreter and owned.
+// An exception taken from the interpreter, and owned.
 struct Raised {
     Object* type = nullptr;
     Object* value = nullptr;
@@ -78,12 +78,12 @@ wire::ReleaseState failure(Raised& raised) {
                   text ? text : "an exception");
     python.Py_DecRef(bytes);
     python.Py_DecRef(shown);
-    python.PyErr_Clear();  // of what was in the way of showing it
+    python.PyErr_Clear();  // errors while converting it to text
     return made(Release::failed, reason);
 }
 
-// Returns what the interpreter is to be told: 0, or -1 with an exception that is the program's. All
-// of this is Python, in which the program's signal handlers may run.
+// Returns the result for the interpreter: 0, or -1 with an exception of the program's. All of this
+// is Python code, in which the program's signal handlers may run.
 int empty_cache(Object* cuda, wire::ReleaseState* state) {
     Object* const function = python.PyObject_GetAttrString(cuda, "empty_cache");
     Object* const returned = function ? python.PyObject_CallObject(function, nullptr) : nullptr;
@@ -94,7 +94,7 @@ int empty_cache(Object* cuda, wire::ReleaseState* state) {
         return 0;
     }
     Raised raised;
-    // A Ctrl-C that came meanwhile, or an exit() in a signal's handler.
+    // A Ctrl-C that came meanwhile, or an exit() in a signal handler.
     const bool programs = raised.type && python.PyErr_GivenExceptionMatches(
                                              raised.type, *python.PyExc_Exception) == 0;
     if (programs) {
@@ -106,9 +106,9 @@ int empty_cache(Object* cuda, wire::ReleaseState* state) {
     return 0;
 }
 
-// CPython calls this in the main thread, between two bytecodes, with the GIL.
+// Called by CPython in the main thread, between two bytecodes, with the GIL.
 int run(void*) {
-    // A forked child inherits the calls that were outstanding, and nothing of the hook works in it.
+    // A forked child inherits pending calls, but the hook is disabled in it.
     if (!active()) return 0;
     const KeepErrno keep;
     wire::ReleaseState state{};
@@ -165,22 +165,22 @@ bool complete() {
 void find_interpreter() {
     found = complete();
     if (!found) {
-        dlerror();  // a missing function is nobody else's error
+        dlerror();  // clears the error of a missing function
         return;
     }
     Dl_info info;
     link_map* library = nullptr;
     if (dladdr1(reinterpret_cast<void*>(python.Py_IsInitialized), &info,
                 reinterpret_cast<void**>(&library), RTLD_DL_LINKMAP))
-        dlopen(library->l_name, RTLD_LAZY | RTLD_NOLOAD);  // it stays, for it may be called
+        dlopen(library->l_name, RTLD_LAZY | RTLD_NOLOAD);  // keeps it loaded, for it may be called
 }
 
 wire::ReleaseState release() {
     const std::lock_guard lock(mutex);
     if (!found || !python.Py_IsInitialized()) return now = made(Release::no_interpreter);
     if (now.release == static_cast<uint32_t>(Release::asked)) return now;
-    // Any thread may ask for a call, without the GIL. Before Python 3.12 it may go to another
-    // interpreter than the main one, where one of several runs, and finds what that has imported.
+    // Any thread may add a pending call, without the GIL. Before Python 3.12, if there are several
+    // interpreters, one that is not the main one may run it, and uses its own imports.
     return now = python.Py_AddPendingCall(run, nullptr) == 0
                      ? made(Release::asked)
                      : made(Release::failed, "the interpreter has too many calls pending");

@@ -1,4 +1,4 @@
-// The tables of a session.
+// Build the tables of a session.
 #include <algorithm>
 
 #include "cow/session.h"
@@ -7,7 +7,7 @@
 namespace phos::cow {
 namespace {
 
-// Whether the device that holds the block can read it there.
+// Returns whether the block's device can read it there.
 bool is_readable(const blocks::Mapping& mapping) {
     for (const CUmemAccessDesc& access : mapping.access)
         if (access.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
@@ -37,7 +37,7 @@ void renew_sources(TrackedBlock& tracked, Shadows* shadows) {
 }  // namespace
 
 size_t AddressTable::at_or_after(uint64_t address) const {
-    // As std::upper_bound, but without a branch that nobody can predict.
+    // As std::upper_bound, but without branches, which could not be predicted.
     const uint64_t* first = ends.data();
     for (size_t left = ends.size(); left;) {
         const size_t half = (left + 1) / 2;

@@ -1,12 +1,12 @@
-// Whether copy-on-write is at work.
+// The flag that says whether copy-on-write is armed.
 #pragma once
 
 #include <atomic>
 
 namespace phos::cow {
 
-// The one branch that a submission pays for while nothing is armed. Changes only with a closed gate
-// from false to true, and at any time back.
+// The only branch that a submission takes while nothing is armed. Becomes true only with a closed
+// gate, and false at any time.
 extern std::atomic<bool> armed;
 
 }  // namespace phos::cow

@@ -11,10 +11,10 @@ namespace phos::cow {
 namespace {
 
 constexpr uint64_t kSpin = 20'000;              // nanoseconds, before a wait costs a system call
-constexpr uint64_t kPatience = 10'000'000'000;  // without any progress of the movers
+constexpr uint64_t kPatience = 10'000'000'000;  // without progress of the movers
 constexpr long kPause = 20'000;
 
-// The submission that the thread is in; its scopes may be nested.
+// The submission of the thread; scopes may be nested.
 struct ThreadScope {
     uint32_t depth;
     Session* session;
@@ -41,13 +41,13 @@ void each_span(const Session& session, const Range* ranges, size_t count, Visit 
     }
 }
 
-// What a first look finds, which takes no lock.
+// The result of a first check, which takes no lock.
 struct Survey {
-    uint32_t devices = 0;  // a bit for each that something must be done on
+    uint32_t devices = 0;  // a bit for each device that needs work
     bool blocked = false;  // only a mover can make a chunk safe
 };
 
-// Makes chunks safe for one submission. `Spans` calls what it is given for every span of them.
+// Makes chunks safe for one submission. `Spans` calls its argument for every span of them.
 template <class Spans>
 class Writer {
   public:
@@ -120,7 +120,7 @@ class Writer {
         return pending.blocked;
     }
 
-    // Until the movers have come further; false when it is not worth while any more.
+    // Waits until the movers have progressed. False if waiting is no longer worthwhile.
     bool wait(uint32_t seen) {
         MappedChunkMap& board = session_.board;
         const Word& progressed = board.header->progressed;
@@ -193,7 +193,7 @@ SubmissionScope::SubmissionScope() : began_(0) {
     const std::lock_guard lock(blocks::mutex);
     if (!session->stale.load(std::memory_order_relaxed)) return;
     session->renew_table();
-    if (readers() == 1) session->drop_retired();  // who comes now sees the new one
+    if (readers() == 1) session->drop_retired();  // new readers see the new table
 }
 
 SubmissionScope::~SubmissionScope() {

@@ -1,4 +1,5 @@
-// Copy-on-write while a board is armed: what submissions ask for before the driver gets them.
+// Copy-on-write while a board is armed: save chunks before a submission that may write them reaches
+// the driver.
 #pragma once
 
 #include <cstddef>
@@ -14,15 +15,15 @@ struct Range {
     uint64_t end;
 };
 
-// Where the work of a submission runs.
+// The stream on which the work of a submission runs.
 struct Where {
     CUstream stream;
     bool per_thread;   // stream 0 is the thread's own
     bool synchronous;  // the call has no stream, and returns when its work is done
 };
 
-// Held, past the gate, for as long as a submission is looked at, its waits included: counts it, and
-// keeps what extent_of() reads.
+// Held, after passing the gate, while the writes of a submission are predicted and awaited: counts
+// the submission, and keeps the tables that extent_of() reads.
 class SubmissionScope {
   public:
     SubmissionScope();
@@ -34,15 +35,14 @@ class SubmissionScope {
     uint64_t began_;
 };
 
-// What a pointer to `address` reaches: the mapping that holds it, and those of the program's own
-// that adjoin it, for an allocation may lie across them (PyTorch's expandable segments). False when
-// no block of the board is there, or none with a chunk that is not saved: nothing is to be done.
-// An address just past a mapping is no address of it. Takes no lock.
+// Returns the memory that a pointer to `address` can reach: the mapping that contains it, and the
+// program's own mappings that adjoin it, since an allocation may span them (PyTorch's expandable
+// segments). False if there is no block of the board there, or none with a chunk that is not saved.
+// The address just past a mapping does not belong to it. Takes no lock.
 bool extent_of(uint64_t address, Range* extent);
 
-// Called with the gate passed, before the driver's function. Makes every pending chunk that the
-// ranges touch safe, and `where` wait for shadows that are still being made. Any addresses are
-// fine.
+// Makes every pending chunk that the ranges touch safe, and lets `where` wait for unfinished
+// shadows. Called after passing the gate, before the driver's function. Any addresses are fine.
 void before_write(const Range* ranges, size_t count, const Where& where);
 void before_writing_everything(const Where& where);
 

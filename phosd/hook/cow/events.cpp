@@ -1,4 +1,4 @@
-// What memory tells copy-on-write, for the session that there may be.
+// Implement memory/events.h for copy-on-write: react to changes of memory during a session.
 #include "memory/events.h"
 
 #include <algorithm>
@@ -35,8 +35,8 @@ void unmapping(uint64_t address, uint64_t size) {
             std::remove_if(tracked->sources.begin(), tracked->sources.end(),
                            [gone](const Source& source) { return source.address == gone; }),
             tracked->sources.end());
-        // Nothing is copied from there any more. What is being copied is soon done: it waits for
-        // no work of the program's.
+        // No new copy starts from there any more, and running ones end soon, since they wait for no
+        // work of the program's.
         for (const uint64_t batch = shadows->last_batch_of(*tracked);
              !shadows->complete() && !shadows->has_passed(batch);) {
             lock.unlock();
@@ -59,7 +59,7 @@ void handed_out(uint64_t block_id) {
 
 void freed(uint64_t block_id, int device, uint64_t size) {
     const Reader session;
-    if (!session || block_id > session->newest) return;  // nobody else has it
+    if (!session || block_id > session->newest) return;  // no client has it
     if (device >= 0 && device < static_cast<int>(board::kMaxDevices))
         session->freed_bytes[device].fetch_add(size, std::memory_order_relaxed);
     board::Header& header = *session->board.header;

@@ -23,7 +23,7 @@ void wake(Word& word) {
     syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// A table of `count` rows at an offset, null when it is not within the board.
+// Returns the table of `count` rows at an offset; null if it is not inside the board.
 template <class Row>
 Row* table(board::Header* header, uint64_t size, uint64_t at, uint32_t count) {
     static_assert(alignof(Row) <= 8);
@@ -45,7 +45,7 @@ std::string MappedChunkMap::map(int descriptor) {
     void* const at =
         mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, descriptor, 0);
     if (at == MAP_FAILED) return std::strerror(errno);
-    madvise(at, size, MADV_DONTFORK);  // a child has no part in it
+    madvise(at, size, MADV_DONTFORK);  // not for a forked child
     header = static_cast<board::Header*>(at);
     block_count = header->block_count;
     chunk_count = header->chunk_count;

@@ -1,5 +1,5 @@
-// The board as the hook sees it: checked once, when it is mapped. Counts and places are kept apart
-// from it, for the program can write there.
+// The hook's mapping of the board, checked once when it is mapped. Counts and offsets are copied,
+// because the program can write to the board.
 #pragma once
 
 #include <string>
@@ -31,19 +31,20 @@ struct MappedChunkMap {
     board::SlabRow* slabs = nullptr;
     const board::KernelRow* kernels = nullptr;
 
-    // Empty, or why the descriptor is no board that can be used; then nothing is mapped.
+    // Maps the board. Returns an empty text, or why the descriptor is no usable board; then nothing
+    // is mapped.
     std::string map(int descriptor);
     void unmap();
 
     bool is_armed() const { return header->phase.load(std::memory_order_acquire) == board::armed; }
-    // The job is over, unless it is already.
+    // Ends the job, unless it is over already.
     void abort();
-    // Something for the movers to look at, and for those who wait for them.
+    // Wakes the movers, and threads that wait for them.
     void post();
     void wake_waiters();
-    // Until `progressed` is no longer `seen`, at most a tenth of a second.
+    // Waits until `progressed` is no longer `seen`, for at most a tenth of a second.
     void wait_progress(uint32_t seen) const;
-    // Asks for the chunk to be saved soon. False when nobody has to wait for it any more.
+    // Asks the movers to save the chunk soon. False if no thread has to wait for it any more.
     bool ask_urgently(uint32_t chunk);
 };
 

@@ -16,12 +16,12 @@ namespace {
 
 constexpr uint64_t kPatience = 3'000'000'000;  // nanoseconds of one level
 constexpr long kPause = 500'000;
-constexpr unsigned kTries = 10;  // after the job has given up, for its movers to let go
+constexpr unsigned kTries = 10;  // after the job has given up, until its movers release memory
 
-std::mutex turn;  // one asks at a time
+std::mutex turn;  // one thread asks at a time
 
-// False when the condition, called as a reader of the session, does not come true in time. The
-// session may end meanwhile, which gives back all that it holds.
+// Waits until the condition, called as a reader of the session, is true; false at the deadline. The
+// session may end meanwhile, which frees all that it holds.
 template <class Condition>
 bool wait_until(Condition condition) {
     for (const uint64_t end = monotonic_ns() + patience(kPatience); monotonic_ns() < end;) {
@@ -57,10 +57,10 @@ bool MemoryPressure::step() {
         if (!tries_) return false;
         --tries_;
     } else if (!could_help()) {
-        // What was let go of since the attempt is nobody's any more, and was not there for it.
+        // Try once more: memory may have been freed since the attempt.
         return !std::exchange(looked_, true);
     }
-    // It may have come back since the attempt.
+    // It may have been freed since the attempt.
     if (!std::exchange(tried_again_, true) && held() && free_memory() >= size_) return true;
     lock_.unlock();
     bool again = true;
@@ -78,7 +78,7 @@ bool MemoryPressure::step() {
     return again;
 }
 
-// Whether the allocation would succeed if the job gave everything back.
+// Returns whether the allocation would succeed if the job freed everything.
 bool MemoryPressure::could_help() const {
     uint64_t kept = held();
     {
@@ -88,7 +88,7 @@ bool MemoryPressure::could_help() const {
             const std::lock_guard lock(shadows->mutex);
             kept += shadows->bytes();
         }
-        // While armed, the movers keep even what the engine has taken.
+        // While armed, the movers keep even blocks that the engine has released.
         if (cow::armed.load() || !frees_taken(*session))
             kept += session->freed_bytes[device_].load();
     }
@@ -97,7 +97,7 @@ bool MemoryPressure::could_help() const {
     return !free || size_ <= *free + kept;
 }
 
-// Bytes that the engine holds and gives back by itself.
+// Returns the bytes that the engine holds and will free on its own.
 uint64_t MemoryPressure::held() const {
     const cow::Reader session;
     return session ? session->board.header->held[device_].load(std::memory_order_acquire) : 0;
@@ -150,7 +150,7 @@ void MemoryPressure::press(uint32_t level) {
         session->board.header->held[device_].store(0, std::memory_order_release);
 }
 
-// Nothing is pending any more, or the job is over: what was freed is on its way.
+// Waits for freed blocks: nothing is pending or the job is over, so they will be released.
 bool MemoryPressure::wait_for_frees() {
     level_ = kGiveUp;
     cow::disarm();

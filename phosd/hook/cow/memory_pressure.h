@@ -1,6 +1,6 @@
-// Room for an allocation that finds none. What a job holds beside the program's own memory (shadow
-// slots, a snapshot, and blocks that the program has freed and that are being saved) must cost the
-// program no allocation: the job gives it back, step by step, and in the end gives up.
+// Free memory for an allocation that finds none. What a job holds besides the program's memory
+// (shadow slots, a snapshot, and freed blocks that are still being saved) must not make an
+// allocation of the program fail: the job frees it step by step, and finally gives up.
 #pragma once
 
 #include <mutex>
@@ -13,15 +13,15 @@ namespace phos {
 
 class MemoryPressure {
   public:
-    // For `size` bytes on a device; the lock, of blocks::mutex, is let go of while waiting.
+    // For `size` bytes on a device. `lock`, of blocks::mutex, is released while waiting.
     MemoryPressure(std::unique_lock<std::mutex>& lock, int device, uint64_t size)
         : lock_(lock), device_(device), size_(size) {}
     ~MemoryPressure();
     MemoryPressure(const MemoryPressure&) = delete;
     MemoryPressure& operator=(const MemoryPressure&) = delete;
 
-    // Takes the next step: true when the allocation should be tried again. False when there is
-    // none, or none could help. All of them together take ten seconds at most.
+    // Takes the next step. True if the allocation should be tried again; false if no step is left
+    // or none could help. All steps together take ten seconds at most.
     bool step();
 
   private:
@@ -34,14 +34,14 @@ class MemoryPressure {
     std::unique_lock<std::mutex>& lock_;
     const int device_;
     const uint64_t size_;
-    bool looked_ = false;  // for what could help, in vain
+    bool looked_ = false;  // could_help() was false once
     bool tried_again_ = false;
     uint32_t level_ = 0;  // of board::Pressure
-    unsigned tries_ = 0;  // left after the last level
+    unsigned tries_ = 0;  // remaining after the last level
 };
 
-// Calls `make` until it succeeds, or fails for another reason than that memory has run out, or
-// nothing more can be given back.
+// Calls `make` until it succeeds, fails for a reason other than lack of memory, or nothing more can
+// be freed.
 template <class Make>
 CUresult with_room(std::unique_lock<std::mutex>& lock, int device, uint64_t size, Make make) {
     CUresult result = make();

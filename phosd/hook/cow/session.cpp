@@ -23,16 +23,16 @@ namespace {
 
 using wire::Status;
 
-constexpr long kPause = 50'000;                // nanoseconds between two looks at a copy
+constexpr long kPause = 50'000;                // nanoseconds between two checks of a copy
 constexpr uint64_t kPatience = 2'000'000'000;  // for readers to leave and copies to end
 constexpr uint32_t kMaxSlots = 1u << (32 - board::kSlotShift);
 
-std::mutex lifetime;  // guards the coming and going of `current`, and what disarm() gives up
+std::mutex lifetime;  // guards creation and end of `current`, and what disarm() gives up
 std::atomic<Session*> current{nullptr};
 std::atomic<uint32_t> reading{0};
-uint64_t shadowed_last = 0;  // by the last session that was
+uint64_t shadowed_last = 0;  // by the previous session
 
-// False when it does not become so in time.
+// Waits until the condition is true. False at the deadline.
 template <class Condition>
 bool wait_until(Condition condition) {
     for (const uint64_t end = monotonic_ns() + kPatience; !condition(); pause_for(kPause))
@@ -84,8 +84,8 @@ bool start_thread(Session& session) {
     return session.has_thread;
 }
 
-// The rows of the board against the blocks of the process; empty when they agree. Each row is read
-// once: the program could change it.
+// Compares the rows of the board with the blocks of the process; empty if they agree. Each row is
+// read only once, as the program could change it.
 std::string track_blocks(Session& session) {
     const MappedChunkMap& board = session.board;
     session.tracked = std::vector<TrackedBlock>(board.block_count);
@@ -152,7 +152,7 @@ Outcome take_slabs(Session& session, const std::vector<SlabPlan>& plans,
     for (const auto& shadows : session.shadows) {
         if (!shadows) continue;
         const std::lock_guard lock(shadows->mutex);
-        shadows->ready();  // else tried again when it is needed
+        shadows->ready();  // otherwise tried again when needed
     }
     return {};
 }
@@ -164,7 +164,7 @@ uint64_t pending_chunks(const MappedChunkMap& board) {
     return count;
 }
 
-// Lets go of all but the board. False when somebody is still at it.
+// Releases everything but the board. False if a thread is still reading.
 bool stand_down(Session& session) {
     armed.store(false, std::memory_order_seq_cst);
     session.board.wake_waiters();
@@ -217,8 +217,8 @@ void Session::watch_copies() {
 }
 
 Session* begin_reading() {
-    // Nobody waits for readers before `current` or `armed` has changed; the order of the two is
-    // what tells one of us.
+    // Readers are awaited only after `current` or `armed` has changed; the order of the two lets
+    // one side see the other.
     reading.fetch_add(1, std::memory_order_seq_cst);
     Session* const session = current.load(std::memory_order_seq_cst);
     if (!session) end_reading();

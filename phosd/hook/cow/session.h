@@ -1,6 +1,6 @@
 // What a job holds in the process from `arm` to `forget`: the board, the shadow slots, and the
-// tables by which an address becomes a chunk. Whoever uses any of it is a reader meanwhile, and
-// nothing ends while there are readers.
+// tables that map addresses to chunks. Threads that use any of these are readers, and nothing is
+// ended while there are readers.
 #pragma once
 
 #include <pthread.h>
@@ -15,43 +15,43 @@
 
 namespace phos::cow {
 
-// Where blocks are mapped, at one time. Memory of the program's own that is not on the board is
-// here as well, for an allocation may lie across it.
+// The mappings of blocks at one time. Includes the program's own memory that is not on the board,
+// since an allocation may span it.
 struct AddressTable {
     struct Entry {
         uint64_t begin;
         uint64_t end;
         uint64_t offset;        // in the block
-        TrackedBlock* tracked;  // null when it is not on the board
+        TrackedBlock* tracked;  // null if it is not on the board
         uint32_t extent;
     };
-    // Mappings of the program's own that adjoin each other, or one of the hook's.
+    // A run of the program's own mappings that adjoin each other, or a mapping of the hook's.
     struct Extent {
         uint32_t first;  // entries
         uint32_t last;
         mutable std::atomic<uint32_t> undone{0};  // all entries before it are done
     };
     std::vector<Entry> entries;  // by address
-    std::vector<uint64_t> ends;  // of the entries, close together for the search
+    std::vector<uint64_t> ends;  // of the entries, contiguous for the search
     std::deque<Extent> extents;
 
-    // The first entry that ends above the address; `entries.size()` when there is none.
+    // Returns the first entry that ends above the address; `entries.size()` if there is none.
     size_t at_or_after(uint64_t address) const;
 };
 
 struct Session {
     MappedChunkMap board;
-    int client = -1;                    // that armed it
+    int client = -1;                    // the client that armed it
     std::vector<TrackedBlock> tracked;  // by id, and so by first chunk
     std::unique_ptr<Shadows> shadows[board::kMaxDevices];
     std::atomic<const AddressTable*> table{nullptr};
     std::vector<const AddressTable*> retired;  // guarded by blocks::mutex
     std::atomic<bool> stale{false};            // mappings have changed since the table was made
 
-    uint64_t newest = 0;  // block that there was when the board came, or that was handed out since
+    uint64_t newest = 0;  // block that existed when the board came, or was handed out since
     std::atomic<uint64_t> freed_bytes[board::kMaxDevices] = {};  // of blocks up to that one
 
-    // The thread that marks what has been copied.
+    // The thread that marks finished copies.
     pthread_t thread{};
     bool has_thread = false;
     std::atomic<bool> stopping{false};
@@ -70,10 +70,10 @@ struct Session {
     TrackedBlock* find(uint64_t block_id);
     void renew_table();  // this and the next need blocks::mutex
     void drop_retired();
-    void watch_copies();  // there are new ones
+    void watch_copies();  // call it after new copies
 };
 
-// Begins to read: null when there is no session, and then end_reading() is not called.
+// Begins to read. Null if there is no session; do not call end_reading() then.
 Session* begin_reading();
 void end_reading();
 uint32_t readers();
@@ -101,8 +101,8 @@ Outcome arm(int client, const std::vector<int>& descriptors);
 Outcome disarm();
 Outcome forget();
 
-// The job is over, whatever becomes of it: nobody looks any more. The slabs are let go of by
-// tidy(), which the hook's thread calls now and then.
+// Ends the job early, for whatever reason: nothing is predicted any more. The slabs are released by
+// tidy(), which the hook's thread calls from time to time.
 void give_up(const char* why);
 void client_lost(int client);
 void tidy();

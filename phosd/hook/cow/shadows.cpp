@@ -63,7 +63,7 @@ bool Shadows::ready() {
     int greatest = 0;
     if (!current || driver.cuCtxGetStreamPriorityRange(&least, &greatest) != CUDA_SUCCESS)
         return false;
-    // The program waits for what runs here.
+    // High priority, as the program waits for this stream.
     const CUresult result =
         driver.cuStreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, greatest);
     if (result != CUDA_SUCCESS) {
@@ -86,7 +86,7 @@ void Shadows::cover(const TrackedBlock& block, uint32_t first, uint32_t last, Pe
                 continue;
             }
             if (state_of(board_.words[chunk].load(std::memory_order_acquire)) != board::pending)
-                continue;  // a mover was faster
+                continue;  // a mover took it first
         }
         if (state_of(word) == board::shadowing) {
             pending->batch = std::max(pending->batch, batch_of(slot_of(word)));
@@ -97,8 +97,8 @@ void Shadows::cover(const TrackedBlock& block, uint32_t first, uint32_t last, Pe
     }
 }
 
-// Shadows a run of pending chunks from `first` on, with one copy: how many, 0 when there is no
-// slot, or no mapping to read from, or the first is not pending any more.
+// Shadows a run of pending chunks from `first` on with one copy. Returns their number; 0 if there
+// is no slot, no readable mapping, or the first is not pending any more.
 uint32_t Shadows::shadow(const TrackedBlock& block, uint32_t first, uint32_t last) {
     const uint64_t begin = first * kChunk;
     const Source* from = nullptr;
@@ -161,7 +161,7 @@ void Shadows::record(Pending* pending) {
         in_flight_.push_back({++recorded_, event});
         return;
     }
-    // Nobody could wait for these copies: a mover has to save the chunks.
+    // These copies cannot be waited for: a mover has to save the chunks.
     log::note("an event for shadows on device %d: %s", device_, error_name(result));
     failed_ = true;
     unrecorded_ = true;
@@ -177,7 +177,7 @@ bool Shadows::complete() {
     const Current current(context_);
     while (!in_flight_.empty()) {
         const Batch batch = in_flight_.front();
-        // After any other error the context is lost, and the digests tell what was copied before.
+        // After any other error the context is lost; the digests tell what was copied before.
         if (driver.cuEventQuery(batch.event) == CUDA_ERROR_NOT_READY) return false;
         in_flight_.pop_front();
         events_.push_back(batch.event);
@@ -245,14 +245,13 @@ void Shadows::end_stream(CUcontext of) {
 
 void Shadows::release() {
     end_stream(nullptr);
-    // A copy that no event followed might still run into them: then they are left to the process's
-    // end.
+    // A copy without an event may still write to them: then they are kept until the process ends.
     for (Slab& slab : slabs_)
         if (!unrecorded_) let_go(slab);
     slabs_.clear();
 }
 
-// The longest run of free slots, up to `wanted`, at the first free one; empty when there is none.
+// Returns the longest run of free slots, up to `wanted`, at the first free one; empty if none.
 Shadows::Run Shadows::free_run(uint32_t wanted) {
     for (;;) {
         for (Slab& slab : slabs_) {
@@ -282,7 +281,7 @@ void Shadows::occupy(const Run& run, uint32_t count, uint32_t first_chunk) {
     run.slab->cursor = (run.first + count) % static_cast<uint32_t>(run.slab->slots.size());
 }
 
-// Takes back the newest `count` that were marked, before anybody could rely on them.
+// Takes back the newest `count` marked copies, before any thread could rely on them.
 void Shadows::withdraw(size_t count) {
     for (; count; --count, copying_.pop_back()) {
         finish(copying_.back(), board::pending);
@@ -292,7 +291,8 @@ void Shadows::withdraw(size_t count) {
     }
 }
 
-// Frees what is saved. What is still being copied only the program itself can have called so.
+// Frees the slots of saved chunks whose copies are complete: an earlier `saved` can only have been
+// written by the program itself.
 void Shadows::reclaim() {
     for (Slab& slab : slabs_)
         for (Slot& slot : slab.slots)
@@ -304,7 +304,7 @@ void Shadows::reclaim() {
             }
 }
 
-// `shadowing` in this slot becomes `word`.
+// Replaces `shadowing` in this slot by `word`.
 void Shadows::finish(uint32_t slot, uint32_t word) {
     const uint32_t chunk = slot_at(slot)->chunk;
     if (chunk == kNoChunk) return;
@@ -329,7 +329,7 @@ Shadows::Slot* Shadows::slot_at(uint32_t slot) {
     return slab ? &slab->slots[slot - slab->first_slot] : nullptr;
 }
 
-// 0 for a slot that there is not: the word was the program's.
+// Returns 0 for a slot that does not exist: the program wrote that word.
 uint64_t Shadows::batch_of(uint32_t slot) {
     const Slot* found = slot_at(slot);
     return found ? found->batch : 0;

@@ -1,8 +1,8 @@
-// The shadow slots of one device, and the hook's own stream on which they are filled.
+// The shadow slots of one device, and the hook's stream on which they are filled.
 //
-// A pending chunk is not being written by anybody, so it is copied on that stream at once, without
-// regard to the program's. To mark chunks, to enqueue their copies and to record the event happens
-// under one lock: whoever finds a chunk `shadowing` and then takes the lock finds its event too.
+// A pending chunk has no writer, so it is copied on that stream at once, independently of the
+// program's streams. Marking chunks, enqueueing their copies and recording the event happen under
+// one lock: a thread that finds a chunk `shadowing` and then takes the lock finds its event, too.
 #pragma once
 
 #include <deque>
@@ -14,7 +14,7 @@
 
 namespace phos::cow {
 
-// Where a block is mapped so that its own device can read it.
+// A mapping of a block that its own device can read.
 struct Source {
     uint64_t address;
     uint64_t offset;  // in the block
@@ -29,11 +29,11 @@ struct TrackedBlock {
     uint32_t chunks = 0;
     int device = -1;
     std::atomic<uint32_t> mappings{0};  // without any, nothing can write to it
-    std::atomic<bool> done{false};      // all of it is safe, and known to be touched
+    std::atomic<bool> done{false};      // all of it is safe, and marked as touched
     std::vector<Source> sources;        // guarded by the lock of the device's shadows
 };
 
-// What the work that is looked at has to wait for.
+// What the submitted work has to wait for.
 struct Pending {
     uint64_t batch = 0;    // of copies on the hook's stream; 0: none
     bool blocked = false;  // a chunk that only the mover can make safe
@@ -48,36 +48,35 @@ class Shadows {
     std::mutex mutex;
     // All below need the lock.
 
-    // Imports and maps the slab of a row of the board; `call` names what failed.
+    // Imports and maps the slab of a row of the board; on failure `call` names the driver call.
     CUresult add_slab(uint32_t row, uint32_t first_slot, uint32_t slots, int descriptor,
                       const char** call);
 
-    // Makes the stream, unless it is there. False when there cannot be one: nothing is shadowed.
+    // Creates the stream if needed. False if it cannot be created: nothing is shadowed then.
     bool ready();
-    // Shadows what is pending of chunks [first, last), which are counted from the block's first, as
-    // far as there are slots, and says what to wait for. `record` must follow before the lock is
-    // let go.
+    // Shadows the pending chunks of [first, last), counted from the block's first, while there are
+    // free slots, and returns what to wait for. Call `record` before the lock is released.
     void cover(const TrackedBlock& block, uint32_t first, uint32_t last, Pending* pending);
     void record(Pending* pending);
 
-    // Marks what has been copied; false when something is still being copied.
+    // Marks finished copies. False if some are unfinished.
     bool complete();
     bool has_passed(uint64_t batch) const { return completed_ >= batch; }
-    CUevent event_of(uint64_t batch) const;             // null when it has passed
-    uint64_t last_batch_of(const TrackedBlock& block);  // 0 when nothing of it is being copied
+    CUevent event_of(uint64_t batch) const;             // null if it has passed
+    uint64_t last_batch_of(const TrackedBlock& block);  // 0 if no copy of it is in progress
 
-    // Waits for copies that complete() knows nothing of, for no event followed them.
+    // Waits for copies that complete() does not know, because no event was recorded after them.
     void await_unrecorded();
 
-    // Frees the slots of chunks that are saved, and lets go of slabs that are wholly free; of none
-    // into which a copy that no event followed might still run.
+    // Frees the slots of saved chunks, and releases slabs that are wholly free, except those that a
+    // copy without an event may still write to.
     bool release_free_slabs();
-    // The hook's stream and events end: with their context, or with the session. Nothing may be
-    // being copied any more.
+    // Ends the hook's stream and events, with their context or with the session. No copy may be in
+    // progress.
     void end_stream(CUcontext of);
     uint64_t bytes() const;  // of device memory that the slabs hold
     bool runs_in(CUcontext context) const { return stream_ && context_ == context; }
-    // Lets go of all slabs; the same holds.
+    // Releases all slabs, under the same condition.
     void release();
 
   private:
@@ -90,7 +89,7 @@ class Shadows {
         uint32_t first_slot;
         std::vector<Slot> slots;
         uint32_t used = 0;
-        uint32_t cursor = 0;  // where the next slot is looked for
+        uint32_t cursor = 0;  // where the search for a slot begins
         CUdeviceptr address = 0;
         CUmemGenericAllocationHandle handle = 0;
 
@@ -122,7 +121,7 @@ class Shadows {
     CUcontext context_ = nullptr;
     CUstream stream_ = nullptr;
     bool failed_ = false;      // nothing is shadowed any more
-    bool unrecorded_ = false;  // a copy was enqueued that no event follows
+    bool unrecorded_ = false;  // a copy was enqueued, but no event after it
     std::vector<Slab> slabs_;
     std::deque<Batch> in_flight_;
     std::deque<uint32_t> copying_;  // slots by number, oldest first

@@ -23,7 +23,7 @@ std::atomic<uint32_t> shut{0};
 
 namespace {
 
-// A thread held at the gate. Its futex word turns 1 when it may go.
+// A thread held at the gate. Its futex word becomes 1 when it may continue.
 struct Waiter {
     Slot* slot;
     CUcontext context = nullptr;
@@ -33,7 +33,7 @@ struct Waiter {
 std::atomic<Slot*> slots{nullptr};
 pthread_key_t slot_key;
 
-std::mutex mutex;  // guards what follows; never held while waiting
+std::mutex mutex;  // guards what follows; not held while waiting
 wire::State now_state = wire::State::running;
 std::deque<Waiter*> waiters;
 uint64_t admitted = 0;
@@ -43,12 +43,12 @@ bool was_expired = false;
 
 void leave_thread(void* slot) {
     own_slot = nullptr;
-    // A thread that ended inside a call, by a cancellation or a jump, has left its depth behind.
+    // A thread that ended inside a call, by cancellation or longjmp, has left its depth behind.
     static_cast<Slot*>(slot)->depth.store(0, std::memory_order_release);
     static_cast<Slot*>(slot)->owned.store(false, std::memory_order_release);
 }
 
-// Not a cancellation point, unlike the waits of pthreads: the held call was none either.
+// No cancellation point, unlike the waits of pthreads, since the held call is none either.
 void futex_wait(std::atomic<uint32_t>& word, const timespec* until) {
     syscall(SYS_futex, &word, FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, 0, until, nullptr,
             FUTEX_BITSET_MATCH_ANY);
@@ -56,7 +56,7 @@ void futex_wait(std::atomic<uint32_t>& word, const timespec* until) {
 
 void release(Waiter* waiter) {
     waiter->slot->depth.store(1, std::memory_order_relaxed);
-    // The waiter may be gone as soon as it sees the word: only its address is used afterwards.
+    // The waiter may end as soon as it sees the word: only the address is used afterwards.
     std::atomic<uint32_t>* word = &waiter->go;
     word->store(1, std::memory_order_release);
     syscall(SYS_futex, word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, INT_MAX, nullptr, nullptr, 0);
@@ -133,7 +133,7 @@ bool closable() {
 }
 
 bool close(uint32_t deadline_ms) {
-    // The intent is stated at every close, since a restored process has lost it.
+    // Register the intent at every close, since a restored process has lost it.
     if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) != 0) return false;
     {
         const std::lock_guard lock(mutex);
@@ -145,7 +145,7 @@ bool close(uint32_t deadline_ms) {
         last_admitted = nullptr;
         shut.store(kShut, std::memory_order_release);
     }
-    // After this, a thread that has not seen `shut` has its depth visible here.
+    // After this, a thread that has not seen `shut` has made its depth visible here.
     if (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0) return true;
     open();
     return false;

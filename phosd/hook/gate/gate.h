@@ -1,5 +1,5 @@
-// The gate: it lets calls into the driver, or holds them. Passing an open gate costs two stores and
-// a load on memory of the thread's own; whoever closes it pays for the order with membarrier(2).
+// The gate passes calls into the driver, or holds them. Passing an open gate costs two stores and a
+// load of thread-local memory; closing it pays for the memory ordering with membarrier(2).
 #pragma once
 
 #include <atomic>
@@ -10,20 +10,21 @@
 
 namespace phos::gate {
 
-// One a thread; reused after the thread's end, never freed, so that the closer may always look.
+// A thread's state at the gate; reused after the thread's end, never freed, so that closing may
+// always read it.
 struct Slot {
-    std::atomic<uint32_t> depth{0};  // calls into the driver under way, nested ones included
+    std::atomic<uint32_t> depth{0};  // calls into the driver in progress, nested ones included
     std::atomic<bool> owned{true};
     Slot* next = nullptr;
 };
 
-// __thread, for a thread_local of another file would be reached through a function.
+// __thread: a thread_local of another file would be accessed through a function.
 extern __thread Slot* own_slot __attribute__((tls_model("initial-exec")));
-extern std::atomic<uint32_t> shut;  // not 0: the slow path decides
+extern std::atomic<uint32_t> shut;  // not 0: take the slow path
 constexpr uint32_t kShut = 1;
 constexpr uint32_t kParked = 2;
 
-// For whoever must not take a lock.
+// For callers that must not take a lock.
 inline bool parked() {
     return shut.load(std::memory_order_relaxed) == kParked;
 }
@@ -31,7 +32,7 @@ inline bool parked() {
 Slot* first_pass();
 void wait(Slot* slot);
 
-// Held for the length of a call into the driver.
+// Held for the duration of a call into the driver.
 class Pass {
   public:
     Pass() : slot_(own_slot) {
@@ -54,7 +55,7 @@ class Pass {
     Slot* slot_;
 };
 
-// As Pass, for what can be left out: does not wait, and is false at a closed gate.
+// Like Pass, for optional work: does not wait, and is false at a closed gate.
 class TryPass {
   public:
     TryPass() : slot_(own_slot ? own_slot : first_pass()) {
@@ -79,7 +80,8 @@ class TryPass {
     Slot* slot_;
 };
 
-// What the closer sees. `inside` counts threads in a gated call, `waiting` those held.
+// The state seen by the thread that closes the gate. `inside` counts threads in a gated call,
+// `waiting` held ones.
 struct View {
     wire::State state;
     uint32_t inside;
@@ -88,23 +90,23 @@ struct View {
     bool admitted_inside;  // the submission admitted last is still in its call
 };
 
-// Whether the system has what closing needs, as far as it says; close() may find out better.
+// Returns whether the system supports closing, as far as known; close() may find out otherwise.
 bool closable();
 
-// Closes an open gate; from `deadline_ms` on, whoever notices first opens it again, unless it has
-// settled by then. False, and still open, when membarrier(2) fails and the order cannot be had.
+// Closes an open gate. After `deadline_ms` the first thread to notice opens it again, unless it has
+// settled. Returns false, with the gate open, if membarrier(2) fails.
 bool close(uint32_t deadline_ms);
 View view();
-// Lets the oldest held call through whose thread has a current context that is `wanted` (any when
-// null); closed -> closing again. False when none is held.
+// Admits the oldest held call whose thread has a current context that is `wanted` (null: any);
+// closed -> closing again. Returns false if none is held.
 bool admit_oldest(bool (*wanted)(CUcontext));
-bool settle();                 // closing -> closed; false when the deadline came first
-bool take_expired();           // true once after the deadline has opened the gate
+bool settle();                 // closing -> closed; false if the deadline came first
+bool take_expired();           // true once after the deadline opened the gate
 void set_parked(bool parked);  // closed <-> parked
 void open();
 wire::State state();
 
-// In a child after fork: the gate is open for good and holds nobody.
+// In a child after fork: opens the gate for good.
 void abandon();
 
 }  // namespace phos::gate

@@ -1,4 +1,4 @@
-// Contexts, captures and peer access, as the program makes and ends them.
+// Follow contexts, captures and peer access as the program creates and ends them.
 #include "memory/contexts.h"
 
 #include "base/overrides.h"
@@ -26,7 +26,7 @@ CUresult begin_capture(CUstream stream, bool per_thread, Begin begin) {
     return result;
 }
 
-// Not held at the gate: an end is what a closing gate waits for.
+// Not held at the gate: a closing gate waits for the end of captures.
 CUresult end_capture(CUstream stream, CUgraph* graph, bool per_thread) {
     const auto end = per_thread ? driver.cuStreamEndCapture_ptsz : driver.cuStreamEndCapture;
     const auto ask = per_thread && driver.cuStreamIsCapturing_ptsz ? driver.cuStreamIsCapturing_ptsz
@@ -34,7 +34,7 @@ CUresult end_capture(CUstream stream, CUgraph* graph, bool per_thread) {
     const CUresult result = end(stream, graph);
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     if (ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)
-        return result;  // still capturing, e.g. ended by the wrong thread
+        return result;  // still capturing, e.g. ended on the wrong thread
     const std::lock_guard lock(contexts::mutex);
     contexts::capture_ended(stream, per_thread);
     return result;
@@ -55,7 +55,8 @@ CUresult create_context(CUcontext* context, bool primary, Create create) {
     return result;
 }
 
-// The context's own memory is freed by the driver with it; the hook's memory for it, here.
+// The driver frees the context's own memory with it; memory that the hook made for it is freed
+// here.
 CUresult destroy_context(CUcontext context, CUresult (*destroy)(CUcontext)) {
     const gate::Pass pass;
     forget(context);

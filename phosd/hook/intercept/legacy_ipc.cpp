@@ -30,30 +30,30 @@ namespace {
 
 constexpr uint64_t kMagic = 0x3143'5049'534f'4850;  // "PHOSIPC1"
 constexpr uint16_t kAskForMemory = 0x100;           // apart from the types of the engine's protocol
-constexpr long kPause = 10'000'000;                 // nanoseconds between two questions
-// Nanoseconds for an owner that does not listen. It may be detached for a dump, and is then to be
-// waited for; or it may have become another program by exec(), which nobody can tell from outside.
+constexpr long kPause = 10'000'000;                 // nanoseconds between two requests
+// Nanoseconds to wait for an owner that does not listen. It may be detached for a dump, and will
+// come back; or it may have become another program by exec(), which cannot be seen from outside.
 constexpr uint64_t kDetached = 600'000'000'000;
-// For a process that has the owner's pid and began at another time: it is a stranger, or it was
-// restored, and its hook listens soon.
+// For a process that has the owner's pid but another start time: it is unrelated, or it was
+// restored, and its hook will listen soon.
 constexpr uint64_t kStranger = 5'000'000'000;
 
-// What travels in the 64 opaque bytes of a CUipcMemHandle.
+// The content of the 64 opaque bytes of a CUipcMemHandle.
 struct Ticket {
     uint64_t magic;
-    uint64_t nonce;  // of the owner; also a part of its socket's name, so that nobody can guess it
+    uint64_t nonce;  // of the owner; also in its socket's name, which cannot be guessed then
     uint64_t block;
     uint64_t block_size;
     uint64_t offset;  // of the allocation in the block
     uint64_t size;    // of the allocation
-    uint64_t began;   // the owner, when it made the ticket: see began()
+    uint64_t began;   // start time of the owner when it made the ticket: see began()
     int32_t pid;
 };
 static_assert(sizeof(Ticket) <= sizeof(CUipcMemHandle));
 
 using Owner = std::tuple<int32_t, uint64_t, uint64_t>;  // pid, nonce, block
 
-// A block of a peer, mapped here once for all of its allocations that are open.
+// A block of a peer, mapped here once for all its open allocations.
 struct Mapped {
     uint64_t address;
     uint64_t size;
@@ -83,7 +83,7 @@ std::string socket_name(int pid, uint64_t nonce) {
     return name;
 }
 
-// When a process began, in ticks since the machine did; 0 when it is gone, zombies included.
+// Returns the start time of a process in clock ticks since boot; 0 if it has ended or is a zombie.
 uint64_t began(int pid) {
     char text[1024];
     std::snprintf(text, sizeof text, "/proc/%d/stat", pid);
@@ -93,7 +93,7 @@ uint64_t began(int pid) {
     close(file);
     if (got <= 0) return 0;
     text[got] = 0;
-    const char* field = std::strrchr(text, ')');  // the name may hold anything
+    const char* field = std::strrchr(text, ')');  // the name may contain anything
     if (!field || !*++field) return 0;
     const char state = field[1];
     if (state == 'Z' || state == 'X') return 0;
@@ -107,14 +107,14 @@ uint64_t began(int pid) {
 
 enum class Answer { given, refused, parked, silent };
 
-// One question to the owner, for a descriptor of the block.
+// Asks the owner once for a descriptor of the block.
 Answer ask(const Ticket& ticket, int* descriptor) {
     const int peer = channel::connect_abstract(socket_name(ticket.pid, ticket.nonce), ticket.pid);
     if (peer < 0) return errno == ECONNREFUSED ? Answer::silent : Answer::refused;
     const wire::Header header{
         wire::kMagic, wire::kVersion, kAskForMemory, 0, 0, sizeof ticket.block, 0};
     channel::Message message;
-    Answer answer = Answer::silent;  // also when it detaches, or is stopped, in the middle
+    Answer answer = Answer::silent;  // also if it detaches, or is stopped, in the middle
     if (channel::send(peer, header, &ticket.block, {}) && channel::receive(peer, &message)) {
         const bool busy = message.header.status == static_cast<uint32_t>(wire::Status::busy);
         answer = busy ? Answer::parked : Answer::refused;
@@ -129,14 +129,14 @@ Answer ask(const Ticket& ticket, int* descriptor) {
     return answer;
 }
 
-// Whether an owner that does not answer may still do so.
+// Returns whether an owner that does not answer may still do so.
 bool may_come_back(const Ticket& ticket, uint64_t silent_since) {
     const uint64_t found = began(ticket.pid);
     const uint64_t patience = found == ticket.began ? kDetached : kStranger;
     return found && monotonic_ns() - silent_since < patience;
 }
 
-// Imports and maps a peer's block. Takes the descriptor.
+// Imports and maps a peer's block. Takes over the descriptor.
 CUresult map_block(const Ticket& ticket, int descriptor, int device, uint64_t* address) {
     CUmemGenericAllocationHandle real = 0;
     CUresult result = driver.cuMemImportFromShareableHandle(
@@ -164,7 +164,7 @@ CUresult map_block(const Ticket& ticket, int descriptor, int device, uint64_t* a
                 return CUDA_SUCCESS;
             }
             blocks::unmap(at, ticket.block_size);
-            block = nullptr;  // it went with its only mapping
+            block = nullptr;  // it was removed with its only mapping
         }
         driver.cuMemAddressFree(at, ticket.block_size);
     }
@@ -172,14 +172,14 @@ CUresult map_block(const Ticket& ticket, int descriptor, int device, uint64_t* a
     return result;
 }
 
-// One try. What the owner said, where that was not the memory, is in `answer`.
+// Tries once. `answer` is the owner's answer if it was not the memory.
 CUresult open_ticket(const Ticket& ticket, CUdeviceptr* address, Answer* answer) {
     const gate::Pass pass;
     *answer = Answer::given;
     CUcontext context = nullptr;
     int device = 0;
     if (!address) return CUDA_ERROR_INVALID_VALUE;
-    // As natively: a process does not open its own memory.
+    // As without the hook: a process cannot open its own memory.
     if (!contexts::current(&context, &device) || ticket.pid == getpid())
         return CUDA_ERROR_INVALID_CONTEXT;
     if (ticket.offset > ticket.block_size || ticket.size > ticket.block_size - ticket.offset)
@@ -193,7 +193,7 @@ CUresult open_ticket(const Ticket& ticket, CUdeviceptr* address, Answer* answer)
         if (*answer != Answer::given) return CUDA_ERROR_INVALID_VALUE;
         lock.lock();
         if (mapped.count(owner)) {
-            descriptors::release(descriptor);  // another thread was faster
+            descriptors::release(descriptor);  // another thread was first
         } else {
             uint64_t base = 0;
             const CUresult result = map_block(ticket, descriptor, device, &base);
@@ -218,7 +218,7 @@ CUresult native(CUresult result) {
     return result;
 }
 
-// For reexport::sharing.
+// Callback for reexport::sharing.
 CUresult share(CUipcMemHandle* handle, CUdeviceptr address, uint64_t* to_reexport) {
     const gate::Pass pass;
     std::unique_lock lock(blocks::mutex);
@@ -227,7 +227,7 @@ CUresult share(CUipcMemHandle* handle, CUdeviceptr address, uint64_t* to_reexpor
         lock.unlock();
         return native(driver.cuIpcGetMemHandle(handle, address));
     }
-    if (!found->second.heap->context) return CUDA_ERROR_INVALID_VALUE;  // of a pool, as natively
+    if (!found->second.heap->context) return CUDA_ERROR_INVALID_VALUE;  // a pool's, as natively
     const auto* mapping = blocks::find(found->first);
     blocks::Block& block = *mapping->second.block;
     if (blocks::needs_reexport(block)) {
@@ -272,8 +272,8 @@ CUresult overrides::cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle h
     const KeepErrno keep;
     uint64_t silent_since = 0;
     for (;;) {
-        // Each try passes the gate anew: as long as this thread waits for a parked owner, it keeps
-        // nobody from parking this process, too.
+        // Each try passes the gate again: while this thread waits for a parked owner, it must not
+        // keep this process from being parked, too.
         Answer answer;
         const CUresult result = open_ticket(ticket, address, &answer);
         if (answer == Answer::given) return result;

@@ -1,5 +1,6 @@
-// How programs find driver functions: dlsym and cuGetProcAddress. The real lookup goes first, and
-// the wrapper is chosen by the address that it returned: one name stands for several functions.
+// Intercept how programs find driver functions: dlsym and cuGetProcAddress. The real lookup runs
+// first, and the wrapper is chosen by the address that it returns: one name stands for several
+// functions.
 #include <dlfcn.h>
 #include <link.h>
 
@@ -22,7 +23,7 @@ namespace {
 
 using Dlsym = void* (*)(void*, const char*);
 
-// A sanitizer looks its functions up before the memory that it keeps book in is there.
+// A sanitizer looks up its functions before its shadow memory exists.
 #define PHOS_NOT_SANITIZED __attribute__((no_sanitize("address", "thread", "undefined")))
 
 PHOS_NOT_SANITIZED Dlsym real_dlsym() {
@@ -57,11 +58,11 @@ bool load_from(link_map* library) {
     const std::lock_guard lock(mutex);
     if (loaded) return true;
     dlopen(library->l_name,
-           RTLD_LAZY | RTLD_NOLOAD);  // it stays as long as its addresses are known
+           RTLD_LAZY | RTLD_NOLOAD);  // keeps it loaded while its addresses are known
     for (const HookTable table : {hooks(), known_names()})
         for (const Hook* hook = table.begin; hook != table.end; ++hook)
             __atomic_store_n(hook->real, real_dlsym()(library, hook->name), __ATOMIC_RELEASE);
-    dlerror();  // a missing function is nobody else's error
+    dlerror();  // clears the error of a missing function
     return loaded = true;
 }
 
@@ -76,7 +77,7 @@ std::string without_version(std::string name) {
     return name;
 }
 
-// A name that can put work on a device, as far as a name tells.
+// Returns whether a function of this name may submit work, as far as a name tells.
 bool submits_work(const std::string& name) {
     const std::string base = without_version(name);
     const HookTable table = hooks();
@@ -90,7 +91,7 @@ bool submits_work(const std::string& name) {
     return false;
 }
 
-// The wrapper for what the real lookup of `name` found, or what it found.
+// Returns the wrapper for what the real lookup of `name` found, or else what it found.
 void* substitute(const char* name, void* found) {
     link_map* const library = object_of(found);
     if (!is_libcuda(library) || !load_from(library)) return found;
@@ -104,8 +105,8 @@ void* substitute(const char* name, void* found) {
     return found;
 }
 
-// What an object and those it needs define. Only an object that was opened itself can be searched:
-// the loader keeps no list for those that it loaded for another.
+// Finds a definition in an object and its dependencies. Only an object that was opened itself can
+// be searched: the loader keeps no list for those that it loaded as dependencies.
 void* find_from(const link_map* map, const char* name) {
     void* const handle = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD);
     if (!handle) return nullptr;
@@ -114,7 +115,7 @@ void* find_from(const link_map* map, const char* name) {
     return found;
 }
 
-// The first definition in an object after the caller's, as RTLD_NEXT means it.
+// Finds the first definition in an object after the caller's, as RTLD_NEXT does.
 void* find_next(const void* caller, const char* name) {
     const link_map* map = object_of(caller);
     for (map = map ? map->l_next : nullptr; map; map = map->l_next) {
@@ -125,7 +126,7 @@ void* find_next(const void* caller, const char* name) {
     return nullptr;
 }
 
-// What the program would find without this library, whose names come first in the global scope.
+// Finds what the program would find without this library, which comes first in the global scope.
 void* find_default(const void* caller, const char* name) {
     if (void* found = real_dlsym()(RTLD_NEXT, name)) return found;
     const link_map* map = object_of(caller);
@@ -155,8 +156,8 @@ bool load_driver() {
     return library && load_from(library);
 }
 
-// Names of libcuda, and only of it, are "cu" and a capital; everything else goes to the real dlsym,
-// which sees the original caller because `dlsym` below jumps.
+// Names of libcuda, and only these, are "cu" and a capital; all others go to the real dlsym, which
+// sees the original caller because `dlsym` below jumps.
 extern "C" __attribute__((visibility("hidden"), used)) PHOS_NOT_SANITIZED Dlsym
 phos_route_dlsym(void*, const char* name) {
     const bool ours = name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';

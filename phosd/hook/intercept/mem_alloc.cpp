@@ -1,6 +1,5 @@
-// cuMemAlloc and its kin, and what the program may ask about such memory. The answers are those
-// that an H200 gives for memory of cuMemAlloc: the program must not see that its memory can be
-// exported.
+// Replace cuMemAlloc and similar functions, and queries about their memory. The answers are those
+// of an H200 for memory of cuMemAlloc: the program must not see that its memory can be exported.
 #include <cstring>
 
 #include "base/overrides.h"
@@ -36,7 +35,7 @@ CUresult allocate(CUdeviceptr* address, size_t size) {
     return result;
 }
 
-// As the driver's cuMemFree does, which may not touch memory that the device still uses.
+// Waits as the driver's cuMemFree does, which must not free memory that the device still uses.
 CUresult synchronize(CUcontext context, int device) {
     if (!context) context = contexts::any_on(device);
     if (!context) return CUDA_SUCCESS;
@@ -49,8 +48,8 @@ void put(void* data, T value) {
     std::memcpy(data, &value, sizeof value);
 }
 
-// The attribute of an address in memory that the hook made. What is a truth value takes four bytes,
-// as seen with driver 580.
+// Answers a query for an attribute of an address in memory that the hook made. Boolean values take
+// four bytes, as observed with driver 580.
 CUresult answer(void* data, CUpointer_attribute attribute, uint64_t address,
                 const std::pair<const uint64_t, heap::Allocation>& found) {
     const auto& [start, allocation] = found;
@@ -119,7 +118,7 @@ CUresult answer(void* data, CUpointer_attribute attribute, uint64_t address,
     return CUDA_SUCCESS;
 }
 
-// Hides the handle type that the hook added to memory of the program's own.
+// Hides the handle type that the hook added to the program's own memory.
 void hide_handle_type(CUpointer_attribute attribute, void* data, CUdeviceptr address) {
     if (attribute != CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES || !data) return;
     const std::lock_guard lock(blocks::mutex);
@@ -193,7 +192,7 @@ CUresult overrides::cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUd
         } else if (legacy_ipc::range_of(address, &start, &length)) {
             // start and length are set
         } else if (const auto* mapping = blocks::find(address)) {
-            // Within a slab, but in nobody's share of it.
+            // Inside a slab, but in no allocation.
             if (!(mapping->second.block->flags & wire::kProgramVmm)) return CUDA_ERROR_NOT_FOUND;
             start = mapping->first;
             length = mapping->second.size;
@@ -228,7 +227,8 @@ CUresult overrides::cuPointerGetAttributes(unsigned count, CUpointer_attribute* 
     {
         const std::lock_guard lock(blocks::mutex);
         if (const auto* found = heap::find(address)) {
-            // What does not apply is left out without an error, unlike in the single form.
+            // Attributes that do not apply are left out without an error, unlike in the single
+            // form.
             for (unsigned i = 0; i < count; ++i)
                 if (data[i] && answer(data[i], attributes[i], address, *found) != CUDA_SUCCESS &&
                     attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER)

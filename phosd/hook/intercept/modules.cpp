@@ -1,4 +1,4 @@
-// Modules and libraries, as they are loaded and unloaded: where their kernels came from.
+// Record the images of modules and libraries as they are loaded and unloaded.
 #include "code/modules.h"
 
 #include "base/overrides.h"
@@ -15,7 +15,7 @@ CUresult note_load(CUresult result, const Handle* handle, Hash hash) {
 
 template <class Handle>
 CUresult unload(Handle handle, CUresult (*unload)(Handle)) {
-    modules::forget(handle);  // before another may get the same handle
+    modules::forget(handle);  // before the handle can be reused
     const CUresult result = unload(handle);
     kernels::forget_functions();
     return result;

@@ -1,6 +1,6 @@
-// Stream-ordered memory of device pools, redirected to memory of the hook. Memory that a capture
-// allocates or frees belongs to the graph, and pools that can be exported belong to their importers
-// as well; the driver keeps both.
+// Redirect stream-ordered memory of device pools to memory of the hook. The driver keeps memory
+// that a capture allocates or frees, which belongs to the graph, and exportable pools, which also
+// belong to their importers.
 #include "intercept/stream_pools.h"
 
 #include <sys/syscall.h>
@@ -27,13 +27,13 @@ struct PoolState {
     uint64_t reserved_high = 0;
 };
 
-// Below this, freed memory is kept whatever the threshold says: mapping again costs more.
+// Freed memory up to this size is kept, whatever the threshold says: mapping again costs more.
 constexpr uint64_t kKeep = 64 << 20;
 
 // Guarded by blocks::mutex.
 std::map<CUmemoryPool, PoolState> pools;  // those that are redirected
 
-// The functions for a stream argument in its two meanings.
+// The functions for the two meanings of stream 0.
 struct StreamCalls {
     bool per_thread;
     CUresult is_capturing(CUstream stream, CUstreamCaptureStatus* status) const {
@@ -80,8 +80,7 @@ uint64_t keep_of(const heap::Heap& heap) {
     return std::max(state == pools.end() ? 0 : state->second.threshold, kKeep);
 }
 
-// Neither waits for the gate nor for the lock: whoever calls this may be the one that somebody else
-// waits for.
+// Waits neither for the gate nor for the lock: other threads may be waiting for this caller.
 void give_back_if_possible(uint64_t (*keep)(const heap::Heap& heap)) {
     const gate::TryPass pass;
     if (!pass) return;
@@ -91,14 +90,14 @@ void give_back_if_possible(uint64_t (*keep)(const heap::Heap& heap)) {
     stream_frees::give_back_passed(keep);
 }
 
-// What pools hold beyond their threshold is free when the program has waited for its work, as with
-// the driver.
+// After the program has synchronised, frees the memory that pools hold beyond their threshold, as
+// the driver does.
 CUresult synchronized(CUresult result) {
     if (result == CUDA_SUCCESS && stream_frees::kept() > kKeep) give_back_if_possible(keep_of);
     return result;
 }
 
-// True when the call was redirected, with its result.
+// Returns true if the call was redirected, with its result.
 bool allocate(CUdeviceptr* address, size_t size, CUmemoryPool pool, CUstream stream,
               const StreamCalls& calls, CUresult* result) {
     CUcontext context = nullptr;
@@ -131,8 +130,8 @@ bool allocate(CUdeviceptr* address, size_t size, CUmemoryPool pool, CUstream str
     return true;
 }
 
-// The driver may block in recording, when the stream's queue is full, so it is asked without the
-// lock. Until the event is there the memory is nobody else's: it is marked, as cuMemFree does.
+// The driver may block when it records an event, if the stream's queue is full, so the lock is not
+// held. Until the event exists the memory is marked, as cuMemFree does, so that it is not reused.
 bool free_later(CUdeviceptr address, CUstream stream, const StreamCalls& calls, CUresult* result) {
     if (calls.capturing(stream)) return false;
     CUcontext context = nullptr;
@@ -157,7 +156,7 @@ bool free_later(CUdeviceptr address, CUstream stream, const StreamCalls& calls, 
     }
     const std::lock_guard lock(blocks::mutex);
     auto* found = heap::find(address);
-    if (!found || found->first != address) return true;  // it went with its context meanwhile
+    if (!found || found->first != address) return true;  // it was freed with its context meanwhile
     found->second.freeing = false;
     if (*result == CUDA_SUCCESS) stream_frees::keep(address, calls.key(context, stream), event);
     return true;
@@ -171,7 +170,7 @@ CUresult allocate_or_pass(CUdeviceptr* address, size_t size, CUmemoryPool pool, 
     if (allocate(address, size, pool, stream, {per_thread}, &result)) return result;
     result = pass_on(address, size, pool, stream);
     if (pool && address &&
-        result == CUDA_SUCCESS)  // the default pool of managed memory has no call
+        result == CUDA_SUCCESS)  // there is no call for the default pool of managed memory
         note_if_managed(*address, "the program uses managed memory (a pool of it)");
     return result;
 }
@@ -212,7 +211,7 @@ CUresult overrides::cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
                : driver.cuMemFreeAsync_ptsz(address, stream);
 }
 
-// Not held at the gate: what these wait for may be what a closing gate waits for.
+// Not held at the gate: a closing gate may wait for what these wait for.
 CUresult overrides::cuCtxSynchronize() {
     return synchronized(driver.cuCtxSynchronize());
 }
@@ -275,7 +274,7 @@ CUresult overrides::cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute
     const heap::Heap* heap = heap::find_pool(pool);
     const auto state = pools.find(pool);
     if (!heap || state == pools.end()) return result;
-    auto& bytes = *static_cast<cuuint64_t*>(value);  // what captures hold is the driver's to count
+    auto& bytes = *static_cast<cuuint64_t*>(value);  // the driver counts what captures hold
     switch (attribute) {
         case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
             bytes += heap->used;

@@ -1,10 +1,10 @@
-// Stream-ordered memory that nobody uses any more, given back when there is an occasion.
+// Free stream-ordered memory that is no longer used, when there is an opportunity.
 #pragma once
 
 namespace phos::stream_pools {
 
-// Gives back all that has been freed and is past its event, before a checkpoint, which need not
-// save it then. Nothing at a closed gate, or while another thread has the lock.
+// Frees all memory that was freed on streams and is past its event, so that a checkpoint need not
+// save it. Does nothing at a closed gate, or while another thread holds the lock.
 void give_back_all();
 
 }  // namespace phos::stream_pools

@@ -23,12 +23,12 @@ struct UnknownFunction {
 };
 
 UnknownFunction unknown[kStandIns];
-std::mutex mutex;  // guards the making of stand-ins; a made one does not change
+std::mutex mutex;  // guards the creation of stand-ins, which then do not change
 size_t made = 0;
 
 }  // namespace
 
-// Called by every stub with its number; returns where to go on.
+// Called by every stub with its number; returns the function to continue in.
 extern "C" __attribute__((visibility("hidden"), used)) void* phos_unknown_called(size_t number) {
     UnknownFunction& function = unknown[number];
     const KeepErrno keep;

@@ -1,12 +1,12 @@
-// Driver functions that this hook does not know: they run as they are, and are noticed when called.
+// Driver functions that this hook does not know: they run unchanged, and their calls are noticed.
 #pragma once
 
 namespace phos {
 
-// What a program gets for `real`, found under `name`: a stand-in that marks the process as not
-// parkable at its first call, waits while the gate is closed, and goes on to `real` with all
-// arguments untouched. A program that only looks the function up (the CUDA runtime looks up
-// everything) loses nothing. Null when there is no stand-in left.
+// Returns a stand-in for `real`, found under `name`. At its first call it marks the process as not
+// parkable; it waits while the gate is closed, and continues in `real` with all arguments
+// untouched. A program that only looks the function up (the CUDA runtime looks up all) stays
+// parkable. Null if there is no stand-in left.
 void* stand_in(const char* name, void* real);
 
 }  // namespace phos

@@ -17,7 +17,7 @@ CUresult note_use(CUresult result, const char* reason) {
     return result;
 }
 
-// Their names without what a version adds, and what they are for.
+// Prefixes of library names, without the version, and their purpose.
 constexpr struct {
     const char* name;
     const char* reason;
@@ -27,7 +27,7 @@ constexpr struct {
     {"libnvoptix.so", "the program has OptiX loaded (libnvoptix)"},
 };
 
-// Called under the loader's lock: only looks.
+// Called under the loader's lock, so it only compares names.
 int find_private(dl_phdr_info* object, size_t, void* reason) {
     if (!object->dlpi_name) return 0;
     const char* slash = std::strrchr(object->dlpi_name, '/');
@@ -38,7 +38,7 @@ int find_private(dl_phdr_info* object, size_t, void* reason) {
     return 0;
 }
 
-// A __managed__ variable is known by its address alone.
+// A __managed__ variable can only be recognised by its address.
 CUresult note_variable(CUresult result, const CUdeviceptr* address) {
     if (result == CUDA_SUCCESS && address) note_if_managed(*address, kVariable);
     return result;
@@ -60,7 +60,7 @@ void note_libraries() {
     if (reason) mark_not_parkable(reason);
 }
 
-// What runs in them is asked for in none of the contexts that the hook knows.
+// The hook does not know these contexts, and so cannot ask for their work.
 CUresult overrides::cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc resources,
                                      CUdevice device, unsigned flags) {
     const CUresult result = driver.cuGreenCtxCreate(context, resources, device, flags);

@@ -1,4 +1,4 @@
-// The program's own virtual memory: real memory, but handles of the hook's.
+// Replace the program's own virtual memory management: real memory, but handles of the hook.
 #include <fcntl.h>
 
 #include <vector>
@@ -17,7 +17,7 @@ namespace {
 using Handle = CUmemGenericAllocationHandle;
 using Lock = std::lock_guard<std::mutex>;
 
-// Calls `use` with the block behind a handle of the program's.
+// Calls `use` with the block behind one of the program's handles.
 template <class Use>
 CUresult with_block(Handle handle, Use use) {
     const gate::Pass pass;
@@ -26,7 +26,7 @@ CUresult with_block(Handle handle, Use use) {
     return block ? use(*block) : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Something with a handle that is not memory of the hook's; the driver keeps and saves it.
+// Registers a handle that is no memory of the hook's; the driver keeps and saves it.
 Handle adopt_foreign(Handle real, const CUmemAllocationProp& properties, uint64_t size) {
     blocks::Block* block = blocks::adopt(real, properties, size, wire::kProgramVmm);
     block->foreign = true;
@@ -51,7 +51,7 @@ CUresult map_arrays(CUarrayMapInfo* list, unsigned count, CUstream stream,
     return result;
 }
 
-// For reexport::sharing.
+// Callback for reexport::sharing.
 CUresult share(void* shareable, Handle handle, CUmemAllocationHandleType type,
                unsigned long long flags, uint64_t* to_reexport) {
     return with_block(handle, [&](blocks::Block& block) {
@@ -62,7 +62,7 @@ CUresult share(void* shareable, Handle handle, CUmemAllocationHandleType type,
                 mark_not_parkable("the program shares memory by a handle that is no descriptor");
             return result;
         }
-        // The driver would export it, but not for the program, which did not ask for this.
+        // The driver could export it, but the program did not request this handle type.
         if (!shareable || flags || !(block.asked & type) || (block.flags & wire::kImported))
             return CUDA_ERROR_INVALID_VALUE;
         if (blocks::needs_reexport(block)) {

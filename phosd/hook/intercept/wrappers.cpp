@@ -1,5 +1,5 @@
-// Wrappers for every function of hooks.def, the table of them, and the exported driver names, which
-// programs that are linked to libcuda bind to.
+// Define the wrappers of all functions in hooks.def, their table, and the exported driver names, to
+// which programs linked to libcuda bind.
 #include "intercept/wrappers.h"
 
 #include <string_view>
@@ -49,7 +49,7 @@ struct Writing<Member, Rule, PerThread, CUresult (*)(Arguments...)> {
     }
 };
 
-// The variants of a function whose stream 0 is the thread's own.
+// Returns whether stream 0 of this variant is the thread's own.
 constexpr bool is_per_thread(std::string_view name) {
     if (name.size() < 5) return false;
     const std::string_view suffix = name.substr(name.size() - 5);

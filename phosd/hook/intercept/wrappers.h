@@ -1,4 +1,4 @@
-// The table of hooked functions, made from hooks.def.
+// The table of hooked functions, generated from hooks.def.
 #pragma once
 
 namespace phos {
@@ -13,7 +13,7 @@ struct HookTable {
     const Hook* begin;
     const Hook* end;
 };
-HookTable hooks();        // what is wrapped
-HookTable known_names();  // what is known and not wrapped; `real` is the hook's note of the address
+HookTable hooks();        // wrapped functions
+HookTable known_names();  // known but not wrapped; `real` is the hook's copy of the address
 
 }  // namespace phos

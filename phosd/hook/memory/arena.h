@@ -1,4 +1,4 @@
-// Best-fit allocation within slabs: addresses only, no memory is touched.
+// Allocate addresses in slabs by best fit. No memory is touched.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class Arena {
         empty_.insert(base);
     }
 
-    // An address for `size` bytes (a multiple of kAlignment), or 0 when no slab has room.
+    // Returns an address for `size` bytes (a multiple of kAlignment), or 0 if no slab has room.
     uint64_t take(uint64_t size) {
         const auto fit = by_size_.lower_bound({size, 0});
         if (fit == by_size_.end()) return 0;
@@ -51,7 +51,7 @@ class Arena {
         if (address == slab->first && size == slab->second) empty_.insert(address);
     }
 
-    // Gives up a slab that is wholly free, as long as more than `keep` are: its address, else 0.
+    // Removes a slab that is wholly free, if more than `keep` are. Returns its address, else 0.
     uint64_t remove_empty(size_t keep) {
         if (empty_.size() <= keep) return 0;
         const uint64_t base = *empty_.begin();

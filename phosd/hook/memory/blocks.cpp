@@ -14,9 +14,9 @@ uint64_t last_id = 0;
 uint64_t freed = 0;
 
 namespace {
-constexpr CUmemGenericAllocationHandle kVirtual = 0x5048'4f53'0000'0000;  // no address looks so
+constexpr CUmemGenericAllocationHandle kVirtual = 0x5048'4f53'0000'0000;  // unlike any address
 
-std::map<uint64_t, Block*> renewed;  // by number, those whose id is another one now
+std::map<uint64_t, Block*> renewed;  // by number, those with a new id
 }  // namespace
 
 Block* adopt(CUmemGenericAllocationHandle handle, const CUmemAllocationProp& properties,
@@ -141,7 +141,7 @@ std::pair<const uint64_t, Mapping>* find(uint64_t address) {
 
 bool needs_reexport(const Block& block) {
     return !block.foreign && block.borrowed && block.descriptor < 0 &&
-           !(block.flags & wire::kImported);  // which a peer has as well
+           !(block.flags & wire::kImported);  // a peer has it, too
 }
 
 CUresult export_descriptor(const Block& block, int* descriptor) {

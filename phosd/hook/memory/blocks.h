@@ -1,5 +1,5 @@
-// Every physical block of the process that the hook owns, and where it is mapped. The handles that
-// the program sees are the hook's own, so that the memory behind them can be replaced.
+// Every physical block of the process that the hook owns, and its mappings. The program gets
+// handles made by the hook, so that the memory behind them can be replaced.
 #pragma once
 
 #include <map>
@@ -14,17 +14,17 @@ namespace phos::blocks {
 
 struct Block {
     uint64_t id;
-    uint64_t number;  // of the program's handle: the id that the block had first
-    uint64_t size;    // bytes; for an import, as much of it as was ever mapped
+    uint64_t number;  // of the program's handle: the block's first id
+    uint64_t size;    // bytes; of an import, as much as was ever mapped
     CUmemAllocationProp properties;
-    CUmemAllocationHandleType asked;  // the handle types that the program knows of
+    CUmemAllocationHandleType asked;  // the handle types that the program asked for
     CUmemGenericAllocationHandle handle;
     uint32_t flags;           // wire::BlockFlags, all but kHasDescriptor
     bool present = true;      // false while parked
     bool borrowed = false;    // an import: the driver does not export it again
-    bool foreign = false;     // the driver's to save: cannot be exported, or is no memory at all
+    bool foreign = false;     // saved by the driver: cannot be exported, or is no memory
     bool handed_out = false;  // a client has, or had, a descriptor of it
-    int descriptor = -1;      // kept only for what the program exports or imports
+    int descriptor = -1;      // kept only if the program exports or imports the block
     uint32_t references = 0;  // handles that the program holds
     std::set<uint64_t> mappings;
 
@@ -42,7 +42,7 @@ struct Mapping {
     std::vector<CUmemAccessDesc> access;
 };
 
-// Guards the tables. Taken after passing the gate, never across a wait for the device.
+// Guards the tables. Taken after passing the gate, and never held while waiting for the device.
 extern std::mutex mutex;
 extern std::map<uint64_t, Block> by_id;
 extern std::map<uint64_t, Mapping> by_address;
@@ -54,8 +54,8 @@ CUresult create(const CUmemAllocationProp& properties, uint64_t size, uint32_t f
 Block* adopt(CUmemGenericAllocationHandle handle, const CUmemAllocationProp& properties,
              uint64_t size, uint32_t flags);
 void drop_if_unused(Block* block);
-// Gives the block another id, by which clients know that its memory is not what they had before; to
-// the program it stays the same.
+// Gives the block a new id, from which clients know that its memory was replaced. The program does
+// not notice.
 void renew(Block& block);
 CUresult map(Block* block, uint64_t address, uint64_t size, uint64_t offset,
              unsigned long long flags = 0);
@@ -64,13 +64,14 @@ CUresult unmap(uint64_t address, uint64_t size);
 CUresult set_access(uint64_t address, uint64_t size, const CUmemAccessDesc* access, size_t count);
 std::pair<const uint64_t, Mapping>* find(uint64_t address);
 
-// Whether the block is an import by a checkpoint's doing: no program can share it as it is.
+// Returns whether the block is an import because of a checkpoint: the program cannot share it as
+// is.
 bool needs_reexport(const Block& block);
 
-// A descriptor of the block, to be closed by the caller; the kept one is duplicated.
+// Returns a descriptor of the block for the caller to close; a kept one is duplicated.
 CUresult export_descriptor(const Block& block, int* descriptor);
 
-// The program's handle for a block, and back: null for a handle that is not the hook's.
+// The program's handle of a block, and the reverse: null for a handle that is not the hook's.
 CUmemGenericAllocationHandle virtual_handle(const Block& block);
 Block* behind(CUmemGenericAllocationHandle handle);
 

@@ -19,20 +19,20 @@ namespace {
 struct Context {
     int device;
     bool primary;
-    CUevent event = nullptr;  // of the hook's own, recorded to see whether the context is idle
+    CUevent event = nullptr;  // the hook's, recorded to see whether the context is idle
     bool recorded = false;
-    bool idle = true;                // as it was found last
-    CUresult answer = CUDA_SUCCESS;  // of the driver, when it was asked last
+    bool idle = true;                // when it was last asked
+    CUresult answer = CUDA_SUCCESS;  // the driver's last answer
     uint64_t epoch = 0;
-    size_t stack = 0;  // the limit to restore; 0 when it was not changed
+    size_t stack = 0;  // the limit to restore; 0 if it was not changed
 };
 
-// Stream and, for a per-thread stream, the thread.
+// A stream and, for a per-thread stream, the thread.
 using CaptureKey = std::pair<CUstream, long>;
 
 std::map<CUcontext, Context> known;
 std::set<CaptureKey> capturing;
-std::atomic<uint32_t> captures_now{0};           // how many those are, to be had without the lock
+std::atomic<uint32_t> captures_now{0};           // their number, readable without the lock
 std::map<std::pair<int, int>, int> peer_access;  // (accessing device, owning device) -> contexts
 
 CaptureKey capture_key(CUstream stream, bool per_thread) {
@@ -40,7 +40,7 @@ CaptureKey capture_key(CUstream stream, bool per_thread) {
     return {stream, stream == CU_STREAM_PER_THREAD ? syscall(SYS_gettid) : 0};
 }
 
-// Whether the error is one after which nothing runs in the context any more.
+// Returns whether nothing runs in the context any more after this error.
 bool has_ended(CUresult error) {
     switch (error) {
         case CUDA_ERROR_DEINITIALIZED:
@@ -65,8 +65,8 @@ bool has_ended(CUresult error) {
     }
 }
 
-// CUDA_SUCCESS when all that was submitted to the context before `state.epoch` is done. Any other
-// answer but those of has_ended() tells nothing, or that it is not done.
+// Returns CUDA_SUCCESS if all work submitted to the context before `state.epoch` is done. Errors
+// for which has_ended() is false mean that it is unfinished or unknown.
 CUresult ask(CUcontext context, Context& state, uint64_t epoch) {
     const Current current(context);
     if (!current) return current.result();
@@ -147,7 +147,8 @@ Activity activity(uint64_t epoch) {
                       error_name(answer));
         state.idle = answer == CUDA_SUCCESS || has_ended(answer);
         if (state.idle) state.recorded = false;
-        // Done, but more may have come since: ask again. And what cannot be asked may be at work.
+        // It is done, but more may have been submitted since: ask again. Contexts that cannot be
+        // asked may have work.
         if (!state.idle || (answer == CUDA_SUCCESS && state.epoch != epoch)) busy = true;
     }
     return busy ? Activity::busy : Activity::idle;
@@ -191,8 +192,8 @@ CUresult capture_permits() {
 
 CUresult synchronize() {
     if (!captures()) return driver.cuCtxSynchronize();
-    // Which would end a capture in the context whatever its mode. To free any of the driver's own
-    // memory waits for the device just as well.
+    // cuCtxSynchronize would invalidate a capture in the context, whatever its mode. Freeing
+    // driver memory waits for the device just as well.
     CUdeviceptr memory = 0;
     const CUresult result = driver.cuMemAlloc_v2(&memory, 1);
     return result == CUDA_SUCCESS ? driver.cuMemFree_v2(memory) : result;

@@ -1,5 +1,5 @@
-// What memory tells whoever follows it while it changes: copy-on-write, which implements these
-// (cow/events.cpp) and stands above. Nothing is told to anybody else, and nothing is answered.
+// Notify copy-on-write of changes of memory. cow/events.cpp, in a room above this one, implements
+// these functions.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace phos::events {
 
-// The first four need blocks::mutex. Before mappings go: waits until nothing is being copied from
-// there. (Also before they can be read no more.)
+// The first four need blocks::mutex. Call it before mappings are removed, or become unreadable:
+// waits until no copy reads from there.
 void unmapping(uint64_t address, uint64_t size);
-void remapped();                     // after any other change of mappings or accesses
-void handed_out(uint64_t block_id);  // a client has it now, also one made after the board
+void remapped();                     // after any other change of mappings or access rights
+void handed_out(uint64_t block_id);  // to a client; also a block newer than the board
 void freed(uint64_t block_id, int device, uint64_t size);
 
-void context_ending(CUcontext context);  // before; it is not among contexts::any_on() any more
+void context_ending(CUcontext context);  // before it ends; no longer returned by contexts::any_on()
 
 }  // namespace phos::events

@@ -54,7 +54,7 @@ const Device& traits(int device) {
     return found;
 }
 
-// A block of its own, reserved, created, mapped and open to those who may access it.
+// Reserves, creates and maps a block, accessible to all devices with access rights.
 CUresult make_backing(Heap* heap, uint64_t size, uint64_t* address) {
     CUdeviceptr at = 0;
     CUresult result = driver.cuMemAddressReserve(&at, size, 0, 0, 0);
@@ -172,7 +172,7 @@ void give_back(uint64_t address, const Allocation& retired) {
         return;
     }
     heap->arena.give(address, retired.reserved);
-    // One slab stays for the next: programs that allocate and free in turn would map each time.
+    // Keep one slab, or programs that allocate and free in turn would map one each time.
     if (const uint64_t slab = heap->arena.remove_empty(1)) free_backing(heap, slab);
 }
 

@@ -1,5 +1,5 @@
-// Memory that the hook makes for cuMemAlloc and its kin: a block of its own for what is large, a
-// share of a slab for what is small, always on virtual memory that can be exported and parked.
+// Allocate memory for cuMemAlloc and similar functions: large requests get a block, small ones a
+// part of a slab. All is virtual memory that can be exported and parked.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace phos::heap {
 
-// Where memory comes from: a context, or a memory pool. Its blocks have one set of accesses.
+// The source of memory: a context or a memory pool. All its blocks have the same access rights.
 struct Heap {
     int device;
     CUcontext context;  // null for a pool
@@ -17,7 +17,7 @@ struct Heap {
     std::vector<CUmemAccessDesc> access;
     Arena arena;
     uint64_t reserved = 0;  // bytes of device memory that the heap holds
-    uint64_t used = 0;      // bytes of it that are allocated
+    uint64_t used = 0;      // bytes of these that are allocated
 };
 
 struct Allocation {
@@ -29,30 +29,29 @@ struct Allocation {
     bool freeing = false;
 };
 
-// All of these need blocks::mutex, except where they say that they take it.
+// All of these need blocks::mutex, unless they say that they take it.
 Heap* of_context(CUcontext context, int device);
 Heap* of_pool(CUmemoryPool pool, int device);
-Heap* find_context(CUcontext context);  // this and the next: null when it has none
+Heap* find_context(CUcontext context);  // this and the next return null if it has none
 Heap* find_pool(CUmemoryPool pool);
 uint64_t reserved_for(const Heap* heap, uint64_t size);  // bytes that `size` bytes take
 CUresult allocate(Heap* heap, uint64_t size, uint64_t* address);
-void release(uint64_t address);  // gives back at once: nothing on the device may still use it
+void release(uint64_t address);  // frees at once: nothing on the device may use it
 void release_all(Heap* heap);    // the same for all of a heap
-// For memory that a stream will free later: the address is nobody's until it is revived or given
-// back.
+// For memory that a stream will free later: the address stays unused until it is revived or freed.
 Allocation retire(uint64_t address);
 void revive(uint64_t address, const Allocation& retired, uint64_t size);
 void give_back(uint64_t address, const Allocation& retired);
-bool trim(Heap* heap);  // gives wholly free slabs back; true when there were any
+bool trim(Heap* heap);  // frees slabs that are wholly free; true if there were any
 bool trim_all();
 std::pair<const uint64_t, Allocation>* find(uint64_t address);
 CUresult change_access(Heap* heap, const CUmemAccessDesc* access, size_t count);
-// The end of a heap, of which nothing is kept for streams any more (stream_frees.h). Of a pool's,
-// what was allocated from it lives on until it is freed; of a context's, all has been released.
+// Ends a heap for which stream_frees.h keeps nothing any more. Memory allocated from a pool lives
+// on until it is freed; memory of a context has all been freed.
 void orphan_pool(CUmemoryPool pool);
 void drop_context(CUcontext context);
 
-// Whether memory on the device can be made so at all; otherwise it is left to the driver.
+// Returns whether memory on the device can be made this way; if not, it is left to the driver.
 bool supports(int device);
 
 void set_peer_access(int owner, int accessor, bool allow);  // takes the lock

@@ -14,13 +14,13 @@ struct Freed {
     heap::Allocation allocation;
     StreamKey stream;
     CUcontext context;
-    CUevent event;        // null: of a context that has ended
-    bool ending = false;  // the context may end at any time, and the event with it
+    CUevent event;        // null: its context has ended
+    bool ending = false;  // the context may end at any time, and with it the event
 };
 
 // Guarded by blocks::mutex.
 std::vector<Freed> all_freed;         // oldest first
-std::atomic<uint64_t> kept_bytes{0};  // of them all; written under the lock
+std::atomic<uint64_t> kept_bytes{0};  // of all of these; written under the lock
 
 bool passed(const Freed& entry) {
     if (entry.ending) return false;

@@ -1,12 +1,12 @@
-// Memory freed on a stream is kept, with an event that says when, and handed out again: to the same
-// stream at once, to others when the event has passed.
+// Keep memory that was freed on a stream, with an event of when, and reuse it: on the same stream
+// at once, on others after the event.
 #pragma once
 
 #include "memory/heap.h"
 
 namespace phos::stream_frees {
 
-// A stream as the order of work sees it: a per-thread stream is another one in each thread.
+// A stream as far as the order of work is concerned: a per-thread stream differs in each thread.
 struct StreamKey {
     CUcontext context;
     CUstream stream;
@@ -16,35 +16,34 @@ struct StreamKey {
     }
 };
 
-// All of these need blocks::mutex, except where they say otherwise.
+// All of these need blocks::mutex, unless they say otherwise.
 
-// Keeps memory that is freed on a stream, and the event that was recorded there.
+// Keeps memory that is freed on a stream, and the event recorded there.
 void keep(uint64_t address, const StreamKey& stream, CUevent event);
 
-// Memory freed before that `stream` may have now, 0 when there is none.
+// Returns memory freed earlier that `stream` may use now; 0 if there is none.
 uint64_t reuse(const heap::Heap* heap, uint64_t size, const StreamKey& stream);
 
-// Gives back what has been freed and is past its event: all of a heap's (of every heap's when null)
-// as long as more than `keep` bytes remain.
+// Frees memory past its event: of one heap (null: of every heap), while more than `keep` bytes
+// remain.
 bool give_back_passed(const heap::Heap* heap, uint64_t keep);
 
-// Of each heap as above, as long as more than `keep(heap)` bytes remain.
+// The same for every heap, while more than `keep(heap)` bytes remain.
 void give_back_passed(uint64_t (*keep)(const heap::Heap& heap));
 
-// Bytes freed that are kept for now. Needs no lock.
+// Returns the bytes that were freed and are still kept. Needs no lock.
 uint64_t kept();
 
-// Gives back what was freed on streams, waiting for the current context if nothing can be had
-// without; the lock is let go meanwhile. False when nothing was freed.
+// Frees what was freed on streams, waiting for the current context if necessary, with the lock
+// released. False if nothing was freed.
 bool reclaim(std::unique_lock<std::mutex>& lock);
 
-// A context ends: until it has, or has not, nobody asks what was freed on its streams; once it has
-// ended, all of that is past. They take the lock.
+// Called when a context is about to end: its events are not queried until it has ended, after which
+// all are past, or has not. They take the lock.
 void context_ending(CUcontext context);
 void context_ended(CUcontext context, bool ended);
 
-// The end of a heap, with what was freed on streams in it: a pool's is orphaned, and a context's
-// gives back everything.
+// Ends a heap and what was freed on streams in it: a pool's is orphaned, a context's freed.
 void orphan_pool(CUmemoryPool pool);
 void free_all_of(CUcontext context);  // takes the lock
 

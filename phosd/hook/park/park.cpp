@@ -18,10 +18,10 @@ using blocks::Mapping;
 using Lock = std::lock_guard<std::mutex>;
 using faults::Point;
 
-// Descriptors kept for memory that the program might export, beyond what it has exported.
+// Descriptors reserved for memory that the program might export, beyond what it has exported.
 constexpr unsigned kSpareDescriptors = 256;
 
-// Does `step` to every mapping of the hook's, or undoes it where it was done.
+// Runs `step` for every mapping of the hook's blocks; on failure runs `undo` for those done.
 template <class Step, class Undo>
 Outcome for_all_mappings(const char* call, Step step, Undo undo) {
     for (auto at = blocks::by_address.begin(); at != blocks::by_address.end(); ++at) {
@@ -126,7 +126,7 @@ Outcome hand_back(const uint64_t* ids, size_t count, std::vector<int>& given) {
             return {wire::Status::bad_message, outcome.count,
                     "there is no block " + std::to_string(ids[i])};
         Block& block = found->second;
-        if (block.present) continue;  // a repeated request
+        if (block.present) continue;  // the request is repeated
         const CUresult result = faults::step(Point::import_block, [&] {
             return driver.cuMemImportFromShareableHandle(
                 &block.handle, reinterpret_cast<void*>(static_cast<intptr_t>(given[i])),
@@ -136,7 +136,7 @@ Outcome hand_back(const uint64_t* ids, size_t count, std::vector<int>& given) {
         block.present = true;
         block.borrowed = true;
         if (keeps_descriptor(block)) {
-            block.descriptor = given[i];  // kept in the table of descriptors already
+            block.descriptor = given[i];  // entered in the table of descriptors already
             given[i] = -1;
         }
         ++outcome.count;

@@ -1,4 +1,4 @@
-// Taking the memory out from under a process that is held at the gate, and putting it back.
+// Unmap and release the memory of a process that is held at the gate, and map it again.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +11,10 @@
 
 namespace phos::park {
 
-// Notes that a driver call failed for a block.
+// Records that a driver call failed for a block.
 Outcome failure(CUresult result, const char* call, uint64_t block);
 
-// Blocks with an id above `after`, with descriptors (to be closed by the caller) when asked for.
+// Blocks with an id above `after`; if requested, with descriptors that the caller closes.
 struct Listing {
     wire::BlockList head{};
     std::vector<wire::Block> blocks;
@@ -23,7 +23,7 @@ struct Listing {
 };
 Listing list(uint64_t after, bool with_descriptors);
 
-// All of these need a closed gate; which one the caller has checked.
+// All of these need a closed gate; the caller has checked its state.
 Outcome park();
 Outcome hand_back(const uint64_t* ids, size_t count, std::vector<int>& descriptors);  // takes them
 Outcome unpark();

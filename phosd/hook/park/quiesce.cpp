@@ -11,20 +11,21 @@ std::mutex turn;
 
 namespace {
 
-constexpr uint64_t kSlice = 2'000'000;     // nanoseconds of one request
-constexpr uint64_t kPatience = 1'000'000;  // a call that takes longer waits for something
+constexpr uint64_t kSlice = 2'000'000;     // nanoseconds spent on one request
+constexpr uint64_t kPatience = 1'000'000;  // a call that takes longer is waiting for something
 constexpr long kPause = 30'000;
 
-// Changes with everything that may have put work on a device since a context was last asked.
+// Incremented by everything that may have submitted work since a context was last asked.
 uint64_t epoch = 1;
 uint64_t last_admission = 0;
 uint64_t inside_since = 0;
 uint64_t busy_since = 0;
 uint64_t slow_admissions = 0;
 
-// Whether one more call may go to a device that is busy already. It may be what the device waits
-// for; but a program that never pauses would keep the device busy for ever if each were let in. So
-// their number grows as the square root of the time: the queue runs dry in the end.
+// Returns whether to admit one more call to a device that is busy. The device may be waiting for
+// it; but if each such call were admitted, a program that never pauses would keep the device busy
+// for ever. So their number grows as the square root of the time, and the queue runs dry in the
+// end.
 bool slow_admission_is_due(uint64_t now) {
     const double milliseconds = static_cast<double>(now - busy_since) / 1e6;
     const auto made = static_cast<double>(slow_admissions + 1);
@@ -34,7 +35,7 @@ bool slow_admission_is_due(uint64_t now) {
 }  // namespace
 
 void begin() {
-    ++epoch;  // a question left over from an earlier closing says nothing of the work since
+    ++epoch;  // an answer from an earlier closing says nothing about later work
     busy_since = monotonic_ns();
     inside_since = 0;
     slow_admissions = 0;
@@ -46,17 +47,17 @@ wire::GateState advance(bool peers_busy) {
     wire::GateState state{};
     for (;;) {
         const gate::View view = gate::view();
-        if (view.state == wire::State::running) break;  // the deadline
+        if (view.state == wire::State::running) break;  // the deadline has passed
         const uint64_t now = monotonic_ns();
-        // Also in the round that finds the last call gone: it may have put work on a device after
-        // the context was asked in the round before.
+        // Also in the round that finds the last call gone: it may have submitted work after the
+        // context was asked in the round before.
         if (view.inside || inside_since) ++epoch;
         if (!view.inside)
             inside_since = 0;
         else if (!inside_since)
             inside_since = now;
-        // What has settled stays so until something is admitted. To ask again would make a context
-        // look busy until it has answered, and admit work that nobody waits for.
+        // Once settled, it stays so until a call is admitted. Asking again would make a context
+        // look busy until it has answered, and admit calls that no device waits for.
         const bool settled = view.state == wire::State::closed && !view.inside;
         const contexts::Activity activity =
             settled ? contexts::Activity::idle : contexts::activity(epoch);
@@ -72,7 +73,7 @@ wire::GateState advance(bool peers_busy) {
             if (activity == contexts::Activity::capturing || (at_rest && admit_for_peers)) {
                 admitted = gate::admit_oldest(nullptr);
             } else if (!at_rest) {
-                // A device that rests may be what the busy one waits for.
+                // An idle device may be what the busy one waits for.
                 admitted =
                     activity == contexts::Activity::busy && gate::admit_oldest(contexts::is_idle);
                 if (!admitted && slow_admission_is_due(now) &&
@@ -110,7 +111,7 @@ Stop::Stop(uint32_t deadline_ms) : turn_(turn) {
     if (!gate::close(deadline_ms)) return;
     while (!settled_ && gate::state() != wire::State::running)
         settled_ = advance(false).settled != 0;
-    gate::take_expired();  // no client's business
+    gate::take_expired();  // of no interest to a client
 }
 
 Stop::~Stop() {

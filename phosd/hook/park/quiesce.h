@@ -1,4 +1,4 @@
-// Bringing a running process to rest behind its closed gate.
+// Quiesce a running process behind its closed gate.
 #pragma once
 
 #include <mutex>
@@ -7,20 +7,21 @@
 
 namespace phos::quiesce {
 
-// Held by whoever works on the gate: the hook's thread for a request of a client, a thread of the
+// Held while working on the gate: by the hook's thread for a client's request, by a thread of the
 // program for a Stop.
 extern std::mutex turn;
 
-// The gate has begun to close.
+// Call it when the gate has begun to close.
 void begin();
 
-// Works on it for a few milliseconds at most and says how far it is. The gate must be closing or
-// closed. Never waits for a device: what the device waits for may be held at the gate.
+// Continues quiescing for at most a few milliseconds, and returns the state. The gate must be
+// closing or closed. Never waits for a device: the work that the device waits for may be held at
+// the gate.
 wire::GateState advance(bool peers_busy);
 
-// Brings the process to rest for as long as it lives, on a thread of the program that is in no
-// gated call. False when that took longer than the deadline; then the program runs on. Waits while
-// a client holds the gate.
+// Quiesces the process for its lifetime, on a thread of the program that is in no gated call. False
+// if that took longer than the deadline; the program then runs on. Waits while a client holds the
+// gate.
 class Stop {
   public:
     explicit Stop(uint32_t deadline_ms);

@@ -14,7 +14,7 @@ using Lock = std::lock_guard<std::mutex>;
 
 constexpr uint32_t kPatience = 1000;  // milliseconds, to bring the program to rest
 
-// All of a block mapped at an address of the hook's own, to copy from or to.
+// Maps a whole block at an address of the hook's, to copy from or to.
 class Window {
   public:
     Window(CUmemGenericAllocationHandle handle, const Block& block) : size_(block.size) {
@@ -42,7 +42,7 @@ class Window {
     bool mapped_ = false;
 };
 
-// Replaces imported memory of a block by memory of the process's own with the same bytes.
+// Replaces the imported memory of a block by owned memory with the same bytes.
 CUresult make_own(Block& block) {
     CUcontext context = contexts::any_on(block.device() < 0 ? 0 : block.device());
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
@@ -68,7 +68,7 @@ CUresult make_own(Block& block) {
         result = driver.cuMemUnmap(address, blocks::by_address.at(address).size);
     }
     if (result != CUDA_SUCCESS) {
-        // Nothing is lost: the old memory is still there. What was unmapped goes back.
+        // Nothing is lost: the old memory still exists. Map again what was unmapped.
         for (const uint64_t address : block.mappings)
             blocks::map_again(address, blocks::by_address.at(address));
         driver.cuMemRelease(own);
@@ -90,7 +90,7 @@ Outcome reexport_where(Wanted wanted) {
     const Lock lock(blocks::mutex);
     Outcome outcome;
     for (auto& [id, block] : blocks::by_id) {
-        // What a peer holds as well must stay the same memory.
+        // Memory that a peer holds as well must stay the same memory.
         if (!blocks::needs_reexport(block) || !wanted(id)) continue;
         const CUresult result = make_own(block);
         if (result != CUDA_SUCCESS) {

@@ -1,5 +1,6 @@
-// Memory that came back from a checkpoint is an import, which the driver does not export again.
-// Here it becomes the process's own once more, by a copy on the device, at the same addresses.
+// Copy imported memory, on the device, into memory that the process owns, at the same addresses.
+// Memory that came back from a checkpoint is imported, and the driver does not export imports
+// again.
 #pragma once
 
 #include <set>
@@ -9,17 +10,17 @@
 
 namespace phos::reexport {
 
-// Every such block that no peer holds. Needs a closed gate.
+// Copies every such block that no peer holds. Needs a closed gate.
 Outcome all();
 Outcome some(const std::set<uint64_t>& ids);
 
-// One block, for a program that is about to share it: brings the program to rest for the moment of
-// the copy. The block is a new one to clients afterwards. CUDA_SUCCESS also when nothing is to be
-// done any more; CUDA_ERROR_NOT_SUPPORTED when the program does not come to rest.
+// Copies one block that the program is about to share, and quiesces the program for the moment of
+// the copy. To clients the block is a new one afterwards. Returns CUDA_SUCCESS also if nothing
+// needs to be done; CUDA_ERROR_NOT_SUPPORTED if the program does not come to rest.
 CUresult for_sharing(uint64_t id);
 
-// Calls `share(&id)`, which exports a block, or sets the id of the one that must be made the
-// process's own first; then again. The caller holds neither the gate nor a lock.
+// Calls `share(&id)`, which exports a block or sets the id of a block that must first be copied;
+// then calls it again. The caller holds neither the gate nor a lock.
 template <class Share>
 CUresult sharing(Share share) {
     for (;;) {

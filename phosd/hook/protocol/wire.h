@@ -1,6 +1,5 @@
-// The protocol between the hook in a GPU process and the engine, which
-// docs/reference/hook-protocol.md explains. phosd/engine/hook_client/link.py is the other side, and
-// a test compares the two.
+// The protocol between the hook in a GPU process and the engine (docs/reference/hook-protocol.md).
+// phosd/engine/hook_client/wire.py is the other side; a test compares the two.
 //
 // Everything is little-endian and fixed-size. A message is a Header, then `length` bytes of
 // payload; its descriptors travel as SCM_RIGHTS with the first byte of the header. The client sends
@@ -34,13 +33,13 @@ enum class Type : uint16_t {
     arm,            // Arm + descriptors of the board and of each slab -> Count of pending chunks:
                     // copy-on-write begins; settled gate
     disarm,         // (empty) -> Count of shadowed chunks: it ends; the board stays mapped
-    forget,         // (empty) -> (empty): the board is let go of
+    forget,         // (empty) -> (empty): the hook releases the board
     kernels,        // Cursor (how many are known) -> KernelList: launched since `arm`
-    empty_cache,    // EmptyCache -> ReleaseState: PyTorch gives back what it has cached; open gate;
+    empty_cache,    // EmptyCache -> ReleaseState: PyTorch releases its cached memory; open gate;
                     // poll while `asked`
 };
 
-// What a reply's `status` says. The payload of a failed reply is a text for the user, UTF-8.
+// The status of a reply. A failed reply's payload is a text for the user, UTF-8.
 enum class Status : uint32_t {
     ok = 0,
     bad_message = 1,  // not understood; the connection is closed
@@ -71,7 +70,7 @@ enum class State : uint32_t {
 
 struct Hello {
     uint32_t pid;
-    uint32_t driver_version;    // as cuDriverGetVersion
+    uint32_t driver_version;    // from cuDriverGetVersion
     uint32_t devices;           // how many the process sees
     uint32_t state;             // State
     uint32_t parkable;          // 0: `reason` says why not
@@ -82,10 +81,10 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 288);
 
-// `DeviceId devices[devices]` follows a Hello, in the order in which the process numbers them. What
-// CUDA_VISIBLE_DEVICES was at its start says little: a program may set it before cuInit.
+// `DeviceId devices[devices]` follows a Hello, in the order in which the process numbers them. The
+// initial CUDA_VISIBLE_DEVICES does not tell: a program may set it before cuInit.
 struct DeviceId {
-    uint8_t uuid[16];  // as cuDeviceGetUuid
+    uint8_t uuid[16];  // from cuDeviceGetUuid
 };
 static_assert(sizeof(DeviceId) == 16);
 
@@ -93,21 +92,21 @@ enum BlockFlags : uint32_t {
     kHasDescriptor = 1,  // the process can still export it: a descriptor comes with export_blocks
     kExported = 2,       // the program exported it: a peer may hold it
     kImported = 4,       // the program imported it from a peer
-    kProgramVmm = 8,     // made by the program's own cuMemCreate
+    kProgramVmm = 8,     // allocated by the program's own cuMemCreate
     kHostLocated = 16,   // VMM memory in host RAM
 };
 
-// One physical allocation. `id` is a generation number, never used again in the process.
+// One physical allocation. `id` is a generation number, never reused in the process.
 struct Block {
     uint64_t id;
-    uint64_t va;    // where it is mapped first; 0 when it is not mapped
+    uint64_t va;    // where it is mapped first; 0 if it is not mapped
     uint64_t size;  // bytes, a multiple of the device's granularity
     int32_t device;
     uint32_t flags;
 };
 static_assert(sizeof(Block) == 32);
 
-// Blocks with `id > after`, in order of id, at most kMaxDescriptors of them.
+// Asks for blocks with `id > after`, ordered by id, at most kMaxDescriptors of them.
 struct Cursor {
     uint64_t after;
 };
@@ -121,17 +120,17 @@ struct BlockList {
 };
 
 struct CloseGate {
-    uint32_t deadline_ms;  // counted by the hook from the first request; then the gate reopens
-    uint32_t peers_busy;   // 1: another process of the unit is busy: admit one submission
+    uint32_t deadline_ms;  // counted by the hook from the first request; then the gate opens again
+    uint32_t peers_busy;   // 1: another process of the group is busy: admit one submission
 };
 
 struct GateState {
     uint32_t settled;    // 1: closed, nothing admitted is running, every device idle, no capture
     uint32_t busy;       // 1: a device of this process still works
     uint32_t waiting;    // threads held at the gate
-    uint32_t capturing;  // stream captures under way
-    uint64_t admitted;   // submissions let through since the gate began to close
-    uint64_t last_id;    // as in BlockList, to notice blocks made since the export
+    uint32_t capturing;  // stream captures in progress
+    uint64_t admitted;   // submissions admitted since the gate began to close
+    uint64_t last_id;    // as in BlockList, to notice blocks allocated since the export
     uint64_t freed;
 };
 
@@ -140,18 +139,18 @@ struct Count {
 };
 
 struct Arm {
-    uint32_t slabs;  // descriptors beside the board's
+    uint32_t slabs;  // descriptors besides the board's
     uint32_t reserved;
 };
 
-// `more`: ask again with a Cursor of as many as are known then. After it, `count` times a Kernel
-// and its name, in order of the first launch.
+// `more`: ask again, with the number of known kernels as Cursor. Followed by `count` times a Kernel
+// and its name, by first launch.
 struct KernelList {
     uint32_t count;
     uint32_t more;
 };
 struct Kernel {
-    uint64_t module;    // hash of the module's image, 0 when it is not known
+    uint64_t module;    // hash of the module's image, 0 if unknown
     uint64_t launches;  // since `arm`
     uint32_t flags;     // board::KernelFlags
     uint32_t length;    // of the name, bytes, at most kMaxName
@@ -160,13 +159,13 @@ static_assert(sizeof(Kernel) == 24);
 constexpr uint32_t kMaxName = 4096;
 
 struct EmptyCache {
-    uint32_t ask;  // 1: have the program's interpreter do it; 0: only tell how far it is
+    uint32_t ask;  // 1: have the program's interpreter do it; 0: only return the state
     uint32_t reserved;
 };
 
 enum class Release : uint32_t {
-    none = 0,      // nobody has asked
-    asked = 1,     // the program's main thread has not come to it, or is at it
+    none = 0,      // it was not requested
+    asked = 1,     // the program's main thread has not done it yet
     released = 2,  // torch.cuda.empty_cache() has returned
     no_interpreter = 3,
     no_torch = 4,   // the program has not imported torch.cuda
@@ -177,11 +176,11 @@ enum class Release : uint32_t {
 struct ReleaseState {
     uint32_t release;  // Release
     uint32_t reserved;
-    char reason[256];  // UTF-8, perhaps cut
+    char reason[256];  // UTF-8, may be truncated
 };
 static_assert(sizeof(ReleaseState) == 264);
 
 // For unpark_blocks: `uint64_t ids[count]` follows a Count; descriptors in the same order. The
-// memory may be the one that was parked or another of the same size and device (after a restore).
+// memory may be the parked one, or another of the same size and device (after a restore).
 
 }  // namespace phos::wire

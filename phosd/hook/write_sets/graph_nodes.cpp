@@ -20,7 +20,7 @@ void add_kernel(Node* node, CUfunction function, void** parameters, void** extra
     node->launches.push_back(std::move(launch));
 }
 
-// Kernels on the device may then give the node other parameters.
+// Returns whether kernels on the device may give the node other parameters.
 bool is_updated_by_device(CUgraphNode node) {
     CUlaunchAttributeValue value{};
     return driver.cuGraphKernelNodeGetAttribute &&
@@ -29,7 +29,7 @@ bool is_updated_by_device(CUgraphNode node) {
            value.deviceUpdatableKernelNode.deviceUpdatable;
 }
 
-// False when the driver does not tell.
+// Returns false if the driver does not tell.
 bool describe(CUgraphNode handle, Node* node) {
     CUgraphNodeType type;
     if (driver.cuGraphNodeGetType(handle, &type) != CUDA_SUCCESS) return false;
@@ -80,7 +80,7 @@ bool describe(CUgraphNode handle, Node* node) {
         case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
         case CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL:
         case CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT:
-        case CU_GRAPH_NODE_TYPE_MEM_ALLOC:  // of the driver's own memory
+        case CU_GRAPH_NODE_TYPE_MEM_ALLOC:  // allocates the driver's own memory
         case CU_GRAPH_NODE_TYPE_MEM_FREE:
             return true;
         case CU_GRAPH_NODE_TYPE_CONDITIONAL:
@@ -89,7 +89,7 @@ bool describe(CUgraphNode handle, Node* node) {
     return false;
 }
 
-// False when the driver does not tell.
+// Returns false if the driver does not tell.
 bool list(CUgraph graph, std::vector<CUgraphNode>* handles) {
     size_t count = 0;
     if (!driver.cuGraphGetNodes || !driver.cuGraphNodeGetType ||

@@ -1,4 +1,4 @@
-// What one node of a graph may write when the graph is launched.
+// Describe what one node of a graph may write when the graph is launched.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace phos::graphs {
 
-// A word of a kernel's parameters that may be an address, as write_sets::each_word visits it.
-// Whether it is one is asked at each launch, for blocks come and go.
+// A word of a kernel's parameters that may be an address, as visited by write_sets::each_word. It
+// is checked at each launch, because blocks come and go.
 struct Word {
     uint64_t address;
     uint64_t mask;
@@ -22,7 +22,7 @@ struct Launch {
 
 struct Node {
     CUgraphNode handle = nullptr;
-    bool everything = false;  // not knowable
+    bool everything = false;  // cannot be known
     std::vector<Launch> launches;
     std::vector<cow::Range> ranges;
 
@@ -34,7 +34,7 @@ struct Node {
     void add(CUgraph child);
 };
 
-// Every node of the graph, by handle.
+// Returns every node of the graph, by handle.
 std::vector<Node> nodes_of(CUgraph graph);
 
 }  // namespace phos::graphs

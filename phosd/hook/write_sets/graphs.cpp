@@ -16,13 +16,13 @@ namespace {
 
 using graphs::Node;
 
-// What is asked at a launch, made from the nodes and what the board says of their kernels.
+// What is needed at a launch, computed from the nodes and the board's entries for their kernels.
 struct Summary {
-    uint64_t generation;  // of what the board says
+    uint64_t generation;  // of the board's entries
     bool everything = false;
-    std::vector<uint64_t> addresses;  // in order, each once
+    std::vector<uint64_t> addresses;  // sorted, each once
     std::vector<cow::Range> ranges;
-    std::vector<std::pair<kernels::Kernel*, uint64_t>> launches;  // with how many there are
+    std::vector<std::pair<kernels::Kernel*, uint64_t>> launches;  // with the launches of each
 };
 
 struct Graph {
@@ -81,7 +81,7 @@ CUresult note(CUresult result, const CUgraphExec* exec, CUgraph graph, unsigned 
     return result;
 }
 
-// An update may have got half-way when it fails, and then nothing is known any more.
+// A failed update may have been applied in part; nothing is known about the graph then.
 CUresult note_update(CUresult result, CUgraphExec exec, CUgraph graph) {
     std::vector<Node> nodes;
     if (result == CUDA_SUCCESS)
@@ -113,7 +113,7 @@ CUresult note_change(CUresult result, CUgraphExec exec, CUgraphNode handle,
     if (at != nodes.end() && at->handle == handle) {
         *at = std::move(changed);
     } else {
-        // Of a child graph, or of the graph from before an update.
+        // A node of a child graph, or of the graph before an update.
         nodes.clear();
         nodes.emplace_back().everything = true;
     }
@@ -121,7 +121,7 @@ CUresult note_change(CUresult result, CUgraphExec exec, CUgraphNode handle,
     return result;
 }
 
-// As note_change(), for what writes one range.
+// As note_change(), for nodes that write one range.
 CUresult note_range(CUresult result, CUgraphExec exec, CUgraphNode handle,
                     const cow::Range& range) {
     return note_change(result, exec, handle, &range);
@@ -164,7 +164,7 @@ CUresult overrides::cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph
     const gate::Pass pass;
     return note(driver.cuGraphInstantiateWithFlags(exec, graph, flags), exec, graph, flags);
 }
-// With a flag, these two also put work on a stream.
+// With a flag, these two also submit work to a stream.
 CUresult overrides::cuGraphInstantiateWithParams(CUgraphExec* exec, CUgraph graph,
                                                  CUDA_GRAPH_INSTANTIATE_PARAMS* parameters) {
     const gate::Pass pass;
@@ -179,7 +179,7 @@ CUresult overrides::cuGraphInstantiateWithParams_ptsz(CUgraphExec* exec, CUgraph
 }
 
 CUresult overrides::cuGraphExecDestroy(CUgraphExec exec) {
-    forget(exec);  // before another may get the same handle
+    forget(exec);  // before the handle can be reused
     return driver.cuGraphExecDestroy(exec);
 }
 
@@ -261,7 +261,7 @@ CUresult overrides::cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node,
         }
         case CU_GRAPH_NODE_TYPE_CONDITIONAL:
             return note_update(CUDA_ERROR_UNKNOWN, exec, nullptr), result;
-        default:  // writes no memory, before and after
+        default:  // writes no memory, before or after
             return result;
     }
 }

@@ -1,11 +1,11 @@
-// What graphs may write: noted when they are made executable, looked up when they are launched.
+// Predict what graphs may write: recorded when they are instantiated, looked up at a launch.
 #pragma once
 
 #include "write_sets/writes.h"
 
 namespace phos::graphs {
 
-// Counts the launch of the graph's kernels, and predicts what it may write.
+// Counts the launches of the graph's kernels, and predicts its writes.
 void predict(write_sets::Prediction& prediction, CUgraphExec graph);
 
 }  // namespace phos::graphs

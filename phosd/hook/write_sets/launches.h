@@ -1,10 +1,9 @@
-// What kernels may write: every aligned 8-byte word of their parameters that is an address of a
-// block may be written through, anywhere in that block, unless the board's table knows better.
+// Predict what kernels may write: every aligned 8-byte word of their parameters that is an address
+// in a block may be written through, anywhere in that block, unless the board's table knows better.
 //
-// An address belongs to the mapping that holds it, and to no other: one that lies just past a
-// mapping (the end of a range) does not mean the mapping before it, nor does one that a kernel adds
-// an offset to until it lies inside. Such writes, and those through addresses that stand in memory,
-// are found by the digests.
+// An address belongs to the mapping that contains it, and to no other. It does not count for the
+// mapping that ends there (the end of a range), nor for one that a kernel reaches by adding an
+// offset. Such writes, and those through addresses stored in memory, are detected by the digests.
 #pragma once
 
 #include <cstring>
@@ -15,16 +14,16 @@
 
 namespace phos::write_sets {
 
-// The lowest and highest value that is taken for an address. Most parameters are small numbers.
+// The range of values taken for addresses. Most parameters are small numbers.
 constexpr uint64_t kLowestAddress = 1ull << 21;
 constexpr uint64_t kHighestAddress = 1ull << 57;
 
-// Bits of KernelRow::written for `words` words from `first` on; 0 where the row does not reach.
+// Returns the bits of KernelRow::written for `words` words from `first` on; 0 beyond the row.
 constexpr uint64_t words_mask(uint64_t first, uint64_t words) {
     return first + words > 64 ? 0 : (~0ull >> (64 - words)) << first;
 }
 
-// Visits the words of one parameter, which lies at `offset` in the parameter buffer.
+// Visits the words of one parameter, which is at `offset` in the parameter buffer.
 template <class Visit>
 void each_word_of(const unsigned char* bytes, uint64_t offset, uint64_t size, Visit visit) {
     for (uint64_t at = -offset % 8; at + 8 <= size; at += 8) {
@@ -41,9 +40,9 @@ void each_word_of(const unsigned char* bytes, uint64_t offset, uint64_t size, Vi
             visit(address, words_mask((offset + at) / 8, kSize / 8));
 }
 
-// Calls visit(address, mask) for every word that may be an address; the mask has a bit for each
-// word that it came from, as KernelRow::written counts them, and is 0 where no row reaches. False
-// when the driver does not tell what the parameters are.
+// Calls visit(address, mask) for every word that may be an address. The mask has a bit for each
+// word that it came from, counted as in KernelRow::written, or is 0 beyond the row. Returns false
+// if the driver does not tell the parameters.
 template <class Visit>
 bool each_word(const kernels::Kernel& kernel, void* const* parameters, void* const* extra,
                Visit visit) {
@@ -91,7 +90,7 @@ struct Launched {
     }
 };
 
-// Parameters that were set one by one, long ago (cuParamSetv).
+// For parameters that were set one by one before the launch (cuParamSetv): predicts everything.
 struct LaunchedBlindly {
     template <class... Rest>
     static void predict(Prediction& prediction, CUfunction function, Rest...) {

@@ -14,7 +14,7 @@ bool start_of(CUmemorytype type, const void* host, CUdeviceptr device, uint64_t*
     return type != CU_MEMORYTYPE_ARRAY;
 }
 
-// Both structs for three dimensions.
+// For both structs with three dimensions.
 template <class Copy>
 cow::Range destination_of_box(const Copy& copy) {
     uint64_t start = 0;
@@ -65,7 +65,7 @@ cow::Range destination_of(const CUDA_MEMSET_NODE_PARAMS& fill) {
 bool destination_of(const CUstreamBatchMemOpParams& operation, cow::Range* written) {
     *written = kNothing;
     const uint64_t address = operation.writeValue.address;
-    uint32_t kind = 0;  // a newer one may be no value of the enumeration
+    uint32_t kind = 0;  // a newer kind may be no value of the enumeration
     std::memcpy(&kind, &operation.operation, sizeof kind);
     switch (kind) {
         case CU_STREAM_MEM_OP_WRITE_VALUE_32:
@@ -98,8 +98,8 @@ bool is_captured(const cow::Where& where) {
                          ? driver.cuStreamIsCapturing_ptsz
                          : driver.cuStreamIsCapturing;
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    // The legacy stream has no answer while a stream that waits for it captures; nor can it be
-    // given work then.
+    // The query fails for the legacy stream while a stream that waits for it is capturing; it then
+    // cannot be given work either.
     return ask(where.stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 

@@ -1,10 +1,10 @@
-// Speculation: what a submission may write, told by its very arguments. hooks.def names a rule for
-// each function; the rules for copies and fills are here, those for kernels in launches.h, those
-// for graphs in graphs.h.
+// Predict what a submission may write from its arguments. hooks.def names a rule for each function;
+// the rules for copies and fills are here, those for kernels in launches.h, those for graphs in
+// graphs.h.
 //
-// Where a call gives exact addresses, exactly those are written. A destination is taken by its
-// address alone, whatever the call calls it: under unified addressing a host pointer can be device
-// memory. Arrays are the driver's, and so is what it allocates for a graph: neither is looked at.
+// If a call has exact addresses, exactly those are predicted. A destination counts by its address
+// alone, whatever type the call gives it: under unified addressing a host pointer can be device
+// memory. Arrays, and memory allocated by graphs, belong to the driver and are ignored.
 #pragma once
 
 #include <tuple>
@@ -15,7 +15,7 @@
 
 namespace phos::write_sets {
 
-// Collects what a submission may write and hands it to copy-on-write.
+// Collects what a submission may write, for copy-on-write.
 class Prediction {
   public:
     explicit Prediction(const cow::Where& where) : where_(where) {}
@@ -24,7 +24,7 @@ class Prediction {
         const uint64_t end = address + count;
         if (count) add({address, end > address ? end : ~0ull});
     }
-    // The work has this address and may write anywhere from there within what it belongs to.
+    // Predicts that the work may write anywhere in the memory that `address` can reach.
     void reach(uint64_t address) {
         for (size_t i = count_; i-- > 0 && i + kRecent >= count_;)
             if (address - ranges_[i].begin < ranges_[i].end - ranges_[i].begin) return;
@@ -67,16 +67,16 @@ struct Box {
     uint64_t layer = 1;
     uint64_t depth = 1;
 };
-// From the first byte to the last: what lies between the rows counts as written. Empty when the box
-// is; to the end of all addresses when the sizes make no sense.
+// Returns the range from the first byte to the last; bytes between rows count as written. Empty if
+// the box is; up to the end of all addresses if the sizes are invalid.
 cow::Range span_of(const Box& box);
 
-// The destination of a copy in two or three dimensions; empty for an array.
+// Returns the destination of a copy in two or three dimensions; empty for an array.
 cow::Range destination_of(const CUDA_MEMCPY2D_v2& copy);
 cow::Range destination_of(const CUDA_MEMCPY3D_v2& copy);
 cow::Range destination_of(const CUDA_MEMCPY3D_PEER& copy);
 cow::Range destination_of(const CUDA_MEMSET_NODE_PARAMS& fill);
-// What a stream memory operation writes, empty when that is nothing. False when it is unknown.
+// Sets the range that a stream memory operation writes; empty if none. False if it is unknown.
 bool destination_of(const CUstreamBatchMemOpParams& operation, cow::Range* written);
 
 template <class Pointer>
@@ -87,7 +87,7 @@ uint64_t address_of(Pointer pointer) {
         return pointer;
 }
 
-// A destination first, and the number of bytes as argument `Count`, counted from 0.
+// For functions with the destination first, and the number of bytes in argument `Count` (from 0).
 template <size_t Count>
 struct Copied {
     template <class Pointer, class... Rest>
@@ -146,7 +146,7 @@ struct CopyBatch {
     }
 };
 
-// What is thrown away may read as anything.
+// Discarded memory may read as anything, so discarding is a write.
 struct Discarded {
     template <class... Rest>
     static void predict(Prediction& prediction, const CUdeviceptr* addresses, const size_t* sizes,
@@ -160,7 +160,7 @@ struct BoxBatch {
     template <class... Rest>
     static void predict(Prediction& prediction, size_t count, const CUDA_MEMCPY3D_BATCH_OP* copies,
                         Rest...) {
-        // Lengths are in elements of a size that the call does not tell.
+        // Lengths are in elements of a size that is not among the arguments.
         for (size_t i = 0; copies && i < count; ++i)
             if (copies[i].dst.type == CU_MEMCPY_OPERAND_TYPE_POINTER)
                 prediction.reach(copies[i].dst.op.ptr.ptr);
@@ -185,7 +185,7 @@ struct Everything {
     }
 };
 
-// Whether the work goes into a capture, and so nowhere for now.
+// Returns whether the work is only captured, and does not run now.
 bool is_captured(const cow::Where& where);
 
 template <class Argument>
@@ -201,7 +201,7 @@ inline void take_stream(CUstream* stream, const CUlaunchConfig* config) {
 template <class Other>
 std::enable_if_t<!kTellsStream<Other>> take_stream(CUstream*, const Other&) {}
 
-// Called with the gate passed, before the driver gets the same arguments.
+// Called after passing the gate, before the driver gets the same arguments.
 template <class Rule, class... Arguments>
 __attribute__((noinline)) void before(bool per_thread, Arguments... arguments) {
     const KeepErrno keep;

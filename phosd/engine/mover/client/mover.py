@@ -68,10 +68,9 @@ class Mover:
     def start(
         cls, gpu: int, ring_bytes: int | None, key: DigestKey, runtime_dir: Path | None = None
     ) -> Self:
-        """Return the mover of GPU ``gpu`` (the node's ordinal) in ``runtime_dir``, ready for
-        requests.
+        """Return the mover of GPU ``gpu`` (the node's ordinal), ready for requests.
 
-        It is the one that runs there, or a new one; without ``runtime_dir``, one that no other
+        It is the one that runs in ``runtime_dir``, or a new one; without it, one that no other
         engine can find. ``ring_bytes`` is the size of its pinned host memory, and of its staging
         memory on the device; None for the default; a running mover keeps its own. ``key`` is the
         digest key of the store.
@@ -331,10 +330,9 @@ class Mover:
         return answer.free, answer.total
 
     def reserve(self, byte_count: int, processes: Iterable[ProcessId] = ()) -> None:
-        """Reserve device memory for ``processes`` until :meth:`unreserve`. Raises
-        :class:`OutOfMemory`.
+        """Reserve device memory until :meth:`unreserve`. Raises :class:`OutOfMemory`.
 
-        The reservation outlives this engine while one of the processes lives.
+        The reservation outlives this engine while one of ``processes`` lives.
         """
         self._aside.ask(wire.Reserve(byte_count, list(processes)), wire.Done)
 

@@ -32,8 +32,7 @@ class RescueClient:
         self._reply(0, wire.Done)
 
     def parked(self) -> dict[ProcessId, dict[int, int]]:
-        """Return the guarded blocks: by process and block id, a descriptor that the caller must
-        close.
+        """Return the guarded blocks: descriptors, for the caller to close, by process and id.
 
         Processes for which only device memory is reserved have no blocks.
         """

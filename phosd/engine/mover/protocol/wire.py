@@ -152,8 +152,7 @@ class Settled(Message, frozen=True):
 
 
 class Copy(Message, frozen=True):
-    """Copy chunks as they are now: (key, index, pack as a place in ``target``, offset of the
-    record).
+    """Copy chunks as they are now: (key, index, place of the pack, offset of the record).
 
     A negative pack asks for a new record, after the ``used`` bytes of some pack. ``proven``: the
     chunks' digests, 16 bytes each, if no other process can write the blocks; they are then not

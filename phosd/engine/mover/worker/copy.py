@@ -56,9 +56,7 @@ def copy(
 
 
 class _Going:
-    """Drops the blocks of a request once all their chunks have left the device, before writing
-    ends.
-    """
+    """Drops the blocks of a request once all their chunks have left the device."""
 
     def __init__(self, gpu: Gpu, request: Copy, let_go: Callable[[list[int]], None]) -> None:
         self._gpu = gpu
@@ -88,9 +86,7 @@ class _Going:
 
     @contextmanager
     def all_if_cancelled(self, out: CopyOut) -> Iterator[None]:
-        """Drop all blocks if the job is cancelled inside, since it wants the memory back at
-        once.
-        """
+        """Drop all blocks if the job is cancelled inside: it wants the memory back at once."""
         try:
             yield
         except Cancelled:
@@ -117,9 +113,7 @@ def _proven(request: Copy) -> dict[tuple[int, int], bytes] | None:
 
 
 def _batches(gpu: Gpu, request: Copy, records: int) -> Iterator[list[Item]]:
-    """Yield batches: first chunks that have records, ordered by pack; then those that get new
-    ones.
-    """
+    """Yield batches: first the chunks that have records, ordered by pack; then the others."""
     old: list[tuple[int, int, Chunk]] = []
     new: list[Chunk] = []
     for key, index, pack, offset in request.chunks:

@@ -227,9 +227,7 @@ class CopyOut:
     def put_proven(
         self, slot: Slot, items: Sequence[Item], digests: Sequence[bytes], left: OnLeft
     ) -> None:
-        """Start copying chunks with known digests that no other process can write; see
-        :meth:`put`.
-        """
+        """Start copying chunks with known digests that no other process can write."""
         bus = next(self._buses)
         with self._starting(slot, bus):
             moves = self._moves(slot, items)

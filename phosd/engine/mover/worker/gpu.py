@@ -199,9 +199,7 @@ class Gpu:
         return self.blocks[key]
 
     def digest(self, keys: Sequence[int]) -> list[bytes]:
-        """Return the digests of each block's chunks, 16 bytes each; one launch for all.
-        Thread-safe.
-        """
+        """Return the digests of each block's chunks, 16 bytes each, by one launch. Thread-safe."""
         tables = [self.block(key).table for key in keys]
         table = b"".join(tables)
         count = len(table) // SIZE
@@ -243,9 +241,7 @@ class Gpu:
             call("cuMemcpyPeerAsync", address, self.context, at, there, size, stream)
 
     def usable(self) -> bool:
-        """Return whether the context works: some errors, such as an illegal access, end it for
-        good.
-        """
+        """Return whether the context works: errors such as an illegal access end it for good."""
         try:
             call("cuCtxSynchronize")
         except PhosError:
@@ -264,8 +260,7 @@ class Gpu:
         return {process for processes in known for process in processes}
 
     def reserve(self, byte_count: int, processes: Iterable[ProcessId]) -> None:
-        """Reserve device memory for ``processes``; 0 releases what is reserved for no other
-        process.
+        """Reserve device memory for ``processes``; 0 releases what no other process needs.
 
         A new amount for the same processes replaces the old one.
         """
@@ -306,9 +301,7 @@ class Gpu:
         return ordinal == self._ordinal or bool(call("cuDeviceCanAccessPeer", self.device, other))
 
     def _neighbour(self, ordinal: int) -> Any:
-        """Return a context on a GPU that this one cannot access, retained while blocks on it are
-        mapped.
-        """
+        """Return a context on a GPU that this one cannot access; it is kept while needed."""
         if ordinal not in self._neighbours:
             device = call("cuDeviceGet", ordinal)
             self._neighbours[ordinal] = call("cuDevicePrimaryCtxRetain", device)
@@ -374,9 +367,7 @@ class Gpu:
         call("cuMemRelease", mapped.handle)
 
     def _reserve_table(self, count: int) -> None:
-        """Allocate device memory for ``count`` table entries and digests; it is kept for later
-        calls.
-        """
+        """Allocate device memory for ``count`` table entries and digests, and keep it."""
         if count > self._table_chunks:
             if self._table:
                 call("cuMemFree", self._table)

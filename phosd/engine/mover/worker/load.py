@@ -61,9 +61,7 @@ class _Source:
             done += count
 
     def _cached(self, view: memoryview, offset: int) -> bool:
-        """Return whether the first page is in the page cache; True if the file system cannot
-        tell.
-        """
+        """Return whether the first page is in the page cache, or the file system cannot tell."""
         try:
             return os.preadv(self._fd, [view[:PAGE]], offset, os.RWF_NOWAIT) > 0
         except OSError as error:

@@ -45,9 +45,7 @@ class PinnedPacks:
         self._numbers = itertools.count(1)
 
     def pin(self, descriptors: Sequence[int]) -> int:
-        """Pin the packs that are in memory, not those on a disk. Returns the number for
-        :meth:`unpin`.
-        """
+        """Pin those packs that are in memory. Returns the number for :meth:`unpin`."""
         number = next(self._numbers)
         pinned = self._pins[number] = []
         with ThreadPoolExecutor(_THREADS, initializer=self._gpu.attach) as pool:

@@ -36,9 +36,7 @@ class PlanStatus(NamedTuple):
 
 
 class Plan:
-    """Chooses and claims the chunks of a request, in batches that are numbered as the ring's
-    slots.
-    """
+    """Chooses and claims the chunks of a request in batches, numbered as the ring's slots."""
 
     def __init__(
         self,
@@ -97,9 +95,7 @@ class Plan:
         return PlanStatus(*found)
 
     def claim(self, batch: int, most: int) -> tuple[list[Chunk], list[Chunk]]:
-        """Claim chunks. Returns all of them, ordered by address, and those that are in shadow
-        slots.
-        """
+        """Claim chunks. Returns all of them, by address, and those that are in shadow slots."""
         count = _library().phos_plan_claim(self._order, batch, most, self._claims)
         claims = sorted(_CLAIM.iter_unpack(self._claims.raw[: _CLAIM.size * count]))
         chunks = [Chunk(self._keys[b], i, at, length) for at, b, i, length, _ in claims]
@@ -107,9 +103,7 @@ class Plan:
         return chunks, shadows
 
     def staged(self, batch: int) -> None:
-        """Mark the chunks of a batch saved, since their bytes are safe. May be called on any
-        thread.
-        """
+        """Mark the chunks of a batch saved: their bytes are safe. May be called on any thread."""
         _library().phos_plan_staged(self._order, batch)
 
     def wait(self, seconds: float) -> None:
@@ -145,9 +139,7 @@ class Plan:
         _library().phos_plan_answer(self._order)
 
     def saving(self) -> tuple[float, float]:
-        """Return the seconds from the claim of a batch until it is marked saved: median,
-        longest.
-        """
+        """Return the seconds from a batch's claim until it is marked saved: median, longest."""
         found = (ctypes.c_uint64 * 2)()
         _library().phos_plan_saving(self._order, found)
         return found[0] / 1e9, found[1] / 1e9

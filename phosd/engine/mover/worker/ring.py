@@ -71,9 +71,7 @@ class Ring:
 
     @property
     def free(self) -> int:
-        """The number of slots that :meth:`take` returns without waiting, if no other thread takes
-        them.
-        """
+        """The number of free slots, which :meth:`take` returns without waiting."""
         return self._free.qsize()
 
     def take(self) -> Slot:

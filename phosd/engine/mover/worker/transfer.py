@@ -134,9 +134,7 @@ def copy_rows(
     rows: int,
     stream: Any,
 ) -> None:
-    """Copy ``rows`` rows of ``row`` bytes; source and destination: (host or device, address,
-    pitch).
-    """
+    """Copy ``rows`` rows of ``row`` bytes; a side is (host or device, address, pitch)."""
     b = driver()
     copy = b.CUDA_MEMCPY2D()
     for side, (where, address, pitch) in (("dst", destination), ("src", source)):

@@ -66,9 +66,7 @@ class Attempt:
         return block_records(self.cpu.trees, blocks, chunks)
 
     def _require_no_newcomers(self) -> None:
-        """Raise :class:`Busy` if a process began to use a GPU after the stop: its GPU state is not
-        saved.
-        """
+        """Raise :class:`Busy` if a process began to use a GPU after the stop, and is not saved."""
         for found in (p for tree in self.cpu.trees for p in tree.living):
             if found.pid not in self.group.gpu_pids and is_gpu_process(found.pid):
                 raise Busy(

@@ -38,8 +38,7 @@ def choose(group: CheckpointGroup, wanted: str, past: Sequence[PastCheckpoint] =
 
 
 def _by_experience(past: Sequence[PastCheckpoint]) -> Choice:
-    """Return ``concurrent``, unless it failed repeatedly or cost the program more than another
-    mode.
+    """Return ``concurrent``, unless it failed repeatedly or cost more than another mode.
 
     Free device memory does not matter here: without it the program waits for its chunks, but no
     longer than another mode would stop it (docs/benchmarks.md).
