@@ -75,7 +75,13 @@ def stage(bus: str) -> Iterator[Stage]:
             # At this rate the drain of the next one lasts about as long as these tests: each
             # byte is copied twice.
             rate = max(1, int(str(found["device_bytes"])) // 10)
-            with phosd(bus, folder, PHOS_SOFTGPU_COPY_RATE=str(rate)):
+            brake = folder / "brake"
+            brake.touch()
+            slow = {
+                "PHOS_SOFTGPU_COPY_RATE": str(rate),
+                "PHOS_SOFTGPU_COPY_RATE_WHILE": str(brake),
+            }
+            with phosd(bus, folder, **slow):
                 phos(bus, folder, "ps")
                 command = ("call", NAME, ROOT, MANAGER, "Checkpoint", "ua{sv}", pid, "1")
                 job = busctl(bus, *command, "mode", "s", "concurrent").split('"')[1]
@@ -87,6 +93,7 @@ def stage(bus: str) -> Iterator[Stage]:
                     "the drain",
                 )
                 yield here
+                brake.unlink()
                 target.more_steps(2)
         finally:
             target.kill()
