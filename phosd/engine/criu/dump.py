@@ -62,10 +62,6 @@ class TreeDump:
         return Tree(self.tree.root.pid, name, digests(self.folder), self.details)
 
 
-TO_DUMP = (Capability.CHECKPOINT_RESTORE,)
-"""The capabilities that CRIU needs to dump a user's program."""
-TO_TRACE = (Capability.SYS_PTRACE,)
-"""A capability that it also needs if Yama allows users to trace only their own children."""
 _YAMA = procfs.PROC / "sys/kernel/yama/ptrace_scope"
 
 
@@ -166,7 +162,7 @@ class Dump:
                         work=work,
                         descriptors=self._pages.descriptors if self._pages else [],
                         environment=self._pages.environment if self._pages else None,
-                        capabilities=TO_DUMP if _may_trace_its_own() else (*TO_DUMP, *TO_TRACE),
+                        capabilities=_to_dump(),
                     )
                 )
             )
@@ -249,9 +245,11 @@ def _require_plain(tree: ProcessTree, rights: Rights) -> None:
         rights.require_plain(user)
 
 
-def _may_trace_its_own() -> bool:
-    """Return whether a user's processes may trace each other."""
-    return not _YAMA.exists() or int(_YAMA.read_text()) == 0
+def _to_dump() -> tuple[Capability, ...]:
+    """Return the capabilities that CRIU needs to dump a user's program."""
+    if _YAMA.exists() and int(_YAMA.read_text()) != 0:  # users may trace only their own children
+        return (Capability.CHECKPOINT_RESTORE, Capability.SYS_PTRACE)
+    return (Capability.CHECKPOINT_RESTORE,)
 
 
 def dumping_user(tree: ProcessTree) -> Owner:

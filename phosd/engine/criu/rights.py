@@ -7,7 +7,7 @@ credentials than the kernel's would give its owner more rights at a restore.
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from phosd.engine.criu import core_image
@@ -49,11 +49,10 @@ class Rights:
         if self.of.keys() != image.of.keys():
             raise _forged(f"has the threads {sorted(image.of)} instead of {sorted(self.of)}")
         for thread, right in self.of.items():
-            found = image.of[thread]
+            # Only the image has secure bits.
+            found = replace(image.of[thread], secure_bits=right.secure_bits)
             for field in fields(Credentials):
-                if field.name != "secure_bits" and getattr(found, field.name) != getattr(
-                    right, field.name
-                ):
+                if getattr(found, field.name) != getattr(right, field.name):
                     what = field.name.replace("_", " ")
                     raise _forged(f"has other {what} for thread {thread} than the kernel")
 

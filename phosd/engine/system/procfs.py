@@ -175,14 +175,11 @@ def status(pid: int) -> Status:
     """
     fields = _fields(PROC / str(pid) / "status")
 
-    def numbers(field: str) -> tuple[int, ...]:
-        return tuple(map(int, fields[field].split()))
-
     return Status(
         process=int(fields["Tgid"]),
-        uids=numbers("Uid"),
-        gids=numbers("Gid"),
-        groups=numbers("Groups"),
+        uids=_numbers(fields, "Uid"),
+        gids=_numbers(fields, "Gid"),
+        groups=_numbers(fields, "Groups"),
         capabilities=int(fields["CapPrm"], 16) if "CapPrm" in fields else 0,
         seccomp=int(fields.get("Seccomp", "0")),
         tracer=int(fields["TracerPid"]),
@@ -196,13 +193,10 @@ def credentials(thread: int) -> Credentials:
     """
     fields = _fields(PROC / str(thread) / "status")
 
-    def numbers(field: str) -> tuple[int, ...]:
-        return tuple(map(int, fields[field].split()))
-
     return Credentials(
-        uids=numbers("Uid"),
-        gids=numbers("Gid"),
-        groups=tuple(sorted(numbers("Groups"))),
+        uids=_numbers(fields, "Uid"),
+        gids=_numbers(fields, "Gid"),
+        groups=tuple(sorted(_numbers(fields, "Groups"))),
         inheritable=int(fields["CapInh"], 16),
         permitted=int(fields["CapPrm"], 16),
         effective=int(fields["CapEff"], 16),
@@ -332,6 +326,11 @@ def memory_devices() -> frozenset[int]:
 
 def _fields(path: Path) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines(path) if ":" in line)
+
+
+def _numbers(fields: dict[str, str], name: str) -> tuple[int, ...]:
+    """Return the numbers of a field, which are separated by blanks."""
+    return tuple(map(int, fields[name].split()))
 
 
 def boot_id() -> str:
