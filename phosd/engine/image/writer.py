@@ -181,12 +181,15 @@ class ImageWriter:
             private_files.write_durably(partial, text)
             private_files.sync_folder(self.folder)
             private_files.sync_folder(self._store.images)
-            point(Point.MANIFEST_RENAME)
-            partial.rename(self.folder / "manifest.json")
-            point(Point.MANIFEST_SYNC)
-            private_files.sync_folder(self.folder)
-        self._finished = True
-        self._close()
+            # Nobody looks for leftovers between the moment at which the image names its packs and
+            # that at which they are no longer locked.
+            with self._store.locked():
+                point(Point.MANIFEST_RENAME)
+                partial.rename(self.folder / "manifest.json")
+                point(Point.MANIFEST_SYNC)
+                private_files.sync_folder(self.folder)
+                self._finished = True
+                self._close()
 
     def _sync_packs(self, manifest: Manifest) -> None:
         """Truncate each pack after the last record that the image needs, and fsync it."""

@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from phosd.engine.image import private_files
 from phosd.engine.image import reader as reader_module
 from phosd.engine.image.manifest import CHUNK, Block
 from phosd.engine.image.packs import RECORD
@@ -80,13 +83,43 @@ def test_sweep_leaves_the_living_and_removes_the_dead(store: Store) -> None:
         assert store.sweep() == []
         assert everything(store.state) == before
     dead = crash(store, "manifest-rename")
-    assert dead.returncode == -9
+    assert dead.returncode == -9, dead.stderr
     assert everything(store.state) > set()
     removed = store.sweep()
     assert len([name for name in removed if name.endswith(".pack")]) == 1
     assert len([name for name in removed if valid_id(name)]) == 1
     assert store.list() == [kept]
     verify(store, kept.id, Progress())
+
+
+@pytest.mark.parametrize("name", ["sweep", "delete"])
+def test_an_image_is_published_while_leftovers_are_looked_for(
+    store: Store, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was no image when the manifests were read, and is no longer locked when its files are."""
+    other = publish(store, CONTENT)
+    look_for_leftovers: Callable[[], object] = {
+        "sweep": store.sweep,
+        "delete": lambda: store.delete(other.id),
+    }[name]
+    unused = private_files.unused
+    began = threading.Event()
+
+    def slowly(path: Path) -> bool:
+        began.set()
+        published.wait(0.5)
+        return unused(path)
+
+    monkeypatch.setattr(private_files, "unused", slowly)
+    published = threading.Event()
+    with ThreadPoolExecutor(1) as beside, store.begin(0) as writer:
+        manifest = fill(store, writer, CONTENT)
+        looking = beside.submit(look_for_leftovers)
+        assert began.wait(10)
+        writer.publish(manifest)
+        published.set()
+        looking.result()
+    verify(store, manifest.id, Progress())
 
 
 PUBLISH = """
