@@ -119,13 +119,28 @@ void streams_that_wait_for_values(Client& client) {
     OK(cuMemFree_v2(flag));
 }
 
+// Serves threads in the order in which they came. With an unfair lock, a thread that takes it again
+// at once would keep it from the callback below for as long as the machine is busy.
+class FairLock {
+  public:
+    void lock() {
+        const unsigned mine = next_++;
+        while (served_ != mine) usleep(50);
+    }
+    void unlock() { ++served_; }
+
+  private:
+    std::atomic<unsigned> next_{0};
+    std::atomic<unsigned> served_{0};
+};
+
 // A host callback needs a lock that a thread holds while it is held at the gate.
 void callbacks_that_need_a_lock(Client& client) {
     CUstream stream = nullptr;
     OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
     CUdeviceptr memory = 0;
     OK(cuMemAlloc_v2(&memory, 4096));
-    static std::mutex lock;
+    static FairLock lock;
     Worker caller([stream](unsigned) {
         OK(cuLaunchHostFunc(stream, [](void*) { const std::lock_guard held(lock); }, nullptr));
         OK(cuStreamSynchronize(stream));
