@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from phosd.engine.system import procfs
+from phosd.engine.system.cuda import is_software
 from phosd.engine.system.native import hook_library, softgpu_folder
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
@@ -29,6 +30,7 @@ SLOWEST_STEP = 0.05
 
 UNDISTURBED = Path(__file__).parents[2] / "build" / "undisturbed"
 """Folder in which values of undisturbed programs are kept between test runs."""
+_NVIDIA = "/proc/driver/nvidia/version"
 _OF_NO_MATTER = ("PYTHONPATH", "PHOS_TEST_CACHE", "PHOS_TEST_PACE", "PHOS_SOFTGPU_DIR")
 """Variables that do not affect values."""
 
@@ -53,9 +55,10 @@ def wait_until(
 def environment(
     *, hooked: bool, runtime: Path | None = None, extra: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the environment of a program on the software GPU, with or without the hook."""
+    """Return the environment of a program on this node's GPU, with or without the hook."""
     env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "PHOS_RUNTIME_DIR")}
-    env["LD_LIBRARY_PATH"] = str(softgpu_folder())
+    if is_software():
+        env["LD_LIBRARY_PATH"] = str(softgpu_folder())
     if hooked:
         env["LD_PRELOAD"] = str(hook_library())
     if runtime is not None:
@@ -148,7 +151,7 @@ class Target:
         if alive(self.pid):
             self.pids = [self.pid, *children(self.pid)]
         for pid in self.pids:
-            if Path(f"/proc/{pid}").exists():
+            with suppress(ProcessLookupError):  # it has ended meanwhile
                 os.kill(pid, signal.SIGKILL)
         if self.process.returncode is None:
             self.process.wait()
@@ -239,8 +242,9 @@ def _read_values(path: Path) -> dict[int, str]:
 def _programs() -> str:
     """Return a digest of all test programs and of the libraries that they compute with."""
     files = [path for path in sorted(PROGRAMS.iterdir()) if path.is_file()]
+    driver = softgpu_folder() / "libcuda.so.1" if is_software() else Path(_NVIDIA)
     digest = hashlib.sha256(sys.version.encode())
-    for path in (*files, softgpu_folder() / "libcuda.so.1"):
+    for path in (*files, driver):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     for package in ("cuda-bindings", "nvidia-cuda-nvrtc"):
         digest.update(version(package).encode())

@@ -1,7 +1,8 @@
 """Play long plans of test runs round by round, continuing where an earlier call ended.
 
 ``python -m tests.support.rounds flake-hunt`` runs the native tests and the modules most sensitive
-to timing (``tests/timing-modules.txt``) 30 times beside two busy loops, and everything else twice.
+to timing (``tests/timing-modules.txt``) 30 times, together and beside two busy loops, and
+everything else twice.
 ``... soak`` plays tests that take hours. Each round adds a line of JSON to ``build/PLAN.jsonl``:
 the commit, the round, its result, its seconds, and the failures. Rounds of this commit in that file
 are not repeated. Exits with 1 when any of them has failed.
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +24,7 @@ from tests.support.rotation import TESTS
 
 ROOT = TESTS.parent
 TIMING_MODULES = TESTS / "timing-modules.txt"
-SHARDS = os.cpu_count() or 1
+CORES = os.cpu_count() or 1
 _PYTEST = (
     sys.executable,
     "tests/support/reaper.py",
@@ -36,29 +38,47 @@ _PYTEST = (
 
 @dataclass(frozen=True)
 class Round:
-    """One command of a plan, with its name in the record."""
+    """Commands of a plan that run at the same time, with their name in the record."""
 
     name: str
-    command: Sequence[str]
+    commands: Sequence[Sequence[str]]
     environment: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> tuple[bool, str]:
+        """Run the commands until all have ended. Returns whether all passed, and what they said."""
+        with ThreadPoolExecutor(len(self.commands)) as pool:
+            done = list(pool.map(self._run, self.commands))
+        return all(each.returncode == 0 for each in done), "".join(each.stdout for each in done)
+
+    def _run(self, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
 
 
 def _tests(*arguments: str) -> tuple[str, ...]:
-    return (*_PYTEST, f"--isolated={SHARDS}", *arguments)
+    return (*_PYTEST, f"--isolated={CORES + 1}", *arguments)
 
 
 def flake_hunt() -> Iterator[Round]:
     """Yield all tests that may fail on a busy machine, repeatedly."""
     timing = TIMING_MODULES.read_text().split()
-    native = (".venv/bin/ctest", "--test-dir", "build/native", f"--parallel={SHARDS}")
+    native = (".venv/bin/ctest", "--test-dir", "build/native", f"--parallel={CORES}")
+    native += ("--output-on-failure", "--no-tests=error")
     for number in range(1, 31):
         seed = {"PHOS_TEST_SEED": str(number)}
-        yield Round(f"native {number}", (*native, "--output-on-failure", "--no-tests=error"))
-        yield Round(f"timing {number}", _tests(*timing), seed)
+        yield Round(f"native and timing {number}", [native, _tests(*timing)], seed)
         if number in (10, 20):
             ignored = [f"--ignore={module}" for module in timing]
-            yield Round(f"others {number // 10}", _tests("-m", "not timing", *ignored), seed)
-            yield Round(f"alone {number // 10}", (*_PYTEST, "-m", "timing"), seed)
+            yield Round(f"others {number // 10}", [_tests("-m", "not timing", *ignored)], seed)
+            yield Round(f"alone {number // 10}", [(*_PYTEST, "-m", "timing")], seed)
 
 
 def soak() -> Iterator[Round]:
@@ -66,11 +86,11 @@ def soak() -> Iterator[Round]:
     for number in range(1, 101):
         yield Round(
             f"random {number}",
-            _tests("-k", "test_random_programs or test_walk"),
+            [_tests("-k", "test_random_programs or test_walk")],
             {"PHOS_TEST_ALL": "1", "PHOS_TEST_SEED": str(1000 + number)},
         )
         if number % 10 == 1:
-            yield Round(f"jobs {number // 10}", (sys.executable, "-m", "bench.soak"))
+            yield Round(f"jobs {number // 10}", [(sys.executable, "-m", "bench.soak")])
 
 
 PLANS = {"flake-hunt": flake_hunt, "soak": soak}
@@ -111,18 +131,8 @@ def play(rounds: Iterator[Round], record: Path, end: float) -> bool:
             print(f"the time is over before round {number} ({each.name}); call again to go on")
             break
         began = time.monotonic()
-        done = subprocess.run(
-            each.command,
-            cwd=ROOT,
-            env=os.environ | each.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        passed = done.returncode == 0
-        said = done.stdout.splitlines()
+        passed, output = each.run()
+        said = output.splitlines()
         row = {
             "commit": head,
             "round": each.name,
@@ -137,7 +147,7 @@ def play(rounds: Iterator[Round], record: Path, end: float) -> bool:
         if not passed:
             failed.append(each.name)
             log = record.with_name(f"{record.stem}-{each.name.replace(' ', '-')}.log")
-            log.write_text(done.stdout)
+            log.write_text(output)
             print(f"  what it said: {log}")
     print(f"failed: {', '.join(failed)}" if failed else "nothing has failed")
     return not failed
