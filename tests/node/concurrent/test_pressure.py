@@ -22,6 +22,8 @@ from tests.support.harness import Target, halt, wait_until
 SECONDS = 0.5
 STEPS = 3
 """Steps that a program makes while it is copied, which write to more than what has been copied."""
+TRIES = 5
+"""Checkpoints in which a writer with few slots must have waited: the mover may free them in time."""
 CHUNK = 2 << 20
 
 T = TypeVar("T")
@@ -52,7 +54,10 @@ def test_few_shadow_slots_or_none(
     node.config = replace(node.config, shadow_limit=slots * CHUNK)
     with braked_movers(node, target, STEPS, gpus=2) as brake:
         options = CheckpointOptions(mode="concurrent", fallback="none")
-        manifest, watch = watched(node, target, options, brake)
+        for _ in range(TRIES):
+            manifest, watch = watched(node, target, options, brake)
+            if watch.progress.figures.waits:
+                break
     assert watch.progress.figures.waits, "it never waited"
     assert (manifest.mode, manifest.wrong_guesses) == ("concurrent", 0)
     continues(node, target, manifest.id, undisturbed(program, way))
