@@ -70,8 +70,8 @@ def _tests(*arguments: str) -> tuple[str, ...]:
 def flake_hunt() -> Iterator[Round]:
     """Yield all tests that may fail on a busy machine, repeatedly."""
     timing = TIMING_MODULES.read_text().split()
-    native = (".venv/bin/ctest", "--test-dir", "build/native", f"--parallel={CORES}")
-    native += ("--output-on-failure", "--no-tests=error")
+    native = [".venv/bin/ctest", "--test-dir", "build/native", f"--parallel={CORES}"]
+    native += ["--output-on-failure", "--no-tests=error"]
     for number in range(1, 31):
         seed = {"PHOS_TEST_SEED": str(number)}
         yield Round(f"native and timing {number}", [native, _tests(*timing)], seed)

@@ -23,7 +23,7 @@ SECONDS = 0.5
 STEPS = 3
 """Steps that a program makes while it is copied, which write to more than what has been copied."""
 TRIES = 5
-"""Checkpoints in which a writer with few slots must have waited: the mover may free them in time."""
+"""Checkpoints until a writer has waited for one of few slots: the mover may free them in time."""
 CHUNK = 2 << 20
 
 T = TypeVar("T")
