@@ -18,7 +18,7 @@ def test_the_modules_that_depend_on_timing_are_there() -> None:
 @pytest.mark.parametrize("plan", rounds.PLANS)
 def test_no_two_rounds_of_a_plan_have_one_name(plan: str) -> None:
     names = [each.name for each in rounds.PLANS[plan]()]
-    assert len(names) == len({*names}) > 60
+    assert len(names) == len({*names}) > 30
 
 
 def test_what_was_played_is_not_played_again(
@@ -27,7 +27,7 @@ def test_what_was_played_is_not_played_again(
     monkeypatch.setattr(rounds, "commit", lambda: "this")
     record = tmp_path / "plan.jsonl"
     count = ["sh", "-c", f"echo >>{tmp_path}/played; exit 1"]
-    plan = [Round("good", ["true"]), Round("bad", count)]
+    plan = [Round("good", [["true"]]), Round("bad", [count])]
     assert not play(iter(plan), record, end=float("inf"))
     assert not play(iter(plan), record, end=float("inf")), "what failed stays failed"
     assert (tmp_path / "played").read_text() == "\n"
@@ -41,5 +41,5 @@ def test_nothing_begins_when_the_time_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "commit", lambda: "this")
-    assert play(iter([Round("late", ["false"])]), tmp_path / "plan.jsonl", end=0.0)
+    assert play(iter([Round("late", [["false"]])]), tmp_path / "plan.jsonl", end=0.0)
     assert not (tmp_path / "plan.jsonl").exists()
