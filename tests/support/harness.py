@@ -27,6 +27,8 @@ PATIENCE = 60.0
 """Seconds to wait for anything on a busy machine before a test fails."""
 SLOWEST_STEP = 0.05
 """Most seconds for a step of a program on such a machine, without its pause."""
+SELDOM = {"PHOS_TEST_PACE": "0.1"}
+"""For a program that is computed again, undisturbed, up to where it is after minutes."""
 
 UNDISTURBED = Path(__file__).parents[2] / "build" / "undisturbed"
 """Folder in which values of undisturbed programs are kept between test runs."""

@@ -30,8 +30,8 @@ from phosd.engine.system.instance_lock import alone, in_use
 from phosd.engine.system.procfs import process_id
 from phosd.errors import Busy, Internal
 from tests.node.checkpoint_restore.conftest import Starter
-from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right, save
-from tests.support.harness import Target, alive, children, wait_until
+from tests.node.checkpoint_restore.cycle import Undisturbed, computed_right, computes_right, save
+from tests.support.harness import SELDOM, Target, alive, children, wait_until
 from tests.support.pids import occupy, release
 from tests.system.cli.test_recover import leave_parked
 
@@ -273,7 +273,7 @@ def test_criu_is_waited_for(
     node: Node, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """phosd is killed at several instants of a dump: CRIU lets go of the tree before we begin."""
-    target = start("workers")
+    target = start("workers", extra=SELDOM)
     target.wait_for_steps(3)
     known = process_id(target.pid)
     assert known is not None
@@ -309,7 +309,8 @@ checkpoint(node, {target.pid}, CheckpointOptions(mode="stop"), Progress(observer
         touched = AffectedProcess(*known, gpu=True, hooked=True)
         (text,) = settle(node, [InterruptedJob(1, AffectedSet((touched,), (0,)))]).values()
         assert "could not be brought back" not in text, text
-        computes_right(target, undisturbed)
+        target.more_steps(2)
+    computed_right(target, undisturbed)
     save(node, target, "stop")
 
 

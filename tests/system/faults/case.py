@@ -24,9 +24,6 @@ CHECKPOINT = tuple(p for p in Point if p not in OTHERS)
 FAILING = (Kind.RAISE, Kind.ENOSPC, Kind.SHORT)
 ENDING = (Kind.KILL, Kind.HANG)
 
-SELDOM = {"PHOS_TEST_PACE": "0.1"}
-"""For a program that is computed again, undisturbed, up to where it is after minutes."""
-
 
 def played(points: Sequence[Point], kind: Kind, of: int) -> list[Point]:
     """The points at which this run plays faults of a kind: one in ``of``."""

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,18 @@ def bus() -> Iterator[str]:
         private_bus(Path(folder)) as address,
     ):
         yield address
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the daemons of a failed test have said: their log goes with their folder."""
+    report = yield
+    made = getattr(item, "funcargs", {}).get("plant")
+    if report.failed and isinstance(made, Plant):
+        report.sections.append(("phosd's log", made.said().decode(errors="replace")))
+    return report
 
 
 @pytest.fixture

@@ -195,4 +195,10 @@ def eventually_alone(plant: Plant, patience: float = 40.0) -> None:
     end = time.monotonic() + patience
     while plant.movers() and time.monotonic() < end:
         time.sleep(0.1)
-    assert not [pid for pid in plant.movers() if alive(pid)]
+    stay = {pid: _waits(pid) for pid in plant.movers() if alive(pid)}
+    assert not stay, f"{stay} stay:\n{plant.said().decode(errors='replace')}"
+
+
+def _waits(pid: int) -> str:
+    """In what a process waits in the kernel."""
+    return Path(f"/proc/{pid}/wchan").read_text()

@@ -16,8 +16,8 @@ from phosd.engine.faults import Kind, Point
 from phosd.engine.hook_client.link import HookLink
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed
-from tests.support.harness import Target, alive, wait_until
-from tests.system.faults.case import ENDING, FAILING, HOOK, SELDOM, Case, played
+from tests.support.harness import SELDOM, Target, alive, wait_until
+from tests.system.faults.case import ENDING, FAILING, HOOK, Case, played
 from tests.system.faults.daemon_under_fault import Plant, eventually_alone
 
 PART = 4

@@ -7,7 +7,7 @@ import pytest
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, check, computes_right
 from tests.support.bus import private_bus
-from tests.support.harness import alive, wait_until
+from tests.support.harness import SELDOM, alive, wait_until
 from tests.system.faults.daemon_under_fault import DIED, Plant, eventually_alone, leftovers, partial
 
 PARKED = ("parking-park", "parking-detach", "checkpoint-control", "driver-checkpoint")
@@ -37,7 +37,7 @@ def test_the_program_lives_on(
     undisturbed: Undisturbed,
 ) -> None:
     """The next phosd brings it back, tells the job's end, and saves it."""
-    target = start(program)
+    target = start(program, extra=SELDOM)
     target.wait_for_steps(3)
     for point in points:
         plant.start(f"{point}{'' if ':' in point else ':1'}:kill")

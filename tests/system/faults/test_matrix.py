@@ -17,7 +17,7 @@ import pytest
 from phosd.engine.faults import Kind, Point
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed
-from tests.support.harness import alive
+from tests.support.harness import SELDOM, alive
 from tests.system.faults.case import (
     CHECKPOINT,
     DELETE,
@@ -26,7 +26,6 @@ from tests.system.faults.case import (
     MIGRATE,
     RESTORE,
     RESUME,
-    SELDOM,
     SUSPEND,
     Case,
     played,
