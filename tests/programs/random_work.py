@@ -22,6 +22,7 @@ from mapping import map_memory, properties
 SIZES = (4096, 65536, 300_000, 1 << 20, CHUNK, CHUNK + 16, 3 << 20, 5 << 20)
 MOST = 14 << 20
 """Bytes that a program has at most, when it begins."""
+NON_BLOCKING = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
 HIDING = 8
 """One program in so many has a kernel that hides what it writes."""
 
@@ -52,10 +53,9 @@ class Program:
         self._kernels = kernels
         self._other = other
         self._chance = random.Random(number)
-        flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         count = self._chance.randrange(1, 4)
         self._streams: list[Any] = [driver.CUstream(0)]
-        self._streams += [ok(driver.cuStreamCreate(flag)) for _ in range(count)]
+        self._streams += [ok(driver.cuStreamCreate(NON_BLOCKING)) for _ in range(count)]
         self._buffers: list[Buffer] = []
         while sum(buffer.size for buffer in self._buffers) < MOST - SIZES[-1]:
             self._buffers.append(self._allocate())
@@ -76,6 +76,10 @@ class Program:
                 self._replace(chance.choice(self._buffers))
             elif chance.random() < 0.2:
                 self._two_threads(number)
+            elif chance.random() < 0.1:
+                self._leave(chance.randrange(1, len(self._streams)))
+            elif chance.random() < 0.1:
+                self._remap()
             else:
                 self._work(chance.choice(self._works), number, chance.choice(self._streams))()
         ok(driver.cuCtxSynchronize())
@@ -121,6 +125,11 @@ class Program:
         self._taken.append(self._chance.choice(free))
         return self._taken[-1]
 
+    def _leave(self, which: int) -> None:
+        """Destroy a stream, whatever it is at, and use another."""
+        ok(driver.cuStreamDestroy(self._streams[which]))
+        self._streams[which] = ok(driver.cuStreamCreate(NON_BLOCKING))
+
     # --- memory
 
     def _allocate(self, kind: str = "") -> Buffer:
@@ -157,6 +166,19 @@ class Program:
         self._free(old, self._chance.choice(self._streams))
         new = self._allocate()
         self._buffers = [new if buffer is old else buffer for buffer in self._buffers]
+
+    def _remap(self) -> None:
+        """Give the addresses of a mapped buffer other memory."""
+        mapped = [buffer for buffer in self._buffers if buffer.kind == "mapped"]
+        if not mapped:
+            return
+        buffer = self._chance.choice(mapped)
+        ok(driver.cuEventSynchronize(buffer.done))
+        ok(driver.cuMemUnmap(buffer.address, buffer.size))
+        handle = ok(driver.cuMemCreate(buffer.size, properties(), 0))
+        map_memory(handle, buffer.address)
+        ok(driver.cuMemRelease(handle))
+        write(buffer.address, self._chance.randbytes(buffer.size))
 
     def _part(self, buffer: Buffer) -> bytes:
         return read(buffer.address + self._chance.randrange(buffer.size - 64), 64)

@@ -51,6 +51,10 @@ StreamPtr Context::recorder() {
 
 void Context::remove_stream(const StreamPtr& stream) {
     std::lock_guard lock(mutex_);
+    leaving_.erase(std::remove_if(leaving_.begin(), leaving_.end(),
+                                  [](const Mark& mark) { return mark.reached(); }),
+                   leaving_.end());
+    if (!stream->idle()) leaving_.push_back(stream->tail());
     // Legacy work that comes later still follows what is in it.
     if (stream->blocking() && !stream->idle())
         legacy_->push(std::make_shared<Nothing>(), {stream->tail()});
@@ -101,6 +105,7 @@ void Context::synchronize(Stream& stream) {
 std::vector<Mark> Context::tails() const {
     std::lock_guard lock(mutex_);
     std::vector<Mark> marks = barriers_;
+    marks.insert(marks.end(), leaving_.begin(), leaving_.end());
     marks.push_back(legacy_->tail());
     for (const StreamPtr& stream : streams_) marks.push_back(stream->tail());
     return marks;

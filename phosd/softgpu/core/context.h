@@ -62,6 +62,7 @@ class Context : public std::enable_shared_from_this<Context> {
     std::set<StreamPtr> streams_;  // all but the legacy one
     StreamPtr legacy_;
     std::vector<Mark> barriers_;  // what all work to come waits for
+    std::vector<Mark> leaving_;   // the last work of streams that were destroyed before it was done
     StreamPtr recorder_;          // one of streams_, made when it is needed
     std::atomic<CUresult> broken_{CUDA_SUCCESS};
 };

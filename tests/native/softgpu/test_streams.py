@@ -41,6 +41,30 @@ assert fetch(int(flag) + 4, 1)[0] == 1
     )
 
 
+def test_work_of_a_destroyed_stream_is_the_context_s(tmp_path: Path) -> None:
+    """As on an H200 (driver 580.159): all that waits for the context waits for it."""
+    program.run(
+        """
+context = use()
+host = ck(d.cuCtxGetCurrent())
+flag = ck(d.cuMemAlloc(8)); ck(d.cuMemsetD32(flag, 0, 2)); ck(d.cuCtxSynchronize())
+other, event = ck(d.cuStreamCreate(1)), ck(d.cuEventCreate(2))
+for number, kind in enumerate((1, 0), 1):
+    stream = ck(d.cuStreamCreate(kind))
+    ck(d.cuStreamWaitValue32(stream, flag, number, 0))
+    ck(d.cuMemsetD32Async(int(flag) + 4, number, 1, stream))
+    ck(d.cuStreamDestroy(stream))
+    ck(d.cuCtxRecordEvent(host, event))
+    assert code(d.cuEventQuery(event)) == "ERROR_NOT_READY"
+    assert code(d.cuStreamQuery(0)) == ("SUCCESS" if kind == 1 else "ERROR_NOT_READY")
+    ck(d.cuStreamWriteValue32(other, flag, number, 0)); ck(d.cuCtxSynchronize())
+    assert code(d.cuEventQuery(event)) == "SUCCESS"
+    assert fetch(int(flag) + 4, 1)[0] == number
+""",
+        tmp_path,
+    )
+
+
 def test_events_mark_order_and_time(tmp_path: Path) -> None:
     program.run(
         """
