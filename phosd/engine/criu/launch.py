@@ -23,8 +23,12 @@ _BOOTED = Path("/run/systemd/system")
 
 
 class Started(Protocol):
-    """A running command. ``said`` is its standard error, once it has ended."""
+    """A running command: process ``pid``, or a child of it.
 
+    ``said`` is its standard error, once it has ended.
+    """
+
+    pid: int
     returncode: int | None
     said: str
 
@@ -58,7 +62,8 @@ class Child:
             start_new_session=True,
             env=_ENVIRONMENT,
         )
-        self._ended = os.pidfd_open(self._process.pid)
+        self.pid = self._process.pid
+        self._ended = os.pidfd_open(self.pid)
 
     def fileno(self) -> int:
         return self._ended

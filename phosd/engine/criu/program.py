@@ -14,6 +14,7 @@ from typing import Self
 
 from phosd.engine.criu import launch
 from phosd.engine.criu.action_script import FROZEN, STARTED, ActionScript
+from phosd.engine.criu.hindrance import IDLE_SECONDS, Hindrance
 from phosd.engine.criu.launch import Started
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import privileges
@@ -185,6 +186,7 @@ class Running:
         self._process = process
         self._action = action
         self._log = log
+        self._hindrance = Hindrance(process.pid)
 
     def wait(self, deadline: float, cancellation: Cancellation | None = None) -> None:
         """Wait until CRIU has ended, for at most ``deadline`` seconds.
@@ -197,6 +199,8 @@ class Running:
             self._require_in_time(began, deadline)
             if cancellation is not None:
                 cancellation.check()
+            self._hindrance.look()
+            self._require_unhindered()
         self._require_success()
 
     def wait_until_started(self, deadline: float, script: ActionScript) -> None:
@@ -205,6 +209,8 @@ class Running:
         while STARTED not in script.reached and self._look([script]):
             self._require_in_time(began, deadline)
             script.attend()
+            self._hindrance.look()
+            self._require_unhindered()
         if STARTED not in script.reached:
             self._require_success()
 
@@ -219,21 +225,27 @@ class Running:
 
         After a release CRIU only cleans up; :meth:`wait` then tells whether it succeeded. If the
         job is cancelled or the ``deadline`` has passed, CRIU is not killed but told to give up:
-        nothing is raised while it holds the tree.
+        nothing is raised while it holds the tree. Only if its user does not let it do that, CRIU is
+        killed after a while, and perhaps their program with it.
         """
         began = time.monotonic()  # CRIU may have waited long before it was allowed to continue
-        given_up: Cancelled | Timeout | None = None
+        given_up: Cancelled | Timeout | Internal | None = None
         while self._look([script], soon=FROZEN in script.reached):
             script.attend()
+            self._hindrance.look(helpers=True)
             if given_up is not None:
+                if self._hindrance.persists or self._hindrance.idle > IDLE_SECONDS:
+                    self._process.kill()
                 continue
             try:
                 self._require_in_time(began, deadline)
                 if cancellation is not None:
                     cancellation.check()
-            except (Cancelled, Timeout) as error:
+                self._require_unhindered()
+            except (Cancelled, Timeout, Internal) as error:
                 given_up = error
                 script.refuse()
+                self._hindrance.forget()
                 continue
             if FROZEN in script.reached and released():
                 return
@@ -257,6 +269,13 @@ class Running:
             raise Timeout(
                 f"criu {self._action} did not finish within {deadline:g} s",
                 hint="the program goes on; try again when the machine is less busy",
+            )
+
+    def _require_unhindered(self) -> None:
+        if self._hindrance.persists:
+            raise Internal(
+                f"criu {self._action} was stopped again and again",
+                hint="it runs with the id of the program's user, who must not send it signals",
             )
 
     def _require_success(self) -> None:

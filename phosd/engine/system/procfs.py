@@ -25,7 +25,8 @@ class ProcessId(NamedTuple):
 
 @dataclass(frozen=True)
 class Stat:
-    """The content of ``/proc/pid/stat``. ``start_time`` is field 22, in clock ticks since boot.
+    """The content of ``/proc/pid/stat``. ``start_time`` is field 22, in clock ticks since boot;
+    ``cpu_ticks`` is the time that it has run, of which a child's is none.
 
     ``of_kernel`` marks a kernel thread. An empty command line does not: a program has none for a
     moment in each ``execve``, and may clear it.
@@ -41,6 +42,7 @@ class Stat:
     exiting: bool
     of_kernel: bool
     start_time: int
+    cpu_ticks: int
 
     @property
     def dead(self) -> bool:
@@ -150,6 +152,7 @@ def stat(pid: int) -> Stat | None:
         exiting=bool(flags & _PF_EXITING),
         of_kernel=bool(flags & _PF_KTHREAD),
         start_time=int(rest[19]),
+        cpu_ticks=int(rest[11]) + int(rest[12]),
     )
 
 

@@ -7,8 +7,8 @@ The service is this file, run as a script: it runs the command and reports how i
 end with phosd. It imports nothing of phosd, so that it starts in milliseconds and can be reviewed
 alone.
 
-The service sends its namespaces, phosd the command, the service the result. Before the result phosd
-may send :data:`KILL`.
+The service sends its pid and namespaces, phosd the command, the service the result. Before the
+result phosd may send :data:`KILL`.
 """
 
 import contextlib
@@ -44,8 +44,9 @@ class OutsideError(Exception):
 
 def namespaces(address: Path) -> dict[str, str]:
     """Return the namespaces of the service, by kind. Raises :class:`OutsideError`."""
-    service, found = _connect(address)
+    service, greeting = _connect(address)
     service.close()
+    found: dict[str, str] = greeting["namespaces"]
     return found
 
 
@@ -76,7 +77,9 @@ class Command:
             raise OutsideError("the command is too long")
         self.returncode: int | None = None
         self.said = ""
-        self._service, _ = _connect(address)
+        self._service, greeting = _connect(address)
+        self.pid: int = greeting["pid"]
+        """The service's process, whose child the command is."""
         try:
             socket.send_fds(self._service, [packet], list(descriptors))
             self._service.setblocking(False)
@@ -119,7 +122,7 @@ class Command:
         self._service.close()
 
 
-def _connect(address: Path) -> tuple[socket.socket, dict[str, str]]:
+def _connect(address: Path) -> tuple[socket.socket, dict[str, Any]]:
     service = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         service.settimeout(_PATIENCE)
@@ -139,7 +142,7 @@ def main() -> None:
     service = socket.socket(fileno=_LISTENING)
     _require_same_user(service)
     here = {link.name: str(link.readlink()) for link in Path("/proc/self/ns").iterdir()}
-    service.send(json.dumps(here).encode())
+    service.send(json.dumps({"pid": os.getpid(), "namespaces": here}).encode())
     order, received = _receive(service)
     if not order:
         return  # phosd only asked for the namespaces
