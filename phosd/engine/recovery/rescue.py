@@ -6,11 +6,13 @@ parked ones. Every step checks the state first, so it may be repeated.
 """
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self, TypeVar
 
 from phosd.engine.criu.owned_processes import is_criu
 from phosd.engine.hook_client.link import WAKE_SECONDS, HookLink, HookState, reach
@@ -31,6 +33,7 @@ Claim = Callable[[set[int]], contextlib.AbstractContextManager[None]]
 _CRIU_SECONDS = 180.0
 """CRIU's action script gives up within seconds of phosd's end, but CRIU may call it only later."""
 _LOOK_SECONDS = 0.05
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -51,25 +54,68 @@ class Account:
         return "; ".join(said)
 
 
+_Answer = TypeVar("_Answer")
+
+
+class _Movers:
+    """The movers of a runtime folder. Use it as a context.
+
+    A mover that fails to answer is left out from then on, with its error in ``silent``: what it
+    guards is unknown, but nobody whose memory others have is to wait for it.
+    """
+
+    def __init__(self, runtime_dir: Path) -> None:
+        self.silent: list[PhosError] = []
+        self._clients = rescue_clients(runtime_dir, self.silent)
+        self._opened = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        for client in self._clients:
+            self._opened.enter_context(client)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def ask_each(self, ask: Callable[[RescueClient], _Answer]) -> list[tuple[int, _Answer]]:
+        """Return the answers, each with the ordinal of the mover's GPU."""
+        answers = []
+        for client in list(self._clients):
+            try:
+                answers.append((client.gpu, ask(client)))
+            except PhosError as error:
+                _log.error("%s", error)
+                self.silent.append(error)
+                self._clients.remove(client)
+        return answers
+
+    def guarded(self) -> dict[ProcessId, dict[int, dict[int, int]]]:
+        """Return the guarded blocks: descriptors by process, GPU and block, open until the end of
+        the context. Processes for which only device memory is reserved have no blocks.
+        """
+        found: dict[ProcessId, dict[int, dict[int, int]]] = {}
+        for gpu, memory in self.ask_each(RescueClient.parked):
+            for each, blocks in memory.items():
+                for descriptor in blocks.values():
+                    self._opened.callback(os.close, descriptor)
+                found.setdefault(each, {})[gpu] = blocks
+        return found
+
+
 def left_parked(runtime_dir: Path) -> set[ProcessId]:
     """Return the processes for which a mover guards memory or keeps a reservation."""
-    found: set[ProcessId] = set()
-    for client in rescue_clients(runtime_dir):
-        with client, _descriptors(client) as memory:
-            found |= memory.keys()
-    return found
+    with _Movers(runtime_dir) as movers:
+        return {*movers.guarded()}
 
 
 def kept_for(processes: Collection[ProcessId], runtime_dir: Path) -> bool:
     """Return whether a mover guards memory of one of these. Raises if a mover does not answer."""
-    silent: list[PhosError] = []
-    found = False
-    for client in rescue_clients(runtime_dir, silent):
-        with client, _descriptors(client) as memory:
-            found = found or any(memory.get(each) for each in processes)
-    if silent and not found:
-        raise silent[0]
-    return found
+    with _Movers(runtime_dir) as movers:
+        memory = movers.guarded()
+        found = any(any(memory.get(each, {}).values()) for each in processes)
+        if movers.silent and not found:
+            raise movers.silent[0]
+        return found
 
 
 def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
@@ -80,35 +126,31 @@ def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
     """
     account = Account()
     alive = [each for each in processes if procfs.process_id(each.pid) == each]
-    silent: list[PhosError] = []
-    with contextlib.ExitStack() as stack:
-        movers = [stack.enter_context(client) for client in rescue_clients(runtime_dir, silent)]
+    with _Movers(runtime_dir) as movers:
         _wait_for_dumps(alive, account)
         for pid in {pid for pid, _ in alive} - account.failures.keys():
             with _noted(account, pid):
                 process.require_going(pid)
         ready = [each for each in alive if each.pid not in account.failures]
         _back_from_driver(ready, movers, read_records(runtime_dir / "journal"), account)
-        memory: dict[ProcessId, dict[int, dict[int, int]]] = {}
-        for mover in movers:
-            for each, blocks in stack.enter_context(_descriptors(mover)).items():
-                memory.setdefault(each, {})[mover.gpu] = blocks
+        memory = movers.guarded()
         for each in ready:
             if each.pid not in account.failures:
                 with _noted(account, each.pid):
-                    _back_from_parking(each.pid, runtime_dir, memory.get(each, {}), silent, account)
+                    guarded = memory.get(each, {})
+                    _back_from_parking(each.pid, runtime_dir, guarded, movers.silent, account)
         back = [each for each in processes if each.pid not in account.failures]
-        for mover in movers:
-            mover.unguard(back)
+        movers.ask_each(lambda mover: mover.unguard(back))
     return account
 
 
 def let_rest(processes: Collection[ProcessId], runtime_dir: Path) -> None:
     """Have the movers release all memory of these processes, which are suspended."""
-    with contextlib.ExitStack() as stack:
-        for client in rescue_clients(runtime_dir) if processes else ():
-            stack.enter_context(client).unguard(processes)
-            client.unreserve(processes)
+    if not processes:
+        return
+    with _Movers(runtime_dir) as movers:
+        movers.ask_each(lambda mover: mover.unguard(processes))
+        movers.ask_each(lambda mover: mover.unreserve(processes))
 
 
 def bring_back(
@@ -249,7 +291,7 @@ def _line_of(pid: int) -> set[int]:
 
 def _back_from_driver(
     processes: Collection[ProcessId],
-    movers: Collection[RescueClient],
+    movers: _Movers,
     jobs: Collection[JobRecord],
     account: Account,
 ) -> None:
@@ -259,8 +301,7 @@ def _back_from_driver(
     ]
     if not stopped:
         return
-    for mover in movers:
-        mover.unreserve(processes)
+    movers.ask_each(lambda mover: mover.unreserve(processes))
     _finish_moves(stopped, jobs, account)
     for pid, error in driver_checkpoint.back_to_running(stopped).items():
         if error is None:
@@ -325,18 +366,6 @@ def _kept(memory: GuardedBlocks, gpu: int, block: int) -> int | None:
         if (descriptor := memory.get(place, {}).get(block)) is not None:
             return descriptor
     return None
-
-
-@contextlib.contextmanager
-def _descriptors(mover: RescueClient) -> Iterator[dict[ProcessId, dict[int, int]]]:
-    """Return what a mover guards; close the descriptors at the end."""
-    memory = mover.parked()
-    try:
-        yield memory
-    finally:
-        for blocks in memory.values():
-            for descriptor in blocks.values():
-                os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -17,16 +17,21 @@ import pytest
 
 from phosd.engine.job.affected import AffectedProcess, AffectedSet, InterruptedJob, now
 from phosd.engine.job.progress import Progress
+from phosd.engine.mover.client.rescue_client import RescueClient
+from phosd.engine.mover.protocol import endpoint
 from phosd.engine.node import staging as staging_module
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.resume import ResumeOptions, resume
+from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.recovery import rescue, startup
 from phosd.engine.recovery.rescue import free, left_parked
 from phosd.engine.recovery.startup import settle
 from phosd.engine.system import procfs
 from phosd.engine.system.instance_lock import alone, in_use
+from phosd.engine.system.native import python_environment
 from phosd.engine.system.procfs import process_id
 from phosd.errors import Busy, Internal
 from tests.node.checkpoint_restore.conftest import Starter
@@ -312,6 +317,41 @@ checkpoint(node, {target.pid}, CheckpointOptions(mode="stop"), Progress(observer
         target.more_steps(2)
     computed_right(target, undisturbed)
     save(node, target, "stop")
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["unused", "refuses"])
+def test_one_mover_keeps_nobody_else_from_coming_back(
+    node: Node,
+    start: Starter,
+    undisturbed: Undisturbed,
+    place: Path,
+    refuses: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that no phosd had come to use yet, or that fails at everything it is asked."""
+    asleep, target = start("single"), start("right", arguments=("0", "by_value"))
+    for each in (asleep, target):
+        each.wait_for_steps(3)
+    suspend(node, asleep.pid, SuspendOptions(), Progress())
+    node.close()
+    leave_parked(place, target.pid)
+    words = ["-m", "phosd.engine.mover", "--gpu=1", "--ring=33554432"]
+    words.append(f"--runtime-dir={node.config.runtime_dir}")
+    ask = RescueClient._ask
+
+    def failing(client: RescueClient, *question: Any) -> Any:
+        if refuses and client.gpu == 1:
+            raise Internal("the data mover refused")
+        return ask(client, *question)
+
+    monkeypatch.setattr(RescueClient, "_ask", failing)
+    with subprocess.Popen([sys.executable, *words], env=python_environment()) as unused:
+        wait_until(lambda: len(endpoint.sockets(node.config.runtime_dir)) == 2, "the mover")
+        settle(node, [])
+        target.more_steps(2)
+        unused.kill()
+    resume(node, asleep.pid, ResumeOptions(), Progress())
+    computes_right(asleep, undisturbed)
 
 
 def test_one_engine_a_folder(tmp_path: Path) -> None:

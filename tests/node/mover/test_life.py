@@ -282,6 +282,21 @@ def test_a_killed_one_is_replaced(place: Path) -> None:
         assert another.free_memory()[1] > 0
 
 
+def test_one_that_no_engine_has_used_answers_visitors(place: Path, sleeper: ProcessId) -> None:
+    """It guards nothing, and releases that when it is asked to."""
+    words = ["-m", "phosd.engine.mover", "--gpu=0", f"--ring={RING}", f"--runtime-dir={place}"]
+    with subprocess.Popen([sys.executable, *words], env=python_environment()) as mover:
+        wait_until(path_of(place, 0).exists, "the mover")
+        (client,) = wait_until(lambda: rescue_clients(place), "an answer")
+        with client:
+            assert client.parked() == {}
+            client.unguard([sleeper])
+            client.unreserve([sleeper])
+            with pytest.raises(Internal, match="a visitor may not ask for Drop"):
+                client._ask(wire.Drop([1]), wire.Done)
+        mover.terminate()
+
+
 @pytest.mark.parametrize("refused", [wire.Drop([1]), wire.Reserve(CHUNK, []), wire.Leave()])
 def test_a_visitor_may_not_do_an_engines_work(place: Path, refused: wire.Message) -> None:
     with engine(place) as mover:

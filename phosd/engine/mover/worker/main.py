@@ -28,7 +28,7 @@ from phosd.engine.mover.worker.server import Server
 from phosd.engine.mover.worker.transfer import close_all
 from phosd.engine.system.rlimit import allow_many_descriptors
 from phosd.engine.system.sd_notify import Supervisor
-from phosd.errors import Busy, PhosError
+from phosd.errors import Busy, Internal, PhosError
 
 LINGER_SECONDS = float(os.environ.get("PHOS_TEST_LINGER", "30"))
 """Seconds that a mover which keeps nothing waits for an engine."""
@@ -134,9 +134,11 @@ class MoverDaemon:
             sequence, request, descriptors = received
             close_all(descriptors)
             try:
-                answer: tuple[wire.Message, list[int]] = wire.Parked([], []), []
+                answer: tuple[wire.Message, list[int]]
                 if self._ready is not None:
                     answer = self._ready[2].answer(request)
+                else:  # no engine has been here, so it guards nothing
+                    answer = _guards_nothing(request), []
             except PhosError as error:
                 answer = wire.Failed(error.code, error.what, error.hint), []
             connection.send(sequence, *answer)
@@ -202,6 +204,17 @@ class MoverDaemon:
             self._patience = 0.0  # exit as soon as nothing is kept
             if parked.empty:
                 self._end(0)
+
+
+def _guards_nothing(request: wire.Message) -> wire.Message:
+    """Return the answer to a visitor of a mover that guards nothing."""
+    match request:
+        case wire.ListParked():
+            return wire.Parked([], [])
+        case wire.Unguard() | wire.Reserve(byte_count=0):
+            return wire.Done()
+        case _:
+            raise Internal(f"a visitor may not ask for {type(request).__name__}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
