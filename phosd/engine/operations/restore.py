@@ -98,7 +98,8 @@ def restore(
             point(Point.RESTORE_MAP)
             links = [job.enter_context(link) for link in _woken_links(node, manifest)]
             for link in links:
-                if blocks := memory.of(link.pid):
+                blocks = memory.of(link.pid)
+                if blocks or link.hello().state is HookState.PARKED:  # perhaps without any block
                     link.unpark(blocks)
             progress.phase("verify")
             point(Point.RESTORE_VERIFY)

@@ -30,6 +30,15 @@ def test_values_are_equal_after_kill_and_restore(
     assert bool(manifest.blocks) == (mode == "stop")
 
 
+@pytest.mark.parametrize("mode", ["stop", "concurrent", "recopy", "driver"])
+def test_a_program_without_device_memory(
+    mode: str, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """It is parked all the same, with no block to give back."""
+    manifest = run_cycle(node, start("host_only"), mode, undisturbed)
+    assert manifest.blocks == ()
+
+
 def test_the_driver_locks_a_program_whose_kernel_waits_for_a_later_one(
     node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
