@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -148,6 +148,17 @@ class Target:
         """Wait for ``count`` further values, and return them."""
         return self.wait_for_steps(count, since=self.position())
 
+    @contextmanager
+    def halted(self) -> Iterator[None]:
+        """Stop the whole tree until the end of the block."""
+        pids = [pid for pid in (self.pid, *children(self.pid)) if alive(pid)]
+        for pid in pids:
+            halt(pid)
+        yield
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """Kill the whole tree, and wait until all its pids are free."""
         if alive(self.pid):
@@ -207,11 +218,17 @@ def script(program: str) -> Path:
 
 
 def undisturbed(
-    program: str, steps: int, *arguments: str, extra: Mapping[str, str] | None = None
+    program: str,
+    steps: int,
+    *arguments: str,
+    extra: Mapping[str, str] | None = None,
+    compared: Target | None = None,
 ) -> dict[int, str]:
     """Return the values of at least ``steps`` steps of a run without hook and checkpoints.
 
-    They are cached in a file whose name includes a hash of everything they depend on.
+    They are cached in a file whose name includes a hash of everything they depend on. The target
+    ``compared`` with them stands still while they are computed: on a busy machine it would come
+    further in that time than the run, and the next comparison would take longer still.
     """
     surroundings = {
         name: os.environ[name] for name in os.environ if name.startswith("PHOS_SOFTGPU")
@@ -224,7 +241,8 @@ def undisturbed(
         _known[name] = _read_values(UNDISTURBED / name)
     known = _known[name]
     if len(known) < steps:
-        known = run_to_end(program, max(100, 2 * steps), *arguments, hooked=False, extra=extra)
+        with compared.halted() if compared is not None else nullcontext():
+            known = run_to_end(program, max(100, 2 * steps), *arguments, hooked=False, extra=extra)
         _known[name] = known
         UNDISTURBED.mkdir(parents=True, exist_ok=True)
         draft = UNDISTURBED / f"{name}.{os.getpid()}"

@@ -11,7 +11,7 @@ from phosd.engine.hook_client.link import Hello, HookBlock, HookLink, HookState
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.system import cuda, procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Unsupported
+from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Timeout, Unsupported
 
 _PATIENCE = 2.0
 """Seconds that a hook may take to answer when processes are listed."""
@@ -171,7 +171,8 @@ def list_processes(
         try:
             with asking(pid) as free:
                 described = _stopped(pid, known) if free else _as_before(pid, known)
-                described = described or describe(pid, runtime_dir, ask_hook=free)
+                before = _known(pid, known)
+                described = described or describe(pid, runtime_dir, ask_hook=free, before=before)
         except (NoSuchProcess, FileNotFoundError, ProcessLookupError):
             continue  # it ended meanwhile
         if described is not None:
@@ -208,8 +209,13 @@ def _stopped(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
     return None
 
 
-def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProcess | None:
-    """Describe what can be done with process ``pid``; None if it is no GPU process."""
+def describe(
+    pid: int, runtime_dir: Path, *, ask_hook: bool = True, before: GpuProcess | None = None
+) -> GpuProcess | None:
+    """Describe what can be done with process ``pid``; None if it is no GPU process.
+
+    A hook that does not answer, perhaps because the machine is busy, had its memory ``before``.
+    """
     stat = procfs.stat(pid)
     state = driver_checkpoint.state(pid)
     if stat is None or state is None:
@@ -231,6 +237,8 @@ def describe(pid: int, runtime_dir: Path, *, ask_hook: bool = True) -> GpuProces
         except (NoSuchProcess, Internal) as error:
             reason = str(error)
         except PhosError as error:
+            if isinstance(error, Timeout) and before is not None:
+                return replace(before, reason=str(error))
             hook_state, reason = "unsupported", str(error)
     shown = state.name if gate is HookState.RUNNING else gate.name
     return _described(process, hook_state, reason, shown, memory)

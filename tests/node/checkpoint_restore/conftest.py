@@ -58,7 +58,9 @@ def undisturbed() -> Callable[..., dict[int, str]]:
     steps, at least.
     """
 
-    def values(program: str, steps: int = 60) -> dict[int, str]:
-        return harness.undisturbed(program, steps)
+    def values(
+        program: str, steps: int = 60, compared: harness.Target | None = None
+    ) -> dict[int, str]:
+        return harness.undisturbed(program, steps, compared=compared)
 
     return values

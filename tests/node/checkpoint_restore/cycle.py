@@ -52,7 +52,7 @@ def computes_right(target: Target, undisturbed: Undisturbed) -> None:
 def computed_right(target: Target, undisturbed: Undisturbed) -> None:
     """All that the target has computed is what it computes undisturbed."""
     values = target.values()
-    right = undisturbed(target.program, steps=max(values) + 1)
+    right = undisturbed(target.program, steps=max(values) + 1, compared=target)
     wrong = [step for step in sorted(values) if values[step] != right[step]]
     assert not wrong, f"{target.program} computed wrong values at steps {wrong[:3]}"
 

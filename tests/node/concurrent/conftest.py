@@ -52,8 +52,15 @@ def undisturbed(surroundings: dict[str, str]) -> Undisturbed:
     steps, at least.
     """
 
-    def values(program: str, variant: str = "", steps: int = 100, **extra: str) -> dict[int, str]:
+    def values(
+        program: str,
+        variant: str = "",
+        steps: int = 100,
+        compared: harness.Target | None = None,
+        **extra: str,
+    ) -> dict[int, str]:
         arguments = (variant,) if variant else ()
-        return harness.undisturbed(program, steps, *arguments, extra={**surroundings, **extra})
+        known = {**surroundings, **extra}
+        return harness.undisturbed(program, steps, *arguments, extra=known, compared=compared)
 
     return values

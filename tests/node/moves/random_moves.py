@@ -108,9 +108,9 @@ class Walk:
         self._where[target.pid] = where
 
 
-def undisturbed(program: str, steps: int = 60) -> dict[int, str]:
+def undisturbed(program: str, steps: int = 60, compared: Target | None = None) -> dict[int, str]:
     """What the program computes in so many steps, at least, when nobody touches it."""
-    return harness.undisturbed(program, steps)
+    return harness.undisturbed(program, steps, compared=compared)
 
 
 def walk(node: Node, targets: Sequence[Target], count: int, seed: int, steps: int) -> Walk:

@@ -4,6 +4,7 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,32 @@ def test_a_hook_with_something_to_say(
         found = process.describe(gpu_process, runtime)
     assert found is not None
     assert found.hook_state == hook_state and reason in found.reason
+
+
+def test_a_hook_that_is_slow_keeps_its_memory(
+    gpu_process: int, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a program does not lose its GPUs for a moment."""
+    monkeypatch.setattr(process, "_PATIENCE", 0.2)
+    over = threading.Event()
+
+    def script(request: Request) -> Answer:
+        if len(asked) > 1:
+            over.wait(20)
+        asked.append(request)
+        return Answer(blocks((1, 1)) if request.payload else hello(devices=[DEVICE]))
+
+    asked: list[Request] = []
+    with fake_hook(runtime, script):
+        before = process.describe(gpu_process, runtime)
+        assert before is not None and before.gpus == (3,)
+        now = process.describe(gpu_process, runtime, before=before)
+        unknown = process.describe(gpu_process, runtime)
+        over.set()
+    assert now is not None and unknown is not None
+    assert (now.hook_state, now.gpus, now.device_bytes) == ("hooked", (3,), before.device_bytes)
+    assert "did not answer" in now.reason
+    assert (unknown.hook_state, unknown.gpus) == ("unsupported", ())
 
 
 def test_a_job_works_on_it(gpu_process: int, runtime: Path) -> None:
