@@ -16,9 +16,15 @@ STARTED = "pre-dump"
 """CRIU is ready and has not touched the tree."""
 FROZEN = "post-dump"
 """Everything is dumped, and the tree is still frozen."""
+RESTORED = "pre-resume"
+"""Everything is restored, rights included, and no task of the tree runs yet."""
 
 _SCRIPT = """#!/bin/sh
-case "$CRTOOLS_SCRIPT_ACTION" in pre-dump) looks=86400 ;; post-dump) looks=60 ;; *) exit 0 ;; esac
+case "$CRTOOLS_SCRIPT_ACTION" in
+  pre-dump) looks=86400 ;;
+  post-dump | pre-resume) looks=60 ;;
+  *) exit 0 ;;
+esac
 answer=$CRTOOLS_SCRIPT_ACTION.answer
 exec 3<>reached
 echo "$CRTOOLS_SCRIPT_ACTION" >&3
@@ -35,17 +41,21 @@ _FIFOS = ("reached", "wake")
 
 
 class ActionScript:
-    """Wait until CRIU has started, and call an action once when the tree is frozen.
+    """Wait until a dump has started, and call an action once while the whole tree stands still.
 
-    ``work`` is CRIU's working folder, and ``reader`` the user that the script runs as. An exception
-    of the action is kept in ``error``, and CRIU gives up.
+    ``work`` is CRIU's working folder, and ``reader`` the user that the script runs as. The action
+    is for the point ``held``, :data:`FROZEN` or :data:`RESTORED`. An exception of it is kept in
+    ``error``. A dump gives up then; a restore goes on, and whoever waits for it has to kill it.
     """
 
     WORDS = ("--action-script", "./meet.sh")
     """CRIU's option for the script, which runs in CRIU's working folder."""
 
-    def __init__(self, work: Path, reader: int, when_frozen: Callable[[], object]) -> None:
-        self._when_frozen = when_frozen
+    def __init__(
+        self, work: Path, reader: int, action: Callable[[], object], held: str = FROZEN
+    ) -> None:
+        self._action = action
+        self._held = held
         self._work = work
         self.error: Exception | None = None
         self.refused = False
@@ -56,7 +66,7 @@ class ActionScript:
         # Created before the reader's code runs, and used by descriptor, as the reader owns the
         # folder.
         self._reached, self._wake = (self._fifo(name, reader) for name in _FIFOS)
-        self._answers = {where: self._file(where) for where in (STARTED, FROZEN)}
+        self._answers = {where: self._file(where) for where in (STARTED, held)}
 
     def _fifo(self, name: str, user: int) -> int:
         os.mkfifo(self._work / name, 0o600)
@@ -84,23 +94,23 @@ class ActionScript:
         return self._reached
 
     def attend(self) -> None:
-        """Read which point CRIU has reached. If the tree is frozen, run the action and answer."""
+        """Read which point CRIU has reached. If the tree is held, run the action and answer."""
         try:
             where = os.read(self._reached, 64).decode(errors="replace").strip()
         except BlockingIOError:  # nothing was written yet
             return
-        if where in self.reached or where not in (STARTED, FROZEN):
+        if where in self.reached or where not in self._answers:
             return
         self.reached.add(where)
         if where == STARTED:
             return
         try:
             if not self.refused:
-                self._when_frozen()
+                self._action()
         except Exception as error:
             # Not raised before CRIU has released the tree; the caller raises it then.
             self.error = error
-        self._say(FROZEN, "failed" if self.refused or self.error else "ok")
+        self._say(self._held, "failed" if self.refused or self.error else "ok")
 
     def refuse(self) -> None:
         """Have CRIU give up at the point where it waits, or at the next one.

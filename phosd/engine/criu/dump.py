@@ -88,7 +88,7 @@ def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             resources = TreeResources.of(tree)
             preflight.require_dumpable(resources, tcp, criu.namespaces)
-            _require_plain(tree, Rights.known_to_kernel(tree))
+            _require_plain(tree, Rights.known_to_kernel(tree.living))
             return stdio.plan(tree, resources.descriptors)
         if not tree.root.alive:
             raise NoSuchProcess(f"process {tree.root.pid} has ended", hint="start it again")
@@ -228,7 +228,7 @@ class Dump:
         noted = self._noted
         noted.tree = scan(self._tree.root.pid)
         found = TreeResources.of(noted.tree)
-        noted.rights = Rights.known_to_kernel(noted.tree)
+        noted.rights = Rights.known_to_kernel(noted.tree.living)
         _require_plain(noted.tree, noted.rights)
         preflight.require_dumpable(found, self._options.tcp, self._criu.namespaces, frozen=True)
         noted.open_files = file_records.open_files(found.descriptors)

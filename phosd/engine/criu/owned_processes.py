@@ -85,6 +85,13 @@ def is_made(process: Process, user: int, since: int) -> bool:
     return False
 
 
+def kill(pids: Collection[int], ours: Callable[[int], bool]) -> None:
+    """Kill those processes that are ``ours``, and do not wait for their end."""
+    with contextlib.ExitStack() as stack:
+        for pid in pids:
+            _kill(pid, ours, 0.0, stack)
+
+
 def end(pids: Collection[int], ours: Callable[[int], bool]) -> None:
     """Kill those processes that are ``ours``, and wait until they have ended.
 

@@ -188,14 +188,23 @@ class Running:
         self._log = log
         self._hindrance = Hindrance(process.pid)
 
-    def wait(self, deadline: float, cancellation: Cancellation | None = None) -> None:
-        """Wait until CRIU has ended, for at most ``deadline`` seconds.
+    def wait(
+        self,
+        deadline: float,
+        cancellation: Cancellation | None = None,
+        script: ActionScript | None = None,
+    ) -> None:
+        """Wait until CRIU has ended, for at most ``deadline`` seconds. Answers ``script``.
 
         Raises :class:`Internal` with CRIU's last error lines, :class:`Timeout`, and
-        :class:`Cancelled`.
+        :class:`Cancelled`; and what the script's action raised.
         """
         began = time.monotonic()
-        while self._look(()):
+        while self._look([script] if script else ()):
+            if script is not None:
+                script.attend()
+                if script.error is not None:
+                    raise script.error
             self._require_in_time(began, deadline)
             if cancellation is not None:
                 cancellation.check()

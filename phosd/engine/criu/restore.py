@@ -5,17 +5,18 @@ import os
 import secrets
 import select
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from phosd.engine.criu import file_worker
+from phosd.engine.criu.action_script import RESTORED, ActionScript
 from phosd.engine.criu.dump import require_private, working_folder
 from phosd.engine.criu.file_worker import Change, Orders, Policy
 from phosd.engine.criu.inherited_stdio import Outlets
-from phosd.engine.criu.owned_processes import ENDING_PATIENCE, end, end_left_over, is_made
+from phosd.engine.criu.owned_processes import ENDING_PATIENCE, end, end_left_over, is_made, kill
 from phosd.engine.criu.program import Criu, Invocation, Owner
 from phosd.engine.criu.rights import Rights
 from phosd.engine.criu.saved_tree import SavedTree
@@ -25,7 +26,7 @@ from phosd.engine.job.affected import now
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, Internal
+from phosd.errors import Busy, Internal, NotAuthorized
 
 SETTLED = 0.05
 """Seconds that a restored program must live before it counts as restored."""
@@ -94,22 +95,17 @@ def restore_tree(
     require_private(tree.folder)
     require_free(tree.processes)
     files = _Files(tree, options)
-    wanted = {process.pid: process for process in tree.processes}
-    user, since = tree.user.uid, now()
-
-    def end_made() -> None:
-        end(wanted, lambda pid: is_made(wanted[pid], user, since))
-        end_left_over(since)
-
+    made = _Made(tree)
     try:
-        _run(criu, tree, options, cancellation, end_made)
+        _run(criu, tree, options, cancellation, made)
     except BaseException:
-        end_made()
+        made.end()
         files.undo()
         raise
     # CRIU could give every process its pid, so these are the processes that it created.
-    made = frozenset(filter(None, map(procfs.process_id, wanted)))
-    restored = Restored(tree.record.root, tuple(wanted), files, made)
+    pids = tuple(process.pid for process in tree.processes)
+    known = frozenset(filter(None, map(procfs.process_id, pids)))
+    restored = Restored(tree.record.root, pids, files, known)
     try:
         _confirm(tree.record.root)
         _set_affinities(tree.processes)
@@ -199,6 +195,26 @@ def _checkable(details: CpuDetails) -> tuple[OpenFile, ...]:
     return tuple(file for file in details.open_files if file.path not in replaced)
 
 
+class _Made:
+    """The processes that a restore of ``tree`` makes from now on."""
+
+    def __init__(self, tree: SavedTree) -> None:
+        self._wanted = {process.pid: process for process in tree.processes}
+        self._user, self._since = tree.user.uid, now()
+
+    def _ours(self, pid: int) -> bool:
+        return is_made(self._wanted[pid], self._user, self._since)
+
+    def kill(self) -> None:
+        """Kill those that there are."""
+        kill(self._wanted, self._ours)
+
+    def end(self) -> None:
+        """Kill them and what CRIU has left, and wait until they have ended."""
+        end(self._wanted, self._ours)
+        end_left_over(self._since)
+
+
 class _Files:
     """The tree's files, prepared for the restore until it is settled or undone."""
 
@@ -227,12 +243,23 @@ def _run(
     tree: SavedTree,
     options: TreeRestoreOptions,
     cancellation: Cancellation | None,
-    end_made: Callable[[], None],
+    made: "_Made",
 ) -> None:
     details, owner, folder = tree.details, tree.user, tree.folder
     rights = Rights.in_images(folder)
     if not owner.is_root:
         rights.require_plain(owner)
+
+    def require_same_rights() -> None:
+        """The restorer works in memory that its user may change: see what it has given."""
+        if owner.is_root:
+            return
+        try:
+            rights.require_restored(Rights.known_to_kernel(tree.processes))
+        except NotAuthorized:
+            made.kill()  # before CRIU, which holds them, ends
+            raise
+
     words = ["--restore-detached", "--file-locks", "--manage-cgroups=ignore", "--link-remap"]
     if details.tcp == "close":
         words.append("--tcp-close")
@@ -244,11 +271,12 @@ def _run(
         Outlets(details, owner) as outlets,
         _readable(folder, owner),
         working_folder(folder, owner) as work,
-        _none_left(end_made) as inherited_by_all,
+        ActionScript(work, owner.uid, require_same_rights, RESTORED) as script,
+        _none_left(made) as inherited_by_all,
     ):
         invocation = Invocation(
             "restore",
-            [*words, *outlets.words],
+            [*words, *outlets.words, *ActionScript.WORDS],
             owner=owner,
             images=folder,
             work=work,
@@ -259,11 +287,12 @@ def _run(
             wrap=lambda command: outlets.wrap(command, options.output),
         )
         with criu.start(invocation) as running:
-            running.wait(options.deadline, cancellation)
+            running.wait(options.deadline, cancellation, script)
+        require_same_rights()  # whoever killed the script has skipped it
 
 
 @contextlib.contextmanager
-def _none_left(end_made: Callable[[], None]) -> Iterator[int]:
+def _none_left(made: "_Made") -> Iterator[int]:
     """Yield a descriptor for CRIU's processes to inherit; on failure await that all closed it.
 
     A process below the restore shim ends a moment after the shim; until then it can create
@@ -279,9 +308,9 @@ def _none_left(end_made: Callable[[], None]) -> Iterator[int]:
         closed = select.poll()
         closed.register(reader, select.POLLHUP)
         give_up = time.monotonic() + ENDING_PATIENCE
-        end_made()
+        made.end()
         while not closed.poll(_LOOK_MILLISECONDS) and time.monotonic() < give_up:
-            end_made()
+            made.end()
         raise
     finally:
         os.close(reader)

@@ -6,17 +6,24 @@ credentials than the kernel's would give its owner more rights at a restore.
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Protocol
 
 from phosd.engine.criu import core_image
 from phosd.engine.criu.program import Owner
-from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import procfs
 from phosd.engine.system.privileges import Capability
 from phosd.engine.system.procfs import Credentials
 from phosd.errors import NotAuthorized
+
+
+class _HasThreads(Protocol):
+    """A process, with the ids of its threads."""
+
+    @property
+    def threads(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True)
@@ -26,10 +33,10 @@ class Rights:
     of: Mapping[int, Credentials]
 
     @classmethod
-    def known_to_kernel(cls, tree: ProcessTree) -> "Rights":
+    def known_to_kernel(cls, processes: Iterable[_HasThreads]) -> "Rights":
         """Read the credentials from the kernel, without threads that have ended meanwhile."""
         found = {}
-        for thread in (thread for process in tree.living for thread in process.threads):
+        for thread in (thread for process in processes for thread in process.threads):
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # the thread has ended
                 found[thread] = procfs.credentials(thread)
         return cls(found)
@@ -48,13 +55,30 @@ class Rights:
         """Raise :class:`NotAuthorized` unless ``image`` has the same threads and credentials."""
         if self.of.keys() != image.of.keys():
             raise _forged(f"has the threads {sorted(image.of)} instead of {sorted(self.of)}")
-        for thread, right in self.of.items():
-            # Only the image has secure bits.
-            found = replace(image.of[thread], secure_bits=right.secure_bits)
+        for thread, what in self._differences(image):
+            raise _forged(f"has other {what} for thread {thread} than the kernel")
+
+    def require_restored(self, found: "Rights") -> None:
+        """Raise :class:`NotAuthorized` if a thread that was ``found`` has other credentials.
+
+        Threads that a restored program has begun since then, or ended, are ignored.
+        """
+        for thread, what in self._differences(found):
+            raise NotAuthorized(
+                f"thread {thread} of the restored program has other {what} than it had",
+                hint="it was killed; somebody with its user's rights has changed its memory while "
+                "it was restored",
+            )
+
+    def _differences(self, other: "Rights") -> Iterator[tuple[int, str]]:
+        """Yield what differs in threads of both: the thread, and the name of the credential."""
+        for thread in self.of.keys() & other.of.keys():
+            right = self.of[thread]
+            # The kernel tells nobody the secure bits.
+            found = replace(other.of[thread], secure_bits=right.secure_bits)
             for field in fields(Credentials):
                 if getattr(found, field.name) != getattr(right, field.name):
-                    what = field.name.replace("_", " ")
-                    raise _forged(f"has other {what} for thread {thread} than the kernel")
+                    yield thread, field.name.replace("_", " ")
 
     def require_plain(self, owner: Owner) -> None:
         """Raise :class:`NotAuthorized` if a thread has more rights or other ids than ``owner``.

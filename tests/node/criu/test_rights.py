@@ -1,7 +1,9 @@
 """Nobody gets more rights out of an image than the program had, and CRIU has few to give."""
 
+import contextlib
 import dataclasses
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from phosd.engine.criu import dump as criu_dump
 from phosd.engine.criu import restore as criu_restore
+from phosd.engine.criu.action_script import ActionScript
 from phosd.engine.criu.dump import Dump, DumpOptions
 from phosd.engine.criu.program import Owner
 from phosd.engine.criu.restore import TreeRestoreOptions
@@ -103,6 +106,71 @@ def test_an_image_that_gives_more_is_not_restored(lives: Callable[[int], Life]) 
     with pytest.raises(NotAuthorized, match="has capabilities"):
         criu_restore.restore_tree(life.criu, life.saved_tree, TreeRestoreOptions())
     assert procfs.stat(life.pid) is None
+
+
+def more_than_it_had(monkeypatch: pytest.MonkeyPatch, thread: int) -> list[str]:
+    """Have the kernel say that the restorer gave a capability away; which state the thread had."""
+    known = procfs.credentials
+    states: list[str] = []
+
+    def given(of: int) -> Credentials:
+        right = known(of)
+        if of != thread:
+            return right
+        found = procfs.stat(of)
+        states.append(found.state if found else "")
+        return dataclasses.replace(right, effective=1 << Capability.CHECKPOINT_RESTORE)
+
+    monkeypatch.setattr(procfs, "credentials", given)
+    return states
+
+
+@pytest.mark.parametrize("which", ["process", "thread"])
+def test_a_program_that_was_given_more_never_runs(
+    lives: Callable[[int], Life], which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = lives(USER)
+    life.start(WITH_THREAD)
+    life.counts_on()
+    (thread,) = set(procfs.threads(life.pid)) - {life.pid}
+    life.dump()
+    life.kill()
+    before = life.values()
+    with monkeypatch.context() as patched:
+        states = more_than_it_had(patched, life.pid if which == "process" else thread)
+        with pytest.raises(NotAuthorized, match="of the restored program has other effective"):
+            life.restore()
+    assert states and states[0] in "Tt", "it ran when it was looked at"
+    wait_for(lambda: procfs.stat(life.pid) is None)
+    assert life.values() == before
+    life.restore()
+    life.counts_on()
+
+
+def test_whoever_kills_the_script_is_found_out_after_it(
+    lives: Callable[[int], Life], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CRIU goes on without it."""
+    life = lives(USER)
+    life.start(COUNTER)
+    life.counts_on()
+    life.dump()
+    life.kill()
+    with monkeypatch.context() as patched:
+        patched.setattr(ActionScript, "attend", lambda self: end_script(self._work))
+        more_than_it_had(patched, life.pid)
+        with pytest.raises(NotAuthorized, match="of the restored program has other effective"):
+            life.restore()
+    wait_for(lambda: procfs.stat(life.pid) is None)
+
+
+def end_script(work: Path) -> None:
+    """Kill the action script that runs in a folder."""
+    for pid in procfs.pids():
+        with contextlib.suppress(OSError):
+            script = procfs.command_line(pid)[1:] == ("./meet.sh",)
+            if script and (procfs.PROC / str(pid) / "cwd").readlink() == work:
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
