@@ -91,7 +91,7 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def work(orders: Orders) -> Answer:
     """Run ``orders`` in a process with the owner's ids. Raises :class:`Internal` if it fails."""
     done = subprocess.run(
-        [sys.executable, "-m", "phosd.engine.criu.file_worker"],
+        [sys.executable, "-P", "-m", "phosd.engine.criu.file_worker"],
         input=msgspec.json.encode(orders),
         capture_output=True,
         pass_fds=orders.sources,

@@ -48,6 +48,7 @@ def command(
     return [
         sys.executable,
         "-S",
+        "-P",
         "-m",
         "phosd.engine.criu.restore_shim",
         json.dumps(orders),
