@@ -346,7 +346,14 @@ def candidates() -> list[Path]:
     system = shutil.which("criu", path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin")
     if system:
         places.append(Path(system))
-    return [place for place in places if place.is_file()]
+    return list(filter(_is_file, places))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except PermissionError:  # a checkout below somebody's home
+        return False
 
 
 def _numbers(version: str) -> tuple[int, ...]:

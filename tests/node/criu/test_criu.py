@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.criu.probe import probe, require_working
-from phosd.engine.criu.program import Criu, Owner
+from phosd.engine.criu.program import Criu, Owner, candidates
 from phosd.errors import Internal
 
 
@@ -79,3 +79,15 @@ def test_an_owner_who_cannot_reach_criu_is_told_so(criu: Criu, tmp_path: Path) -
     os.chown(tmp_path, 54321, -1)
     with pytest.raises(Internal, match="may not execute"):
         found.require_reachable(Owner(54322, 54322, ()))
+
+
+def test_a_checkout_that_is_closed_to_us_has_no_criu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below ``/root``, for a user who asks ``phos doctor``."""
+
+    def closed(path: Path) -> bool:
+        raise PermissionError(path)
+
+    monkeypatch.delenv("PHOS_CRIU", raising=False)
+    assert candidates()
+    monkeypatch.setattr(Path, "is_file", closed)
+    assert candidates() == []
