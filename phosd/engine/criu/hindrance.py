@@ -60,7 +60,7 @@ class Hindrance:
                 continue
             ticks += found.cpu_ticks
             waits |= found.state == "D"
-            if found.stopped:
+            if found.state == "T":  # and not "t": only root can trace it
                 self._continue(pid, now)
             if not helpers:
                 break  # below it are those that it makes

@@ -185,6 +185,11 @@ class Store(StoreFolder):
                 f"pack {number} of image {image_id} is missing",
                 hint="the image cannot be restored; delete it",
             ) from None
+        except OSError as error:
+            raise ImageCorrupt(
+                f"pack {number} of image {image_id} is no file of phosd's ({error.strerror})",
+                hint=f"see who has replaced {self.pack_path(number)}",
+            ) from error
 
     def _remove_packs(self) -> Sequence[str]:
         """Remove packs that no image names and no writer holds. The caller holds the lock."""

@@ -11,6 +11,8 @@ ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{4}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"(?!\.\.?(/|$))[A-Za-z0-9._+@:-]{1,200}")
+_LAST_ID = 1 << 22
+"""Linux gives no process or thread a higher id (``PID_MAX_LIMIT``)."""
 MAX_BLOCK = 1 << 44
 MAX_DEPTH = 8
 
@@ -50,7 +52,8 @@ def check_manifest(manifest: Manifest, image_id: str) -> None:
             demand(file.size >= 0, f"gives {file.path} a negative size")
             demand(_SHA256.fullmatch(file.sha256) is not None, f"has no digest of {file.path}")
     for process in manifest.processes:
-        demand(process.pid > 0, f"has the process id {process.pid}")
+        for number in (process.pid, *process.threads):
+            demand(0 < number <= _LAST_ID, f"has the process id {number}")
         demand(0 <= process.tree < len(manifest.trees), f"puts process {process.pid} in no tree")
         demand(process.uid >= 0 and process.gid >= 0, f"gives process {process.pid} no user")
     ordinals = {gpu.ordinal for gpu in manifest.gpus}

@@ -88,7 +88,12 @@ class Journal:
         self._sync_folder()
 
     def interrupted(self) -> list[JobRecord]:
-        """Read the records that an earlier phosd left. Unreadable files are logged and kept."""
+        """Read the records that an earlier phosd left. Unreadable files are logged and kept.
+
+        Call it before the first job: records that it was killed over writing are removed.
+        """
+        for unfinished in self._folder.glob("*.new"):
+            unfinished.unlink()
         return read_records(self._folder)
 
     def _path(self, job: int) -> Path:

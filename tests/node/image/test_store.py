@@ -1,6 +1,7 @@
 """The image store: what is visible when, what a deletion removes, whom it trusts."""
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -276,7 +277,13 @@ def test_links_and_files_of_others_are_refused(store: Store, tmp_path: Path) -> 
     pack = store.packs / "0.pack"
     pack.rename(tmp_path / "elsewhere")
     pack.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic"), store.open(manifest.id):
+    with pytest.raises(ImageCorrupt, match=r"pack 0 .* is no file"), store.open(manifest.id):
+        pass
+    pack.unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(pack))
+    pack.chmod(0o600)
+    with pytest.raises(ImageCorrupt, match=r"pack 0 .* is no file"), store.open(manifest.id):
         pass
     pack.unlink()
     (tmp_path / "elsewhere").rename(pack)

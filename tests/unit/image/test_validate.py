@@ -77,6 +77,11 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "file size": (file(size=-1), "negative size"),
     "file digest": (file(sha256="0" * 63), "no digest"),
     "pid": (lambda m: m["processes"][0].update(pid=0), "process id 0"),
+    "large pid": (
+        lambda m: m["processes"][0].update(pid=1 << 63),
+        "process id 9223372036854775808",
+    ),
+    "thread": (lambda m: m["processes"][0].update(threads=[7, 1 << 23]), "process id 8388608"),
     "tree": (lambda m: m["processes"][0].update(tree=1), "in no tree"),
     "uid": (lambda m: m["processes"][0].update(uid=-1), "no user"),
     "block's process": (block(process=1), "in no process"),

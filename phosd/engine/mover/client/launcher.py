@@ -28,15 +28,8 @@ def launch(gpu: int, ring_bytes: int, runtime_dir: Path) -> "subprocess.Popen[by
         )
     return subprocess.Popen(
         (
-            *(
-                sys.executable,
-                "-P",
-                "-m",
-                "phosd.engine.mover",
-                f"--gpu={gpu}",
-                f"--ring={ring_bytes}",
-            ),
-            f"--runtime-dir={runtime_dir}",
+            *(sys.executable, "-P", "-m", "phosd.engine.mover"),
+            *(f"--gpu={gpu}", f"--ring={ring_bytes}", f"--runtime-dir={runtime_dir}"),
         ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
