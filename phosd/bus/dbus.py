@@ -10,8 +10,8 @@ allows to change that, so this module uses these private names of version 0.2.3:
   encoded in a thread;
 - ``MessageBus._message_reader``: called when the socket is readable;
 - ``MessageBus._on_message``: passes a reply to the waiting public ``call``;
-- ``MessageBus._writer`` with ``messages`` and ``schedule_write``: sends encoded messages, and has
-  the number that wait to be sent;
+- ``MessageBus._writer`` with ``messages``, ``schedule_write`` and ``sock``: sends encoded messages,
+  has the number that wait to be sent, and takes a full socket for the end of the bus;
 - ``MessageBus._finalize``, ``_disconnected`` and ``_disconnect_future``: what the public
   ``wait_for_disconnect`` waits for;
 - ``MessageBus._stream`` and ``_sock``: the public ``disconnect`` closes neither.
@@ -22,6 +22,7 @@ tests/unit/bus/test_dbus_next.py fails when another version defines them differe
 import asyncio
 import functools
 import logging
+import socket
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -184,6 +185,23 @@ def _decode(endian: int, signature: str, body: bytes) -> list[Any]:
     return [reader.read_argument(kind) for kind in SignatureTree(signature).types]
 
 
+class _PatientSocket:
+    """A socket that takes nothing while it is full, instead of raising an error.
+
+    One reader that is slow fills the bus, and the bus the socket, for everybody.
+    """
+
+    def __init__(self, behind: socket.socket) -> None:
+        self._behind = behind
+
+    def send(self, data: memoryview) -> int:
+        """Return how many bytes were taken; none as long as the socket is full."""
+        try:
+            return self._behind.send(data)
+        except BlockingIOError:
+            return 0
+
+
 class Bus(_UntypedBus):  # type: ignore[misc]
     """The library's connection, limited so that a flood of messages cannot hold up the event
     loop.
@@ -194,6 +212,7 @@ class Bus(_UntypedBus):  # type: ignore[misc]
         self._take = take
         self._more: asyncio.Handle | None = None
         self._reader = _Reader(self._stream)
+        self._writer.sock = _PatientSocket(self._sock)
         self._disconnect_future.add_done_callback(_forget)
 
     @staticmethod

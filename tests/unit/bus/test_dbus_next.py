@@ -196,6 +196,21 @@ def test_what_is_encoded_already_is_sent_as_it_is(tmp_path: Path) -> None:
     played(tmp_path, play)
 
 
+def test_a_bus_that_is_full_is_waited_for(tmp_path: Path) -> None:
+    """The socket is full between two messages, too."""
+
+    async def play(other: OtherEnd) -> None:
+        message, count = b"x" * 4096, 2000
+        sent = [other.bus.put_bytes(message) for _ in range(count)]
+        await asyncio.sleep(0.2)
+        assert other.bus.connected
+        assert 0 < other.bus.outgoing < count
+        assert await other.reader.readexactly(count * len(message)) == message * count
+        await asyncio.gather(*sent)
+
+    played(tmp_path, play)
+
+
 def test_the_end_of_the_bus_is_told(tmp_path: Path) -> None:
     async def play(other: OtherEnd) -> None:
         asking = asyncio.create_task(
