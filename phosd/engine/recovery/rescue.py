@@ -141,6 +141,7 @@ def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
                     _back_from_parking(each.pid, runtime_dir, guarded, movers.silent, account)
         back = [each for each in processes if each.pid not in account.failures]
         movers.ask_each(lambda mover: mover.unguard(back))
+        movers.ask_each(lambda mover: mover.unreserve(back))
     return account
 
 

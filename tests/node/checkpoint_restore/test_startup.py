@@ -354,6 +354,23 @@ def test_one_mover_keeps_nobody_else_from_coming_back(
     computes_right(asleep, undisturbed)
 
 
+def test_room_for_a_program_that_runs_is_given_back(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """A migration that was killed before the driver's part has reserved it already."""
+    target = start("single")
+    target.wait_for_steps(3)
+    known = process_id(target.pid)
+    assert known is not None
+    mover = node.movers.mover(1)
+    mover.reserve(32 << 20, [known])
+    node.close()
+    wait_until(lambda: left_parked(node.config.runtime_dir) == {known}, "the session to be over")
+    settle(node, [])
+    assert left_parked(node.config.runtime_dir) == set()
+    computes_right(target, undisturbed)
+
+
 def test_one_engine_a_folder(tmp_path: Path) -> None:
     with alone(tmp_path):
         assert in_use(tmp_path)
