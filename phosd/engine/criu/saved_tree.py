@@ -1,11 +1,13 @@
 """Check one tree of an image: the manifest's entry against CRIU's files."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from phosd.engine.criu.dump import digests
 from phosd.engine.criu.program import Owner
+from phosd.engine.image import private_files
 from phosd.engine.image.cpu_manifest import CpuDetails
 from phosd.engine.image.manifest import Process, Tree
 from phosd.errors import ImageCorrupt
@@ -33,7 +35,10 @@ class SavedTree:
         return restoring_user(self.record)
 
     def check_listing(self) -> None:
-        """Require exactly the recorded files in the folder, of the recorded sizes, and no links."""
+        """Require exactly the recorded files in the folder, of the recorded sizes, and no links.
+
+        Raises :class:`NotAuthorized` for a file that others own or may open.
+        """
         recorded = {file.path: file.size for file in self.record.files}
         for name in recorded:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
@@ -57,6 +62,7 @@ class SavedTree:
                     f"{self.folder / name} is missing, of another size, or not part of the image",
                     hint="restore another image; this one is damaged",
                 )
+            os.close(private_files.open_private(self.folder / name, os.O_RDONLY))
 
     def check_bytes(self) -> None:
         """Hash every file of the dump. Raises, naming the first that differs."""

@@ -10,7 +10,7 @@ import pytest
 from phosd.engine.criu.core_image import parent_death_signal
 from phosd.engine.image.cpu_manifest import MemoryFile
 from phosd.engine.image.manifest import Tree
-from phosd.errors import ImageCorrupt, Internal
+from phosd.errors import ImageCorrupt, Internal, NotAuthorized
 from tests.node.criu.life import COUNTER, Life
 
 
@@ -61,6 +61,13 @@ def test_a_damaged_folder_is_refused_at_admission(
 ) -> None:
     damage(saved.images)
     with pytest.raises(ImageCorrupt, match=r"inventory\.img|more\.img"):
+        saved.admit()
+
+
+def test_a_file_that_others_may_change_is_refused_at_admission(saved: Life) -> None:
+    """As ``phos verify`` refuses it."""
+    (saved.images / "inventory.img").chmod(0o666)
+    with pytest.raises(NotAuthorized, match=r"inventory\.img is not a file of user 0 alone"):
         saved.admit()
 
 
