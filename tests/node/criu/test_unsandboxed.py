@@ -26,6 +26,12 @@ SCRIPT = Path(unsandboxed.__file__)
 SHELL = {"PATH": "/usr/bin:/bin"}
 
 
+def listens(address: Path) -> bool:
+    """Whether connections are accepted; a moment before that, the socket has its name already."""
+    rows = (line.split() for line in Path("/proc/net/unix").read_text().splitlines())
+    return any(row[-1] == str(address) and row[3] == "00010000" for row in rows)
+
+
 @contextmanager
 def listening(tmp_path: Path, *around: str) -> Iterator[Path]:
     """The socket of a service like phosd-criu.socket: one instance for each connection."""
@@ -36,7 +42,7 @@ def listening(tmp_path: Path, *around: str) -> Iterator[Path]:
         systemd = subprocess.Popen(
             [*around, *activate, *command], stderr=log, start_new_session=True
         )
-    wait_until(address.exists, "the socket")
+    wait_until(lambda: listens(address), "the socket")
     address.chmod(0o600)
     try:
         yield address
