@@ -170,8 +170,8 @@ def list_processes(
             continue
         try:
             with asking(pid) as free:
-                described = _stopped(pid, known) if free else _as_before(pid, known)
                 before = _known(pid, known)
+                described = _stopped(pid, before) if free else _as_before(before)
                 described = described or describe(pid, runtime_dir, ask_hook=free, before=before)
         except (NoSuchProcess, FileNotFoundError, ProcessLookupError):
             continue  # it ended meanwhile
@@ -180,13 +180,12 @@ def list_processes(
     return found
 
 
-def _as_before(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
+def _as_before(before: GpuProcess | None) -> GpuProcess | None:
     """Return the known description of a process that a job works on.
 
     Not even the driver is queried: the software GPU's driver answers through a socket of the
     process, which would look to CRIU like one of the program.
     """
-    before = _known(pid, known)
     return before and replace(before, reason="a job works on it")
 
 
@@ -197,12 +196,12 @@ def _known(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
     return found
 
 
-def _stopped(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
+def _stopped(pid: int, before: GpuProcess | None) -> GpuProcess | None:
     """Return the description of a stopped process, which cannot be queried; None if it runs."""
     try:
         require_going(pid)
     except Busy as error:
-        found, stat = _known(pid, known), procfs.stat(pid)
+        found, stat = before, procfs.stat(pid)
         if found is None and stat is not None:
             found = _described(ProcessId(pid, stat.start_time), "unsupported", "", "")
         return found and replace(found, reason=str(error), state="stopped")

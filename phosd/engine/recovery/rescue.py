@@ -89,6 +89,11 @@ class _Movers:
                 self._clients.remove(client)
         return answers
 
+    def let_go(self, processes: Collection[ProcessId]) -> None:
+        """Have them release all memory that they guard or reserve for these processes."""
+        self.ask_each(lambda mover: mover.unguard(processes))
+        self.ask_each(lambda mover: mover.unreserve(processes))
+
     def guarded(self) -> dict[ProcessId, dict[int, dict[int, int]]]:
         """Return the guarded blocks: descriptors by process, GPU and block, open until the end of
         the context. Processes for which only device memory is reserved have no blocks.
@@ -140,8 +145,7 @@ def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
                     guarded = memory.get(each, {})
                     _back_from_parking(each.pid, runtime_dir, guarded, movers.silent, account)
         back = [each for each in processes if each.pid not in account.failures]
-        movers.ask_each(lambda mover: mover.unguard(back))
-        movers.ask_each(lambda mover: mover.unreserve(back))
+        movers.let_go(back)
     return account
 
 
@@ -150,8 +154,7 @@ def let_rest(processes: Collection[ProcessId], runtime_dir: Path) -> None:
     if not processes:
         return
     with _Movers(runtime_dir) as movers:
-        movers.ask_each(lambda mover: mover.unguard(processes))
-        movers.ask_each(lambda mover: mover.unreserve(processes))
+        movers.let_go(processes)
 
 
 def bring_back(
