@@ -18,6 +18,7 @@ from phosd.engine.criu.hindrance import IDLE_SECONDS, Hindrance
 from phosd.engine.criu.launch import Started
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import privileges
+from phosd.engine.system.native import is_reachable
 from phosd.engine.system.privileges import Capability
 from phosd.engine.system.unsandboxed import OutsideError
 from phosd.errors import Cancelled, Internal, Timeout
@@ -346,14 +347,7 @@ def candidates() -> list[Path]:
     system = shutil.which("criu", path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin")
     if system:
         places.append(Path(system))
-    return list(filter(_is_file, places))
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except PermissionError:  # a checkout below somebody's home
-        return False
+    return list(filter(is_reachable, places))
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -1,10 +1,17 @@
 """Find phosd's native libraries, and this package for processes that phosd starts."""
 
-import contextlib
 import os
 from pathlib import Path
 
 from phosd.errors import Internal
+
+
+def is_reachable(path: Path) -> bool:
+    """Return whether a file is there for this user, who may not enter a checkout below a home."""
+    try:
+        return path.is_file()
+    except PermissionError:
+        return False
 
 
 def _find(name: str) -> Path:
@@ -12,9 +19,8 @@ def _find(name: str) -> Path:
     folders = [Path(override)] if override else []
     folders += [Path(__file__).parents[2] / "native", Path("/usr/lib/phos")]
     for folder in folders:
-        with contextlib.suppress(PermissionError):  # a checkout below somebody's home
-            if (folder / name).exists():
-                return folder / name
+        if is_reachable(folder / name):
+            return folder / name
     places = ", ".join(map(str, folders))
     raise Internal(
         f"the native library {name} is not built, or uid {os.geteuid()} may not reach it (looked "
