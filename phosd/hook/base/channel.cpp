@@ -1,6 +1,7 @@
 #include "base/channel.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -16,18 +17,47 @@
 namespace phos::channel {
 namespace {
 
-constexpr timeval kPatience{2, 0};  // for the rest of a message once it has begun
+constexpr int kPatience = 2000;  // milliseconds, for the next part of a message
+
+// The program may close a descriptor of the hook's, and open another file at its number, at any
+// moment: also between a look at it and the next call. So no call here waits, which nobody could
+// end on a file of the program's, and nothing is taken from a socket before it is a message.
+
+// Waits until the socket can be used again. False if it took too long or the socket is not ours.
+bool wait_for(int socket, short event) {
+    pollfd one{socket, event, 0};
+    int ready;
+    do ready = poll(&one, 1, kPatience);
+    while (ready < 0 && errno == EINTR);
+    return ready > 0 && descriptors::is_ours(socket);
+}
+
+bool is_passing() {
+    return errno == EINTR || errno == EAGAIN;
+}
 
 bool read_all(int socket, void* buffer, size_t size) {
     auto* at = static_cast<unsigned char*>(buffer);
     while (size) {
-        const ssize_t got = recv(socket, at, size, 0);
-        if (got < 0 && errno == EINTR) continue;
+        if (!wait_for(socket, POLLIN)) return false;
+        const ssize_t got = recv(socket, at, size, MSG_DONTWAIT);
+        if (got < 0 && is_passing()) continue;
         if (got <= 0) return false;
         at += got;
         size -= static_cast<size_t>(got);
     }
     return true;
+}
+
+// A client sends a header at once, so that its first bytes are there together.
+bool a_message_begins(int socket) {
+    uint32_t magic = 0;
+    ssize_t got = -1;
+    do {
+        if (!wait_for(socket, POLLIN)) return false;
+        got = recv(socket, &magic, sizeof magic, MSG_PEEK | MSG_DONTWAIT);
+    } while (got < 0 && is_passing());
+    return got == sizeof magic && magic == wire::kMagic;
 }
 
 // Reads the first part of a message, to which its descriptors are attached.
@@ -40,7 +70,7 @@ ssize_t read_with_descriptors(int socket, void* buffer, size_t size, std::vector
     message.msg_control = control;
     message.msg_controllen = sizeof control;
     ssize_t got;
-    do got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+    do got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     while (got < 0 && errno == EINTR);
     if (got <= 0) return got;
     for (cmsghdr* part_header = CMSG_FIRSTHDR(&message); part_header;
@@ -62,11 +92,6 @@ socklen_t abstract_address(const std::string& name, sockaddr_un* address) {
     const size_t length = std::min(name.size(), sizeof address->sun_path - 1);
     std::memcpy(address->sun_path + 1, name.data(), length);
     return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
-}
-
-void set_patience(int socket) {
-    setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof kPatience);
-    setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof kPatience);
 }
 
 }  // namespace
@@ -102,7 +127,6 @@ int connect_abstract(const std::string& name, pid_t peer) {
         errno = EACCES;
         return -1;
     }
-    set_patience(connection);
     return descriptors::keep(connection);
 }
 
@@ -142,13 +166,13 @@ int accept_from(int listener, pid_t* peer) {
         errno = EACCES;
         return -1;
     }
-    set_patience(socket);
     if (peer) *peer = who.pid;
     return descriptors::keep(socket);
 }
 
 bool receive(int socket, Message* message) {
     wire::Header& header = message->header;
+    if (!a_message_begins(socket)) return false;
     const ssize_t got =
         read_with_descriptors(socket, &header, sizeof header, &message->descriptors);
     if (got <= 0 || !read_all(socket, reinterpret_cast<char*>(&header) + got,
@@ -180,8 +204,9 @@ bool send(int socket, const wire::Header& header, const void* payload,
     }
     size_t left = sizeof header + header.length;
     while (left) {
-        const ssize_t sent = sendmsg(socket, &message, MSG_NOSIGNAL);
-        if (sent < 0 && errno == EINTR) continue;
+        if (!wait_for(socket, POLLOUT)) return false;
+        const ssize_t sent = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0 && is_passing()) continue;
         if (sent <= 0) return false;
         left -= static_cast<size_t>(sent);
         message.msg_control = nullptr;

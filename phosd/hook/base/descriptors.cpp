@@ -15,11 +15,14 @@ struct Slot {
 };
 Slot slots[8192];
 
+// The inode of a number that is closed, also of one that the program closed before it was kept.
+constexpr ino_t kClosed = ~ino_t{0};
+
 // Returns the inode of a socket or a pipe, otherwise 0. Avoids fstat(), which the thread sanitizer
 // counts as a use: the program may own the number now.
 ino_t inode_of(int descriptor) {
     struct stat info{};
-    if (fstatat(descriptor, "", &info, AT_EMPTY_PATH) != 0) return 0;
+    if (fstatat(descriptor, "", &info, AT_EMPTY_PATH) != 0) return kClosed;
     return S_ISSOCK(info.st_mode) || S_ISFIFO(info.st_mode) ? info.st_ino : 0;
 }
 
@@ -39,7 +42,7 @@ Slot* take_slot(int descriptor) {
 
 bool is_unchanged(const Slot& slot, int descriptor) {
     const ino_t inode = slot.inode.load();
-    return !inode || inode == inode_of(descriptor);
+    return !inode || (inode != kClosed && inode == inode_of(descriptor));
 }
 }  // namespace
 

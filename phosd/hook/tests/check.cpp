@@ -1,5 +1,6 @@
 #include "check.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -42,6 +43,8 @@ Client::Answer Client::ask(wire::Type type, const void* payload, size_t size,
                               static_cast<uint32_t>(size),
                               static_cast<uint32_t>(descriptors.size())};
     CHECK(channel::send(socket, header, payload, descriptors));
+    pollfd answered{socket, POLLIN, 0};
+    CHECK(poll(&answered, 1, -1) == 1);  // it may take longer than the hook's patience
     channel::Message message;
     CHECK(channel::receive(socket, &message));
     CHECK(message.header.type == (static_cast<uint16_t>(type) | wire::kReply));
