@@ -194,11 +194,12 @@ class Running:
         deadline: float,
         cancellation: Cancellation | None = None,
         script: ActionScript | None = None,
+        watch: Callable[[], None] | None = None,
     ) -> None:
         """Wait until CRIU has ended, for at most ``deadline`` seconds. Answers ``script``.
 
         Raises :class:`Internal` with CRIU's last error lines, :class:`Timeout`, and
-        :class:`Cancelled`; and what the script's action raised.
+        :class:`Cancelled`; and what the script's action, or ``watch`` in the meantime, raised.
         """
         began = time.monotonic()
         while self._look([script] if script else ()):
@@ -206,6 +207,8 @@ class Running:
                 script.attend()
                 if script.error is not None:
                     raise script.error
+            if watch is not None:
+                watch()
             self._require_in_time(began, deadline)
             if cancellation is not None:
                 cancellation.check()

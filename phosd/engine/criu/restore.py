@@ -5,7 +5,7 @@ import os
 import secrets
 import select
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,8 @@ from phosd.errors import Busy, Internal, NotAuthorized
 
 SETTLED = 0.05
 """Seconds that a restored program must live before it counts as restored."""
+ENDED_SECONDS = 3.0
+"""How long CRIU may wait for a process that has ended. It notices most of them at once."""
 _LOOK_MILLISECONDS = 20
 
 
@@ -201,6 +203,7 @@ class _Made:
     def __init__(self, tree: SavedTree) -> None:
         self._wanted = {process.pid: process for process in tree.processes}
         self._user, self._since = tree.user.uid, now()
+        self._ended_at: float | None = None
 
     def _ours(self, pid: int) -> bool:
         return is_made(self._wanted[pid], self._user, self._since)
@@ -208,6 +211,27 @@ class _Made:
     def kill(self) -> None:
         """Kill those that there are."""
         kill(self._wanted, self._ours)
+
+    def require_alive(self, living: Set[int]) -> None:
+        """Raise :class:`Internal` if one of the ``living`` ended a while ago.
+
+        CRIU, which made it, may wait for it for ever.
+        """
+        ended = any(
+            (found := procfs.stat(pid)) is not None
+            and found.dead
+            and found.start_time >= self._since
+            for pid in living & self._wanted.keys()
+        )
+        if not ended:
+            self._ended_at = None
+            return
+        self._ended_at = self._ended_at or time.monotonic()
+        if time.monotonic() - self._ended_at > ENDED_SECONDS:
+            raise Internal(
+                "the program ended while it was restored",
+                hint="somebody with its user's rights has ended it; try again",
+            )
 
     def end(self) -> None:
         """Kill them and what CRIU has left, and wait until they have ended."""
@@ -287,7 +311,9 @@ def _run(
             wrap=lambda command: outlets.wrap(command, options.output),
         )
         with criu.start(invocation) as running:
-            running.wait(options.deadline, cancellation, script)
+            running.wait(
+                options.deadline, cancellation, script, lambda: made.require_alive(rights.of.keys())
+            )
         require_same_rights()  # whoever killed the script has skipped it
 
 

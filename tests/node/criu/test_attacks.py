@@ -1,0 +1,193 @@
+"""What users may try while their program is restored, with the race made certain."""
+
+import contextlib
+import functools
+import operator
+import os
+import select
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phosd.engine.criu import restore as criu_restore
+from phosd.engine.criu.restore import ENDED_SECONDS
+from phosd.engine.system import procfs
+from phosd.engine.system.privileges import Capability
+from phosd.errors import Internal
+from tests.node.criu.life import COUNTER, SYSTEM_PYTHON, USER, Life
+
+OTHER = USER + 1
+
+IN_A_FOLDER = (
+    """
+import os, sys
+os.chdir(sys.argv[1])
+kept = open("letter")
+"""
+    + COUNTER
+)
+
+
+@pytest.fixture
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A folder below another user's closed one, named by a process of theirs that is in it."""
+    closed = tmp_path_factory.mktemp("closed")
+    folder = closed / "open"
+    folder.mkdir(mode=0o755)
+    (folder / "letter").write_text("of a user's\n")
+    for path in (closed, folder, folder / "letter"):
+        os.chown(path, OTHER, OTHER)
+    process = subprocess.Popen(["/bin/sleep", "1000"], cwd=folder, user=OTHER, group=OTHER)
+    yield f"/proc/{process.pid}/cwd"
+    process.kill()
+    process.wait()
+
+
+def test_no_folder_of_others_is_entered(
+    lives: Callable[[int], Life], inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program's folder becomes a link through another user's process when CRIU opens it."""
+    life = lives(USER)
+    folder = life.home / "folder"
+    folder.mkdir()
+    (folder / "letter").write_text("of a user's\n")
+    life.start(IN_A_FOLDER, str(folder))
+    life.counts_on()
+    life.dump()
+    life.kill()
+    run = criu_restore._run
+
+    def swapped(*arguments: Any) -> None:
+        folder.rename(life.home / "moved")
+        folder.symlink_to(inside)
+        run(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(criu_restore, "_run", swapped)
+        with pytest.raises(Internal, match="Permission denied"):
+            life.restore()
+    assert procfs.stat(life.pid) is None
+    folder.unlink()
+    (life.home / "moved").rename(folder)
+    life.restore()
+    life.counts_on()
+
+
+AREA = 0x610000000
+"""Where the program of the next test has its rseq area: 32 bytes, aligned."""
+SECTION, HEADER, SETS, DONE = 0x40, 0x100, 0x110, 0x180
+"""In that page: the critical section, what ``capget`` is given and gives, and whether it ran."""
+
+RSEQ = (
+    f"""
+import ctypes, mmap, os, struct, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype, libc.syscall.restype = ctypes.c_void_p, ctypes.c_long
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+descriptor = os.open(sys.argv[1], os.O_RDWR)
+assert libc.mmap({AREA}, 4096, 3, 0x11, descriptor, 0) == {AREA}  # shared, fixed
+os.close(descriptor)
+code = libc.mmap(0, 4096, 7, 0x22, -1, 0)
+handler = b"".join((
+    struct.pack("<I", 0x53053053),  # the signature, without which the kernel does not jump
+    b"\\x48\\xbf" + struct.pack("<Q", {AREA + HEADER}),  # mov rdi, the header
+    b"\\x48\\xbe" + struct.pack("<Q", {AREA + SETS}),  # mov rsi, the sets
+    b"\\xb8\\x7d\\0\\0\\0\\x0f\\x05",  # capget
+    b"\\x48\\xbf" + struct.pack("<Q", {AREA + DONE}) + b"\\xc6\\x07\\x01",  # mov byte [rdi], 1
+    b"\\xb8\\x3c\\0\\0\\0\\x0f\\x05",  # exit
+))
+ctypes.memmove(code, handler, len(handler))
+page = bytearray(4096)
+struct.pack_into("<II", page, 0, 0, 0xFFFFFFFF)  # no CPU yet
+struct.pack_into("<IIQQQ", page, {SECTION}, 0, 0, 0x1000, 0x500000000000, code + 4)
+struct.pack_into("<Ii", page, {HEADER}, 0x20080522, 0)
+ctypes.memmove({AREA}, bytes(page), len(page))
+assert libc.syscall(334, ctypes.c_void_p({AREA}), 32, 0, 0x53053053) == 0, ctypes.get_errno()
+"""
+    + COUNTER
+)
+
+WRITER = f"""
+import mmap, os, struct, sys
+old = os.stat(sys.argv[1]).st_ino
+print("ready", flush=True)
+while True:
+    try:
+        if os.stat(sys.argv[1]).st_ino != old:
+            file = os.open(sys.argv[1], os.O_RDWR)
+            break
+    except OSError:
+        pass
+page = mmap.mmap(file, 4096)
+section = struct.pack("<Q", {AREA + SECTION})
+while not page[{DONE}]:
+    page[8:16] = section
+print(*struct.unpack_from("<6I", page, {SETS}), flush=True)
+"""
+
+
+TRIES = 6
+"""One in two meets the restorer; the others meet the program, which has no capabilities."""
+MAY_BE_HAD = 1 << Capability.CHECKPOINT_RESTORE | 1 << Capability.SETPCAP
+
+
+@pytest.fixture
+def pages() -> Iterator[list[Path]]:
+    """Pages of the user's that several processes may map."""
+    made = [Path(f"/dev/shm/phos-test-rseq-{os.getpid()}-{number}") for number in range(TRIES)]
+    for path in made:
+        path.write_bytes(bytes(4096))
+        os.chown(path, USER, USER)
+    yield made
+    for path in made:
+        path.unlink(missing_ok=True)
+
+
+def test_who_takes_the_restorer_over_has_nothing_to_gain(
+    lives: Callable[[int], Life], pages: list[Path]
+) -> None:
+    """CRIU's restorer registers the program's rseq area while it has capabilities.
+
+    The area is in memory that a process of the user's writes to: the kernel then jumps into the
+    program's code in the middle of the restorer. What that code has is what CRIU was given.
+    """
+    for page in pages:
+        gained = taken_over(lives(USER), page)
+        assert gained & ~MAY_BE_HAD == 0
+        if gained:
+            return
+
+
+def taken_over(life: Life, page: Path) -> int:
+    """Restore a program and take its restorer over. Returns all capabilities that this gave."""
+    without_rseq = os.environ | {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}
+    life.start(RSEQ, str(page), env=without_rseq)
+    life.counts_on()
+    life.dump()
+    life.kill()
+    with subprocess.Popen(
+        [SYSTEM_PYTHON, "-c", WRITER, str(page)],
+        stdout=subprocess.PIPE,
+        text=True,
+        user=USER,
+        group=USER,
+        extra_groups=[],
+    ) as writer:
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "ready\n"
+            began = time.monotonic()
+            with contextlib.suppress(Internal):  # its restorer is no more
+                life.restore()
+            assert time.monotonic() - began < ENDED_SECONDS + 10, "CRIU waited for what has ended"
+            if not select.select([writer.stdout], [], [], 1)[0]:
+                return 0  # nor was the program taken over after it
+            words = [int(word) for word in writer.stdout.readline().split()]
+        finally:
+            writer.kill()
+    low, high = (functools.reduce(operator.or_, sets) for sets in (words[:3], words[3:]))
+    return low | high << 32
