@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from phosd.engine.criu import file_records, preflight, stdio
+from phosd.engine.criu import cgroup_place, file_records, preflight, stdio
 from phosd.engine.criu.action_script import FROZEN, ActionScript
 from phosd.engine.criu.core_image import parent_death_signal
 from phosd.engine.criu.page_store import PageStore
@@ -144,6 +144,7 @@ class Dump:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             self._plan = check(self._criu, self._tree, self._options.tcp)
+            self._cgroups = cgroup_place.noted(self._tree)
             owner = dumping_user(self._tree)
             work = stack.enter_context(working_folder(self._folder, owner))
             self._script = stack.enter_context(ActionScript(work, owner.uid, self._note))
@@ -208,6 +209,7 @@ class Dump:
             open_files=noted.open_files,
             memory_files=noted.memory_files,
             mapped_files=noted.mapped_files,
+            cgroups=self._cgroups,
         )
         return TreeDump(noted.tree, self._folder, details)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from phosd.engine.criu.cgroup_place import Place
 from phosd.engine.system import unsandboxed
 from phosd.engine.system.unsandboxed import OutsideError
 from phosd.errors import Internal
@@ -90,19 +91,21 @@ def launch(
     service: Path | None,
     *,
     tied: bool,
-    slice_of: int | None = None,
+    place: Place | None = None,
 ) -> Started:
     """Start ``command`` with the ``descriptors``, by the ``service`` or as a child.
 
-    A ``tied`` command is killed when this process ends; a child must arrange that by itself. What a
-    command in the service leaves running gets a scope in the slice of user ``slice_of``, if systemd
-    runs this machine. Raises :class:`Internal`.
+    A ``tied`` command is killed when this process ends; a child must arrange that by itself. A
+    command with a ``place`` starts there, and what it leaves running stays. Raises
+    :class:`Internal`.
     """
-    if service is None:
-        return Child(command, descriptors)
     words = list(command)
-    if slice_of is not None and _BOOTED.is_dir():
-        words = [*_scope(slice_of), *words]
+    if place is not None and place.entries:
+        words = place.enter(words)
+    elif place is not None and makes_scopes(service):
+        words = [*_scope(place), *words]
+    if service is None:
+        return Child(words, descriptors)
     with _service_errors():
         return unsandboxed.Command(service, words, descriptors, _ENVIRONMENT, tied=tied)
 
@@ -126,8 +129,14 @@ def _service_errors() -> Iterator[None]:
         ) from error
 
 
-def _scope(uid: int) -> list[str]:
+def makes_scopes(service: Path | None) -> bool:
+    """Return whether :func:`launch` can start a command in a scope of systemd's."""
+    return service is not None and _BOOTED.is_dir()
+
+
+def _scope(place: Place) -> list[str]:
     """Return a command that creates a scope, enters it, and executes the words that follow."""
     name = f"restored-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(4)}.scope"
     words = ["/usr/bin/systemd-run", "--scope", "--quiet", "--collect", f"--unit={name}"]
-    return [*words, f"--slice=user-{uid}.slice", "--description=Restored by phosd", "--"]
+    words += [f"--property={each}" for each in place.properties]
+    return [*words, f"--slice=user-{place.uid}.slice", "--description=Restored by phosd", "--"]

@@ -17,7 +17,8 @@ from phosd.errors import Unsupported
 
 TCP_POLICIES = ("refuse", "close")
 
-_NAMESPACES = ("mnt", "pid", "user", "net", "ipc", "uts")
+# Not the time namespace: CRIU saves it, and gives each restored program one of its own.
+_NAMESPACES = ("mnt", "pid", "user", "net", "ipc", "uts", "cgroup")
 _ANONYMOUS = ("eventfd", "eventpoll", "signalfd", "timerfd", "inotify", "fanotify", "pidfd")
 _SOCKETS = ("UNIX", "TCP", "TCPv6", "UDP", "UDPv6", "UDPLITE", "RAW", "RAWv6", "NETLINK", "PACKET")
 _MEMORY_DEVICES = 1

@@ -14,10 +14,11 @@ from typing import Self
 
 from phosd.engine.criu import launch
 from phosd.engine.criu.action_script import FROZEN, STARTED, ActionScript
+from phosd.engine.criu.cgroup_place import Place, Surroundings
 from phosd.engine.criu.hindrance import IDLE_SECONDS, Hindrance
 from phosd.engine.criu.launch import Started
 from phosd.engine.job.cancellation import Cancellation
-from phosd.engine.system import privileges
+from phosd.engine.system import cgroups, privileges
 from phosd.engine.system.native import is_reachable
 from phosd.engine.system.privileges import Capability
 from phosd.engine.system.unsandboxed import OutsideError
@@ -54,7 +55,7 @@ class Invocation:
 
     The folders ``images`` and ``work`` may be inside private ones. ``descriptors`` are inherited;
     ``environment`` is added to CRIU's; ``capabilities`` are all that CRIU has, unless the owner is
-    root. ``wrap`` may put a command around CRIU's. ``slice_of``: see :func:`launch.launch`.
+    root. ``wrap`` may put a command around CRIU's. ``place``: see :func:`launch.launch`.
     """
 
     action: str
@@ -66,7 +67,7 @@ class Invocation:
     environment: Mapping[str, str] | None = None
     capabilities: Collection[Capability] = (Capability.CHECKPOINT_RESTORE,)
     dies_with_us: bool = False
-    slice_of: int | None = None
+    place: Place | None = None
     wrap: Callable[[list[str]], list[str]] = list
 
 
@@ -118,6 +119,13 @@ class Criu:
         Decided once: CRIU must not run inside the sandbox because the service is away for a moment.
         """
         return self.socket if self.socket is not None and self.socket.is_socket() else None
+
+    @property
+    def surroundings(self) -> Surroundings:
+        """Where it starts."""
+        if self.service is None:
+            return Surroundings(cgroups.memberships(os.getpid()))
+        return Surroundings(None, scopes=launch.makes_scopes(self.service))
 
     @cached_property
     def namespaces(self) -> dict[str, str]:
@@ -172,7 +180,7 @@ class Criu:
                 (*folders, *invocation.descriptors),
                 self.service,
                 tied=invocation.dies_with_us,
-                slice_of=invocation.slice_of,
+                place=invocation.place,
             )
         finally:
             for folder in folders:

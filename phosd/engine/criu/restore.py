@@ -13,6 +13,7 @@ import msgspec
 
 from phosd.engine.criu import file_worker
 from phosd.engine.criu.action_script import RESTORED, ActionScript
+from phosd.engine.criu.cgroup_place import place_of
 from phosd.engine.criu.dump import require_private, working_folder
 from phosd.engine.criu.file_worker import Change, Orders, Policy
 from phosd.engine.criu.inherited_stdio import Outlets
@@ -72,13 +73,14 @@ def admission(criu: Criu, tree: SavedTree, options: TreeRestoreOptions) -> None:
     """Check everything that a restore of ``tree`` needs, without changing anything.
 
     Raises :class:`Busy` if a pid or thread id is taken, :class:`Unsupported` for files that
-    changed, :class:`ImageCorrupt` if CRIU's files are not those of the manifest
-    (:meth:`SavedTree.check_bytes` checks their bytes).
+    changed and limits that cannot be given back, :class:`ImageCorrupt` if CRIU's files are not
+    those of the manifest (:meth:`SavedTree.check_bytes` checks their bytes).
     """
     criu.require_reachable(tree.user)
     tree.check_listing()
     require_free(tree.processes)
     _require_unused(tree.details)
+    place_of(tree.details.cgroups, tree.user.uid, criu.surroundings)
     with _orders(tree, options, "check") as orders:
         file_worker.require_usable(file_worker.work(orders))
 
@@ -307,7 +309,7 @@ def _run(
             descriptors=(*outlets.inherited, inherited_by_all),
             capabilities=rights.to_restore,
             dies_with_us=True,
-            slice_of=owner.uid,
+            place=place_of(details.cgroups, owner.uid, criu.surroundings),
             wrap=lambda command: outlets.wrap(command, options.output),
         )
         with criu.start(invocation) as running:

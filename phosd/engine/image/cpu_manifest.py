@@ -67,6 +67,16 @@ class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     descriptor: int
 
 
+class Cgroups(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the root of a tree was, by hierarchy, and what was limited there.
+
+    The names are those of ``system/cgroups.py``.
+    """
+
+    paths: dict[str, str]
+    limits: dict[str, str]
+
+
 class CpuDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a restore of the tree needs to know besides CRIU's files.
 
@@ -85,3 +95,4 @@ class CpuDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     open_files: tuple[OpenFile, ...] = ()
     memory_files: tuple[MemoryFile, ...] = ()
     mapped_files: tuple[MappedFile, ...] = ()
+    cgroups: Cgroups | None = None

@@ -1,0 +1,143 @@
+"""Read in which cgroups a process is, and what these limit.
+
+A hierarchy is named as in ``/proc/pid/cgroup``: the controllers of a v1 hierarchy, or the empty
+string for the unified one.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from phosd.engine.system import procfs
+
+UNIFIED = ""
+
+_NO_LIMIT = 1 << 62
+"""From here on the memory controller of v1 means no limit: it rounds the largest number down."""
+_AMOUNTS = {
+    "memory": ("memory.max", "memory.high", "memory.swap.max"),
+    "pids": ("pids.max",),
+}
+_SETS = ("cpuset.cpus", "cpuset.mems")
+
+
+def memberships(pid: int) -> dict[str, str]:
+    """Return the path of the process's cgroup in each hierarchy; nothing if it has ended."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for line in filter(None, procfs.lines(procfs.PROC / str(pid) / "cgroup")):
+            _, hierarchy, path = line.split(":", 2)
+            found[hierarchy] = path
+    return found
+
+
+def folder(hierarchy: str, path: str) -> Path | None:
+    """Return a cgroup's folder, which may be missing; None if no file system here shows it."""
+    root, top = _mount(hierarchy)
+    beneath = root.rstrip("/") + "/"
+    # Other paths are outside of the cgroup namespace, or of what is mounted.
+    shown = ".." not in Path(path).parts and (path.rstrip("/") + "/").startswith(beneath)
+    return top / path[len(beneath) :] if top is not None and shown else None
+
+
+def frozen(hierarchy: str, path: str) -> bool:
+    """Return whether the processes of the cgroup are frozen."""
+    place = folder(hierarchy, path)
+    if place is None:
+        return False
+    return "frozen 1" in _text(place / "cgroup.events") or _text(
+        place / "freezer.state"
+    ).strip() in ("FROZEN", "FREEZING")
+
+
+def limits(cgroups: Mapping[str, str]) -> dict[str, str]:
+    """Return what these cgroups and those above them limit, by the names of cgroup v2.
+
+    ``memory.max``, ``memory.high`` and ``memory.swap.max`` in bytes, ``pids.max``, ``cpu.max`` as
+    microseconds of a period, ``cpuset.cpus`` and ``cpuset.mems``. What is not limited is missing.
+    """
+    found: dict[str, str] = {}
+    for hierarchy, path in cgroups.items():
+        place = folder(hierarchy, path)
+        if place is None or not place.is_dir():
+            continue
+        chain = list(_upwards(hierarchy, place))
+        controllers = hierarchy.split(",") if hierarchy else (*_AMOUNTS, "cpu", "cpuset")
+        for controller in controllers:
+            found |= _of_controller(controller, chain, unified=not hierarchy)
+    return found
+
+
+def _of_controller(controller: str, chain: list[Path], *, unified: bool) -> dict[str, str]:
+    found = {}
+    for name in _AMOUNTS.get(controller, ()):
+        file = "memory.limit_in_bytes" if name == "memory.max" and not unified else name
+        amounts = [int(text) for each in chain if (text := _text(each / file).strip()).isdigit()]
+        least = min(amounts, default=_NO_LIMIT)
+        if least < _NO_LIMIT:
+            found[name] = str(least)
+    if controller == "cpu":
+        quotas = [_cpu_quota(each, unified=unified) for each in chain]
+        least_cpu = min(filter(None, quotas), key=lambda each: each[0] / each[1], default=None)
+        if least_cpu is not None:
+            found["cpu.max"] = f"{least_cpu[0]} {least_cpu[1]}"
+    if controller == "cpuset":
+        for name in _SETS:
+            file = f"{name}.effective" if unified else name
+            everything = _text(chain[-1] / file).strip()
+            allowed = _text(chain[0] / file).strip()
+            if allowed and allowed != everything:
+                found[name] = allowed
+    return found
+
+
+def _cpu_quota(place: Path, *, unified: bool) -> tuple[int, int] | None:
+    if unified:
+        quota, _, period = _text(place / "cpu.max").strip().partition(" ")
+    else:
+        quota = _text(place / "cpu.cfs_quota_us").strip()
+        period = _text(place / "cpu.cfs_period_us").strip()
+    return (int(quota), int(period)) if quota.isdigit() and period.isdigit() else None
+
+
+def _upwards(hierarchy: str, place: Path) -> Iterator[Path]:
+    """Yield a cgroup's folder and those above it, up to what is mounted."""
+    _, top = _mount(hierarchy)
+    yield place
+    while top in place.parents:
+        place = place.parent
+        yield place
+
+
+def _mount(hierarchy: str) -> tuple[str, Path | None]:
+    """Return the cgroup at the root of a mounted hierarchy, and where it is mounted."""
+    wanted = set(filter(None, hierarchy.split(",")))
+    for line in filter(None, procfs.lines(procfs.PROC / "self/mountinfo")):
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        if kind not in ("cgroup", "cgroup2"):
+            continue
+        here = {each for each in options.split(",") if _names_v1(each)}
+        if here == wanted and (kind == "cgroup2") == (not hierarchy):
+            root, place = before.split(" ")[3:5]
+            return root, Path(place)
+    return "/", None
+
+
+def _names_v1(option: str) -> bool:
+    """Return whether an option of a mount names a controller of v1, or the hierarchy."""
+    return option in _V1_CONTROLLERS or option.startswith("name=")
+
+
+_V1_CONTROLLERS = {
+    *("blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "hugetlb", "memory"),
+    *("misc", "net_cls", "net_prio", "perf_event", "pids", "rdma"),
+}
+
+
+def _text(path: Path) -> str:
+    """Return a file's text; empty if it does not exist or cannot be read, as at the root."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
