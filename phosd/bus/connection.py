@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from phosd.bus.dbus import (
@@ -82,6 +83,8 @@ class Connection:
         self._listeners: list[Callable[[Signal], None]] = []
         self._server: Server | None = None
         self._closing = False
+        # One thread: several that encode would take turns with the event loop, all before it.
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoder")
 
     @staticmethod
     async def open(where: str, patience: float = 0.0) -> "Connection":
@@ -220,7 +223,8 @@ class Connection:
             return encode(message)
 
         large = any(isinstance(value, list | dict) and len(value) >= _LARGE for value in values)
-        data = await asyncio.to_thread(encoded) if large else encoded()
+        loop = asyncio.get_running_loop()
+        data = await loop.run_in_executor(self._encoder, encoded) if large else encoded()
         if call.wants_reply and bus.connected:
             await bus.put_bytes(data)
 
@@ -276,5 +280,6 @@ class Connection:
     def close(self) -> None:
         """Leave the bus."""
         self._closing = True
+        self._encoder.shutdown(wait=False)
         if self._bus.connected:
             self._bus.disconnect()

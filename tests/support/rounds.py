@@ -82,7 +82,7 @@ def flake_hunt() -> Iterator[Round]:
 
 
 def soak() -> Iterator[Round]:
-    """Yield random programs, random moves and thousands of jobs."""
+    """Yield random programs, random moves, changed images and thousands of jobs."""
     for number in range(1, 101):
         yield Round(
             f"random {number}",
@@ -90,6 +90,11 @@ def soak() -> Iterator[Round]:
             {"PHOS_TEST_ALL": "1", "PHOS_TEST_SEED": str(1000 + number)},
         )
         if number % 10 == 1:
+            yield Round(
+                f"changed images {number // 10}",
+                [_tests("-k", "test_changed_images")],
+                {"PHOS_TEST_ALL": "1", "PHOS_TEST_SEED": str(2000 + number)},
+            )
             yield Round(f"jobs {number // 10}", [(sys.executable, "-m", "bench.soak")])
 
 

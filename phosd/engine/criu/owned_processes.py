@@ -67,6 +67,13 @@ def end_left_over(since: int) -> None:
     end(left, lambda pid: is_left_over(pid, since))
 
 
+def carries(pid: int, mark: str) -> bool:
+    """Return whether a process has this ``NAME=VALUE`` in the environment that it began with."""
+    with contextlib.suppress(OSError):  # the process has ended
+        return mark.encode() in (procfs.PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    return False
+
+
 def is_made(process: Process, user: int, since: int) -> bool:
     """Return whether the process with this pid was created by a CRIU that restores as ``user``.
 

@@ -15,6 +15,7 @@ from phosd.engine.criu import dump as criu_dump
 from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.action_script import ActionScript
 from phosd.engine.criu.dump import Dump, DumpOptions
+from phosd.engine.criu.owned_processes import carries
 from phosd.engine.criu.program import Owner
 from phosd.engine.criu.restore import TreeRestoreOptions
 from phosd.engine.criu.rights import Rights
@@ -165,11 +166,15 @@ def test_whoever_kills_the_script_is_found_out_after_it(
 
 
 def end_script(work: Path) -> None:
-    """Kill the action script that runs in a folder."""
+    """Kill the action script of a folder at its last point: CRIU fails if it misses another."""
     for pid in procfs.pids():
         with contextlib.suppress(OSError):
             script = procfs.command_line(pid)[1:] == ("./meet.sh",)
-            if script and (procfs.PROC / str(pid) / "cwd").readlink() == work:
+            if (
+                script
+                and carries(pid, "CRTOOLS_SCRIPT_ACTION=pre-resume")
+                and (procfs.PROC / str(pid) / "cwd").readlink() == work
+            ):
                 os.kill(pid, signal.SIGKILL)
 
 

@@ -18,6 +18,7 @@ from phosd.service.dbus.call_queue import CLIENT_CALLS, USER_AT_WORK, USER_CALLS
 from phosd.service.dbus.caller import Caller
 from tests.support.fake_engine import manifest
 from tests.support.harness import wait_until
+from tests.support.rotation import EVERYTHING
 from tests.support.service import MANAGER, ROOT, Service
 
 FLOODER, OTHER = pwd.getpwnam("nobody").pw_uid, pwd.getpwnam("daemon").pw_uid
@@ -294,3 +295,24 @@ def test_who_leaves_takes_the_calls_along() -> None:
         await settled()
 
     asyncio.run(run())
+
+
+@pytest.mark.timing(why="how late others are served while answers are read slowly")
+def test_slow_readers_delay_nobody(service: Service) -> None:
+    """They fill what the bus keeps for a client, and what it takes from phosd."""
+    service.engine.stored |= {f"i{n}": manifest(f"i{n}", owner=FLOODER) for n in range(200)}
+    seconds = 60 if EVERYTHING else 8
+    script = Path(__file__).with_name("slow_readers.py")
+    words = [service.address, str(FLOODER), "100", "40", str(seconds + 4), "ListImages"]
+    with subprocess.Popen(
+        [sys.executable, script, *words], stdout=subprocess.PIPE, text=True
+    ) as readers:
+        try:
+            other = result(flood(service, OTHER, "ListProcesses", 20, seconds))
+            print(readers.poll())
+        finally:
+            readers.kill()
+    p50, p99 = share(other["took"], 0.5), share(other["took"], 0.99)
+    print(f"another user's ListProcesses {1000 * p50:.0f} ms, p99 {1000 * p99:.0f} ms", {k: v for k, v in other.items() if k != "took"}, other["took"][-3:])
+    assert other["answered"] == other["calls"]
+    assert p99 < 0.25

@@ -1,0 +1,66 @@
+"""Clients for tests that ask for much and read the answers slowly. A program of their own.
+
+``slow_readers.py ADDRESS UID CLIENTS CALLS SECONDS MEMBER``: each of the CLIENTS calls MEMBER of the
+manager CALLS times, then reads 4 KiB a second until SECONDS are over. Prints ``asked`` when all
+calls are sent.
+"""
+
+import os
+import socket
+import struct
+import sys
+import time
+
+BUS = b"org.freedesktop.DBus"
+
+
+def call(serial: int, path: bytes, interface: bytes, member: bytes, destination: bytes) -> bytes:
+    """A method call without arguments, as the bus wants it."""
+    fields = b""
+    for code, kind, text in ((1, b"o", path), (2, b"s", interface), (3, b"s", member)) + (
+        (6, b"s", destination),
+    ):
+        fields += b"\0" * (-len(fields) % 8) + bytes([code, 1]) + kind + b"\0"
+        fields += struct.pack("<I", len(text)) + text + b"\0"
+    head = b"l\1\0\1" + struct.pack("<III", 0, serial, len(fields)) + fields
+    return head + b"\0" * (-len(head) % 8)
+
+
+def connect(path: str) -> socket.socket:
+    """A connection that has said hello, and has read nothing since."""
+    client = socket.socket(socket.AF_UNIX)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(path)
+    client.sendall(b"\0AUTH EXTERNAL " + str(os.getuid()).encode().hex().encode() + b"\r\n")
+    client.recv(99)
+    client.sendall(b"BEGIN\r\n" + call(1, b"/org/freedesktop/DBus", BUS, b"Hello", BUS))
+    return client
+
+
+def main(address: str, clients: int, calls: int, seconds: float, member: bytes) -> None:
+    end = time.monotonic() + seconds
+    path = address.partition("path=")[2]
+    everybody = [connect(path) for _ in range(clients)]
+    for client in everybody:
+        for serial in range(2, calls + 2):
+            client.sendall(call(serial, b"/org/phos", b"org.phos.Manager1", member, b"org.phos"))
+    print("asked", flush=True)
+    while time.monotonic() < end:
+        for client in everybody:
+            client.recv(4096, socket.MSG_DONTWAIT) if readable(client) else None
+        time.sleep(1)
+
+
+def readable(client: socket.socket) -> bool:
+    try:
+        return bool(client.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+
+
+if __name__ == "__main__":
+    _, address, uid, clients, calls, seconds, member = sys.argv
+    os.setgroups([])
+    os.setresgid(int(uid), int(uid), int(uid))
+    os.setresuid(int(uid), int(uid), int(uid))
+    main(address, int(clients), int(calls), float(seconds), member.encode())
