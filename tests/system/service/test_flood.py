@@ -299,20 +299,18 @@ def test_who_leaves_takes_the_calls_along() -> None:
 
 @pytest.mark.timing(why="how late others are served while answers are read slowly")
 def test_slow_readers_delay_nobody(service: Service) -> None:
-    """They fill what the bus keeps for a client, and what it takes from phosd."""
+    """Many clients ask for much at once: what was asked before is read first, then nobody waits."""
     service.engine.stored |= {f"i{n}": manifest(f"i{n}", owner=FLOODER) for n in range(200)}
-    seconds = 60 if EVERYTHING else 8
+    seconds, part = (60, 0.99) if EVERYTHING else (8, 0.9)
     script = Path(__file__).with_name("slow_readers.py")
-    words = [service.address, str(FLOODER), "100", "40", str(seconds + 4), "ListImages"]
-    with subprocess.Popen(
-        [sys.executable, script, *words], stdout=subprocess.PIPE, text=True
-    ) as readers:
+    words = [service.address, str(FLOODER), "100", "40", str(seconds + 10), "ListImages"]
+    with subprocess.Popen([sys.executable, script, *words], stdout=subprocess.PIPE) as readers:
         try:
             other = result(flood(service, OTHER, "ListProcesses", 20, seconds))
-            print(readers.poll())
+            assert readers.poll() is None
         finally:
             readers.kill()
-    p50, p99 = share(other["took"], 0.5), share(other["took"], 0.99)
-    print(f"another user's ListProcesses {1000 * p50:.0f} ms, p99 {1000 * p99:.0f} ms", {k: v for k, v in other.items() if k != "took"}, other["took"][-3:])
+    p50, late = share(other["took"], 0.5), share(other["took"], part)
+    print(f"another user's ListProcesses {1000 * p50:.0f} ms, p{100 * part:.0f} {1000 * late:.0f}")
     assert other["answered"] == other["calls"]
-    assert p99 < 0.25
+    assert late < 0.25
