@@ -48,12 +48,12 @@ def close_gates(
     give_up = time.monotonic() + deadline
     peers_busy = {link.pid: False for link in links}
     while True:
+        cancellation.check()  # also before the first look: most gates are closed by that
         states = {
             link.pid: link.close_gate(deadline, peers_busy=peers_busy[link.pid]) for link in links
         }
         if all(state.settled for state in states.values()):
             return
-        cancellation.check()
         if time.monotonic() > give_up:
             raise Busy(
                 f"the program did not come to rest within {deadline:.0f} s ({_why(states)})",
