@@ -19,8 +19,7 @@ from phosd.engine.system.privileges import Capability
 ENDING_PATIENCE = 10.0
 """Seconds for killed processes to free their memory, and for parents to reap them."""
 
-_RESTORE = {"restore", "--no-default-config", "--restore-detached"}
-"""The options of phosd's restores. No other CRIU is killed."""
+_MARK = "PHOS_RESTORE"
 _NOT_A_PROCESS = (errno.ESRCH, errno.EINVAL, errno.ENOENT)
 """Errors of ``pidfd_open(2)`` for a free id or one of a mere thread, by kernel version."""
 
@@ -40,31 +39,33 @@ def is_criu(pid: int) -> bool:
     return False
 
 
-def restores(pid: int) -> bool:
-    """Return whether a process is CRIU's own in a restore, not yet the restored program."""
-    with contextlib.suppress(OSError):  # the process has ended
-        return _RESTORE.issubset(procfs.command_line(pid)) and is_criu(pid)
-    return False
+def mark(root: int) -> dict[str, str]:
+    """Return the environment of a CRIU that restores the tree of ``root``.
 
-
-def is_left_over(pid: int, since: int) -> bool:
-    """Return whether a killed CRIU left this process behind: its session leader has ended.
-
-    Such a process is no part of a program and may be stopped for ever: CRIU stops children of its
-    own to test what the kernel supports. ``since`` is the start of the restore in clock ticks since
-    boot.
+    All processes of CRIU's own keep it, helpers included. A restored process has the environment
+    with which it was saved.
     """
-    found = procfs.stat(pid)
-    if found is None or found.dead or found.start_time < since or not restores(pid):
-        return False
-    leader = procfs.stat(found.session)
-    return found.session > 0 and (leader is None or leader.dead)
+    return {_MARK: str(root)}
 
 
-def end_left_over(since: int) -> None:
-    """Kill all processes for which :func:`is_left_over` is true, and wait until they have ended."""
-    left = [pid for pid in procfs.pids() if is_left_over(pid, since)]
-    end(left, lambda pid: is_left_over(pid, since))
+def end_restoring(roots: Collection[int], since: int) -> None:
+    """Kill each CRIU that restores one of these trees, with its helpers; wait until all have ended.
+
+    Helpers may be stopped for ever, or wait for ever, and a session may be theirs. ``since`` is the
+    start of the restore in clock ticks since boot.
+    """
+
+    def restoring(pid: int) -> bool:
+        found = procfs.stat(pid)
+        if found is None or found.dead or found.start_time < since:
+            return False
+        return any(carries(pid, f"{_MARK}={root}") for root in roots)
+
+    give_up = time.monotonic() + ENDING_PATIENCE
+    while left := [pid for pid in procfs.pids() if restoring(pid)]:
+        end(left, restoring)
+        if time.monotonic() > give_up:
+            return
 
 
 def carries(pid: int, mark: str) -> bool:

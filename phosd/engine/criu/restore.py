@@ -17,7 +17,14 @@ from phosd.engine.criu.cgroup_place import place_of
 from phosd.engine.criu.dump import require_private, working_folder
 from phosd.engine.criu.file_worker import Change, Orders, Policy
 from phosd.engine.criu.inherited_stdio import Outlets
-from phosd.engine.criu.owned_processes import ENDING_PATIENCE, carries, end, is_made, kill
+from phosd.engine.criu.owned_processes import (
+    ENDING_PATIENCE,
+    end,
+    end_restoring,
+    is_made,
+    kill,
+    mark,
+)
 from phosd.engine.criu.program import Criu, Invocation, Owner
 from phosd.engine.criu.rights import Rights
 from phosd.engine.criu.saved_tree import SavedTree
@@ -34,8 +41,6 @@ SETTLED = 0.05
 ENDED_SECONDS = 3.0
 """How long CRIU may wait for a process that has ended. It notices most of them at once."""
 _LOOK_MILLISECONDS = 20
-_MARK = "PHOS_RESTORE"
-"""In the environment of a restoring CRIU: a word that only its own processes know."""
 
 
 @dataclass(frozen=True)
@@ -208,15 +213,7 @@ class _Made:
         self._wanted = {process.pid: process for process in tree.processes}
         self._user, self._since = tree.user.uid, now()
         self._ended_at: float | None = None
-        self._mark = secrets.token_hex(16)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What CRIU starts with; its helpers have it too, and a restored program has not."""
-        return {_MARK: self._mark}
-
-    def _marked(self, pid: int) -> bool:
-        return carries(pid, f"{_MARK}={self._mark}")
+        self._root = tree.record.root
 
     def _ours(self, pid: int) -> bool:
         return is_made(self._wanted[pid], self._user, self._since)
@@ -249,7 +246,7 @@ class _Made:
     def end(self) -> None:
         """Kill them and what CRIU has left, and wait until they have ended."""
         end(self._wanted, self._ours)
-        end([*filter(self._marked, procfs.pids())], self._marked)
+        end_restoring([self._root], self._since)
 
 
 class _Files:
@@ -318,7 +315,7 @@ def _run(
             images=folder,
             work=work,
             descriptors=(*outlets.inherited, inherited_by_all),
-            environment=made.environment,
+            environment=mark(tree.record.root),
             capabilities=rights.to_restore,
             dies_with_us=True,
             place=place_of(details.cgroups, owner.uid, criu.surroundings),

@@ -4,8 +4,7 @@ import contextlib
 import logging
 import stat
 import threading
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,6 @@ from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, PhosError
 
 _log = logging.getLogger(__name__)
-_END_SECONDS = 10.0
 _ANSWER_SECONDS = 5.0
 """Seconds that the hook of a restored process has to answer."""
 _AGAIN = "start the job again"
@@ -116,12 +114,8 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
         def ours(pid: int) -> bool:
             return owned_processes.is_made(wanted[pid], users[wanted[pid].tree], since)
 
-        # Processes that CRIU restored survive it; the code below ends them.
-        _wait_for_restores(
-            lambda pid: (pid in wanted and ours(pid)) or owned_processes.is_left_over(pid, since),
-            since,
-        )
-        owned_processes.end_left_over(since)
+        # Processes that CRIU has restored survive it; the code below ends them.
+        owned_processes.end_restoring([tree.root for tree in manifest.trees], since)
         made = {pid: wanted[pid] for pid in wanted if ours(pid)}
         if not made:
             return f"nothing had been restored; {_AGAIN}"
@@ -133,20 +127,6 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
     finally:
         for tree in manifest.trees:
             criu_restore.close_to_others(node.store.images / manifest.id / tree.folder)
-
-
-def _wait_for_restores(stays: Callable[[int], bool], since: int) -> None:
-    """Wait until the CRIU processes of a killed phosd, which are killed with it, have ended."""
-
-    def going(pid: int) -> bool:
-        found = procfs.stat(pid)
-        return found is not None and found.start_time >= since and not stays(pid)
-
-    end = time.monotonic() + _END_SECONDS
-    while any(owned_processes.restores(pid) and going(pid) for pid in procfs.pids()):
-        if time.monotonic() > end:
-            return
-        time.sleep(0.05)
 
 
 def _restored_run(node: Node, made: Mapping[int, Restored]) -> bool:

@@ -14,11 +14,12 @@ import pytest
 
 from phosd.engine.criu import restore as restore_module
 from phosd.engine.criu.dump import Dump, DumpOptions
-from phosd.engine.criu.owned_processes import end, is_criu, is_made, restores
+from phosd.engine.criu.owned_processes import end, end_restoring, is_criu, is_made, mark
 from phosd.engine.criu.program import Criu
 from phosd.engine.job.affected import now
 from phosd.engine.program.tree import scan
 from phosd.engine.recovery import rescue
+from phosd.engine.system import procfs
 from phosd.errors import Internal
 from tests.node.criu.life import COUNTER, SYSTEM_PYTHON, USER, Life, records, wait_for
 from tests.support.harness import alive
@@ -147,8 +148,6 @@ def test_anybody_may_look_like_criu(named_criu: str) -> None:
             wait_for(lambda: Path(f"/proc/{pid}/status").read_text().count("ffffffff"))
             assert not is_criu(pid)
             assert not is_criu(root)
-            assert not restores(pid)
-            assert not restores(root)
             assert 1 not in rescue._dumped()
     # ... which may be called as CRIU is.
     with running(
@@ -156,6 +155,22 @@ def test_anybody_may_look_like_criu(named_criu: str) -> None:
     ) as pid:
         wait_for(lambda: Path(f"/proc/{pid}/exe").readlink() == Path(named_criu))
         assert not is_criu(pid)
+
+
+def test_what_a_restore_has_started_is_ended(named_criu: str) -> None:
+    """Also a helper that leads a session of its own, and one that is stopped."""
+    since = now()
+    words = ("/bin/sh", "-c", f"echo; setsid {named_criu} 98 & kill -STOP $$")
+    with running(*words, env=mark(77)) as first, running(*words, env=mark(78)) as other:
+        (helper,) = wait_for(lambda: procfs.children(first))
+        end_restoring([77], now() + 100)
+        assert alive(first)
+        end_restoring([77], since)
+        assert not alive(first)
+        assert not alive(helper)
+        assert alive(other)
+        end_restoring([77, 78], since)
+        assert not alive(other)
 
 
 @pytest.mark.parametrize("uid", [0, USER])
