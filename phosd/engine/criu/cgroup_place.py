@@ -93,8 +93,13 @@ def place_of(saved: Cgroups | None, uid: int, here: Surroundings) -> Place:
         for name, entry in entries.items()
         if here.paths is not None and not os.access(entry, os.W_OK)
     ]
+    holds = cgroups.limits(here.paths or {})  # such as a container's, which are above both
     for names, why in ((gone, "no longer exists"), (closed, "cannot be entered from here")):
-        lost = {limit: value for limit, value in saved.limits.items() if _is_of(limit, names)}
+        lost = {
+            limit: value
+            for limit, value in saved.limits.items()
+            if _is_of(limit, names) and holds.get(limit) != value
+        }
         if lost:
             told = ", ".join(f"{limit}={value}" for limit, value in sorted(lost.items()))
             raise Unsupported(

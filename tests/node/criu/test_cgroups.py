@@ -104,6 +104,18 @@ def test_without_its_limits_it_is_not_restored(life: Life, limited: Limited) -> 
     assert cgroups.memberships(life.pid)[limited.hierarchy] == limited.path
 
 
+def test_a_limit_that_holds_anyway_is_not_lost(life: Life, limited: Limited) -> None:
+    """As that of the container in which both are."""
+    paths = cgroups.memberships(life.pid)
+    gone = paths | {limited.hierarchy: limited.path + "/gone"}
+    saved = Cgroups(gone, {"memory.max": str(LIMIT)})
+    cgroup_place.place_of(saved, USER, Surroundings(paths))
+    limits = cgroups.limits(cgroups.memberships(os.getpid()))
+    assert limits.get("memory.max") != str(LIMIT)
+    with pytest.raises(Unsupported, match="no longer exists"):
+        cgroup_place.place_of(saved, USER, Surroundings(cgroups.memberships(os.getpid())))
+
+
 def test_systemd_makes_a_scope_with_the_same_limits(life: Life, limited: Limited) -> None:
     saved = cgroup_place.noted(tree.scan(life.pid))
     outside = Surroundings(None, scopes=True)
