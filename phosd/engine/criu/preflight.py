@@ -58,7 +58,9 @@ def require_dumpable(
     tree = resources.tree
     reasons = [
         *_of_processes(tree, home, frozen),
-        *_of_descriptors(resources.descriptors),
+        *_of_descriptors(
+            resources.descriptors, by_user=not (tree.privileged or tree.root.uid == 0)
+        ),
         *_of_sockets(resources.descriptors, tcp),
         *_of_mappings(tree, resources.mappings),
     ]
@@ -85,7 +87,8 @@ def _of_processes(tree: ProcessTree, home: dict[str, str], frozen: bool) -> Iter
             yield f"{name} is in a container or sandbox (its own {', '.join(foreign)} namespace)"
 
 
-def _of_descriptors(descriptors: Iterable[Descriptor]) -> Iterator[str]:
+def _of_descriptors(descriptors: Iterable[Descriptor], *, by_user: bool) -> Iterator[str]:
+    """Yield what is open and cannot be saved, ``by_user``: by a CRIU with a user's rights."""
     for descriptor in descriptors:
         where = f"descriptor {descriptor.number} of pid {descriptor.pid} ({descriptor.target})"
         mode, device = descriptor.file.st_mode, descriptor.file.st_rdev
@@ -93,6 +96,9 @@ def _of_descriptors(descriptors: Iterable[Descriptor]) -> Iterator[str]:
             kind = descriptor.target.removeprefix("anon_inode:").strip("[]")
             if kind not in _ANONYMOUS:
                 yield f"{where} is of a kind that cannot be saved"
+            elif descriptor.watches and by_user:
+                # It names files by handles, and to open those would be to open any file.
+                yield f"{where} watches files, which only a program of root's may have saved"
         elif stat.S_ISBLK(mode):
             yield f"{where} is a block device"
         elif stat.S_ISCHR(mode) and not _known_device(descriptor.target, device):

@@ -92,7 +92,10 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """An open descriptor. ``target`` is where its link leads; ``file`` is the file's status."""
+    """An open descriptor. ``target`` is where its link leads; ``file`` is the file's status.
+
+    ``watches``: it reports changes of files (inotify, fanotify).
+    """
 
     pid: int
     number: int
@@ -100,6 +103,7 @@ class Descriptor:
     flags: int
     position: int
     file: os.stat_result
+    watches: bool = False
 
     @property
     def writable(self) -> bool:
@@ -288,7 +292,8 @@ def descriptors(pid: int) -> list[Descriptor]:
         except FileNotFoundError:
             continue
         flags, position = int(fields["flags"], 8), int(fields["pos"])
-        found.append(Descriptor(pid, number, target, flags, position, file))
+        watches = any(name.startswith(("inotify wd", "fanotify ino")) for name in fields)
+        found.append(Descriptor(pid, number, target, flags, position, file, watches))
     return found
 
 

@@ -46,6 +46,25 @@ def test_what_cannot_be_saved_is_named(life: Life, kind: str) -> None:
     assert in_order(life.counts_on())
 
 
+WATCHING = CALL + "fd = libc.inotify_init1(0)\nassert libc.inotify_add_watch(fd, b'/', 2) > 0\n"
+
+
+def test_what_watches_files_is_saved_for_root_alone(lives: Callable[[int], Life]) -> None:
+    """CRIU of a user cannot look up what is watched; it used to fail inside the stop."""
+    for source, uid in ((WATCHING, 0), (WATCHING.partition("assert")[0], USER)):
+        saved = lives(uid)
+        saved.start(source + COUNTER)
+        saved.counts_on()
+        saved.again()
+        saved.counts_on()
+    refused = lives(USER)
+    refused.start(WATCHING + COUNTER)
+    refused.counts_on()
+    with pytest.raises(Unsupported, match=r"inotify.* watches files"):
+        refused.dump()
+    refused.counts_on()
+
+
 def test_a_unix_connection_to_the_outside_is_named(life: Life) -> None:
     path = life.home / "server"
     with socket.socket(socket.AF_UNIX) as server:
