@@ -1,6 +1,7 @@
 """Send requests to the hook in a GPU process (docs/reference/hook-protocol.md)."""
 
 import contextlib
+import errno
 import os
 import secrets
 import socket
@@ -251,6 +252,10 @@ class HookLink:
             return decode_release(
                 self._ask(Type.EMPTY_CACHE, EMPTY_CACHE.pack(ask, 0), until=until)
             )
+
+    def may_see(self, pid: int) -> bool:
+        """Return whether the process may look at another one of its user's, which runs."""
+        return self._count(Type.MAY_SEE, U64.pack(pid)) != errno.EACCES
 
     def detach(self) -> None:
         """Have the hook close its sockets until :meth:`reattach`; the connection ends."""

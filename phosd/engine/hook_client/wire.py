@@ -66,6 +66,7 @@ class Type(enum.IntEnum):
     FORGET = 14
     KERNELS = 15
     EMPTY_CACHE = 16
+    MAY_SEE = 17
 
 
 class Status(enum.IntEnum):

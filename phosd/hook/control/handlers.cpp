@@ -1,6 +1,9 @@
 #include "control/handlers.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 
@@ -167,6 +170,19 @@ Reply empty_cache(const Message& request) {
     if (!read(request, &wanted)) return {Status::bad_message, "what is wanted is missing"};
     Reply reply;
     reply.append(wanted.ask ? torch_cache::release() : torch_cache::state());
+    return reply;
+}
+
+// A Landlock domain lets a process look only at what is in it; nothing else tells of one.
+Reply may_see(const Message& request) {
+    wire::Cursor other{};
+    if (!read(request, &other)) return {Status::bad_message, "the pid is missing"};
+    char path[40];
+    std::snprintf(path, sizeof path, "/proc/%lu/exe", static_cast<unsigned long>(other.after));
+    char target[1];
+    const ssize_t got = readlink(path, target, sizeof target);
+    Reply reply;
+    reply.append(wire::Count{got < 0 ? static_cast<uint64_t>(errno) : 0});
     return reply;
 }
 

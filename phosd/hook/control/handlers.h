@@ -48,5 +48,6 @@ Reply forget();
 Reply list_kernels(const channel::Message& request);
 Reply empty_cache(const channel::Message& request);
 Reply stats();
+Reply may_see(const channel::Message& request);
 
 }  // namespace phos::handlers

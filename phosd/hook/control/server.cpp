@@ -79,11 +79,12 @@ Reply answer(int client, Message& request) {
             return handlers::list_blocks(request, false);
         case Type::stats:
             return handlers::stats();
+        case Type::may_see:
+            return handlers::may_see(request);
         default:
             break;
     }
-    if (type < Type::hello || type > Type::empty_cache)
-        return {Status::bad_message, "unknown request"};
+    if (type < Type::hello || type > Type::may_see) return {Status::bad_message, "unknown request"};
     const std::lock_guard turn(quiesce::turn);
     if (gate_owner != kNoClient && gate_owner != client)
         return {Status::wrong_state, "another client holds the gate of this process"};

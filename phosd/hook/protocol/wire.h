@@ -37,6 +37,7 @@ enum class Type : uint16_t {
     kernels,        // Cursor (how many are known) -> KernelList: launched since `arm`
     empty_cache,    // EmptyCache -> ReleaseState: PyTorch releases its cached memory; open gate;
                     // poll while `asked`
+    may_see,        // Cursor (a pid) -> Count: 0, or the errno of looking at what it executes
 };
 
 // The status of a reply. A failed reply's payload is a text for the user, UTF-8.

@@ -48,6 +48,25 @@ def is_zombie(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] == "Z"
 
 
+def test_landlock_rules(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+    """The kernel tells nobody of them, and they would be gone after a restore."""
+    target = start("sandboxed")
+    target.wait_for_steps(3)
+    with pytest.raises(Unsupported, match="is under Landlock rules"):
+        attempt(node, target.pid)
+    assert node.store.list() == []
+    computes_right(target, undisturbed)
+
+
+def test_no_new_privileges_alone_are_no_rules(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start("sandboxed", extra={"PHOS_TEST_RULES": "none"})
+    target.wait_for_steps(3)
+    attempt(node, target.pid)
+    computes_right(target, undisturbed)
+
+
 @pytest.mark.parametrize("mode", ["auto", "stop", "driver"])
 def test_managed_memory(mode: str, node: Node, start: Starter, undisturbed: Undisturbed) -> None:
     target = start("managed")

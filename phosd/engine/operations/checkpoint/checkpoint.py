@@ -24,6 +24,7 @@ from phosd.engine.operations.checkpoint.stop import stop
 from phosd.engine.operations.manifest_records import process_records
 from phosd.engine.operations.move_checks import claimed
 from phosd.engine.operations.torch_cache import release_cached
+from phosd.engine.program import landlock
 from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
 from phosd.engine.program.tree import ProcessTree
 from phosd.errors import InvalidOption, MisSpeculation
@@ -50,6 +51,7 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         group = job.enter_context(
             discover_group(pid, node.config.runtime_dir, _dumpable(node, job, options))
         )
+        landlock.require_none(group, progress)
         choice = choose(group, options.mode, options.experience.past)
         if choice.why:
             progress.note(f"mode {choice.mode}: {choice.why}")
