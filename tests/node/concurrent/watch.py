@@ -35,15 +35,17 @@ class Brake:
         self._file = file
         self._target = target
         self._steps = steps
+        self._since = 0
         self._followed: threading.Thread | None = None
 
     def put_on(self) -> None:
-        """Slow copies down from now on, until the target has made its steps."""
+        """Slow copies down until the target has made its steps from now on, also if it is on."""
+        self._since = self._target.position()
         if self._file.exists():
             return
         self.release()
         self._file.touch()
-        self._followed = threading.Thread(target=self._follow, args=[self._target.position()])
+        self._followed = threading.Thread(target=self._follow)
         self._followed.start()
 
     def release(self) -> None:
@@ -53,9 +55,9 @@ class Brake:
             self._followed.join()
             self._followed = None
 
-    def _follow(self, since: int) -> None:
+    def _follow(self) -> None:
         while self._file.exists():
-            if self._target.log.read_bytes()[since:].count(b"\n") >= self._steps:
+            if self._target.log.read_bytes()[self._since :].count(b"\n") >= self._steps:
                 self._file.unlink(missing_ok=True)
             time.sleep(0.005)
 
