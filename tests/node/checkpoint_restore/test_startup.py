@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from phosd.engine.criu.owned_processes import mark
 from phosd.engine.job.affected import AffectedProcess, AffectedSet, InterruptedJob, now
 from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client.rescue_client import RescueClient
@@ -210,13 +210,7 @@ def test_a_restored_process_that_criu_never_let_go_of_is_ended(
     assert not alive(target.pid)
 
 
-_AS_CRIU = ["-c", "kill -STOP $$", "restore", "--no-default-config", "--restore-detached"]
-"""Words of a shell that stands still, and looks like a CRIU that phosd has restore something."""
-
-
-def test_what_a_killed_criu_leaves_standing_is_ended_and_not_waited_for(
-    node: Node, start: Starter, tmp_path: Path
-) -> None:
+def test_what_a_killed_criu_leaves_standing_is_ended(node: Node, start: Starter) -> None:
     """CRIU stops children of its own while it looks what the kernel can do. Killed just then, with
     its phosd, it leaves one that nobody lets go on.
     """
@@ -224,54 +218,42 @@ def test_what_a_killed_criu_leaves_standing_is_ended_and_not_waited_for(
     target.wait_for_steps(3)
     image = save(node, target, "stop").id
     target.kill()
+    stopped = ["/bin/sh", "-c", "kill -STOP $$"]
+    before = subprocess.Popen(stopped, env=mark(target.pid))
+    wait_until(lambda: stands(before.pid), "it to stop")
+    time.sleep(0.02)  # the start of a process is known in hundredths of a second
     concern = AffectedSet(
         (AffectedProcess(target.pid, None, gpu=True, hooked=True),), (0,), image, now()
     )
-    fake = tmp_path / "criu"
-    shutil.copy("/bin/sh", fake)
-    lead = "import subprocess, sys\nprint(subprocess.Popen(sys.argv[1:]).pid, flush=True)\ninput()"
-    words = {
-        "ours": [str(fake), *_AS_CRIU],
-        "of another tool": [str(fake), *_AS_CRIU[:2], "restore", "--restore-detached"],
-        "no CRIU": ["/bin/sh", *_AS_CRIU],
-        "led": [str(fake), *_AS_CRIU],
+    left = {
+        "ours": subprocess.Popen(stopped, env=mark(target.pid)),
+        "ours, leading a session": subprocess.Popen(
+            stopped, env=mark(target.pid), start_new_session=True
+        ),
+        "of another restore": subprocess.Popen(stopped, env=mark(target.pid + 1)),
+        "no CRIU": subprocess.Popen(stopped),
     }
-    leaders, left = {}, {}
-    for name, command in words.items():
-        leaders[name] = subprocess.Popen(
-            [sys.executable, "-c", lead, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        said = leaders[name].stdout
-        assert said is not None
-        left[name] = int(said.readline())
-        wait_until(lambda pid=left[name]: procfs.stat(pid).stopped, "it to stop")  # type: ignore
+    everything = [before, *left.values()]
     try:
-        for name in words.keys() - {"led"}:
-            leaders[name].kill()
-            leaders[name].wait()
-        done: list[dict[int, str]] = []
+        for each in left.values():
+            wait_until(lambda pid=each.pid: stands(pid), "it to stop")  # type: ignore[misc]
         began = time.monotonic()
-        waiting = threading.Thread(
-            target=lambda: done.append(settle(node, [InterruptedJob(1, concern)]))
-        )
-        waiting.start()
-        time.sleep(1)
-        assert not done, "the one that is led may be at work"
-        leaders["led"].kill()
-        leaders["led"].wait()
-        waiting.join()
-        assert done == [{1: "nothing had been restored; start the job again"}]
+        done = settle(node, [InterruptedJob(1, concern)])
+        assert done == {1: "nothing had been restored; start the job again"}
         assert time.monotonic() - began < 5
-        assert {name for name, pid in left.items() if alive(pid)} == {"of another tool", "no CRIU"}
+        living = {name for name, each in left.items() if each.poll() is None}
+        assert living == {"of another restore", "no CRIU"}
+        assert before.poll() is None
     finally:
-        for name, pid in left.items():
-            leaders[name].kill()
-            if alive(pid):
-                os.kill(pid, signal.SIGKILL)
-            leaders[name].communicate()
+        for each in everything:
+            each.kill()
+            each.wait()
+
+
+def stands(pid: int) -> bool:
+    """Whether a process is stopped."""
+    found = procfs.stat(pid)
+    return found is not None and found.stopped
 
 
 def test_criu_is_waited_for(
