@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from phosd.engine.image.manifest import Process
-from phosd.engine.system import procfs
+from phosd.engine.system import cgroups, procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import NoSuchProcess
 
@@ -204,8 +204,4 @@ def _affinity(threads: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
 
 def _cgroup(pid: int) -> str:
     """Return the path in the unified hierarchy; empty if there is only cgroup v1."""
-    for line in filter(None, procfs.lines(procfs.PROC / str(pid) / "cgroup")):
-        number, _, path = line.split(":", 2)
-        if number == "0":
-            return path
-    return ""
+    return cgroups.memberships(pid).get(cgroups.UNIFIED, "")
