@@ -1,14 +1,14 @@
 """Find out whether programs that share a GPU survive the checkpoints of some of them.
 
     python -m bench.neighbours [--how nothing gate driver-alone driver stop ...] [--programs N]
-                               [--saved K] [--times T] [--seconds S]
+                               [--saved K] [--in-turn] [--times T] [--seconds S] [--gap MS]
 
 Starts N programs whose kernels wait on the device for each other (``bench/programs/spinning.py``)
-on one GPU, saves K of them T times each, all K at the same time, and lets all of them run for S
-seconds. In ``gate`` phosd only closes and opens the gates; ``driver-alone`` is the driver's
-checkpoint and restore of programs without the hook, without phosd, which may have to be tried
-several times. Prints one JSON object for each way: how many programs died, their last words, and
-the driver's messages (Xid) in the kernel's log.
+on one GPU, saves K of them T times each, all K at the same time or one after the other, and lets
+all of them run for S seconds. In ``gate`` phosd only closes and opens the gates; ``driver-alone``
+is the driver's checkpoint and restore of programs without the hook, without phosd, which may have
+to be tried several times. Prints one JSON object for each way: how many programs died, their last
+words, and the driver's messages (Xid) in the kernel's log.
 """
 
 import argparse
@@ -21,9 +21,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.job.progress import Progress
@@ -39,7 +40,9 @@ _START_SECONDS = 60.0
 _LOCK_MILLISECONDS = 2000
 _TRIES = 4
 """Attempts for each checkpoint that is to succeed."""
-WAYS = ("nothing", "gate", "driver-alone", "driver", "stop", "recopy", "concurrent")
+_ON_WRITE = "on-write"
+"""Mode ``concurrent`` without room for a snapshot."""
+WAYS = ("nothing", "gate", "driver-alone", "driver", "stop", "recopy", "concurrent", _ON_WRITE)
 
 
 @dataclass
@@ -71,8 +74,10 @@ class Spinning:
 
 
 @contextmanager
-def spinning(count: int, folder: Path, runtime: Path | None) -> Iterator[list[Spinning]]:
-    """Run ``count`` programs, under the hook if there is a runtime folder for it."""
+def spinning(
+    arguments: argparse.Namespace, folder: Path, runtime: Path | None
+) -> Iterator[list[Spinning]]:
+    """Run the programs, under the hook if there is a runtime folder for it."""
     environment = dict(os.environ)
     if is_software():
         environment["LD_LIBRARY_PATH"] = str(softgpu_folder())
@@ -80,11 +85,11 @@ def spinning(count: int, folder: Path, runtime: Path | None) -> Iterator[list[Sp
         environment |= {"LD_PRELOAD": str(hook_library()), "PHOS_RUNTIME_DIR": str(runtime)}
     programs = []
     try:
-        for number in range(count):
+        for number in range(arguments.programs):
             output, errors = folder / f"{number}.out", folder / f"{number}.err"
             with output.open("wb") as out, errors.open("wb") as err:
                 process = subprocess.Popen(
-                    [sys.executable, str(_PROGRAM)],
+                    [sys.executable, str(_PROGRAM), str(arguments.gap)],
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
@@ -122,13 +127,14 @@ def by_phosd(node: Node, way: str) -> Callable[[int], object]:
         with group as found, closed_gates(found.links, Progress()):
             time.sleep(0.05)
 
-    options = CheckpointOptions(mode=way)
+    options = CheckpointOptions(mode="concurrent" if way == _ON_WRITE else way)
     return gate if way == "gate" else lambda pid: checkpoint(node, pid, options, Progress())
 
 
 def measure(way: str, arguments: argparse.Namespace) -> dict[str, object]:
     """Return the result of one way."""
     outcomes: Counter[str] = Counter()
+    turn = Lock() if arguments.in_turn else nullcontext()
 
     def repeatedly(save: Callable[[int], object], program: Spinning) -> None:
         done = 0
@@ -136,7 +142,8 @@ def measure(way: str, arguments: argparse.Namespace) -> dict[str, object]:
             if done == arguments.times or program.dead:
                 break
             try:
-                save(program.pid)
+                with turn:
+                    save(program.pid)
                 outcomes["done"] += 1
                 done += 1
             except (PhosError, RuntimeError) as error:
@@ -148,8 +155,14 @@ def measure(way: str, arguments: argparse.Namespace) -> dict[str, object]:
         place = Path(name)
         hooked = way != "driver-alone"
         with (
-            Node(NodeConfig(state_dir=place / "state", runtime_dir=place / "run")) as node,
-            spinning(arguments.programs, place, place / "run" if hooked else None) as programs,
+            Node(
+                NodeConfig(
+                    state_dir=place / "state",
+                    runtime_dir=place / "run",
+                    snapshots=way != _ON_WRITE,
+                )
+            ) as node,
+            spinning(arguments, place, place / "run" if hooked else None) as programs,
             ThreadPoolExecutor(arguments.saved) as pool,
         ):
             save = by_phosd(node, way) if hooked else by_driver_alone
@@ -163,6 +176,8 @@ def measure(way: str, arguments: argparse.Namespace) -> dict[str, object]:
                 "way": way,
                 "programs": arguments.programs,
                 "saved": arguments.saved,
+                "in_turn": arguments.in_turn,
+                "gap": arguments.gap,
                 "outcomes": dict(outcomes),
                 "dead": dead,
                 "last_words": sorted({programs[number].last_words for number in dead}),
@@ -184,8 +199,10 @@ def main() -> None:
     parser.add_argument("--how", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--programs", type=int, default=8)
     parser.add_argument("--saved", type=int, default=1)
+    parser.add_argument("--in-turn", action="store_true", help="save one program at a time")
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--gap", type=float, default=0, help="milliseconds that a kernel waits")
     arguments = parser.parse_args()
     for way in arguments.how:
         print(json.dumps(measure(way, arguments)), flush=True)
