@@ -123,6 +123,8 @@ class Hello:
     parkable: bool
     ever_parked: bool
     uses_unsupported: bool
+    ever_stopped: bool
+    """It was parked or detached once: the driver may have restored its contexts."""
     reason: str
 
 
@@ -190,7 +192,7 @@ class Garbled(Exception):
 def decode_hello(body: bytes) -> Hello:
     """Decode the answer to ``HELLO``. Raises :class:`Garbled`."""
     head, rows = body[: HELLO.size], body[HELLO.size :]
-    pid, version, count, state, parkable, ever, unsupported, _, reason = unpack(HELLO, head)
+    pid, version, count, state, *said, reason = unpack(HELLO, head)
     if len(rows) != count * DEVICE_ID.size:
         raise Garbled(f"a hello of {len(body)} bytes for {count} devices")
     if state not in list(HookState):
@@ -198,7 +200,10 @@ def decode_hello(body: bytes) -> Hello:
     text = printable(reason.split(b"\0", 1)[0])
     where = HookState(state)
     devices = tuple(gpu_uuid(raw) for (raw,) in DEVICE_ID.iter_unpack(rows))
-    return Hello(pid, version, devices, where, bool(parkable), bool(ever), bool(unsupported), text)
+    parkable, ever_parked, unsupported, ever_stopped = map(bool, said)
+    return Hello(
+        pid, version, devices, where, parkable, ever_parked, unsupported, ever_stopped, text
+    )
 
 
 def decode_blocks(body: bytes, after: int) -> tuple[list[HookBlock], bool]:

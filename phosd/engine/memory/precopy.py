@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Self
 
 from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.job.progress import Progress
 from phosd.engine.memory.dump import MemoryDump
+from phosd.engine.memory.exported import distinct
 from phosd.engine.memory.precopy_rounds import PASSES, Missing, copy_while_running
 from phosd.engine.mover.client.requests import Copies
 from phosd.errors import changed_in_the_stop
@@ -25,13 +27,29 @@ class Precopy:
         self._rest: Future[dict[int, tuple[ChunkRef, ...]]] | None = None
         self._within = Progress()
 
-    def while_running(self, progress: Progress) -> None:
-        """Copy in passes until little is left, or a pass no longer reduces it much."""
+    def while_running(self, progress: Progress, *, interruptible: bool) -> None:
+        """Copy in passes until little is left, or a pass no longer reduces it much.
 
-        def missing() -> Missing[tuple[int, int]]:
-            return self._missing(self._digests())
-
-        copy_while_running(self._memory, self._dump.links, progress, missing, self._copy)
+        Of a program that GPUs do not interrupt, everything is copied once, or nothing if the image
+        has a parent: what differs from the parent is not known before the stop.
+        """
+        if interruptible:
+            copy_while_running(
+                self._memory,
+                self._dump.links,
+                progress,
+                lambda: self._missing(self._digests()),
+                self._copy,
+            )
+        elif not self._dump.writer.stored:
+            copy_while_running(
+                self._memory,
+                self._dump.links,
+                progress,
+                self._everything,
+                partial(self._copy, by_copy_engines=True),
+                passes=1,
+            )
 
     def begin_rest(self) -> None:
         """Start copying the rest on another thread. All memory is parked."""
@@ -73,12 +91,24 @@ class Precopy:
                     missing.setdefault(exported.gpu, []).append((exported.key, index))
         return missing
 
-    def _copy(self, chunks: Missing[tuple[int, int]], progress: Progress) -> None:
+    def _everything(self) -> dict[int, list[tuple[int, int]]]:
+        """Return all chunks, as (key, index) by GPU."""
+        chunks: dict[int, list[tuple[int, int]]] = {}
+        for exported in distinct(self._memory.all()):
+            rows = ((exported.key, index) for index in range(exported.chunks))
+            chunks.setdefault(exported.gpu, []).extend(rows)
+        return chunks
+
+    def _copy(
+        self, chunks: Missing[tuple[int, int]], progress: Progress, *, by_copy_engines: bool = False
+    ) -> None:
         def one(gpu: int) -> None:
             copies = self._copies.get(gpu)
             if copies is None:
                 copies = self._copies[gpu] = Copies(self._dump.writer, self._dump.packs(gpu))
-            self._memory.adopted.mover(gpu).copy(chunks[gpu], copies, progress)
+            self._memory.adopted.mover(gpu).copy(
+                chunks[gpu], copies, progress, by_copy_engines=by_copy_engines
+            )
 
         with ThreadPoolExecutor(len(chunks)) as pool:
             list(pool.map(one, chunks))

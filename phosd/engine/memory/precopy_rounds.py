@@ -1,7 +1,8 @@
 """Copy memory in passes while the program runs; each copies the chunks that differ from the copy.
 
 The next pass finds by digest what the program wrote during a pass. The last pass is the caller's:
-it runs inside the stop, when nothing changes any more.
+it runs inside the stop, when nothing changes any more. Digests are the GPU's, and no kernel may run
+beside a program that GPUs do not interrupt (hazard 47): everything is copied in one pass then.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +30,16 @@ def copy_while_running(
     progress: Progress,
     missing: Callable[[], Missing[_T]],
     copy: Callable[[Missing[_T], Progress], object],
+    *,
+    passes: int = PASSES,
 ) -> None:
-    """Copy until little is left, a pass no longer reduces it much, or ``PASSES`` are done.
+    """Copy until little is left, a pass no longer reduces it much, or ``passes`` are done.
 
     ``missing`` returns the chunks of ``memory`` that differ from the copy; no block is dropped
     meanwhile.
     """
     before = None
-    for number in range(1, PASSES + 1):
+    for number in range(1, passes + 1):
         progress.check()
         memory.take(links)
         with memory.drops_put_off():

@@ -56,14 +56,20 @@ class Replicas:
         self._guarded: set[ProcessId] = set()
         self._lock = threading.RLock()  # the watch threads drop what the program frees
 
-    def while_running(self, links: Sequence[HookLink], progress: Progress) -> None:
-        """Copy in passes until little differs, or a pass no longer reduces it much."""
+    def while_running(
+        self, links: Sequence[HookLink], progress: Progress, *, interruptible: bool
+    ) -> None:
+        """Copy in passes until little differs, or a pass no longer reduces it much.
+
+        Everything is copied once if the GPUs do not interrupt the program.
+        """
 
         def differing() -> Missing[int]:
             self.follow()
-            return self._differing()
+            return self._differing() if interruptible else self._everything()
 
-        copy_while_running(self._memory, links, progress, differing, self._copy)
+        passes = PASSES if interruptible else 1
+        copy_while_running(self._memory, links, progress, differing, self._copy, passes=passes)
 
     def follow(self) -> None:
         """Make replicas of new blocks, drop those of freed blocks. Raises :class:`OutOfMemory`."""
@@ -144,6 +150,13 @@ class Replicas:
             self._replicas[exported.key] = _Replica(
                 exported, Allocation(mover, key, descriptor), source[0]
             )
+
+    def _everything(self) -> dict[int, list[int]]:
+        """Return the indices of all chunks, by key."""
+        with self._lock:
+            return {
+                key: list(range(replica.exported.chunks)) for key, replica in self._replicas.items()
+            }
 
     def _differing(self) -> dict[int, list[int]]:
         """Return the indices of the chunks that differ from their replicas, by key."""

@@ -85,6 +85,14 @@ class CheckpointGroup:
         return AffectedSet(tuple(processes), tuple(sorted(gpus)))
 
     @property
+    def interruptible(self) -> bool:
+        """Whether GPUs interrupt the members' kernels when others need the GPU.
+
+        Not once the driver has restored them; then no kernel may be run beside them (hazard 47).
+        """
+        return all(m.hello is not None and not m.hello.ever_stopped for m in self.members)
+
+    @property
     def essential(self) -> list[TreeProcess]:
         """The processes without which a checkpoint is impossible: roots and GPU processes."""
         gpu = set(self.gpu_pids)

@@ -50,8 +50,8 @@ bool read_ids(const Message& request, std::vector<uint64_t>* ids) {
 
 }  // namespace
 
-Reply hello() {
-    const HelloReply said = make_hello();
+Reply hello(bool ever_stopped) {
+    const HelloReply said = make_hello(ever_stopped);
     Reply reply;
     reply.append(said.hello);
     reply.append(said.devices.data(), said.devices.size() * sizeof(wire::DeviceId));

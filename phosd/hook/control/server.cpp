@@ -45,7 +45,8 @@ int listener = -1;
 std::vector<int> clients;
 int gate_owner = kNoClient;  // if this client is lost, the gate opens
 bool detached = false;
-uint64_t deaf_until = 0;  // nanoseconds, CLOCK_MONOTONIC
+bool ever_stopped = false;  // parked or detached once; part of the image, too
+uint64_t deaf_until = 0;    // nanoseconds, CLOCK_MONOTONIC
 uint64_t wary_until = 0;
 
 // poll() keeps its files open, even when the program has closed them: a listener would go on taking
@@ -74,7 +75,7 @@ Reply answer(int client, Message& request) {
     Reply refusal;
     switch (type) {
         case Type::hello:
-            return handlers::hello();
+            return handlers::hello(ever_stopped);
         case Type::list_blocks:
             return handlers::list_blocks(request, false);
         case Type::stats:
@@ -204,9 +205,10 @@ bool serve(int client) {
                         static_cast<uint32_t>(reply.status),
                         static_cast<uint32_t>(reply.payload.size()),
                         static_cast<uint32_t>(reply.descriptors.size())};
-    if (whole && reply.status == Status::ok &&
-        request.header.type == static_cast<uint16_t>(Type::detach))
-        detach(client);
+    const auto type = static_cast<Type>(request.header.type);
+    const bool done = whole && reply.status == Status::ok;
+    if (done && (type == Type::park || type == Type::detach)) ever_stopped = true;
+    if (done && type == Type::detach) detach(client);
     const bool sent = whole && !faults::take_short() &&
                       channel::send(client, header, reply.payload.data(), reply.descriptors);
     for (const int descriptor : reply.descriptors) descriptors::release(descriptor);

@@ -269,6 +269,7 @@ class Mover:
         *,
         proven: Mapping[tuple[int, int], bytes] | None = None,
         let_go: Callable[[Sequence[int]], None] = lambda _: None,
+        by_copy_engines: bool = False,
     ) -> dict[tuple[int, int], bytes]:
         """Copy chunks, as (key, chunk index), as they are now, each once.
 
@@ -279,9 +280,10 @@ class Mover:
         ``proven`` has the digests of all chunks if no process but this mover has the blocks: only
         the copy engines then work, and each block is dropped once it has left the device, or all of
         them if the job is cancelled. ``let_go`` is called on this thread with the keys of dropped
-        blocks.
+        blocks. ``by_copy_engines``: run no kernel beside programs that cannot be interrupted; the
+        CPU hashes the saved bytes.
         """
-        request, descriptors = copies.request(chunks, proven)
+        request, descriptors = copies.request(chunks, proven, by_copy_engines=by_copy_engines)
         answer, _ = self._to_host.ask(request, wire.Copied, descriptors, progress, let_go)
         return copies.note(request, answer)
 

@@ -134,6 +134,8 @@ class Copies:
         self,
         chunks: Iterable[tuple[int, int]],
         proven: Mapping[tuple[int, int], bytes] | None = None,
+        *,
+        by_copy_engines: bool = False,
     ) -> tuple[wire.Copy, list[int]]:
         """Return the request, and the descriptors of the packs."""
         wanted = list(dict.fromkeys(chunks))
@@ -144,7 +146,8 @@ class Copies:
         places = (self._places.get(chunk, (-1, 0)) for chunk in wanted)
         rows = [(*chunk, *place) for chunk, place in zip(wanted, places, strict=True)]
         digests = b"".join(proven[chunk] for chunk in wanted) if proven else b""
-        request = wire.Copy(rows, target(self._writer, self._packs), self._used, digests)
+        packs = target(self._writer, self._packs)
+        request = wire.Copy(rows, packs, self._used, digests, by_copy_engines)
         return request, [pack.fd for pack in self._packs]
 
     def note(self, request: wire.Copy, answer: wire.Copied) -> dict[tuple[int, int], bytes]:

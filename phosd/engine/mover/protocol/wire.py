@@ -157,13 +157,14 @@ class Copy(Message, frozen=True):
     A negative pack asks for a new record, after the ``used`` bytes of some pack. ``proven``: the
     chunks' digests, 16 bytes each, if no other process can write the blocks; they are then not
     hashed again, and each block is dropped (:class:`Dropped`) once it has left the device. Or
-    empty.
+    empty. ``by_copy_engines``: run no kernel on the GPU; the CPU hashes the chunks.
     """
 
     chunks: list[tuple[int, int, int, int]]
     target: Packs
     used: list[int]
     proven: bytes
+    by_copy_engines: bool = False
 
 
 class Pin(Message, frozen=True):

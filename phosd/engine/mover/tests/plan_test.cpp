@@ -179,7 +179,7 @@ class Stream {
                 const auto* from = reinterpret_cast<const uint64_t*>(claim.address);
                 CHECK(saved.emplace(std::pair{claim.block, claim.index}, *from).second);
             }
-            plan_.staged(batch);
+            plan_.arrived(batch);
             give(batch);
         }
     }
@@ -241,7 +241,7 @@ void round(unsigned seed, uint32_t slots) {
                 stream.put(batch, std::move(claims));
             }
         }
-        while (plan.look().staging != 0) std::this_thread::yield();
+        while (plan.look().on_the_way != 0) std::this_thread::yield();
         saved = stream.saved;
     }
     for (auto& program : programs) program->over = true;

@@ -35,7 +35,8 @@ def copy(
         for item, digest in zip(items, digests, strict=True):
             found[item.chunk.key, item.chunk.index] = digest
 
-    with CopyOut(transfer, request.target, descriptors, copied) as out:
+    engines = request.by_copy_engines
+    with CopyOut(transfer, request.target, descriptors, copied, by_copy_engines=engines) as out:
         for items in _batches(gpu, request, ring.records):
             for item in items:
                 place = (item.pack, item.offset, item.chunk.length)

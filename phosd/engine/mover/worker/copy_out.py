@@ -8,7 +8,8 @@ device, and one batch keeps only a tenth of the device busy with hashing. Two st
 the bus, which is free meanwhile. As many threads write as keep a fast disk or a tmpfs busy.
 
 Memory that was hashed and that no other process can write is copied out from where it is. That
-takes only the copy engines, and costs a program beside it next to nothing.
+takes only the copy engines, and costs a program beside it next to nothing. So is memory of programs
+that run and whose kernels the GPU does not interrupt (hazard 47): the CPU hashes it in the pack.
 """
 
 import os
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any, NamedTuple, Self
 
-from phosd.engine.digest import SIZE, split
+from phosd.engine.digest import SIZE, digest_ranges, split
 from phosd.engine.faults import Point, point
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.image.packs import HEADER, RECORD, header_fields, record_size
@@ -84,13 +85,14 @@ class _Move(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """A batch in flight. ``proven``: its digests, if they are not in the slot. ``left`` is called
-    when it has left the device.
+    """A batch in flight. ``read``: the event after which nothing reads its chunks any more.
+    ``proven``: its digests, if they are known. ``left`` is called when it has left the device.
     """
 
     slot: Slot
     items: Sequence[Item]
     moves: Sequence[_Move]
+    read: Any
     proven: Sequence[bytes] | None = None
     left: "OnLeft | None" = None
 
@@ -150,8 +152,9 @@ class CopyOut:
     """The pipeline of one request: :meth:`put` starts batches; the end of the context awaits them.
 
     The device writes directly into pinned packs; others get their bytes through the ring.
-    ``descriptors`` are those of the packs, open for writing. Raises :class:`OutOfSpace` if the disk
-    is full, and :class:`Cancelled`.
+    ``descriptors`` are those of the packs, open for writing. ``by_copy_engines``: run no kernel on
+    the GPU, hash by the CPU. Raises :class:`OutOfSpace` if the disk is full, and
+    :class:`Cancelled`.
     """
 
     def __init__(
@@ -160,7 +163,10 @@ class CopyOut:
         packs: Packs,
         descriptors: Sequence[int],
         copied: OnCopied,
+        *,
+        by_copy_engines: bool = False,
     ) -> None:
+        self._by_copy_engines = by_copy_engines
         self._transfer = transfer
         self._gpu = transfer.gpu
         self._ring = transfer.ring
@@ -191,33 +197,23 @@ class CopyOut:
         self._workers.check()
         self._watcher.check()
 
-    def wait_staged(self) -> None:
-        """Wait until all chunks of all batches are in their staging slots."""
-        for stager in self._all_stagers:
-            call("cuStreamSynchronize", stager)
+    def wait_read(self) -> None:
+        """Wait until nothing reads the blocks of any batch any more."""
+        for stream in self._all_buses if self._by_copy_engines else self._all_stagers:
+            call("cuStreamSynchronize", stream)
 
     def put(
-        self, slot: Slot, items: Sequence[Item], staged: Callable[[], None] | None = None
+        self, slot: Slot, items: Sequence[Item], read: Callable[[], None] | None = None
     ) -> None:
         """Start copying chunks through a slot, which is freed when they are written.
 
-        ``staged`` is called on another thread once the chunks are in the staging slot.
+        ``read`` is called on another thread once nothing reads the chunks any more.
         """
-        bus, stager = next(self._buses), next(self._stagers)
-        with self._starting(slot, bus, stager):
-            self._stage(slot, items, stager)
-            moves = self._moves(slot, items)
-            call("cuStreamWaitEvent", bus, slot.staged, 0)
-            for run, address, _, _ in moves:
-                source = slot.staging + run.slot_offset
-                call("cuMemcpyDtoHAsync", address, source, run.size, bus)
-            call("cuStreamWaitEvent", bus, slot.hashed, 0)
-            call("cuEventRecord", slot.event, bus)
-        work = _Work(slot, items, moves)
-        if staged is None:
+        work = self._straight(slot, items) if self._by_copy_engines else self._staged(slot, items)
+        if read is None:
             self._workers.submit(self._finish, work)
         else:
-            self._watcher.submit(self._await_staged, (work, staged))
+            self._watcher.submit(self._await_read, (work, read))
 
     def wait_left(self) -> None:
         """Wait until all chunks of all batches have left the device."""
@@ -228,6 +224,25 @@ class CopyOut:
         self, slot: Slot, items: Sequence[Item], digests: Sequence[bytes], left: OnLeft
     ) -> None:
         """Start copying chunks with known digests that no other process can write."""
+        work = self._straight(slot, items)._replace(proven=digests, left=left)
+        self._workers.submit(self._finish, work)
+
+    def _staged(self, slot: Slot, items: Sequence[Item]) -> _Work:
+        """Start copying chunks to the staging slot, hashing them there, and on to the host."""
+        bus, stager = next(self._buses), next(self._stagers)
+        with self._starting(slot, bus, stager):
+            self._stage(slot, items, stager)
+            moves = self._moves(slot, items)
+            call("cuStreamWaitEvent", bus, slot.staged, 0)
+            for run, address, _, _ in moves:
+                source = slot.staging + run.slot_offset
+                call("cuMemcpyDtoHAsync", address, source, run.size, bus)
+            call("cuStreamWaitEvent", bus, slot.hashed, 0)
+            call("cuEventRecord", slot.event, bus)
+        return _Work(slot, items, moves, slot.staged)
+
+    def _straight(self, slot: Slot, items: Sequence[Item]) -> _Work:
+        """Start copying chunks from where they are to the host, by the copy engines alone."""
         bus = next(self._buses)
         with self._starting(slot, bus):
             moves = self._moves(slot, items)
@@ -240,7 +255,7 @@ class CopyOut:
                     sides = (("host", target, RECORD), ("device", source, CHUNK))
                     copy_rows(*sides, length, rows, bus)
             call("cuEventRecord", slot.event, bus)
-        self._workers.submit(self._finish, _Work(slot, items, moves, digests, left))
+        return _Work(slot, items, moves, slot.event)
 
     @contextmanager
     def _starting(self, slot: Slot, *used: Any) -> Iterator[None]:
@@ -268,24 +283,24 @@ class CopyOut:
         self._gpu.launch_digest(stager, slot.table, len(items), slot.results)
         call("cuEventRecord", slot.hashed, stager)
 
-    def _await_staged(self, work: tuple[_Work, Callable[[], None]]) -> None:
-        batch, staged = work
+    def _await_read(self, work: tuple[_Work, Callable[[], None]]) -> None:
+        batch, read = work
         try:
-            call("cuEventSynchronize", batch.slot.staged, about="a copy of device memory")
-            staged()
+            call("cuEventSynchronize", batch.read, about="a copy of device memory")
+            read()
         except BaseException:
             self._ring.give(batch.slot)
             raise
         self._workers.submit(self._finish, batch)
 
     def _finish(self, work: _Work) -> None:
-        slot, items, moves, proven, left = work
+        slot, items, moves, _, proven, left = work
         try:
             call("cuEventSynchronize", slot.event, about="a copy out of device memory")
             if left is not None:
                 left(items)
             self.check()
-            digests = proven or split(bytes(slot.digests[: SIZE * len(items)]))
+            digests = proven or self._digests(slot, items, moves)
             self._label(items, digests, moves)
             for run, _, view, in_pack in moves:
                 if not in_pack:
@@ -294,6 +309,20 @@ class CopyOut:
             self._transfer.report(sum(item.chunk.length for item in items))
         finally:
             self._ring.give(slot)
+
+    def _digests(
+        self, slot: Slot, items: Sequence[Item], moves: Iterable[_Move]
+    ) -> Sequence[bytes]:
+        """Return the digests of the bytes that were copied."""
+        if not self._by_copy_engines:
+            return split(bytes(slot.digests[: SIZE * len(items)]))
+        each = iter(items)
+        places = [
+            (address + HEADER - run.slot_offset + item.slot_offset, item.chunk.length)
+            for run, address, _, _ in moves
+            for item in islice(each, run.records)
+        ]
+        return digest_ranges(self._gpu.digest_key, places)
 
     def _label(
         self,

@@ -79,6 +79,7 @@ class Gpu:
 
     def use(self, key: DigestKey) -> None:
         """Compute digests with this key from now on."""
+        self.digest_key = key
         self._key = ctypes.create_string_buffer(key.packed, len(key.packed))
 
     def attach(self) -> None:

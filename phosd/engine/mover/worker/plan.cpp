@@ -88,7 +88,7 @@ board::SlabRow* Plan::row_of(const SlabIn& slab) {
 }
 
 Look Plan::look() {
-    Look found{left_, 0, 0, 0, staging_.load(std::memory_order_acquire)};
+    Look found{left_, 0, 0, 0, on_the_way_.load(std::memory_order_acquire)};
     bool news = !urgent_.empty();
     for (uint32_t i = 0; i < boards_.size(); ++i) {
         Board& each = boards_[i];
@@ -192,7 +192,7 @@ uint32_t Plan::claim(uint32_t number, uint32_t most, Claim* claims) {
     }
     if (!batch.chunks.empty()) {
         last_claim_ns_ = batch.claimed_ns;
-        staging_.fetch_add(1, std::memory_order_relaxed);
+        on_the_way_.fetch_add(1, std::memory_order_relaxed);
     }
     return static_cast<uint32_t>(batch.chunks.size());
 }
@@ -240,7 +240,7 @@ void Plan::take(Batch& batch, uint32_t i, uint64_t address, bool from_slot, Clai
     --left_;
 }
 
-void Plan::staged(uint32_t number) {
+void Plan::arrived(uint32_t number) {
     const Batch& batch = batches_[number];
     uint64_t touched = 0;  // boards, as bits; there are fewer than 64
     for (uint32_t i : batch.chunks) {
@@ -255,7 +255,7 @@ void Plan::staged(uint32_t number) {
         const std::lock_guard lock(mutex_);
         durations_.push_back(board::now_ns() - batch.claimed_ns);
     }
-    staging_.fetch_sub(1, std::memory_order_release);
+    on_the_way_.fetch_sub(1, std::memory_order_release);
 }
 
 void Plan::wait(double seconds) {

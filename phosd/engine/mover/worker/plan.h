@@ -32,11 +32,11 @@ struct Claim {
     uint32_t from_slot;
 };
 struct Look {
-    uint32_t left;     // chunks that were not claimed yet
-    uint32_t urgent;   // of them, what a thread of the program waits for
-    uint32_t aborted;  // a board's job is over
-    uint32_t wanted;   // the highest level of pressure that is not answered
-    uint32_t staging;  // batches that were claimed and are not staged yet
+    uint32_t left;        // chunks that were not claimed yet
+    uint32_t urgent;      // of them, what a thread of the program waits for
+    uint32_t aborted;     // a board's job is over
+    uint32_t wanted;      // the highest level of pressure that is not answered
+    uint32_t on_the_way;  // batches that were claimed and have not arrived in host memory
 };
 struct Saving {
     uint64_t median_ns;  // from the claim of a batch to its chunks being marked saved
@@ -58,7 +58,7 @@ class Plan {
     // Claims at most `most` chunks as batch `batch`, which must be free. Their number.
     uint32_t claim(uint32_t batch, uint32_t most, Claim* claims);
     // The bytes of a batch are safe: marks its chunks saved and wakes who waits for them.
-    void staged(uint32_t batch);
+    void arrived(uint32_t batch);
     void wait(double seconds);
     void abort();
 
@@ -136,7 +136,7 @@ class Plan {
     std::vector<uint32_t> urgent_, late_, shadowing_, shadowed_, orphaned_;
     uint64_t surveyed_ns_ = 0;
 
-    std::atomic<uint32_t> staging_{0};
+    std::atomic<uint32_t> on_the_way_{0};
     std::mutex mutex_;
     std::vector<uint64_t> durations_;  // guarded by mutex_
 };

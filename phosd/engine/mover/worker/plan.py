@@ -25,14 +25,14 @@ class PlanStatus(NamedTuple):
 
     ``left`` chunks are not claimed yet, and threads wait for ``urgent`` of them. ``aborted``: the
     job of a chunk map is over. ``wanted``: the level of memory pressure that is not answered yet.
-    ``staging`` batches are claimed and not yet in their staging slots.
+    ``on_the_way`` batches are claimed and have not arrived in host memory.
     """
 
     left: int
     urgent: int
     aborted: int
     wanted: int
-    staging: int
+    on_the_way: int
 
 
 class Plan:
@@ -102,9 +102,9 @@ class Plan:
         shadows = [chunk for chunk, claim in zip(chunks, claims, strict=True) if claim[-1]]
         return chunks, shadows
 
-    def staged(self, batch: int) -> None:
+    def arrived(self, batch: int) -> None:
         """Mark the chunks of a batch saved: their bytes are safe. May be called on any thread."""
-        _library().phos_plan_staged(self._order, batch)
+        _library().phos_plan_arrived(self._order, batch)
 
     def wait(self, seconds: float) -> None:
         """Wait until something is posted, for at most ``seconds``."""
@@ -176,7 +176,7 @@ def _library() -> ctypes.CDLL:
         ("close", None, (pointer,)),
         ("look", None, (pointer, pointer)),
         ("claim", number, (pointer, number, number, pointer)),
-        ("staged", None, (pointer, number)),
+        ("arrived", None, (pointer, number)),
         ("wait", None, (pointer, ctypes.c_double)),
         ("abort", None, (pointer,)),
         ("freed_first", None, (pointer,)),

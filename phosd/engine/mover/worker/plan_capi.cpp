@@ -49,8 +49,8 @@ PHOS_EXPORT uint32_t phos_plan_claim(Plan* plan, uint32_t batch, uint32_t most, 
     return plan->claim(batch, most, claims);
 }
 
-PHOS_EXPORT void phos_plan_staged(Plan* plan, uint32_t batch) {
-    plan->staged(batch);
+PHOS_EXPORT void phos_plan_arrived(Plan* plan, uint32_t batch) {
+    plan->arrived(batch);
 }
 
 PHOS_EXPORT void phos_plan_wait(Plan* plan, double seconds) {
