@@ -3,9 +3,11 @@
 ``PHOS_FAULT=<point>[:n][:kind]`` arms one point: at its n-th visit (the first by default) the kind
 happens: ``raise`` (the default) an internal error, ``kill`` SIGKILL to the process, ``enospc`` a
 full disk, ``short`` a transfer that moves less than asked, ``hang`` a wait without end. Several
-points are separated by commas. Without the variable a point costs one lookup in an empty table.
+points are separated by commas. With ``PHOS_FAULT_DELAY=<seconds>`` every visit of every point waits
+first, for a random time, seldom as long as that. Without the variables a point costs one lookup in
+an empty table.
 
-The points ``hook-...`` are in the hook, which reads the variable of the program that it is in;
+The points ``hook-...`` are in the hook, which reads the variables of the program that it is in;
 ``phosd/hook/base/faults.h`` says what the kinds do there.
 """
 
@@ -13,6 +15,7 @@ import enum
 import errno
 import logging
 import os
+import random
 import signal
 import threading
 import time
@@ -116,12 +119,15 @@ def parse(text: str) -> dict[str, tuple[int, Kind]]:
 
 
 _armed = parse(os.environ.get("PHOS_FAULT", ""))
+_longest_delay = float(os.environ.get("PHOS_FAULT_DELAY", "0"))
 _visits: dict[str, int] = {}
 _lock = threading.Lock()
 
 
 def point(where: Point) -> bool:
     """Visit a fault point. Returns True if the step must move fewer bytes than asked."""
+    if _longest_delay:
+        time.sleep(_longest_delay * random.random() ** 4)
     if where not in _armed:
         return False
     visit, kind = _armed[where]

@@ -43,10 +43,13 @@ class Round:
     name: str
     commands: Sequence[Sequence[str]]
     environment: dict[str, str] = field(default_factory=dict)
+    busy: bool = False
+    """Whether two busy loops run beside them."""
 
     def run(self) -> tuple[bool, str]:
         """Run the commands until all have ended. Returns whether all passed, and what they said."""
-        with ThreadPoolExecutor(len(self.commands)) as pool:
+        loops = busy_loops(2 if self.busy else 0)
+        with loops, ThreadPoolExecutor(len(self.commands)) as pool:
             done = list(pool.map(self._run, self.commands))
         return all(each.returncode == 0 for each in done), "".join(each.stdout for each in done)
 
@@ -74,22 +77,37 @@ def flake_hunt() -> Iterator[Round]:
     native += ["--output-on-failure", "--no-tests=error"]
     for number in range(1, 31):
         seed = {"PHOS_TEST_SEED": str(number)}
-        yield Round(f"native and timing {number}", [native, _tests(*timing)], seed)
+        yield Round(f"native and timing {number}", [native, _tests(*timing)], seed, busy=True)
         if number in (10, 20):
             ignored = [f"--ignore={module}" for module in timing]
-            yield Round(f"others {number // 10}", [_tests("-m", "not timing", *ignored)], seed)
-            yield Round(f"alone {number // 10}", [(*_PYTEST, "-m", "timing")], seed)
+            others = _tests("-m", "not timing", *ignored)
+            yield Round(f"others {number // 10}", [others], seed, busy=True)
+            yield Round(f"alone {number // 10}", [(*_PYTEST, "-m", "timing")], seed, busy=True)
 
 
 def soak() -> Iterator[Round]:
-    """Yield random programs, random moves, changed images and thousands of jobs."""
+    """Yield random programs, random moves, changed images, random kills (500), checkpoints whose
+    steps are delayed (2,000), changed files of CRIU (10,000) and thousands of jobs.
+    """
     for number in range(1, 101):
+        if number % 2:
+            yield Round(
+                f"kills and delays {number // 2 + 1}",
+                [_tests(*(f"tests/system/faults/test_{name}.py" for name in ("kills", "delays")))],
+                {"PHOS_TEST_ALL": "1", "PHOS_TEST_SEED": str(3000 + number)},
+                busy=True,
+            )
         yield Round(
             f"random {number}",
             [_tests("-k", "test_random_programs or test_walk")],
             {"PHOS_TEST_ALL": "1", "PHOS_TEST_SEED": str(1000 + number)},
         )
         if number % 10 == 1:
+            yield Round(
+                f"changed files of CRIU {number // 10}",
+                [_tests("tests/node/criu/test_image_fuzz.py")],
+                {"PHOS_TEST_ALL": "1", "PHOS_TEST_SEED": str(4000 + number)},
+            )
             yield Round(
                 f"changed images {number // 10}",
                 [_tests("-k", "test_changed_images")],
@@ -165,8 +183,7 @@ def main() -> None:
     options = parser.parse_args()
     record = ROOT / "build" / f"{options.plan}.jsonl"
     record.parent.mkdir(exist_ok=True)
-    with busy_loops(2 if options.plan == "flake-hunt" else 0):
-        passed = play(PLANS[options.plan](), record, time.monotonic() + 60 * options.minutes)
+    passed = play(PLANS[options.plan](), record, time.monotonic() + 60 * options.minutes)
     sys.exit(0 if passed else 1)
 
 

@@ -91,6 +91,8 @@ class _Movers:
 
     def let_go(self, processes: Collection[ProcessId]) -> None:
         """Have them release all memory that they guard or reserve for these processes."""
+        if not processes:
+            return  # movers refuse to reserve for nobody
         self.ask_each(lambda mover: mover.unguard(processes))
         self.ask_each(lambda mover: mover.unreserve(processes))
 

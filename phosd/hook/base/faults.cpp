@@ -4,9 +4,12 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <random>
 #include <string_view>
 #include <utility>
 
@@ -33,6 +36,7 @@ Fault faults[] = {
 };
 
 bool any = false;
+double longest_delay = 0;  // seconds
 thread_local bool cut = false;
 
 constexpr std::pair<string_view, Kind> kKinds[] = {
@@ -73,15 +77,27 @@ void arm(string_view entry) {
         }
 }
 
+// Seldom as long as the longest delay.
+void wait_for_a_while() {
+    thread_local std::minstd_rand random(
+        static_cast<unsigned>(std::chrono::steady_clock::now().time_since_epoch().count()));
+    const double share = std::uniform_real_distribution<double>()(random);
+    usleep(static_cast<useconds_t>(1e6 * longest_delay * share * share * share * share));
+}
+
 }  // namespace
 
 void load() {
     const char* value = secure_getenv("PHOS_FAULT");
     for (string_view text = value ? value : ""; !text.empty();) arm(next(&text, ','));
+    const char* delay = secure_getenv("PHOS_FAULT_DELAY");
+    longest_delay = delay ? std::clamp(std::atof(delay), 0.0, 1.0) : 0;
+    any |= longest_delay > 0;
 }
 
 CUresult point(Point where) {
     if (__builtin_expect(!any, 1)) return CUDA_SUCCESS;
+    if (longest_delay > 0) wait_for_a_while();
     Fault& fault = faults[static_cast<unsigned>(where)];
     if (fault.kind == Kind::none || fault.visits.fetch_add(1) + 1 != fault.visit)
         return CUDA_SUCCESS;

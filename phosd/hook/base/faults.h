@@ -1,7 +1,8 @@
 // Fault points of the hook: places where tests make something go wrong in the program. The variable
 // PHOS_FAULT and the kinds are those of phosd/engine/faults.py. In the hook `raise` and `enospc`
 // fail the step with a driver error, and `short` halves what the step moves, or, if it moves
-// nothing, loses the answer to its request. Points of other processes are ignored.
+// nothing, loses the answer to its request. Points of other processes are ignored. PHOS_FAULT_DELAY
+// is theirs, too.
 #pragma once
 
 #include "base/driver.h"
@@ -14,7 +15,7 @@ enum class Point : unsigned {
 #undef PHOS_FAULT_POINT
 };
 
-// Reads the variable, once, before the hook has threads.
+// Reads the variables, once, before the hook has threads.
 void load();
 
 // Returns the error with which the step must fail, or CUDA_SUCCESS.

@@ -281,14 +281,18 @@ class History:
         self._database.record(run)
 
     def settle(self, when: float) -> None:
-        """Mark unfinished jobs of an earlier phosd as interrupted at time ``when``."""
+        """Mark unfinished jobs of an earlier phosd as interrupted at time ``when``.
+
+        Those with something to settle are in the journal (:meth:`interrupted`).
+        """
+        message = "phosd ended before it recorded the job's end; nothing was left to settle"
 
         def run(db: Any) -> None:
             with db.atomic():
                 db.execute(
-                    "update jobs set state = 'interrupted', ended = ? "
-                    "where state in ('queued', 'running')",
-                    [when],
+                    "update jobs set state = 'interrupted', ended = ?, error = 'Internal', "
+                    "message = ? where state in ('queued', 'running')",
+                    [when, message],
                 )
 
         self._database.record(run)

@@ -23,6 +23,7 @@ from phosd.engine.mover.client.mover import Mover
 from phosd.engine.mover.client.rescue_client import RescueClient, rescue_clients
 from phosd.engine.mover.protocol import wire
 from phosd.engine.mover.protocol.endpoint import connect, folder_of, path_of
+from phosd.engine.recovery.rescue import Account, free
 from phosd.engine.system.native import python_environment
 from phosd.engine.system.procfs import ProcessId, process_id
 from phosd.errors import Internal, NotAuthorized, PhosError
@@ -295,6 +296,14 @@ def test_one_that_no_engine_has_used_answers_visitors(place: Path, sleeper: Proc
             with pytest.raises(Internal, match="a visitor may not ask for Drop"):
                 client._ask(wire.Drop([1]), wire.Done)
         mover.terminate()
+
+
+def test_a_recovery_of_nobody_asks_for_nothing(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine(place):
+        assert free([], place) == Account()
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("refused", [wire.Drop([1]), wire.Reserve(CHUNK, []), wire.Leave()])

@@ -30,8 +30,11 @@ class Plant:
         self.log = place / "phosd.log"
         self.daemon: subprocess.Popen[bytes] | None = None
 
-    def start(self, fault: str = "") -> None:
-        """Start a daemon, in which (and in whose movers) this fault happens, and wait for it."""
+    def start(self, fault: str = "", delay: float = 0) -> None:
+        """Start a daemon, in which (and in whose movers) this fault happens, and wait for it.
+
+        ``delay``: the seconds by which each of their steps is delayed at most.
+        """
         command = [sys.executable, "-m", "phosd.service.main", "--session"]
         command += [f"--state-dir={self.place / 'state'}", f"--runtime-dir={self.place / 'run'}"]
         command += [f"--config={self.place / 'phosd.toml'}"]
@@ -40,6 +43,8 @@ class Plant:
         environment |= {"DBUS_SESSION_BUS_ADDRESS": self.bus, "PHOS_TEST_LINGER": _LINGER}
         if fault:
             environment["PHOS_FAULT"] = fault
+        if delay:
+            environment["PHOS_FAULT_DELAY"] = str(delay)
         before = self.said()
         with self.log.open("ab") as file:
             self.daemon = subprocess.Popen(command, env=environment, stderr=file)

@@ -188,11 +188,13 @@ def test_jobs_that_ran_or_waited_when_phosd_died_are_settled(tmp_path: Path) -> 
     history.job(job(3))
     history.settle(7.0)
     history.flush()
-    assert [(r["state"], r["ended"]) for r in jobs(history)] == [
+    rows = jobs(history)
+    assert [(r["state"], r["ended"]) for r in rows] == [
         ("done", 1001.0),
         ("interrupted", 7.0),
         ("interrupted", 7.0),
     ]
+    assert all("nothing was left to settle" in r["message"] for r in rows[1:])
     history.close()
 
 

@@ -1,0 +1,145 @@
+"""phosd, a data mover or CRIU is killed at a random moment of a random job.
+
+Beside it another program sleeps, and movers are about that no phosd has used yet. Whatever was
+killed: the next phosd settles everything, both programs run on or it is said why not, and nothing
+is left behind.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.faults import Kind
+from phosd.engine.node.suspended import Register
+from tests.node.checkpoint_restore.conftest import Starter, memory_shelf
+from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
+from tests.support.harness import SELDOM, Target, alive, wait_until
+from tests.support.rotation import EVERYTHING, seeds
+from tests.system.faults.case import Case
+from tests.system.faults.daemon_under_fault import (
+    DIED,
+    Plant,
+    eventually_alone,
+    leftovers,
+    partial,
+)
+
+KILLS = 10 if EVERYTHING else 3
+"""In one test; `make soak` plays 500."""
+LATEST = 1.5
+"""Seconds after the beginning of a job, within which it is hit; most take less."""
+JOBS = ("checkpoint", "checkpoint", "restore", "suspend", "resume", "migrate", "verify", "delete")
+VICTIMS = ("phosd", "phosd", "mover", "criu")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", seeds("kills", 1, whole=1))
+def test_random_kills(seed: int, plant: Plant, start: Starter, undisturbed: Undisturbed) -> None:
+    rng = random.Random(seed)
+    worker, sleeper = start("single", extra=SELDOM), start("features", extra=SELDOM)
+    for target in (worker, sleeper):
+        target.wait_for_steps(3)
+    plant.start()
+    assert plant.end_of(plant.checkpoint(worker.pid, "stop")) == "done"
+    assert plant.end_of(plant.begin("Suspend", "ua{sv}", sleeper.pid, 0)) == "done"
+    for number in range(KILLS):
+        job, victim = rng.choice(JOBS), rng.choice(VICTIMS)
+        story = f"seed {seed}, kill {number}: {victim} in {job}"
+        path = begin(Case(plant, worker, undisturbed, Kind.KILL), job, rng)
+        time.sleep(LATEST * rng.random() ** 2)
+        hit(plant, victim)
+        if victim != "phosd" and path:
+            assert plant.end_of(path) in ("done", "failed", DIED), story
+        if not plant.dead and rng.random() < 0.5:
+            plant.kill()
+        if plant.dead:
+            plant.start()
+        settled(plant, worker, story)
+        computes_right(worker, undisturbed)
+        if rng.random() < 0.3:
+            assert plant.end_of(plant.begin("Resume", "ua{sv}", sleeper.pid, 0)) == "done", story
+            computes_right(sleeper, undisturbed)
+            assert plant.end_of(plant.begin("Suspend", "ua{sv}", sleeper.pid, 0)) == "done", story
+    assert plant.end_of(plant.begin("Resume", "ua{sv}", sleeper.pid, 0)) == "done"
+    computes_right(sleeper, undisturbed)
+    assert {plant.verify(image) for image in plant.images()} <= {"done"}
+    plant.stop()
+    assert not partial(plant.place) and not leftovers(plant.place)
+    assert not any(memory_shelf(plant.place / "run").glob("*"))
+    eventually_alone(plant)
+
+
+def begin(case: Case, job: str, rng: random.Random) -> str:
+    """Begin a job with the target, or its last image; the job's path, if it has one."""
+    plant, target = case.plant, case.target
+    images = plant.images()
+    if job == "checkpoint" or len(images) < 2:
+        mode = rng.choice(("concurrent", "recopy", "stop", "driver"))
+        return plant.checkpoint(target.pid, mode)
+    if job == "suspend":
+        return case.begin_nap()
+    if job == "resume":
+        assert plant.end_of(case.begin_nap()) == "done"
+        return case.begin_waking()
+    if job == "migrate":
+        return case.begin_move()
+    if job == "restore":
+        target.kill()
+        return plant.begin("Restore", "sa{sv}", images[-1], 0)
+    if job == "verify":
+        return plant.begin("VerifyImage", "sa{sv}", images[-1], 0)
+    threading.Thread(target=delete, args=(plant, images[0])).start()
+    return ""
+
+
+def delete(plant: Plant, image: str) -> None:
+    """Delete an image; phosd may be killed beneath it."""
+    with contextlib.suppress(RuntimeError):
+        plant.call("DeleteImage", "sa{sv}", image, 0)
+
+
+def hit(plant: Plant, victim: str) -> None:
+    """kill -9, of one of them, if there is any."""
+    if victim == "phosd":
+        plant.kill()
+        return
+    found = plant.movers() if victim == "mover" else list(crius(plant))
+    if found:
+        os.kill(found[0], signal.SIGKILL)
+
+
+def crius(plant: Plant) -> Iterator[int]:
+    """CRIU's processes of the plant."""
+    wanted = bytes(plant.place)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes()
+                name = (entry / "comm").read_bytes().strip()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if name == b"criu" and wanted in words:
+                yield int(entry.name)
+
+
+def settled(plant: Plant, target: Target, story: str) -> None:
+    """Nothing is half done, and the target runs, after a restore if it had ended."""
+    last = plant.last()
+    assert last["state"] == "done" or last["message"], story
+    if target.pid in {entry.pid for entry in Register(plant.place / "run").living()}:
+        job = plant.begin("Resume", "ua{sv}", target.pid, 0)
+        assert plant.end_of(job) == "done", (story, plant.last())
+    if not alive(target.pid):
+        assert last["operation"] == "restore" or str(target.pid) in last["message"], (story, last)
+        wait_until(lambda: not any(map(alive, target.pids)), story)
+        job = plant.begin("Restore", "sa{sv}", plant.images()[-1], 0)
+        assert plant.end_of(job) == "done", (story, plant.last())
+    wait_until(lambda: not leftovers(plant.place), f"the journal to be empty: {story}")
+    assert not {folder.name for folder in partial(plant.place)} & {*plant.images()}, story
