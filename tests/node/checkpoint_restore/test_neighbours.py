@@ -17,7 +17,7 @@ from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.program import driver_checkpoint
 from tests.node.checkpoint_restore.conftest import Starter
-from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right, save
+from tests.node.checkpoint_restore.cycle import Undisturbed, all_compute_right, computes_right, save
 from tests.node.checkpoint_restore.test_trouble import at_phase
 from tests.node.moves.test_midway import taken
 from tests.support.harness import Target
@@ -66,8 +66,7 @@ def test_two_checkpoints_at_once(
 
     with taken(0), ThreadPoolExecutor(2) as pool:
         list(pool.map(save, targets))
-    for target in targets:
-        computes_right(target, undisturbed)
+    all_compute_right(undisturbed, *targets)
 
 
 @pytest.mark.parametrize("how", ["migrate", "resume", "restore"])

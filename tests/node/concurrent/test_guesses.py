@@ -121,7 +121,11 @@ def guessed_wrong(
 ) -> tuple[Manifest | None, Watch]:
     """A checkpoint in which the program wrote while it was copied, and its image, if there is
     one.
+
+    On a busy machine what it writes may have been saved before it came to that; the image is right
+    in any case.
     """
+    came_far = False
     for _ in range(TRIES):
         with braked_movers(node, target, ITERATIONS) as brake:
             watch = Watch(node, target, brake)
@@ -132,9 +136,13 @@ def guessed_wrong(
         watch.require_right(manifest)
         if manifest.wrong_guesses:
             return manifest, watch
-        assert watch.steps_in("drain") < ITERATIONS, "nobody noticed"
+        came_far |= watch.steps_in("drain") >= ITERATIONS
         node.store.delete(manifest.id)
-    raise AssertionError("the program never wrote all its memory while it was copied")
+    raise AssertionError(
+        "nobody noticed"
+        if came_far
+        else "the program never wrote all its memory while it was copied"
+    )
 
 
 def guessed_right(node: Node, target: Target) -> str:

@@ -21,7 +21,7 @@ from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
-from tests.node.checkpoint_restore.cycle import computed_right
+from tests.node.checkpoint_restore.cycle import all_compute_right
 from tests.support import harness
 from tests.support.harness import Target, children
 
@@ -144,12 +144,7 @@ def main() -> int:
         for target in targets:
             target.wait_for_steps(3)
         made = walk(node, targets, options.devices, options.seed, options.steps)
-        for target in targets:
-            target.more_steps(2)
-        for target in targets:
-            target.kill()  # nothing computes beside those who tell what is right
-        for target in targets:
-            computed_right(target, undisturbed)
+        all_compute_right(undisturbed, *targets)
         print("\n".join(made.done))
     return 0
 

@@ -33,7 +33,13 @@ from phosd.errors import (
     Unsupported,
 )
 from tests.node.checkpoint_restore.conftest import Starter
-from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, computes_right, save
+from tests.node.checkpoint_restore.cycle import (
+    AFTER,
+    Undisturbed,
+    all_compute_right,
+    computes_right,
+    save,
+)
 from tests.node.moves.random_moves import gpus_of
 from tests.support.harness import Target, wait_until
 
@@ -155,8 +161,7 @@ def test_modes_that_cannot_be(node: Node, start: Starter, undisturbed: Undisturb
         target.wait_for_steps(3)
     refused(Unsupported, "shares device memory", moving(node, pair, "1", "driver"))
     refused(Unsupported, "without the hook", moving(node, bare, "0:1,1:0", "precopy"))
-    for target in (pair, bare):
-        computes_right(target, undisturbed)
+    all_compute_right(undisturbed, pair, bare)
 
 
 def test_too_little_memory(

@@ -19,7 +19,14 @@ from phosd.engine.recovery.startup import settle
 from phosd.engine.system import cuda
 from phosd.errors import OutOfSpace
 from tests.node.checkpoint_restore.conftest import Starter
-from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, bring_back, computes_right, save
+from tests.node.checkpoint_restore.cycle import (
+    AFTER,
+    Undisturbed,
+    all_compute_right,
+    bring_back,
+    computes_right,
+    save,
+)
 from tests.node.checkpoint_restore.test_trouble import at_phase
 from tests.node.moves.test_midway import taken
 
@@ -67,8 +74,7 @@ def test_two_programs_take_turns(node: Node, start: Starter, undisturbed: Undist
         assert (states[leaving.pid], states[coming.pid]) == ("suspended", "running")
         coming.more_steps(2)
     resume(node, first.pid, ResumeOptions("1"), Progress())
-    for target in (first, second):
-        computes_right(target, undisturbed)
+    all_compute_right(undisturbed, first, second)
 
 
 def test_nothing_is_copied_on_the_gpu_when_it_leaves_again(

@@ -19,7 +19,7 @@ from phosd.engine.recovery.rescue import left_parked
 from phosd.engine.recovery.startup import settle
 from phosd.errors import Busy, Internal, OutOfMemory
 from tests.node.checkpoint_restore.conftest import Starter
-from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
+from tests.node.checkpoint_restore.cycle import Undisturbed, all_compute_right, computes_right
 from tests.node.checkpoint_restore.test_trouble import at_phase
 from tests.node.moves.random_moves import gpus_of
 from tests.node.moves.test_midway import taken
@@ -179,9 +179,8 @@ def test_two_jobs_at_once(node: Node, start: Starter, undisturbed: Undisturbed) 
 
     migrate(node, target.pid, MigrateOptions("1"), at_phase("precopy", meanwhile))
     assert len(refused) == 2
-    for each in (target, other):
-        assert gpus_of(node, each) == (1,)
-        computes_right(each, undisturbed)
+    assert gpus_of(node, target) == gpus_of(node, other) == (1,)
+    all_compute_right(undisturbed, target, other)
 
 
 def test_one_that_ends_while_it_is_suspended(node: Node, start: Starter) -> None:

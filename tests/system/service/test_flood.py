@@ -8,6 +8,7 @@ import pwd
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,14 @@ def result(flooder: "subprocess.Popen[str]") -> dict[str, Any]:
     out, _ = flooder.communicate(timeout=120)
     assert flooder.returncode == 0
     return dict(json.loads(out))
+
+
+def slowness() -> float:
+    """How many times longer work takes on this machine, at the moment, than on an idle one."""
+    began, used = time.monotonic(), time.process_time()
+    while time.process_time() < used + 0.3:
+        pass
+    return (time.monotonic() - began) / (time.process_time() - used)
 
 
 def share(took: list[float], part: float) -> float:
@@ -302,6 +311,7 @@ def test_slow_readers_delay_nobody(service: Service) -> None:
     """Many clients ask for much at once: what was asked before is read first, then nobody waits."""
     service.engine.stored |= {f"i{n}": manifest(f"i{n}", owner=FLOODER) for n in range(200)}
     seconds, part = (60, 0.99) if EVERYTHING else (8, 0.9)
+    before = slowness()
     script = Path(__file__).with_name("slow_readers.py")
     words = [service.address, str(FLOODER), "100", "40", str(seconds + 10), "ListImages"]
     with subprocess.Popen([sys.executable, script, *words], stdout=subprocess.PIPE) as readers:
@@ -313,4 +323,4 @@ def test_slow_readers_delay_nobody(service: Service) -> None:
     p50, late = share(other["took"], 0.5), share(other["took"], part)
     print(f"another user's ListProcesses {1000 * p50:.0f} ms, p{100 * part:.0f} {1000 * late:.0f}")
     assert other["answered"] == other["calls"]
-    assert late < 0.25
+    assert late < 0.25 * max(before, slowness())

@@ -11,7 +11,7 @@ import pytest
 
 from phosd.engine.node.suspended import Register
 from tests.node.checkpoint_restore.conftest import place, undisturbed
-from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
+from tests.node.checkpoint_restore.cycle import Undisturbed, all_compute_right, computes_right
 from tests.support.harness import Target, children, start, wait_until
 from tests.system.service.test_end_to_end import phos, phosd
 
@@ -81,8 +81,7 @@ def test_moved_suspended_and_swapped_over_the_bus(
         names = [phase["name"] for phase in _phases(rows[-1])]
         assert names.index("prepare") < names.index("quiesce") < names.index("unpark")
         assert [row["operation"] for row in phos(bus, place, "history", "--operation", "suspend")]
-    for target in (first, second):
-        computes_right(target, undisturbed)
+    all_compute_right(undisturbed, first, second)
 
 
 def _phases(row: dict[str, object]) -> list[dict[str, object]]:
@@ -150,8 +149,7 @@ def test_a_gpu_is_evacuated(bus: str, place: Path, begin: Begin, undisturbed: Un
         assert now(bus, place, targets[2]) == ("running", [0, 1])
         for target in targets:
             target.more_steps(1)
-    for target in targets:
-        computes_right(target, undisturbed)
+    all_compute_right(undisturbed, *targets)
 
 
 def test_processes_that_share_memory_leave_and_come_back_together(
