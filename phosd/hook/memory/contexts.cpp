@@ -138,7 +138,7 @@ bool count_peer(int accessor, int owner, int change) {
 Activity activity(uint64_t epoch) {
     const std::lock_guard lock(mutex);
     if (!capturing.empty()) return Activity::capturing;
-    bool busy = false;
+    Activity found = Activity::idle;
     for (auto& [context, state] : known) {
         const CUresult answer = ask(context, state, epoch);
         if (answer != std::exchange(state.answer, answer) && answer != CUDA_SUCCESS &&
@@ -147,11 +147,12 @@ Activity activity(uint64_t epoch) {
                       error_name(answer));
         state.idle = answer == CUDA_SUCCESS || has_ended(answer);
         if (state.idle) state.recorded = false;
-        // It is done, but more may have been submitted since: ask again. Contexts that cannot be
-        // asked may have work.
-        if (!state.idle || (answer == CUDA_SUCCESS && state.epoch != epoch)) busy = true;
+        if (!state.idle)  // contexts that cannot be asked may have work
+            found = Activity::busy;
+        else if (answer == CUDA_SUCCESS && state.epoch != epoch && found == Activity::idle)
+            found = Activity::unknown;
     }
-    return busy ? Activity::busy : Activity::idle;
+    return found;
 }
 
 void release_stacks() {

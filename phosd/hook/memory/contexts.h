@@ -9,11 +9,11 @@
 
 namespace phos::contexts {
 
-enum class Activity { idle, busy, capturing };
+enum class Activity { idle, unknown, busy, capturing };
 
 // Returns whether any context has work, without waiting. The answer `idle` covers all work
-// submitted before `epoch` last changed. Contexts are not asked during a capture, which that would
-// end.
+// submitted before `epoch` last changed; `unknown`: all that was asked for is done, but more may
+// have been submitted since. Contexts are not asked during a capture, which that would end.
 Activity activity(uint64_t epoch);
 uint32_t captures();
 // Returns CUDA_SUCCESS if the calling thread may make calls that captures forbid, such as

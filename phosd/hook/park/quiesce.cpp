@@ -24,12 +24,14 @@ uint64_t slow_admissions = 0;
 
 // Returns whether to admit one more call to a device that is busy. The device may be waiting for
 // it; but if each such call were admitted, a program that never pauses would keep the device busy
-// for ever. So their number grows as the square root of the time, and the queue runs dry in the
-// end.
-bool slow_admission_is_due(uint64_t now) {
+// for ever. So their number grows as the cube root of the time, and the queue runs dry in the end:
+// in 10 s also when each call takes 100 ms. As many as threads are held come sooner, since it may
+// be any of them.
+bool slow_admission_is_due(uint64_t now, uint64_t held) {
     const double milliseconds = static_cast<double>(now - busy_since) / 1e6;
     const auto made = static_cast<double>(slow_admissions + 1);
-    return made * made <= 4 * milliseconds;
+    if (slow_admissions < held) return made * made <= 4 * milliseconds;
+    return made * made * made <= 8 * milliseconds;
 }
 
 }  // namespace
@@ -73,10 +75,13 @@ wire::GateState advance(bool peers_busy) {
             if (activity == contexts::Activity::capturing || (at_rest && admit_for_peers)) {
                 admitted = gate::admit_oldest(nullptr);
             } else if (!at_rest) {
+                const bool busy = activity == contexts::Activity::busy;
                 // An idle device may be what the busy one waits for.
-                admitted =
-                    activity == contexts::Activity::busy && gate::admit_oldest(contexts::is_idle);
-                if (!admitted && slow_admission_is_due(now) &&
+                admitted = busy && gate::admit_oldest(contexts::is_idle);
+                // If it is not known whether one is busy, the next round knows, unless a call is
+                // inside.
+                if (!admitted && (busy || inside_since) &&
+                    slow_admission_is_due(now, view.waiting) &&
                     (!inside_since || now - inside_since > kPatience)) {
                     admitted = gate::admit_oldest(nullptr);
                     slow_admissions += admitted;

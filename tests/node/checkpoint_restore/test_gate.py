@@ -76,6 +76,20 @@ def test_closing_at_random_instants(
     assert values.items() <= undisturbed(program, max(values) + 1).items()
 
 
+def test_a_device_that_is_never_idle(node: Node, start: Starter) -> None:
+    """What is admitted is no more than it can do until the deadline, although it takes long."""
+    target = start("window", extra={"PHOS_TEST_PACE": "0", "PHOS_SOFTGPU_LATENCY": "0.03"})
+    target.wait_for_steps(8)
+    with discover_group(target.pid, node.config.runtime_dir, lambda tree: None) as group:
+        for _ in range(2):
+            with closed_gates(group.links, Progress(), deadline=DEADLINE):
+                assert held(target.position, group.links), "the program went on"
+            target.more_steps(8)
+    target.kill()
+    values = target.values()
+    assert values.items() <= undisturbed("window", max(values) + 1).items()
+
+
 def held(position: Callable[[], int], links: list[HookLink]) -> bool:
     """Whether at most the line of a step that was computed before still appears."""
     before = position()
