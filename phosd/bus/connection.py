@@ -120,13 +120,12 @@ class Connection:
         signature: str = "",
         *args: Any,
         destination: str = NAME,
-        patience: float | None = PATIENCE,
+        patience: float = PATIENCE,
         interactive: bool = False,
     ) -> list[Any]:
         """Call a method and return the plain values of its reply. Raises :class:`CallError`.
 
-        With ``patience`` None it waits without end. With ``interactive``, polkit may ask the user
-        for a password.
+        With ``interactive``, polkit may ask the user for a password.
         """
         message = method_call(destination, path, interface, member, signature, args, interactive)
         try:
@@ -142,14 +141,6 @@ class Connection:
         if failure is not None:
             raise CallError(*failure)
         return [plain(value) for value in reply.body]
-
-    async def has_read(self, name: str) -> None:
-        """Return when a connection has read all that was sent to it before, or has left the bus.
-
-        Messages arrive in order, and every connection answers a ping, if only by an error.
-        """
-        with contextlib.suppress(CallError):
-            await self.call(_DBUS_PATH, f"{_DBUS}.Peer", "Ping", destination=name, patience=None)
 
     async def uid_of(self, sender: str) -> int:
         """Return the user id of a connection, as the bus knows it. Raises :class:`CallError`."""
@@ -203,14 +194,14 @@ class Connection:
         for listener in self._listeners:
             listener(found)
 
-    async def reply(self, call: Call, answer: Answer) -> int:
-        """Answer a call with the values or the error of ``answer``. Returns, when the reply is
-        sent, its size in bytes; 0 for an error.
+    async def reply(self, call: Call, answer: Answer) -> None:
+        """Answer a call with the values or the error of ``answer``; return when the reply is
+        sent.
         """
         try:
             try:
                 signature, values = await answer(call)
-                return await self._send(call, signature, values)
+                await self._send(call, signature, values)
             except CallError as error:
                 await self._fail(call, error.name, error.text)
             except PhosError as error:
@@ -222,9 +213,8 @@ class Connection:
             _log.exception("answering %s.%s failed", call.interface, call.member)
             text = f"phosd failed while answering {call.member}; its log says why"
             await self._fail(call, ERROR_PREFIX + "Internal", text)
-        return 0
 
-    async def _send(self, call: Call, signature: str, values: list[Any]) -> int:
+    async def _send(self, call: Call, signature: str, values: list[Any]) -> None:
         bus, serial = self._bus, self._bus.next_serial()
 
         def encoded() -> bytes:
@@ -235,10 +225,8 @@ class Connection:
         large = any(isinstance(value, list | dict) and len(value) >= _LARGE for value in values)
         loop = asyncio.get_running_loop()
         data = await loop.run_in_executor(self._encoder, encoded) if large else encoded()
-        if not (call.wants_reply and bus.connected):
-            return 0
-        await bus.put_bytes(data)
-        return len(data)
+        if call.wants_reply and bus.connected:
+            await bus.put_bytes(data)
 
     def refuse(self, call: Call, name: str, text: str) -> None:
         """Answer a call with an error; drop the answer when too many messages wait to be sent."""

@@ -1,8 +1,7 @@
 """Schedule D-Bus calls: users take turns, and so do the clients of one user.
 
 A client that calls faster than it is answered delays only itself. Calls beyond its share are
-refused at once, so that no flood of calls costs other users time or phosd memory. Whoever asks for
-much and does not read it waits, so that it costs the bus no memory either.
+refused at once, so that no flood of calls costs other users time or phosd memory.
 """
 
 import asyncio
@@ -23,11 +22,6 @@ CLIENT_AT_WORK = 8
 USER_AT_WORK = 32
 """Most calls of one user that may run at the same time."""
 
-CLIENT_UNREAD = 4 << 20
-"""Bytes of answers after which a client must have read them before its next call is answered."""
-USER_UNREAD = 16 << 20
-"""The same, of all clients of one user."""
-
 _LIMITS = "org.freedesktop.DBus.Error.LimitsExceeded"
 
 
@@ -42,15 +36,11 @@ class _User:
     clients: deque["_Client"] = field(default_factory=deque)
     calls: int = 0
     at_work: int = 0
-    unread: int = 0
 
 
 @dataclass(eq=False)
 class _Client:
-    """One connection to the bus. ``user`` is None until the bus has returned its user id.
-
-    ``unread``: bytes of answers that it may not have read. ``asked``: whether it is being asked.
-    """
+    """One connection to the bus. ``user`` is None until the bus has returned its user id."""
 
     name: str
     user: _User | None = None
@@ -58,14 +48,11 @@ class _Client:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     calls: int = 0
     at_work: int = 0
-    unread: int = 0
-    asked: bool = False
 
     @property
     def ready(self) -> bool:
         """Whether one more of its calls may run."""
-        reads = self.unread <= CLIENT_UNREAD
-        return bool(self.waiting) and self.at_work < CLIENT_AT_WORK and reads
+        return bool(self.waiting) and self.at_work < CLIENT_AT_WORK
 
 
 class CallQueue:
@@ -112,14 +99,12 @@ class CallQueue:
         self._count(client, -len(client.waiting))
         client.waiting.clear()
         if (user := client.user) is not None:
-            user.unread -= client.unread
             user.clients.remove(client)
             if not user.clients:
                 del self._users[user.uid]
                 self._order.remove(user)
         for task in client.tasks:
             task.cancel()
-        self._wake()
 
     def lost(self) -> None:
         """Drop all clients."""
@@ -160,7 +145,9 @@ class CallQueue:
         caller = Caller(user.uid, client.name, call.interactive)
         user.at_work += 1
         client.at_work += 1
-        task = self._spawn(client, self._reply(client, call, caller))
+        task = self._spawn(
+            client, self._connection.reply(call, lambda call: self._answer(call, caller))
+        )
 
         def done(_: "asyncio.Task[None]") -> None:
             user.at_work -= 1
@@ -171,36 +158,12 @@ class CallQueue:
         task.add_done_callback(done)
         self._wake()
 
-    async def _reply(self, client: _Client, call: Call, caller: Caller) -> None:
-        size = await self._connection.reply(call, lambda call: self._answer(call, caller))
-        self._count_unread(client, size)
-
-    def _count_unread(self, client: _Client, size: int) -> None:
-        """Count bytes that a client was sent, or has read. Ask those that may be behind."""
-        user = client.user
-        if user is None or client.name not in self._clients:
-            return
-        client.unread += size
-        user.unread += size
-        for each in user.clients if user.unread > USER_UNREAD else (client,):
-            behind = each.unread > CLIENT_UNREAD or user.unread > USER_UNREAD
-            if behind and each.unread and not each.asked:
-                each.asked = True
-                self._spawn(each, self._wait_until_read(each))
-
-    async def _wait_until_read(self, client: _Client) -> None:
-        sent = client.unread
-        await self._connection.has_read(client.name)
-        client.asked = False
-        self._count_unread(client, -sent)
-        self._wake()
-
     def _next(self) -> _Client | None:
         """Return the next client of the next user."""
         for _ in range(len(self._order)):
             user = self._order[0]
             self._order.rotate(-1)
-            if user.at_work >= USER_AT_WORK or user.unread > USER_UNREAD:
+            if user.at_work >= USER_AT_WORK:
                 continue
             for _ in range(len(user.clients)):
                 client = user.clients[0]

@@ -15,17 +15,8 @@ from typing import Any
 import pytest
 
 from phosd.bus import MAX_ARGUMENTS, Call, CallError, Connection
-from phosd.service.dbus.call_queue import (
-    CLIENT_AT_WORK,
-    CLIENT_CALLS,
-    CLIENT_UNREAD,
-    USER_AT_WORK,
-    USER_CALLS,
-    USER_UNREAD,
-    CallQueue,
-)
+from phosd.service.dbus.call_queue import CLIENT_CALLS, USER_AT_WORK, USER_CALLS, CallQueue
 from phosd.service.dbus.caller import Caller
-from tests.support.bus import busctl
 from tests.support.fake_engine import manifest
 from tests.support.harness import wait_until
 from tests.support.rotation import EVERYTHING
@@ -62,15 +53,6 @@ def slowness() -> float:
     while time.process_time() < used + 0.3:
         pass
     return (time.monotonic() - began) / (time.process_time() - used)
-
-
-def resident(service: Service) -> int:
-    """The bytes of memory that the bus has."""
-    bus = "org.freedesktop.DBus"
-    asked = (bus, "/org/freedesktop/DBus", bus, "GetConnectionUnixProcessID", "s", bus)
-    pid = busctl(service.address, "call", *asked).split()[1]
-    status = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * int(status.split("VmRSS:")[1].split()[0])
 
 
 def share(took: list[float], part: float) -> float:
@@ -228,13 +210,6 @@ class Recorder:
         self.refused: list[Call] = []
         self.order: list[str] = []
         self.hold = asyncio.Event()
-        self.size = 0
-        self.read = asyncio.Event()
-        self.asked: list[str] = []
-
-    async def has_read(self, name: str) -> None:
-        self.asked.append(name)
-        await self.read.wait()
 
     async def uid_of(self, sender: str) -> int:
         return int(sender.partition(".")[0].lstrip(":"))
@@ -243,9 +218,8 @@ class Recorder:
         assert name == LIMITS
         self.refused.append(call)
 
-    async def reply(self, call: Call, answer: Any) -> int:
+    async def reply(self, call: Call, answer: Any) -> None:
         await answer(call)
-        return self.size
 
 
 def call_queue(recorder: Recorder) -> CallQueue:
@@ -281,114 +255,6 @@ def test_users_take_turns_and_so_do_their_clients() -> None:
         assert [first.count(sender) for sender in (":1.a", ":1.b", ":2.a")] == [4, 2, 2]
 
     asyncio.run(run())
-
-
-def test_who_does_not_read_gets_no_more_answers() -> None:
-    """Nor do its user's other clients, when they have much to read together."""
-
-    async def run() -> None:
-        recorder = Recorder()
-        recorder.hold.set()
-        recorder.size = CLIENT_UNREAD // 2
-        table = call_queue(recorder)
-        for _ in range(20):
-            table.take(call(":1.a"))
-        await settled()
-        # Those that were at work when it was too much are answered as well.
-        assert 3 <= len(recorder.order) <= CLIENT_AT_WORK + 2
-        assert recorder.asked == [":1.a"]
-        for sender in (":1.b", ":1.c", ":1.d", ":1.e"):
-            for _ in range(20):
-                table.take(call(sender))
-        await settled()
-        most = USER_UNREAD // recorder.size + 4 * CLIENT_AT_WORK
-        assert USER_UNREAD // recorder.size < len(recorder.order) <= most
-        held = len(recorder.order)
-        table.take(call(":2.a"))
-        await settled()
-        assert recorder.order[held:] == [":2.a"]
-        recorder.read.set()
-        while len(recorder.order) < 5 * 20 + 1:
-            await asyncio.sleep(0)
-        assert {*recorder.asked} >= {":1.a", ":1.b"}
-        table.lost()
-        await settled()
-
-    asyncio.run(run())
-
-
-def test_who_leaves_has_nothing_to_read() -> None:
-    async def run() -> None:
-        recorder = Recorder()
-        recorder.hold.set()
-        recorder.size = USER_UNREAD + 1
-        table = call_queue(recorder)
-        table.take(call(":1.a"))
-        await settled()
-        table.take(call(":1.b"))
-        await settled()
-        assert recorder.order == [":1.a"]
-        table.gone(":1.a")
-        await settled()
-        assert recorder.order == [":1.a", ":1.b"]
-        table.lost()
-        await settled()
-
-    asyncio.run(run())
-
-
-def test_who_reads_gets_all_answers(service: Service) -> None:
-    """Also more than a client may leave unread: it is asked, and says that it has read them."""
-    service.engine.stored |= {f"i{n}": manifest(f"i{n}") for n in range(2000)}
-
-    async def ask() -> tuple[list[str], list[list[Any]]]:
-        connection = await Connection.open(service.address)
-        called = Called(connection)
-        connection.serve(called)
-        calls = [connection.call(ROOT, MANAGER, "ListImages") for _ in range(CLIENT_CALLS)]
-        answers = await asyncio.gather(*calls)
-        connection.close()
-        return called.members, answers
-
-    called, answers = asyncio.run(ask())
-    assert [len(rows) for (rows,) in answers] == [2000] * CLIENT_CALLS
-    assert {*called} == {"Ping"}
-
-
-class Called:
-    """A client that is called itself, and answers by an error."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.members: list[str] = []
-
-    def take(self, call: Call) -> None:
-        self.members.append(call.member)
-        self._connection.refuse(call, "org.freedesktop.DBus.Error.UnknownMethod", "not here")
-
-    def gone(self, client: str) -> None:
-        """Do nothing: nothing is kept for it."""
-
-    def lost(self) -> None:
-        """Do nothing: nothing is kept for anybody."""
-
-
-@pytest.mark.rotated(of=4)
-def test_the_bus_keeps_little_of_what_nobody_reads(service: Service) -> None:
-    """A hundred clients ask for far more than is kept, and read next to nothing."""
-    service.engine.stored |= {f"i{n}": manifest(f"i{n}", owner=FLOODER) for n in range(1000)}
-    script = Path(__file__).with_name("slow_readers.py")
-    words = [service.address, str(FLOODER), "100", "2", "60", "ListImages", "2"]
-    before = resident(service)
-    with subprocess.Popen([sys.executable, script, *words]) as readers:
-        try:
-            end = time.monotonic() + 12
-            while time.monotonic() < end:
-                assert resident(service) - before < 2 * USER_UNREAD
-                time.sleep(0.5)
-            assert readers.poll() is None
-        finally:
-            readers.kill()
 
 
 def test_a_user_has_a_share_however_many_clients() -> None:
