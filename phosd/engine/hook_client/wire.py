@@ -123,8 +123,8 @@ class Hello:
     parkable: bool
     ever_parked: bool
     uses_unsupported: bool
-    ever_stopped: bool
-    """It was parked or detached once: the driver may have restored its contexts."""
+    never_stopped: bool
+    """It was never parked or detached; an older hook does not say so."""
     reason: str
 
 
@@ -200,9 +200,9 @@ def decode_hello(body: bytes) -> Hello:
     text = printable(reason.split(b"\0", 1)[0])
     where = HookState(state)
     devices = tuple(gpu_uuid(raw) for (raw,) in DEVICE_ID.iter_unpack(rows))
-    parkable, ever_parked, unsupported, ever_stopped = map(bool, said)
+    parkable, ever_parked, unsupported, never_stopped = map(bool, said)
     return Hello(
-        pid, version, devices, where, parkable, ever_parked, unsupported, ever_stopped, text
+        pid, version, devices, where, parkable, ever_parked, unsupported, never_stopped, text
     )
 
 

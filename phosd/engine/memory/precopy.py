@@ -50,6 +50,9 @@ class Precopy:
                 partial(self._copy, by_copy_engines=True),
                 passes=1,
             )
+        else:
+            progress.check()
+            self._memory.take(self._dump.links)
 
     def begin_rest(self) -> None:
         """Start copying the rest on another thread. All memory is parked."""

@@ -2,7 +2,8 @@
 
 The next pass finds by digest what the program wrote during a pass. The last pass is the caller's:
 it runs inside the stop, when nothing changes any more. Digests are the GPU's, and no kernel may run
-beside a program that GPUs do not interrupt (hazard 47): everything is copied in one pass then.
+beside a program that GPUs do not interrupt (hazard 47): then everything is copied in one pass, or
+nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,7 @@ def copy_while_running(
 ) -> None:
     """Copy until little is left, a pass no longer reduces it much, or ``passes`` are done.
 
-    ``missing`` returns the chunks of ``memory`` that differ from the copy; no block is dropped
+    ``missing`` returns the chunks of ``memory`` that may differ from the copy; no block is dropped
     meanwhile.
     """
     before = None

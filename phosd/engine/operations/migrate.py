@@ -144,7 +144,7 @@ def _by_precopy(move: _Move) -> None:
         reserve_ahead(move.contexts, group.process_ids) as release,
     ):
         point(Point.MIGRATE_PRECOPY)
-        replicas.while_running(group.links, progress, interruptible=group.interruptible)
+        replicas.while_running(group.links, progress, interruptible=group.interruptible())
         progress.check()
         progress.phase("quiesce", stopped=True)
         point(Point.MIGRATE_QUIESCE)

@@ -84,13 +84,15 @@ class CheckpointGroup:
         gpus = {gpu for member in self.members for gpu in member.gpus}
         return AffectedSet(tuple(processes), tuple(sorted(gpus)))
 
-    @property
     def interruptible(self) -> bool:
-        """Whether GPUs interrupt the members' kernels when others need the GPU.
+        """Ask whether GPUs interrupt the members' kernels when others need the GPU.
 
-        Not once the driver has restored them; then no kernel may be run beside them (hazard 47).
+        Not once the driver has restored them for phosd; then no kernel may be run beside them
+        (hazard 47).
         """
-        return all(m.hello is not None and not m.hello.ever_stopped for m in self.members)
+        links = self.links
+        asked = len(links) == len(self.members)
+        return asked and all(link.hello().never_stopped for link in links)
 
     @property
     def essential(self) -> list[TreeProcess]:

@@ -50,8 +50,8 @@ bool read_ids(const Message& request, std::vector<uint64_t>* ids) {
 
 }  // namespace
 
-Reply hello(bool ever_stopped) {
-    const HelloReply said = make_hello(ever_stopped);
+Reply hello(bool never_stopped) {
+    const HelloReply said = make_hello(never_stopped);
     Reply reply;
     reply.append(said.hello);
     reply.append(said.devices.data(), said.devices.size() * sizeof(wire::DeviceId));

@@ -35,7 +35,7 @@ struct Reply {
     }
 };
 
-Reply hello(bool ever_stopped);
+Reply hello(bool never_stopped);
 Reply list_blocks(const channel::Message& request, bool with_descriptors);
 Reply close_gate(const channel::Message& request);
 Reply park_all();

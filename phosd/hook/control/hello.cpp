@@ -28,7 +28,7 @@ std::vector<wire::DeviceId> visible_devices() {
 
 }  // namespace
 
-HelloReply make_hello(bool ever_stopped) {
+HelloReply make_hello(bool never_stopped) {
     HelloReply said{{}, visible_devices()};
     wire::Hello& hello = said.hello;
     note_libraries();
@@ -42,7 +42,7 @@ HelloReply make_hello(bool ever_stopped) {
     hello.parkable = fit.parkable;
     hello.ever_parked = park::ever_parked();
     hello.uses_unsupported = fit.unsupported;
-    hello.ever_stopped = ever_stopped;
+    hello.never_stopped = never_stopped;
     std::snprintf(hello.reason, sizeof hello.reason, "%s", fit.reason.c_str());
     return said;
 }

@@ -11,6 +11,6 @@ struct HelloReply {
     wire::Hello hello;
     std::vector<wire::DeviceId> devices;  // in the order in which the process numbers them
 };
-HelloReply make_hello(bool ever_stopped);
+HelloReply make_hello(bool never_stopped);
 
 }  // namespace phos

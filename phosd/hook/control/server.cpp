@@ -45,7 +45,7 @@ int listener = -1;
 std::vector<int> clients;
 int gate_owner = kNoClient;  // if this client is lost, the gate opens
 bool detached = false;
-bool ever_stopped = false;  // parked or detached once; part of the image, too
+bool never_stopped = true;  // parked or detached; part of the image, too
 uint64_t deaf_until = 0;    // nanoseconds, CLOCK_MONOTONIC
 uint64_t wary_until = 0;
 
@@ -75,7 +75,7 @@ Reply answer(int client, Message& request) {
     Reply refusal;
     switch (type) {
         case Type::hello:
-            return handlers::hello(ever_stopped);
+            return handlers::hello(never_stopped);
         case Type::list_blocks:
             return handlers::list_blocks(request, false);
         case Type::stats:
@@ -207,7 +207,7 @@ bool serve(int client) {
                         static_cast<uint32_t>(reply.descriptors.size())};
     const auto type = static_cast<Type>(request.header.type);
     const bool done = whole && reply.status == Status::ok;
-    if (done && (type == Type::park || type == Type::detach)) ever_stopped = true;
+    if (done && (type == Type::park || type == Type::detach)) never_stopped = false;
     if (done && type == Type::detach) detach(client);
     const bool sent = whole && !faults::take_short() &&
                       channel::send(client, header, reply.payload.data(), reply.descriptors);

@@ -77,7 +77,7 @@ struct Hello {
     uint32_t parkable;          // 0: `reason` says why not
     uint32_t ever_parked;       // 1: holds imported blocks, mode `driver` needs `rehome` first
     uint32_t uses_unsupported;  // 1: managed memory or the like: no mode can save it; see `reason`
-    uint32_t ever_stopped;  // 1: parked or detached once: the driver may have restored its contexts
+    uint32_t never_stopped;  // 1: never parked or detached, so the driver has restored no context
     char reason[256];
 };
 static_assert(sizeof(Hello) == 288);

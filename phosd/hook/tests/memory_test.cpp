@@ -259,7 +259,7 @@ void parked_memory_comes_back(Client& client) {
     CHECK(client.ask(wire::Type::park).status == wire::Status::wrong_state);  // not exported yet
     auto held = client.export_all();
     CHECK(held.size() == blocks.size());
-    CHECK(client.hello().ever_stopped == 0);
+    CHECK(client.hello().never_stopped == 1);
     CHECK(client.park() == blocks.size());
     CHECK(client.ask(wire::Type::unpark).status == wire::Status::wrong_state);
     CHECK(client.ask(wire::Type::open_gate).status == wire::Status::wrong_state);
@@ -274,7 +274,7 @@ void parked_memory_comes_back(Client& client) {
             std::memcpy(&count, answer.payload.data(), sizeof count);
             CHECK(answer.status == wire::Status::ok && count == blocks.size());
             CHECK(client.hello().ever_parked == 0);
-            CHECK(client.hello().ever_stopped == 1);  // what the driver restored stays so
+            CHECK(client.hello().never_stopped == 0);  // what the driver restored stays so
             held = client.export_all();
             CHECK(held.size() == blocks.size());
         }

@@ -24,7 +24,7 @@ def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
             wire.HELLO,
             (
                 *("pid", "driver_version", "devices", "state", "parkable", "ever_parked"),
-                *("uses_unsupported", "ever_stopped", "reason"),
+                *("uses_unsupported", "never_stopped", "reason"),
             ),
         ),
         "DeviceId": (wire.DEVICE_ID, ("uuid",)),

@@ -78,7 +78,7 @@ def invented(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Invented:
         def hello(self) -> Hello:
             self._fail("hello")
             devices = node.devices.get(self.pid, ("GPU-a",))
-            return Hello(self.pid, 13000, devices, HookState.RUNNING, True, False, False, False, "")
+            return Hello(self.pid, 13000, devices, HookState.RUNNING, True, False, False, True, "")
 
         def list_blocks(self, after: int = 0) -> list[HookBlock]:
             self._fail("list")

@@ -86,7 +86,7 @@ class Link:
 
     def hello(self) -> Hello:
         self._request("hello")
-        return Hello(self.pid, 13000, ("GPU-a",), self.state, True, False, False, False, "")
+        return Hello(self.pid, 13000, ("GPU-a",), self.state, True, False, False, True, "")
 
     def unpark(self, memory: Iterator[tuple[int, int]]) -> int:
         given = dict(memory)

@@ -2,7 +2,8 @@
 
 The main loop claims chunks in the order of plan.h and starts batches. A batch's chunks are marked
 saved once they have left the device, before they are hashed and written, because a thread of the
-program may wait for them. No kernel is run: the driver has just restored the programs (hazard 47).
+program may wait for them. No kernel is run, but for an audit: the driver has just restored the
+programs (hazard 47).
 The chunks that an image needs were chosen before; a chunk map only changes when and from where a
 chunk is copied, and the digest proves the result.
 """

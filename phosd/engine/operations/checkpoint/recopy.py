@@ -22,7 +22,7 @@ def recopy(attempt: Attempt) -> tuple[Block, ...]:
         gpus = memory.gpus.chunks(group.links)
         with attempt.node.movers.turn_to_copy(gpus, progress), Precopy(dump) as copies:
             dump.prepare_packs()
-            copies.while_running(progress, interruptible=group.interruptible)
+            copies.while_running(progress, interruptible=group.interruptible())
             attempt.cpu.prepare(group.trees)
             progress.phase("quiesce", stopped=True)
             point(Point.CHECKPOINT_QUIESCE)
