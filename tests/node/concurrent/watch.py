@@ -186,9 +186,9 @@ def watched(
 @contextlib.contextmanager
 def slow_movers(node: Node, target: Target, seconds: float, gpus: int = 1) -> Iterator[None]:
     """Inside, copying all device memory of the target out takes about so long: the movers, and
-    nobody else, are given a copy rate. Every byte is copied twice, once within the device.
+    nobody else, are given a copy rate.
     """
-    with _rated_movers(node, gpus, {_RATE: _rate(target, seconds)}):
+    with _rated_movers(node, gpus, {_RATE: _rate(node, target, seconds)}):
         yield
 
 
@@ -199,16 +199,18 @@ def braked_movers(node: Node, target: Target, steps: int, gpus: int = 1) -> Iter
     """
     with tempfile.TemporaryDirectory(prefix="phos-brake-") as folder:
         file = Path(folder) / "on"
-        limits = {_RATE: _rate(target, _BRAKED_SECONDS), _WHILE: str(file)}
+        limits = {_RATE: _rate(node, target, _BRAKED_SECONDS), _WHILE: str(file)}
         with _rated_movers(node, gpus, limits):
             yield Brake(file, target, steps)
 
 
-def _rate(target: Target, seconds: float) -> str:
-    """The bytes a second at which copying the target's device memory twice takes so long."""
+def _rate(node: Node, target: Target, seconds: float) -> str:
+    """The bytes a second at which copying the target's device memory takes so long: twice with a
+    snapshot, first within the device; on write once. (A pass of recopy may take twice as long.)
+    """
     pids = (target.pid, *children(target.pid))
     total = sum(end - begin for pid in pids for begin, end in mapped(pid))
-    return str(int(2 * total / seconds))
+    return str(int((2 if node.config.snapshots else 1) * total / seconds))
 
 
 @contextlib.contextmanager
