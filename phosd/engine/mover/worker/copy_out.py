@@ -85,14 +85,13 @@ class _Move(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """A batch in flight. ``read``: the event after which nothing reads its chunks any more.
-    ``proven``: its digests, if they are known. ``left`` is called when it has left the device.
+    """A batch in flight. ``proven``: its digests, if they are known. ``left`` is called when it has
+    left the device.
     """
 
     slot: Slot
     items: Sequence[Item]
     moves: Sequence[_Move]
-    read: Any
     proven: Sequence[bytes] | None = None
     left: "OnLeft | None" = None
 
@@ -180,8 +179,7 @@ class CopyOut:
         with ExitStack() as stack:
             self._direct = [reopen_direct(fd, os.O_WRONLY) for fd in self._buffered]
             stack.callback(close_all, self._direct)
-            self._all_stagers = stack.enter_context(streams(_STAGERS))
-            self._stagers = cycle(self._all_stagers)
+            self._stagers = cycle(stack.enter_context(streams(_STAGERS)))
             self._all_buses = stack.enter_context(streams(2))
             self._buses = cycle(self._all_buses)
             self._workers = stack.enter_context(WorkerPool(self._transfer, _WRITERS))
@@ -197,23 +195,18 @@ class CopyOut:
         self._workers.check()
         self._watcher.check()
 
-    def wait_read(self) -> None:
-        """Wait until nothing reads the blocks of any batch any more."""
-        for stream in self._all_buses if self._by_copy_engines else self._all_stagers:
-            call("cuStreamSynchronize", stream)
-
     def put(
-        self, slot: Slot, items: Sequence[Item], read: Callable[[], None] | None = None
+        self, slot: Slot, items: Sequence[Item], left: Callable[[], None] | None = None
     ) -> None:
         """Start copying chunks through a slot, which is freed when they are written.
 
-        ``read`` is called on another thread once nothing reads the chunks any more.
+        ``left`` is called on another thread once they have left the device; it waits for no writer.
         """
         work = self._straight(slot, items) if self._by_copy_engines else self._staged(slot, items)
-        if read is None:
+        if left is None:
             self._workers.submit(self._finish, work)
         else:
-            self._watcher.submit(self._await_read, (work, read))
+            self._watcher.submit(self._await_left, (work, left))
 
     def wait_left(self) -> None:
         """Wait until all chunks of all batches have left the device."""
@@ -239,7 +232,7 @@ class CopyOut:
                 call("cuMemcpyDtoHAsync", address, source, run.size, bus)
             call("cuStreamWaitEvent", bus, slot.hashed, 0)
             call("cuEventRecord", slot.event, bus)
-        return _Work(slot, items, moves, slot.staged)
+        return _Work(slot, items, moves)
 
     def _straight(self, slot: Slot, items: Sequence[Item]) -> _Work:
         """Start copying chunks from where they are to the host, by the copy engines alone."""
@@ -255,7 +248,7 @@ class CopyOut:
                     sides = (("host", target, RECORD), ("device", source, CHUNK))
                     copy_rows(*sides, length, rows, bus)
             call("cuEventRecord", slot.event, bus)
-        return _Work(slot, items, moves, slot.event)
+        return _Work(slot, items, moves)
 
     @contextmanager
     def _starting(self, slot: Slot, *used: Any) -> Iterator[None]:
@@ -283,18 +276,18 @@ class CopyOut:
         self._gpu.launch_digest(stager, slot.table, len(items), slot.results)
         call("cuEventRecord", slot.hashed, stager)
 
-    def _await_read(self, work: tuple[_Work, Callable[[], None]]) -> None:
-        batch, read = work
+    def _await_left(self, work: tuple[_Work, Callable[[], None]]) -> None:
+        batch, left = work
         try:
-            call("cuEventSynchronize", batch.read, about="a copy of device memory")
-            read()
+            call("cuEventSynchronize", batch.slot.event, about="a copy of device memory")
+            left()
         except BaseException:
             self._ring.give(batch.slot)
             raise
         self._workers.submit(self._finish, batch)
 
     def _finish(self, work: _Work) -> None:
-        slot, items, moves, _, proven, left = work
+        slot, items, moves, proven, left = work
         try:
             call("cuEventSynchronize", slot.event, about="a copy out of device memory")
             if left is not None:

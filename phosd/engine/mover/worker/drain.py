@@ -199,7 +199,7 @@ class _Loop:
         self._plan.answer()
 
     def _drop(self, keys: list[int], let_go: LetGo) -> None:
-        self._out.wait_read()
+        self._out.wait_left()
         self._gpu.drop_kept(keys)
         self._drained.dropped += keys
         let_go(keys)
