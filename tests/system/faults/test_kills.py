@@ -20,7 +20,7 @@ from phosd.engine.faults import Kind
 from phosd.engine.node.suspended import Register
 from tests.node.checkpoint_restore.conftest import Starter, memory_shelf
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
-from tests.support.harness import SELDOM, Target, alive, wait_until
+from tests.support.harness import SELDOM, Target, alive, children, wait_until
 from tests.support.rotation import EVERYTHING, seeds
 from tests.system.faults.case import Case
 from tests.system.faults.daemon_under_fault import (
@@ -117,16 +117,11 @@ def hit(plant: Plant, victim: str) -> None:
 
 def crius(plant: Plant) -> Iterator[int]:
     """CRIU's processes of the plant."""
-    wanted = bytes(plant.place)
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes()
-                name = (entry / "comm").read_bytes().strip()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if name == b"criu" and wanted in words:
-                yield int(entry.name)
+    assert plant.daemon is not None
+    for pid in children(plant.daemon.pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if Path(f"/proc/{pid}/comm").read_text() == "criu\n":
+                yield pid
 
 
 def settled(plant: Plant, target: Target, story: str) -> None:
