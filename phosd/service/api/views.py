@@ -74,7 +74,7 @@ class ImageView:
             packs[pack] += length
         return packs
 
-    @property
+    @functools.cached_property
     def stored_bytes(self) -> int:
         """Bytes of the image on disk, without regard to other images."""
         return sum(self.pack_bytes.values()) + file_bytes(self.manifest)

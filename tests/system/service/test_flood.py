@@ -310,7 +310,7 @@ def test_who_leaves_takes_the_calls_along() -> None:
 def test_slow_readers_delay_nobody(service: Service) -> None:
     """Many clients ask for much at once: what was asked before is read first, then nobody waits."""
     service.engine.stored |= {f"i{n}": manifest(f"i{n}", owner=FLOODER) for n in range(200)}
-    seconds, part = (60, 0.99) if EVERYTHING else (8, 0.9)
+    seconds, part = (60, 0.99) if EVERYTHING else (8, 0.85)
     before = slowness()
     script = Path(__file__).with_name("slow_readers.py")
     words = [service.address, str(FLOODER), "100", "40", str(seconds + 10), "ListImages"]
@@ -320,7 +320,10 @@ def test_slow_readers_delay_nobody(service: Service) -> None:
             assert readers.poll() is None
         finally:
             readers.kill()
-    p50, late = share(other["took"], 0.5), share(other["took"], part)
-    print(f"another user's ListProcesses {1000 * p50:.0f} ms, p{100 * part:.0f} {1000 * late:.0f}")
+    p50, late, most = (share(other["took"], p) for p in (0.5, part, 1))
+    print(
+        f"another user's ListProcesses {1000 * p50:.0f} ms, p{100 * part:.0f} {1000 * late:.0f}, "
+        f"at most {1000 * most:.0f} ms"
+    )
     assert other["answered"] == other["calls"]
     assert late < 0.25 * max(before, slowness())
