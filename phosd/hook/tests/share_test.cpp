@@ -33,7 +33,7 @@ std::set<uint64_t> ids(Client& client) {
     return all;
 }
 
-// The program's own memory, mapped and filled with a number.
+// The program's own memory, mapped, with a number at its beginning and end.
 struct Piece {
     CUmemGenericAllocationHandle handle = 0;
     CUdeviceptr at = 0;
@@ -49,7 +49,8 @@ struct Piece {
         OK(cuMemAddressReserve(&at, kSize, 0, 0, 0));
         OK(cuMemMap(at, kSize, 0, handle, 0));
         OK(cuMemSetAccess(at, kSize, &access, 1));
-        OK(cuMemsetD32_v2(at, number, kSize / 4));
+        OK(cuMemsetD32_v2(at, number, 2));
+        OK(cuMemsetD32_v2(at + kSize - 4, number, 1));
     }
     void give_back() {
         OK(cuMemUnmap(at, kSize));
