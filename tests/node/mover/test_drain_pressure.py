@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client import requests
 from phosd.engine.mover.client.requests import DrainMap, DrainResult, DrainSource
+from phosd.engine.mover.worker.drain import _Loop
+from phosd.engine.mover.worker.plan import PlanStatus
 from phosd.errors import Internal
 from tests.node.mover.draining import (
     SIZES,
@@ -76,15 +79,69 @@ def test_freed_blocks_are_saved_first_when_that_is_not_enough(store: Store) -> N
         with beside(lambda: program.drain(writer)) as running:
             assert program.hook.await_saved(program.chunk(0, 0))
             program.shadow(3, 1, slot=0)
-            program.hook.free(4)
-            program.hook.press(2)
-            assert program.hook.await_relief()
-            assert program.dropped == [13]
+            with program.shadowing(2, 5, slot=1):
+                program.hook.free(4)
+                program.hook.press(2)
+                assert program.hook.await_relief()
+                assert program.dropped == [13]
+                assert not running.done()
             drained = running.result()
-        assert (drained.changed, drained.from_slots, drained.dropped) == ([], 1, [13])
+        assert (drained.changed, drained.from_slots, drained.dropped) == ([], 2, [13])
         found = in_order(drained)
         assert max(found.index((3, 0)), found.index((3, 1))) < found.index((2, 4))
         verify(store, publish(writer, drained).id, Progress())
+
+
+class _Fake:
+    """Everything that a drain's loop works with, when all is saved and 13 was freed just now."""
+
+    def __init__(self) -> None:
+        self.slots: list[object] = []
+        self.free = 0
+        self.changed: list[object] = []
+        self.dropped: list[int] = []
+        self.gpu = self.ring = self
+        self.done: list[str] = []
+        self.droppable_keys = [13]
+
+    def check(self) -> None:
+        """Nobody has cancelled."""
+
+    def wait_left(self) -> None:
+        """Nothing is on the way."""
+
+    def wait(self, seconds: float) -> None:
+        """Nothing happens."""
+
+    def status(self) -> PlanStatus:
+        return PlanStatus(left=0, urgent=0, aborted=0, wanted=2, on_the_way=0)
+
+    def freed_first(self) -> None:
+        """Nothing is left to be saved."""
+
+    def droppable(self, *, everything: bool = False) -> tuple[bool, list[int]]:
+        keys, self.droppable_keys = self.droppable_keys, []
+        return True, keys
+
+    def drop_kept(self, keys: list[int]) -> None:
+        self.done.append("dropped")
+
+    def answer(self) -> None:
+        self.done.append("answered")
+
+
+def test_what_is_asked_for_at_the_very_end_is_given_before_it() -> None:
+    fake: Any = _Fake()
+    told: list[int] = []
+    looks = iter((True, False, False, True))
+
+    def settled() -> bool:
+        fake.done.append("looked")
+        return next(looks)
+
+    assert _Loop(fake, fake, fake, fake, fake).run(told.extend, settled)
+    assert told == fake.dropped == [13]
+    assert fake.done == ["looked", "dropped", *["looked"] * 3, "answered"]
 
 
 def test_a_program_that_needs_everything_gets_it(store: Store) -> None:

@@ -149,7 +149,7 @@ class _Loop:
             self._out.check()
             status = self._plan.status()
             if status.wanted >= _GIVE_UP:
-                self._give_up(let_go, settled)
+                self._give(let_go, settled, everything=True)
                 return False
             if status.aborted:
                 raise Timeout(
@@ -159,6 +159,8 @@ class _Loop:
             if status.wanted and settled():
                 self._relieve(status.wanted, let_go)
             if not status.left and self._ring.free == len(self._ring.slots):
+                if status.wanted:
+                    self._give(let_go, settled)
                 break
             if not self._start(status):
                 self._plan.wait(_PAUSE_SECONDS)
@@ -190,9 +192,15 @@ class _Loop:
         elif complete or level == 1:
             self._plan.answer()
 
-    def _give_up(self, let_go: LetGo, settled: Callable[[], bool]) -> None:
-        """Free all blocks that the program has freed, saved or not, and every slab."""
-        self._drop(self._plan.droppable(everything=True)[1], let_go)
+    def _give(
+        self, let_go: LetGo, settled: Callable[[], bool], *, everything: bool = False
+    ) -> None:
+        """Free all that is wanted at once: released slabs and the blocks that the program has
+        freed, if they are saved; or ``everything``, saved or not, and every slab.
+        """
+        keys = self._plan.droppable(everything=everything)[1]
+        if keys:
+            self._drop(keys, let_go)
         while not settled():
             self._out.check()
             self._plan.wait(_PAUSE_SECONDS)
