@@ -1,4 +1,4 @@
-"""phosd, a data mover or CRIU is killed at a random moment of a random job.
+"""phosd or a data mover is killed at a random moment of a random job, CRIU while it runs.
 
 Beside it another program sleeps, and movers are about that no phosd has used yet. Whatever was
 killed: the next phosd settles everything, both programs run on or it is said why not, and nothing
@@ -36,6 +36,7 @@ KILLS = 10 if EVERYTHING else 3
 LATEST = 1.5
 """Seconds after the beginning of a job, within which it is hit; most take less."""
 JOBS = ("checkpoint", "checkpoint", "restore", "suspend", "resume", "migrate", "verify", "delete")
+WITH_CRIU = ("checkpoint", "restore")
 VICTIMS = ("phosd", "phosd", "mover", "criu")
 
 
@@ -50,10 +51,15 @@ def test_random_kills(seed: int, plant: Plant, start: Starter, undisturbed: Undi
     assert plant.end_of(plant.checkpoint(worker.pid, "stop")) == "done"
     assert plant.end_of(plant.begin("Suspend", "ua{sv}", sleeper.pid, 0)) == "done"
     for number in range(KILLS):
-        job, victim = rng.choice(JOBS), rng.choice(VICTIMS)
+        victim = rng.choice(VICTIMS)
+        job = rng.choice(WITH_CRIU if victim == "criu" else JOBS)
         story = f"seed {seed}, kill {number}: {victim} in {job}"
         path = begin(Case(plant, worker, undisturbed, Kind.KILL), job, rng)
-        time.sleep(LATEST * rng.random() ** 2)
+        if victim == "criu":  # it runs for a moment only
+            wait_until(lambda: [*crius(plant)], f"CRIU to run: {story}", every=0.005)
+            time.sleep(0.1 * rng.random())
+        else:
+            time.sleep(LATEST * rng.random() ** 2)
         hit(plant, victim)
         if victim != "phosd" and path:
             assert plant.end_of(path) in ("done", "failed", DIED), story
