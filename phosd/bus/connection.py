@@ -37,6 +37,8 @@ _DBUS_PATH = "/org/freedesktop/DBus"
 _GONE_RULE = f"type='signal',sender='{_DBUS}',member='NameOwnerChanged',arg2=''"
 _DO_NOT_QUEUE, _PRIMARY_OWNER, _ALREADY_OWNER = 4, 1, 4  # of RequestName
 _DISCONNECTED = f"{_DBUS}.Error.Disconnected"
+_NO_OWNER = f"{_DBUS}.Error.NameHasNoOwner"
+_STATS = f"{_DBUS}.Debug.Stats"
 _MOST_OUTGOING = 4096
 """Most messages that may wait to be sent; beyond that, refused calls get no answer."""
 _SLOWEST_RETRY = 5.0
@@ -142,6 +144,19 @@ class Connection:
             raise CallError(*failure)
         return [plain(value) for value in reply.body]
 
+    async def unread_by(self, name: str) -> int | None:
+        """Return the bytes that the bus keeps for a connection until it reads them; None when the
+        bus does not tell: dbus-broker, or dbus-daemon without its statistics.
+        """
+        try:
+            (found,) = await self.call(
+                _DBUS_PATH, _STATS, "GetConnectionStats", "s", name, destination=_DBUS
+            )
+        except CallError as error:
+            return 0 if error.name == _NO_OWNER else None
+        left = found.get("OutgoingBytes")
+        return left if isinstance(left, int) else None
+
     async def uid_of(self, sender: str) -> int:
         """Return the user id of a connection, as the bus knows it. Raises :class:`CallError`."""
         (uid,) = await self._ask_bus("GetConnectionUnixUser", "s", sender)
@@ -194,27 +209,28 @@ class Connection:
         for listener in self._listeners:
             listener(found)
 
-    async def reply(self, call: Call, answer: Answer) -> None:
-        """Answer a call with the values or the error of ``answer``; return when the reply is
-        sent.
+    async def reply(self, call: Call, answer: Answer) -> int:
+        """Answer a call with the values or the error of ``answer``. Returns, when the reply is
+        sent, its bytes.
         """
         try:
             try:
                 signature, values = await answer(call)
-                await self._send(call, signature, values)
+                return await self._send(call, signature, values)
             except CallError as error:
-                await self._fail(call, error.name, error.text)
+                return await self._fail(call, error.name, error.text)
             except PhosError as error:
-                await self._fail(call, ERROR_PREFIX + error.code, str(error))
+                return await self._fail(call, ERROR_PREFIX + error.code, str(error))
         except (EOFError, OSError) as error:
             _log.info("the answer to %s was not sent: %s", call.member, error or "the bus is gone")
         except Exception:
             # Internal errors go to the log; the caller gets no details.
             _log.exception("answering %s.%s failed", call.interface, call.member)
             text = f"phosd failed while answering {call.member}; its log says why"
-            await self._fail(call, ERROR_PREFIX + "Internal", text)
+            return await self._fail(call, ERROR_PREFIX + "Internal", text)
+        return 0
 
-    async def _send(self, call: Call, signature: str, values: list[Any]) -> None:
+    async def _send(self, call: Call, signature: str, values: list[Any]) -> int:
         bus, serial = self._bus, self._bus.next_serial()
 
         def encoded() -> bytes:
@@ -225,24 +241,35 @@ class Connection:
         large = any(isinstance(value, list | dict) and len(value) >= _LARGE for value in values)
         loop = asyncio.get_running_loop()
         data = await loop.run_in_executor(self._encoder, encoded) if large else encoded()
-        if call.wants_reply and bus.connected:
-            await bus.put_bytes(data)
+        if not (call.wants_reply and bus.connected):
+            return 0
+        await bus.put_bytes(data)
+        return len(data)
 
-    def refuse(self, call: Call, name: str, text: str) -> None:
-        """Answer a call with an error; drop the answer when too many messages wait to be sent."""
-        if self._bus.outgoing < _MOST_OUTGOING:
-            self._error(call, name, text)
+    async def _fail(self, call: Call, name: str, text: str) -> int:
+        if not self._answers(call):
+            return 0
+        data = self._error(call, name, text)
+        await self._bus.put_bytes(data)
+        return len(data)
 
-    async def _fail(self, call: Call, name: str, text: str) -> None:
-        sent = self._error(call, name, text)
-        if sent is not None:
-            await sent
+    def refuse(self, call: Call, name: str, text: str) -> int:
+        """Answer a call with an error; drop the answer when too many messages wait to be sent.
+        Returns its bytes.
+        """
+        if not self._answers(call) or self._bus.outgoing >= _MOST_OUTGOING:
+            return 0
+        data = self._error(call, name, text)
+        self._bus.put_bytes(data)
+        return len(data)
 
-    def _error(self, call: Call, name: str, text: str) -> "asyncio.Future[None] | None":
-        if not call.wants_reply or not self._bus.connected:
-            return None
-        sent: asyncio.Future[None] = self._bus.send(reply_to(call, "s", [clean(text)], error=name))
-        return sent
+    def _answers(self, call: Call) -> bool:
+        return call.wants_reply and bool(self._bus.connected)
+
+    def _error(self, call: Call, name: str, text: str) -> bytes:
+        message = reply_to(call, "s", [clean(text)], error=name)
+        message.serial = self._bus.next_serial()
+        return encode(message)
 
     async def closed(self) -> None:
         """Wait until the bus has gone for good, or :meth:`close` is called."""

@@ -1,6 +1,8 @@
-"""Compute what images take on the disk. Equal chunks are stored once, also for several images.
+"""Compute what images need on the disk. Equal chunks count once, also for several images.
 
-Sizes are in bytes, from the manifests. A pack holds chunks of one user's images only.
+Sizes are in bytes, from the manifests. A pack holds chunks of one user's images only. It may be up
+to twice as large, or larger until the next clean-up: precopy leaves chunks there that changed later
+or that equal another one, and ``repack.py`` takes away what nothing needs.
 """
 
 from collections import Counter

@@ -80,7 +80,7 @@ class ImageWriter:
         self._packs: dict[int, Pack] = {}
         self._finished = False
         self.stored: dict[str, ChunkRef] = {}
-        """The stored chunks by digest in hex; each is stored once."""
+        """The place of each stored chunk, by digest in hex."""
         while True:
             self.id = next_id((path.name for path in store.images.iterdir()), time.time())
             self.folder = store.images / self.id

@@ -1,7 +1,9 @@
 """Schedule D-Bus calls: users take turns, and so do the clients of one user.
 
 A client that calls faster than it is answered delays only itself. Calls beyond its share are
-refused at once, so that no flood of calls costs other users time or phosd memory.
+refused at once, so that no flood of calls costs other users time or phosd memory. The bus keeps
+answers until they are read, and takes nothing more of phosd's when it keeps 127 MiB of all clients
+together: whoever has much to read gets no further answers before.
 """
 
 import asyncio
@@ -22,6 +24,13 @@ CLIENT_AT_WORK = 8
 USER_AT_WORK = 32
 """Most calls of one user that may run at the same time."""
 
+CLIENT_UNREAD = 4 << 20
+"""Bytes of answers that a client may leave unread; with more, none of its calls begins."""
+USER_UNREAD = 16 << 20
+"""The same, of all clients of one user."""
+_FIRST_LOOK, _SLOWEST_LOOK = 0.05, 2.0
+"""Seconds between two looks at what a client has left unread: at first, and at last."""
+
 _LIMITS = "org.freedesktop.DBus.Error.LimitsExceeded"
 
 
@@ -36,11 +45,20 @@ class _User:
     clients: deque["_Client"] = field(default_factory=deque)
     calls: int = 0
     at_work: int = 0
+    unread: int = 0
+
+    @property
+    def behind(self) -> bool:
+        return self.unread > USER_UNREAD
 
 
 @dataclass(eq=False)
 class _Client:
-    """One connection to the bus. ``user`` is None until the bus has returned its user id."""
+    """One connection to the bus. ``user`` is None until the bus has returned its user id.
+
+    ``unread``: bytes sent to it since the last look, and what it had not read then. ``watched``:
+    whether the bus is being asked how much that is now.
+    """
 
     name: str
     user: _User | None = None
@@ -48,11 +66,18 @@ class _Client:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     calls: int = 0
     at_work: int = 0
+    unread: int = 0
+    watched: bool = False
 
     @property
     def ready(self) -> bool:
         """Whether one more of its calls may run."""
-        return bool(self.waiting) and self.at_work < CLIENT_AT_WORK
+        return bool(self.waiting) and self.at_work < CLIENT_AT_WORK and not self.behind
+
+    @property
+    def behind(self) -> bool:
+        """Whether it, or all clients of its user together, have left too much unread."""
+        return self.unread > CLIENT_UNREAD or (self.user is not None and self.user.behind)
 
 
 class CallQueue:
@@ -78,18 +103,23 @@ class CallQueue:
             client = self._clients[call.sender] = _Client(call.sender)
             self._spawn(client, self._meet(client))
         if call.too_large:
-            self._refuse(call, f"{call.member} takes at most {MAX_ARGUMENTS} bytes", "send less")
+            why = f"{call.member} takes at most {MAX_ARGUMENTS} bytes"
+            self._refuse(client, call, why, "send less")
         elif client.calls >= CLIENT_CALLS:
-            self._refuse(call, f"{CLIENT_CALLS} calls of {call.sender} wait for answers")
+            self._refuse(client, call, f"{CLIENT_CALLS} calls of {call.sender} wait for answers")
         elif client.user is not None and client.user.calls >= USER_CALLS:
-            self._refuse(call, f"{USER_CALLS} calls of uid {client.user.uid} wait for answers")
+            self._refuse(client, call, _too_many(client.user))
         else:
             client.waiting.append(call)
             self._count(client, 1)
             self._wake()
 
-    def _refuse(self, call: Call, why: str, hint: str = "call again when some have come") -> None:
-        self._connection.refuse(call, _LIMITS, f"{why}; {hint}")
+    def _refuse(
+        self, client: _Client, call: Call, why: str, hint: str = "call again when some have come"
+    ) -> None:
+        """Refuse a call. Who does not read what was sent does not get that either."""
+        if not client.behind:
+            self._count_unread(client, self._connection.refuse(call, _LIMITS, f"{why}; {hint}"))
 
     def gone(self, name: str) -> None:
         """Drop the calls of a client that left the bus. Its jobs go on."""
@@ -99,12 +129,14 @@ class CallQueue:
         self._count(client, -len(client.waiting))
         client.waiting.clear()
         if (user := client.user) is not None:
+            user.unread -= client.unread
             user.clients.remove(client)
             if not user.clients:
                 del self._users[user.uid]
                 self._order.remove(user)
         for task in client.tasks:
             task.cancel()
+        self._wake()
 
     def lost(self) -> None:
         """Drop all clients."""
@@ -125,9 +157,10 @@ class CallQueue:
         client.user = user
         user.clients.append(client)
         user.calls += client.calls
+        user.unread += client.unread
         while user.calls > USER_CALLS and client.waiting:
             self._count(client, -1)
-            self._refuse(client.waiting.pop(), f"{USER_CALLS} calls of uid {uid} wait for answers")
+            self._refuse(client, client.waiting.pop(), _too_many(user))
         self._wake()
 
     def _wake(self) -> None:
@@ -145,9 +178,7 @@ class CallQueue:
         caller = Caller(user.uid, client.name, call.interactive)
         user.at_work += 1
         client.at_work += 1
-        task = self._spawn(
-            client, self._connection.reply(call, lambda call: self._answer(call, caller))
-        )
+        task = self._spawn(client, self._reply(client, call, caller))
 
         def done(_: "asyncio.Task[None]") -> None:
             user.at_work -= 1
@@ -156,6 +187,36 @@ class CallQueue:
             self._wake()
 
         task.add_done_callback(done)
+        self._wake()
+
+    async def _reply(self, client: _Client, call: Call, caller: Caller) -> None:
+        size = await self._connection.reply(call, lambda call: self._answer(call, caller))
+        self._count_unread(client, size)
+
+    def _count_unread(self, client: _Client, size: int) -> None:
+        """Count bytes that were sent to a client, or less than zero that it has read, and watch
+        those of its user that are behind.
+        """
+        client.unread += size
+        if (user := client.user) is not None:
+            user.unread += size
+        for each in user.clients if user is not None and user.behind else (client,):
+            if each.behind and each.unread and not each.watched:
+                each.watched = True
+                self._spawn(each, self._watch(each))
+
+    async def _watch(self, client: _Client) -> None:
+        """Ask the bus what a client has not read, until that is little."""
+        delay = _FIRST_LOOK
+        while client.behind and client.unread:
+            before = client.unread
+            left = await self._connection.unread_by(client.name)
+            # What is sent during the question stays counted, if it is among what is left or not.
+            self._count_unread(client, (left or 0) - before)
+            if client.behind and client.unread:
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _SLOWEST_LOOK)
+        client.watched = False
         self._wake()
 
     def _next(self) -> _Client | None:
@@ -183,3 +244,7 @@ class CallQueue:
         client.calls += calls
         if client.user is not None:
             client.user.calls += calls
+
+
+def _too_many(user: _User) -> str:
+    return f"{USER_CALLS} calls of uid {user.uid} wait for answers"

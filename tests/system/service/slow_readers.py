@@ -1,10 +1,12 @@
 """Clients for tests that ask for much and read the answers slowly. A program of their own.
 
-``slow_readers.py ADDRESS UID CLIENTS CALLS SECONDS MEMBER``: each of the CLIENTS calls MEMBER of
-the manager CALLS times, then reads 4 KiB a second until SECONDS are over.
+``slow_readers.py ADDRESS UID CLIENTS CALLS SECONDS MEMBER [AGAIN]``: each of the CLIENTS calls
+MEMBER of the manager CALLS times, then reads 4 KiB a second until SECONDS are over, and calls AGAIN
+times more each second.
 """
 
 import contextlib
+import itertools
 import os
 import socket
 import struct
@@ -36,23 +38,29 @@ def connect(path: str) -> socket.socket:
     return client
 
 
-def main(address: str, clients: int, calls: int, seconds: float, member: bytes) -> None:
+def main(address: str, clients: int, calls: int, seconds: float, member: bytes, again: int) -> None:
     end = time.monotonic() + seconds
     path = address.partition("path=")[2]
     everybody = [connect(path) for _ in range(clients)]
-    for client in everybody:
-        for serial in range(2, calls + 2):
+    serials = itertools.count(2)
+
+    def ask(client: socket.socket, times: int) -> None:
+        for serial in itertools.islice(serials, times):
             client.sendall(call(serial, b"/org/phos", b"org.phos.Manager1", member, b"org.phos"))
+
+    for client in everybody:
+        ask(client, calls)
     while time.monotonic() < end:
         for client in everybody:
+            ask(client, again)
             with contextlib.suppress(BlockingIOError):  # nothing has come
                 client.recv(4096, socket.MSG_DONTWAIT)
         time.sleep(1)
 
 
 if __name__ == "__main__":
-    _, address, uid, clients, calls, seconds, member = sys.argv
+    _, address, uid, clients, calls, seconds, member, *again = sys.argv
     os.setgroups([])
     os.setresgid(int(uid), int(uid), int(uid))
     os.setresuid(int(uid), int(uid), int(uid))
-    main(address, int(clients), int(calls), float(seconds), member.encode())
+    main(address, int(clients), int(calls), float(seconds), member.encode(), int(*again))

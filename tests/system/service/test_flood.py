@@ -9,14 +9,25 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from phosd.bus import MAX_ARGUMENTS, Call, CallError, Connection
-from phosd.service.dbus.call_queue import CLIENT_CALLS, USER_AT_WORK, USER_CALLS, CallQueue
+from phosd.service.dbus import call_queue as call_queue_module
+from phosd.service.dbus.call_queue import (
+    CLIENT_AT_WORK,
+    CLIENT_CALLS,
+    CLIENT_UNREAD,
+    USER_AT_WORK,
+    USER_CALLS,
+    USER_UNREAD,
+    CallQueue,
+)
 from phosd.service.dbus.caller import Caller
+from tests.support.bus import busctl
 from tests.support.fake_engine import manifest
 from tests.support.harness import wait_until
 from tests.support.rotation import EVERYTHING
@@ -53,6 +64,15 @@ def slowness() -> float:
     while time.process_time() < used + 0.3:
         pass
     return (time.monotonic() - began) / (time.process_time() - used)
+
+
+def resident(service: Service) -> int:
+    """The bytes of memory that the bus has."""
+    bus = "org.freedesktop.DBus"
+    asked = (bus, "/org/freedesktop/DBus", bus, "GetConnectionUnixProcessID", "s", bus)
+    pid = busctl(service.address, "call", *asked).split()[1]
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(status.split("VmRSS:")[1].split()[0])
 
 
 def share(took: list[float], part: float) -> float:
@@ -210,16 +230,26 @@ class Recorder:
         self.refused: list[Call] = []
         self.order: list[str] = []
         self.hold = asyncio.Event()
+        self.size = 0
+        self.reads = False
+        self.sent: Counter[str] = Counter()
+
+    async def unread_by(self, name: str) -> int:
+        return 0 if self.reads else self.sent[name]
 
     async def uid_of(self, sender: str) -> int:
         return int(sender.partition(".")[0].lstrip(":"))
 
-    def refuse(self, call: Call, name: str, text: str) -> None:
+    def refuse(self, call: Call, name: str, text: str) -> int:
         assert name == LIMITS
         self.refused.append(call)
+        self.sent[call.sender] += len(text)
+        return len(text)
 
-    async def reply(self, call: Call, answer: Any) -> None:
+    async def reply(self, call: Call, answer: Any) -> int:
         await answer(call)
+        self.sent[call.sender] += self.size
+        return self.size
 
 
 def call_queue(recorder: Recorder) -> CallQueue:
@@ -255,6 +285,134 @@ def test_users_take_turns_and_so_do_their_clients() -> None:
         assert [first.count(sender) for sender in (":1.a", ":1.b", ":2.a")] == [4, 2, 2]
 
     asyncio.run(run())
+
+
+def test_who_does_not_read_gets_no_more_answers() -> None:
+    """Nor do its user's other clients, when they have much to read together."""
+
+    async def run() -> None:
+        recorder = Recorder()
+        recorder.hold.set()
+        recorder.size = CLIENT_UNREAD // 2
+        table = call_queue(recorder)
+        for _ in range(20):
+            table.take(call(":1.a"))
+        await settled()
+        # Those that were at work when it was too much are answered as well.
+        assert 3 <= len(recorder.order) <= CLIENT_AT_WORK + 2
+        for sender in (":1.b", ":1.c", ":1.d", ":1.e"):
+            for _ in range(20):
+                table.take(call(sender))
+        await settled()
+        most = USER_UNREAD // recorder.size + 4 * CLIENT_AT_WORK
+        assert USER_UNREAD // recorder.size < len(recorder.order) <= most
+        held = len(recorder.order)
+        table.take(call(":2.a"))
+        await settled()
+        assert recorder.order[held:] == [":2.a"]
+        recorder.reads = True
+        while len(recorder.order) < 5 * 20 + 1:
+            await asyncio.sleep(0.01)
+        table.lost()
+        await settled()
+
+    asyncio.run(run())
+
+
+def test_who_does_not_read_gets_no_refusals_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_queue_module, "CLIENT_UNREAD", 1000)
+
+    async def run() -> None:
+        recorder = Recorder()
+        table = call_queue(recorder)
+        for _ in range(1000):
+            table.take(call(":1.a"))
+            await asyncio.sleep(0)
+        assert 1000 < recorder.sent[":1.a"] < 1200
+        recorder.reads = True
+        refused = len(recorder.refused)
+        while len(recorder.refused) == refused:
+            await asyncio.sleep(0.01)
+            table.take(call(":1.a"))
+        table.lost()
+        await settled()
+
+    asyncio.run(run())
+
+
+def test_who_leaves_has_nothing_to_read() -> None:
+    async def run() -> None:
+        recorder = Recorder()
+        recorder.hold.set()
+        recorder.size = USER_UNREAD + 1
+        table = call_queue(recorder)
+        table.take(call(":1.a"))
+        await settled()
+        table.take(call(":1.b"))
+        await settled()
+        assert recorder.order == [":1.a"]
+        table.gone(":1.a")
+        await settled()
+        assert recorder.order == [":1.a", ":1.b"]
+        table.lost()
+        await settled()
+
+    asyncio.run(run())
+
+
+def test_a_bus_that_tells_nothing_holds_nobody_back() -> None:
+    """dbus-broker does not say what a connection has left unread; it has limits of its own."""
+
+    class Silent(Recorder):
+        async def unread_by(self, name: str) -> int | None:  # type: ignore[override]
+            return None
+
+    async def run() -> None:
+        recorder = Silent()
+        recorder.hold.set()
+        recorder.size = CLIENT_UNREAD + 1
+        table = call_queue(recorder)
+        for _ in range(20):
+            table.take(call(":1.a"))
+        await settled()
+        assert len(recorder.order) == 20
+
+    asyncio.run(run())
+
+
+def test_who_reads_gets_all_answers(service: Service) -> None:
+    """Also more than a client may leave unread: the bus says that it has read them."""
+    service.engine.stored |= {f"i{n}": manifest(f"i{n}") for n in range(1000)}
+
+    async def ask() -> list[list[Any]]:
+        connection = await Connection.open(service.address)
+        calls = [connection.call(ROOT, MANAGER, "ListImages") for _ in range(CLIENT_CALLS)]
+        answers = await asyncio.gather(*calls)
+        connection.close()
+        return answers
+
+    assert [len(rows) for (rows,) in asyncio.run(ask())] == [1000] * CLIENT_CALLS
+
+
+@pytest.mark.rotated(of=4)
+def test_the_bus_keeps_little_of_what_nobody_reads(service: Service) -> None:
+    """A hundred clients ask for far more than is kept, and read next to nothing."""
+    service.engine.stored |= {f"i{n}": manifest(f"i{n}", owner=FLOODER) for n in range(1000)}
+    script = Path(__file__).with_name("slow_readers.py")
+    words = [service.address, str(FLOODER), "100", "2", "60", "ListImages", "2"]
+    before = most = resident(service)
+    with subprocess.Popen([sys.executable, script, *words]) as readers:
+        try:
+            end = time.monotonic() + 12
+            while time.monotonic() < end:
+                most = max(most, resident(service))
+                assert most - before < 2 * USER_UNREAD
+                time.sleep(0.5)
+            assert readers.poll() is None
+        finally:
+            readers.kill()
+    # They have had what they may leave unread, and were waiting for more.
+    assert most - before > USER_UNREAD // 2
 
 
 def test_a_user_has_a_share_however_many_clients() -> None:
