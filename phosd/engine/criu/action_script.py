@@ -120,6 +120,7 @@ class ActionScript:
         """
         self.refused = True
         self._say(STARTED, "failed")
+        self._say(self._held, "failed")
 
     def let_go_on(self) -> None:
         """Let CRIU, which waits at its start, begin."""

@@ -190,9 +190,10 @@ class Dump:
             deadline = self._options.deadline
             self._running.wait_and_answer(deadline, cancellation, self._script, self._released)
         except Internal:
-            if self._script.error is not None:
-                raise self._script.error from None
-            raise
+            if self._script.error is None:
+                raise
+        if self._script.error is not None:
+            raise self._script.error
         if FROZEN not in self._script.reached:
             raise Internal("criu dump never said that the tree is frozen", "report this")
         noted = self._noted
@@ -233,7 +234,7 @@ class Dump:
         noted.rights = Rights.known_to_kernel(noted.tree.living)
         _require_plain(noted.tree, noted.rights)
         preflight.require_dumpable(found, self._options.tcp, self._criu.namespaces, frozen=True)
-        noted.open_files = file_records.open_files(found.descriptors)
+        noted.open_files = file_records.open_files(found.descriptors, dumping_user(noted.tree))
         noted.mapped_files = file_records.mapped_files(found.mappings)
         noted.memory_files = file_records.save_memory_files(found.mappings, self._folder)
         if self._pages is not None:

@@ -4,14 +4,18 @@ Runs while the tree is frozen. CRIU saves neither the bytes of ordinary files (t
 and may change) nor those of named files in memory (they may vanish, or change).
 """
 
-import hashlib
 import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+from phosd.engine.criu import file_worker
+from phosd.engine.criu.file_bytes import copy_sparse, digest
+from phosd.engine.criu.file_worker import Hashed, Orders
+from phosd.engine.criu.program import Owner
 from phosd.engine.image.cpu_manifest import MappedFile, MemoryFile, OpenFile
 from phosd.engine.system import procfs
+from phosd.engine.system.file_status import LOCAL, known_status
 from phosd.engine.system.procfs import Descriptor, Mapping
 from phosd.errors import OutOfSpace
 
@@ -21,13 +25,17 @@ HASHED = 64 << 20
 NOT_ON_DISK = ("/dev/", "/memfd:", "/anon_hugepage", "/SYSV")
 """Prefixes of mapped paths that are not files on disk."""
 
-_STEP = 1 << 20
 MEMORY_FOLDER = "memory"
 
+_File = tuple[int, int, int]
+"""Device, inode, and how the file was opened."""
 
-def open_files(descriptors: Iterable[Descriptor]) -> tuple[OpenFile, ...]:
-    """Return the named regular files that the tree has open, once for each file and access mode."""
-    found: dict[tuple[int, int, int], OpenFile] = {}
+
+def open_files(descriptors: Iterable[Descriptor], owner: Owner) -> tuple[OpenFile, ...]:
+    """Return the named regular files that the tree of ``owner`` has open, once for each file and
+    access mode. Raises :class:`Timeout` if a file system does not answer.
+    """
+    found: dict[_File, Descriptor] = {}
     for descriptor in descriptors:
         file = descriptor.file
         if not stat.S_ISREG(file.st_mode) or file.st_nlink == 0:
@@ -35,57 +43,64 @@ def open_files(descriptors: Iterable[Descriptor]) -> tuple[OpenFile, ...]:
         if not descriptor.target.startswith("/") or descriptor.target.startswith("/memfd:"):
             continue
         way = descriptor.flags & (os.O_ACCMODE | os.O_APPEND)
-        key = (file.st_dev, file.st_ino, way)
-        if key not in found:
-            found[key] = OpenFile(
-                pid=descriptor.pid,
-                descriptor=descriptor.number,
-                path=descriptor.target,
-                flags=descriptor.flags,
-                size=file.st_size,
-                mtime_ns=file.st_mtime_ns,
-                content=_content(descriptor),
-            )
-    return tuple(found.values())
+        found.setdefault((file.st_dev, file.st_ino, way), descriptor)
+    contents = _contents({key: each for key, each in found.items() if _is_hashed(each)}, owner)
+    return tuple(
+        OpenFile(
+            pid=descriptor.pid,
+            descriptor=descriptor.number,
+            path=descriptor.target,
+            flags=descriptor.flags,
+            size=descriptor.file.st_size,
+            mtime_ns=descriptor.file.st_mtime_ns,
+            content=contents.get(key),
+        )
+        for key, descriptor in zip(found, found.values(), strict=True)
+    )
 
 
-def _content(descriptor: Descriptor) -> str | None:
+def _is_hashed(descriptor: Descriptor) -> bool:
     appended = bool(descriptor.flags & os.O_APPEND)
     write_only = descriptor.flags & os.O_ACCMODE == os.O_WRONLY
-    if not write_only or appended or descriptor.file.st_size > HASHED:
-        return None
-    link = procfs.PROC / str(descriptor.pid) / "fd" / str(descriptor.number)
-    opened = os.open(link, os.O_RDONLY)
-    try:
-        return digest(opened, descriptor.file.st_size)
-    finally:
-        os.close(opened)
+    return write_only and not appended and descriptor.file.st_size <= HASHED
 
 
-def digest(descriptor: int, size: int) -> str:
-    """Return the SHA-256 of the first ``size`` bytes; empty if the file is shorter."""
-    sha = hashlib.sha256()
-    at = 0
-    while at < size and (piece := os.pread(descriptor, min(_STEP, size - at), at)):
-        sha.update(piece)
-        at += len(piece)
-    return sha.hexdigest() if at == size else ""
+def _contents(descriptors: dict[_File, Descriptor], owner: Owner) -> dict[_File, str]:
+    """Return the digests of files. A process of the owner's, which can be given up, reads those
+    that a server has.
+    """
+    mounts = {pid: procfs.mount_types(pid) for pid in {d.pid for d in descriptors.values()}}
+    found: dict[_File, str] = {}
+    remote: dict[_File, Hashed] = {}
+    for key, descriptor in descriptors.items():
+        if mounts[descriptor.pid].get(descriptor.mount) not in LOCAL:
+            remote[key] = Hashed(str(descriptor.link), descriptor.file.st_size)
+            continue
+        opened = os.open(descriptor.link, os.O_RDONLY)
+        try:
+            found[key] = digest(opened, descriptor.file.st_size)
+        finally:
+            os.close(opened)
+    if remote:
+        orders = Orders(owner.uid, owner.gid, owner.groups, mark="", hashed=tuple(remote.values()))
+        digests = file_worker.work(orders, file_worker.IMPATIENCE).digests
+        found |= zip(remote, digests, strict=True)
+    return found
 
 
 def mapped_files(mappings: Iterable[Mapping]) -> tuple[MappedFile, ...]:
     """Return the named files that the tree maps and :func:`save_memory_files` does not copy."""
     in_memory = procfs.memory_devices()
-    paths = {
-        mapping.path
+    found = {
+        mapping.path: mapping
         for mapping in mappings
         if mapping.path.startswith("/")
         and not mapping.path.startswith(NOT_ON_DISK)
         and not mapping.path.endswith(" (deleted)")
         and not (mapping.shared and mapping.device in in_memory)
     }
-    return tuple(
-        MappedFile(path, Path(path).stat().st_size) for path in sorted(paths) if Path(path).exists()
-    )
+    sizes = {path: known_status(found[path].link).st_size for path in sorted(found)}
+    return tuple(MappedFile(path, size) for path, size in sizes.items())
 
 
 def save_memory_files(mappings: Iterable[Mapping], folder: Path) -> tuple[MemoryFile, ...]:
@@ -125,22 +140,3 @@ def _save(mapping: Mapping, saved: str, folder: Path) -> MemoryFile:
     finally:
         os.close(source)
     return MemoryFile(mapping.path, saved, status.st_size, stat.S_IMODE(status.st_mode))
-
-
-def copy_sparse(source: int, target: int, size: int) -> None:
-    """Copy ``size`` bytes between two files, leaving holes as holes."""
-    os.ftruncate(target, size)
-    at = 0
-    while at < size:
-        try:
-            begin = os.lseek(source, at, os.SEEK_DATA)
-        except OSError:  # only a hole is left
-            return
-        at = min(os.lseek(source, begin, os.SEEK_HOLE), size)
-        os.lseek(source, begin, os.SEEK_SET)
-        os.lseek(target, begin, os.SEEK_SET)
-        while begin < at:
-            moved = os.sendfile(target, source, None, at - begin)
-            if moved == 0:
-                return
-            begin += moved

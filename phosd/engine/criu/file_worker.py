@@ -1,7 +1,8 @@
-"""Compare a tree's files with their records at a restore; cut, replace and undo.
+"""Hash a tree's files at a dump; at a restore compare them with their records, cut, replace, undo.
 
 Runs as a process of its own with the owner's ids (``work``), because it opens paths that a user
-named. It reads orders as a JSON object from standard input and writes the answer as one.
+named, perhaps on a file system that never answers. It reads orders as a JSON object from standard
+input and writes the answer as one.
 """
 
 import os
@@ -9,21 +10,24 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
-from phosd.engine.criu.file_records import copy_sparse, digest
+from phosd.engine.criu.file_bytes import copy_sparse, digest
 from phosd.engine.image.cpu_manifest import MappedFile, MemoryFile, OpenFile
 from phosd.engine.system.native import python_environment
 from phosd.engine.system.privileges import become
-from phosd.errors import Internal, Unsupported
+from phosd.engine.system.reaping import reap_later
+from phosd.errors import Internal, Timeout, Unsupported
 
 PATIENCE = 600.0
 """Seconds that the file work of a restore may take."""
+IMPATIENCE = 10.0
+"""Seconds that it may take while a program stands still, or others wait."""
 
 _OUTPUT = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
 """The form of the folder names that ``phos run`` creates."""
@@ -55,11 +59,20 @@ class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     remove: tuple[str, ...] = ()
 
 
+class Hashed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of which the first ``size`` bytes are to be hashed."""
+
+    path: str
+    size: int
+
+
 class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The orders. ``sources`` are inherited descriptors of the memory files' saved bytes.
 
     ``mark`` goes into the names of files kept beside. ``undo`` are changes to undo; ``settle`` are
-    changes to keep, so that replaced memory files can be removed (cut tails are kept).
+    changes to keep, so that replaced memory files can be removed (cut tails are kept). ``folders``
+    are those in which the owner is to make files, and ``identified`` files of which to return the
+    inodes.
     """
 
     uid: int
@@ -75,37 +88,65 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     undo: tuple[Change, ...] = ()
     settle: tuple[Change, ...] = ()
     outputs: Outputs | None = None
+    hashed: tuple[Hashed, ...] = ()
+    folders: tuple[str, ...] = ()
+    identified: tuple[str, ...] = ()
+
+
+class Inode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file that is at a path."""
+
+    path: str
+    device: int
+    number: int
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer. ``problems`` are sentences for the user; if there are any, nothing was changed.
 
-    ``outputs`` are the names of the folders found or removed.
+    ``outputs`` are the names of the folders found or removed. ``digests`` are empty for files that
+    cannot be read; ``closed`` are the folders in which the owner cannot make files, and ``inodes``
+    those of the files that exist.
     """
 
     problems: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
     outputs: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()
+    inodes: tuple[Inode, ...] = ()
 
 
-def work(orders: Orders) -> Answer:
-    """Run ``orders`` in a process with the owner's ids. Raises :class:`Internal` if it fails."""
-    done = subprocess.run(
+def work(orders: Orders, patience: float = PATIENCE) -> Answer:
+    """Run ``orders`` in a process with the owner's ids.
+
+    Raises :class:`Internal` if it fails, and :class:`Timeout` if it takes longer than ``patience``
+    seconds.
+    """
+    worker = subprocess.Popen(
         [sys.executable, "-P", "-m", "phosd.engine.criu.file_worker"],
-        input=msgspec.json.encode(orders),
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         pass_fds=orders.sources,
-        timeout=PATIENCE,
-        check=False,
         env=python_environment(),
     )
-    if done.returncode != 0:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    try:
+        answer, said = worker.communicate(msgspec.json.encode(orders), patience)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        reap_later(worker)
+        raise Timeout(
+            f"working on the files of user {orders.uid} takes longer than {patience:.0f} s",
+            hint="look whether the file systems that they are on answer, and try again",
+        ) from None
+    if worker.returncode != 0:
+        last = said.decode(errors="replace").strip().splitlines()[-1:]
         raise Internal(
             f"working on the files of user {orders.uid} failed: {''.join(last)}",
             hint="the files are as they were",
         )
-    return msgspec.json.decode(done.stdout, type=Answer)
+    return msgspec.json.decode(answer, type=Answer)
 
 
 def require_usable(answer: Answer) -> None:
@@ -120,6 +161,10 @@ def require_usable(answer: Answer) -> None:
 def _perform(orders: Orders) -> Answer:
     if orders.outputs is not None:
         return Answer(outputs=tuple(_outputs(orders.outputs)))
+    if orders.hashed or orders.folders:
+        closed = (path for path in orders.folders if not os.access(path, os.W_OK | os.X_OK))
+        return Answer(digests=tuple(map(_hash, orders.hashed)), closed=tuple(closed))
+    inodes = tuple(_identify(orders.identified))
     for change in reversed(orders.undo):
         _undo(change)
     for change in orders.settle:
@@ -134,7 +179,7 @@ def _perform(orders: Orders) -> Answer:
     problems += filter(None, map(_examine_memory, orders.memory_files))
     problems += filter(None, map(_examine_mapped, orders.mapped_files))
     if problems or not orders.apply:
-        return Answer(tuple(problems))
+        return Answer(tuple(problems), inodes=inodes)
     changes: list[Change] = []
     try:
         for file in {file.path: file for file in cuts}.values():
@@ -146,6 +191,21 @@ def _perform(orders: Orders) -> Answer:
             _undo(change)
         return Answer((f"{error.filename or 'a file'}: {error.strerror}",))
     return Answer(changes=tuple(changes))
+
+
+def _hash(file: Hashed) -> str:
+    try:
+        with Path(file.path).open("rb", buffering=0) as opened:
+            return digest(opened.fileno(), file.size)
+    except OSError:  # a program may write what it may not read
+        return ""
+
+
+def _identify(paths: Iterable[str]) -> Iterator[Inode]:
+    for path in paths:
+        with suppress(OSError):  # the comparison says so
+            status = Path(path).lstat()
+            yield Inode(path, status.st_dev, status.st_ino)
 
 
 @contextmanager

@@ -19,6 +19,11 @@ IDLE_SECONDS = 30.0
 """How long a CRIU that was told to give up may do nothing at all."""
 _PAUSE = 0.2
 
+_FILE_CALLS = frozenset({2, 3, 4, 5, 6, 89, 137, 138, 217, 257, 262, 267, 332})
+"""System calls (x86-64) that wait for nothing but a file system: open, close, stat, fstat, lstat,
+readlink, statfs, fstatfs, getdents64, openat, newfstatat, readlinkat, statx.
+"""
+
 
 class Hindrance:
     """What keeps the CRIU that process ``first`` is, or has started, from running."""
@@ -29,12 +34,14 @@ class Hindrance:
         self._stopped_since: float | None = None
         self.persists = False
         """Whether CRIU was stopped still, :data:`STOPPED_SECONDS` after it was first continued."""
+        self.waits = False
+        """Whether CRIU waits for a disk or a file system, and cannot be killed meanwhile."""
         self._ticks = -1
         self._busy_at = time.monotonic()
 
     @property
     def idle(self) -> float:
-        """The seconds since CRIU was last seen to use the CPU or a disk."""
+        """The seconds since CRIU was last seen to use the CPU."""
         return time.monotonic() - self._busy_at
 
     def forget(self) -> None:
@@ -53,18 +60,18 @@ class Hindrance:
             return
         self._next = now + _PAUSE
         ticks = 0
-        waits = False
+        self.waits = False
         for pid in _family(self._first):
             found = procfs.stat(pid)
             if found is None or not (helpers or is_criu(pid)):
                 continue
             ticks += found.cpu_ticks
-            waits |= found.state == "D"
+            self.waits |= found.state == "D" or procfs.system_call(pid) in _FILE_CALLS
             if found.state == "T":  # and not "t": only root can trace it
                 self._continue(pid, now)
             if not helpers:
                 break  # below it are those that it makes
-        if waits or ticks != self._ticks:  # a disk is nobody's malice
+        if ticks != self._ticks:
             self._ticks, self._busy_at = ticks, now
 
     def _continue(self, pid: int, now: float) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from phosd.engine.criu.cgroup_place import Place
 from phosd.engine.system import unsandboxed
+from phosd.engine.system.reaping import reap_later
 from phosd.engine.system.unsandboxed import OutsideError
 from phosd.errors import Internal
 
@@ -19,6 +20,8 @@ _ENVIRONMENT = {
     "LC_ALL": "C",
     "PYTHONPATH": str(Path(__file__).parents[3]),
 }
+_KILLED_SECONDS = 30.0
+"""How long a killed command may take to end: it may wait for a file system that is lost."""
 _BOOTED = Path("/run/systemd/system")
 """Exists if systemd runs this machine (``sd_booted(3)``)."""
 
@@ -40,10 +43,10 @@ class Started(Protocol):
         """Return the exit status if the command has ended. Raises :class:`OutsideError`."""
 
     def kill(self) -> None:
-        """Kill the command, and wait until it has ended."""
+        """Kill the command, and wait for its end, for a while if it does not end."""
 
     def close(self) -> None:
-        """Release the resources of a command that has ended."""
+        """Release the resources; a command that has not ended is left alone."""
 
 
 class Child:
@@ -77,12 +80,16 @@ class Child:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILLED_SECONDS)
 
     def close(self) -> None:
         os.close(self._ended)
-        with self._process:
-            pass
+        if self._process.poll() is None:
+            reap_later(self._process)
+        else:
+            with self._process:
+                pass
 
 
 def launch(

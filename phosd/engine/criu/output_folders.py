@@ -21,11 +21,12 @@ def remove_unneeded(
     A folder is removed if it was not written to since ``before`` (seconds since the epoch), no
     process has it open, and none of ``images`` names it. ``owner`` is the user id, group id and
     groups to act as, because the user can change the path. Raises :class:`Internal` if that fails,
-    :class:`OSError` if the open files of processes cannot be read.
+    :class:`Timeout` if the user's file system does not answer, and :class:`OSError` if the open
+    files of processes cannot be read.
     """
     uid, gid, groups = owner
     orders = Orders(uid, gid, groups, mark="", outputs=Outputs(str(folder), before))
-    old = file_worker.work(orders).outputs
+    old = file_worker.work(orders, file_worker.IMPATIENCE).outputs
     if not old:
         return []
     needed = _named(images) | _open(old, uid)
@@ -33,7 +34,8 @@ def remove_unneeded(
     if not gone:
         return []
     outputs = Outputs(str(folder), before, remove=gone)
-    return list(file_worker.work(Orders(uid, gid, groups, mark="", outputs=outputs)).outputs)
+    orders = Orders(uid, gid, groups, mark="", outputs=outputs)
+    return list(file_worker.work(orders, file_worker.IMPATIENCE).outputs)
 
 
 def _named(images: Iterable[Manifest]) -> set[str]:

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from phosd.engine.criu import stdio
+from phosd.engine.criu import file_worker, stdio
 from phosd.engine.criu.file_records import NOT_ON_DISK
-from phosd.engine.program.tree import ProcessTree, TreeProcess
-from phosd.engine.system import privileges, procfs, sockets
+from phosd.engine.criu.file_worker import Orders
+from phosd.engine.criu.program import Owner
+from phosd.engine.program.tree import ProcessTree
+from phosd.engine.system import procfs, sockets
+from phosd.engine.system.file_status import known_status
 from phosd.engine.system.procfs import Descriptor, Mapping
 from phosd.errors import Unsupported
 
@@ -24,6 +27,7 @@ _SOCKETS = ("UNIX", "TCP", "TCPv6", "UDP", "UDPv6", "UDPLITE", "RAW", "RAWv6", "
 _MEMORY_DEVICES = 1
 _TERMINALS = (4, 5, *range(136, 144))
 _DELETED = " (deleted)"
+_ONE_USER = "on a file system (FUSE) that is for its user alone"
 _TUN = os.makedev(10, 200)
 
 
@@ -37,12 +41,22 @@ class TreeResources:
 
     @classmethod
     def of(cls, tree: ProcessTree) -> Self:
-        """Read the descriptors and mappings of every living process of the tree."""
+        """Read the descriptors and mappings of every living process of the tree.
+
+        Raises :class:`Unsupported` for an open file that root may not look at.
+        """
         found = cls(tree, [], [])
         for process in tree.living:
             # The process has ended.
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                found.descriptors.extend(procfs.descriptors(process.pid))
+                try:
+                    found.descriptors.extend(procfs.descriptors(process.pid))
+                except PermissionError as error:
+                    file = Path(error.filename).readlink()
+                    raise Unsupported(
+                        f"{procfs.describe(process.pid)} uses {file}, {_ONE_USER}",
+                        hint="close it, or mount that with the option allow_root or allow_other",
+                    ) from error
                 found.mappings.extend(procfs.mappings(process.pid))
         return found
 
@@ -155,7 +169,7 @@ def _of_ours(socket: sockets.UnixSocket, pid: int) -> bool:
 
 def _of_mappings(tree: ProcessTree, mappings: Iterable[Mapping]) -> Iterator[str]:
     in_memory = procfs.memory_devices()
-    owners = {process.pid: process for process in tree.living}
+    deleted = []
     for mapping in mappings:
         name = f"pid {mapping.pid} maps {mapping.path}"
         if mapping.path.startswith("/SYSV"):
@@ -170,30 +184,41 @@ def _of_mappings(tree: ProcessTree, mappings: Iterable[Mapping]) -> Iterator[str
             and not mapping.path.endswith(_DELETED)
         ):
             yield f"{name}, a file on disk, shared and writable"
-        elif (
-            mapping.path.endswith(_DELETED)
-            and not mapping.path.startswith(NOT_ON_DISK)
-            and not _may_put_back(owners[mapping.pid], mapping)
-        ):
-            yield f"{name}, which was replaced since (start the program anew to use the new one)"
+        elif mapping.path.endswith(_DELETED) and not mapping.path.startswith(NOT_ON_DISK):
+            deleted.append(mapping)
+    for mapping in {mapping.device: mapping for mapping in mappings}.values():
+        try:
+            known_status(mapping.link)
+        except PermissionError:
+            yield f"pid {mapping.pid} maps {mapping.path}, {_ONE_USER}"
+    for mapping in _not_to_be_put_back(tree, deleted):
+        yield (
+            f"pid {mapping.pid} maps {mapping.path}, which was replaced since "
+            "(start the program anew to use the new one)"
+        )
 
 
-def _may_put_back(process: TreeProcess, mapping: Mapping) -> bool:
-    """Return whether a process's owner may recreate a mapped file that was deleted.
+def _not_to_be_put_back(tree: ProcessTree, mappings: Iterable[Mapping]) -> Iterator[Mapping]:
+    """Yield those of the mapped files that were deleted that their owner may not recreate.
 
     CRIU does so for a moment during the restore, at the old path and with the old owner.
     """
-    if process.uid == 0:
-        return True
-    entry = procfs.PROC / f"{mapping.pid}/map_files/{mapping.start:x}-{mapping.end:x}"
-    try:
-        file = entry.stat()
-        folder = Path(mapping.path.removesuffix(_DELETED)).parent
-        groups = (process.gid, *process.groups)
-        return (
-            file.st_uid == process.uid
-            and file.st_gid in groups
-            and privileges.may(privileges.WRITE, folder, process.uid, groups)
-        )
-    except FileNotFoundError:
-        return False
+    owners = {process.pid: process for process in tree.living}
+    by_owner: dict[Owner, list[Mapping]] = {}
+    for mapping in mappings:
+        owner = owners[mapping.pid]
+        if owner.uid != 0:
+            by_owner.setdefault(Owner(owner.uid, owner.gid, owner.groups), []).append(mapping)
+    for user, theirs in by_owner.items():
+        folders = {str(_folder(mapping)) for mapping in theirs}
+        orders = Orders(user.uid, user.gid, user.groups, mark="", folders=tuple(folders))
+        closed = file_worker.work(orders, file_worker.IMPATIENCE).closed
+        for mapping in theirs:
+            file = known_status(mapping.link)
+            own = file.st_uid == user.uid and file.st_gid in (user.gid, *user.groups)
+            if not own or str(_folder(mapping)) in closed:
+                yield mapping
+
+
+def _folder(mapping: Mapping) -> Path:
+    return Path(mapping.path.removesuffix(_DELETED)).parent

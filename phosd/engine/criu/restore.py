@@ -15,7 +15,7 @@ from phosd.engine.criu import file_worker
 from phosd.engine.criu.action_script import RESTORED, ActionScript
 from phosd.engine.criu.cgroup_place import place_of
 from phosd.engine.criu.dump import require_private, working_folder
-from phosd.engine.criu.file_worker import Change, Orders, Policy
+from phosd.engine.criu.file_worker import Change, Inode, Orders, Policy
 from phosd.engine.criu.inherited_stdio import Outlets
 from phosd.engine.criu.owned_processes import (
     ENDING_PATIENCE,
@@ -86,10 +86,11 @@ def admission(criu: Criu, tree: SavedTree, options: TreeRestoreOptions) -> None:
     criu.require_reachable(tree.user)
     tree.check_listing()
     require_free(tree.processes)
-    _require_unused(tree.details)
     place_of(tree.details.cgroups, tree.user.uid, criu.surroundings)
     with _orders(tree, options, "check") as orders:
-        file_worker.require_usable(file_worker.work(orders))
+        answer = file_worker.work(orders)
+    _require_unused(answer.inodes)
+    file_worker.require_usable(answer)
 
 
 def restore_tree(
@@ -157,14 +158,9 @@ def require_free(processes: Sequence[Process]) -> None:
             )
 
 
-def _require_unused(details: CpuDetails) -> None:
+def _require_unused(inodes: Sequence[Inode]) -> None:
     """Raise :class:`Busy` if a process uses a file that the restore will cut or replace."""
-    cut = [f.path for f in details.open_files if f.write_only and not f.appended]
-    wanted: dict[tuple[int, int], str] = {}
-    for path in (*cut, *(file.path for file in details.memory_files)):
-        with contextlib.suppress(OSError):  # the owner's check reports missing files
-            status = Path(path).lstat()
-            wanted[status.st_dev, status.st_ino] = path
+    wanted = {(inode.device, inode.number): inode.path for inode in inodes}
     if not wanted:
         return
     for pid in procfs.pids():
@@ -182,6 +178,7 @@ def _require_unused(details: CpuDetails) -> None:
 def _orders(tree: SavedTree, options: TreeRestoreOptions, mark: str) -> Iterator[Orders]:
     """Make orders for the owner's file worker; root opens the saved bytes, the worker the paths."""
     details, user = tree.details, tree.user
+    cut = [file.path for file in details.open_files if file.write_only and not file.appended]
     with contextlib.ExitStack() as opened:
         sources = []
         for file in details.memory_files:
@@ -198,6 +195,7 @@ def _orders(tree: SavedTree, options: TreeRestoreOptions, mark: str) -> Iterator
             memory_files=details.memory_files,
             mapped_files=details.mapped_files,
             sources=tuple(sources),
+            identified=(*cut, *(file.path for file in details.memory_files)),
         )
 
 

@@ -27,8 +27,8 @@ class Capability(IntEnum):
     CHECKPOINT_RESTORE = 40
 
 
-EXECUTE, WRITE = 0o001, 0o002
-"""Permission bits, as a file's mode has them for others."""
+EXECUTE = 0o001
+"""A permission bit, as a file's mode has it for others."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_KEEPCAPS = 8

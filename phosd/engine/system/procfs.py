@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from phosd.engine.system.file_status import known_status
+
 PROC = Path("/proc")
 _PF_EXITING = 4
 _PF_KTHREAD = 0x200000
@@ -92,7 +94,8 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """An open descriptor. ``target`` is where its link leads; ``file`` is the file's status.
+    """An open descriptor. ``target`` is where its link leads; ``file`` is the file's status, and
+    ``mount`` the id of its mount.
 
     ``watches``: it reports changes of files (inotify, fanotify).
     """
@@ -103,11 +106,17 @@ class Descriptor:
     flags: int
     position: int
     file: os.stat_result
+    mount: int
     watches: bool = False
 
     @property
     def writable(self) -> bool:
         return self.flags & os.O_ACCMODE != os.O_RDONLY
+
+    @property
+    def link(self) -> Path:
+        """A link to the open file itself, even if its path has changed."""
+        return PROC / str(self.pid) / "fd" / str(self.number)
 
 
 @dataclass(frozen=True)
@@ -237,6 +246,16 @@ def ending(pid: int) -> bool:
     return any(mask & 1 << (signal.SIGKILL - 1) for mask in pending)
 
 
+def system_call(pid: int) -> int | None:
+    """Return the number of the system call that ``pid`` waits in; None if in none, if it has ended,
+    or if the kernel does not tell.
+    """
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        number = (PROC / str(pid) / "syscall").read_text().split()[0]
+        return int(number) if number.isdigit() else None
+    return None
+
+
 def pids() -> Iterator[int]:
     """Yield every process of this pid namespace and nested ones."""
     return (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
@@ -287,13 +306,14 @@ def descriptors(pid: int) -> list[Descriptor]:
     for number in sorted(int(entry.name) for entry in folder.iterdir()):
         link = folder / str(number)
         try:
-            target, file = str(link.readlink()), link.stat()
+            target, file = str(link.readlink()), known_status(link)
             fields = _fields(PROC / str(pid) / "fdinfo" / str(number))
         except FileNotFoundError:
             continue
         flags, position = int(fields["flags"], 8), int(fields["pos"])
         watches = any(name.startswith(("inotify wd", "fanotify ino")) for name in fields)
-        found.append(Descriptor(pid, number, target, flags, position, file, watches))
+        mount = int(fields["mnt_id"])
+        found.append(Descriptor(pid, number, target, flags, position, file, mount, watches))
     return found
 
 
@@ -318,6 +338,15 @@ def mappings(pid: int) -> list[Mapping]:
                 path=words[5].replace("\\012", "\n"),
             )
         )
+    return found
+
+
+def mount_types(pid: int) -> dict[int, str]:
+    """Return the type of the file system of every mount that ``pid`` sees, by the mount's id."""
+    found = {}
+    for line in filter(None, lines(PROC / str(pid) / "mountinfo")):
+        before, _, after = line.partition(" - ")
+        found[int(before.split()[0])] = after.split()[0]
     return found
 
 

@@ -1,0 +1,140 @@
+"""Programs with files on a file system that does not answer any more, as of a server that is lost.
+
+Who waits for it cannot be killed: neither phosd nor anybody else's job may.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.criu import dump, owned_processes
+from phosd.engine.system import procfs
+from phosd.errors import Timeout, Unsupported
+from tests.node.criu.life import COUNTER, USER, Life, wait_for
+from tests.support.hanging_folder import HangingFolder, hanging_folder
+
+WRITER = """
+import mmap, sys
+written = open(sys.argv[1] + '/written', 'w')
+written.write('x' * 1000)
+written.flush()
+appended = open(sys.argv[1] + '/appended', 'a')
+library = open(sys.argv[1] + '/library', 'w+b')
+library.write(bytes(8192))
+library.flush()
+mapped = mmap.mmap(library.fileno(), 8192, mmap.MAP_PRIVATE)
+print(mapped[5], file=appended, flush=True)
+library.close()
+"""
+SOON = 2.0
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[tuple[Path, HangingFolder]]:
+    """A folder on such a file system, which every user may write to."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.getuid():
+            folder.chmod(folder.stat().st_mode | 0o011)
+    place = tmp_path / "far"
+    place.mkdir()
+    with hanging_folder(place) as server:
+        yield place, server
+
+
+@pytest.fixture
+def life(lives: Callable[[int], Life], far: tuple[Path, HangingFolder]) -> Life:
+    """A user's program that has files there."""
+    made = lives(USER)
+    made.start(WRITER + COUNTER, str(far[0]))
+    made.counts_on()
+    return made
+
+
+def test_while_it_answers_all_is_as_ever(life: Life, far: tuple[Path, HangingFolder]) -> None:
+    details = life.dump().details
+    found = {Path(file.path).name: file for file in details.open_files}
+    assert found["written"].content
+    assert (found["written"].size, found["appended"].content) == (1000, None)
+    assert {Path(file.path).name: file.size for file in details.mapped_files}["library"] == 8192
+    life.kill()
+    life.restore()
+    life.counts_on()
+    life.kill()
+    (far[0] / "written").write_text("y" * 1001)
+    with pytest.raises(Unsupported, match="written was overwritten"):
+        life.admit()
+
+
+def test_lost_while_the_program_stands_still(
+    life: Life, far: tuple[Path, HangingFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """phosd asks for nothing there itself, and gives up the worker that does."""
+    monkeypatch.setattr("phosd.engine.criu.file_worker.IMPATIENCE", SOON)
+    note = dump.Dump._note
+
+    def hanging(self: dump.Dump) -> None:
+        far[1].hang()
+        note(self)
+
+    monkeypatch.setattr(dump.Dump, "_note", hanging)
+    with pytest.raises(Timeout, match="look whether the file systems"):
+        life.dump()
+    life.counts_on()
+
+
+def test_lost_before(
+    life: Life, far: tuple[Path, HangingFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CRIU waits there and holds the program: the job ends, and the program goes on when it can."""
+    monkeypatch.setattr("phosd.engine.criu.program.IDLE_SECONDS", SOON)
+    far[1].hang()
+    began = time.monotonic()
+    with pytest.raises(Timeout, match="waits for a file system that does not answer"):
+        life.dump(deadline=SOON)
+    assert time.monotonic() - began < 10 * SOON
+    assert procfs.traced(life.pid)
+    far[1].answer()
+    life.counts_on()
+    wait_for(lambda: not any(map(owned_processes.is_criu, procfs.pids())))
+
+
+def test_others_do_not_wait_for_it(
+    life: Life, lives: Callable[[int], Life], far: tuple[Path, HangingFolder]
+) -> None:
+    """A restore that cuts a file looks at what all programs have open."""
+    other = lives(USER + 1)
+    log = other.home / "output"
+    with log.open("w") as output:
+        os.chown(log, other.uid, other.uid)
+        other.start(COUNTER, stdout=output)
+    other.counts_on(log)
+    other.dump()
+    other.counts_on(log)
+    other.kill()
+    far[1].hang()
+    began = time.monotonic()
+    other.restore(files="cut")
+    assert time.monotonic() - began < 20
+    other.counts_on(log)
+    far[1].answer()
+    life.counts_on()
+
+
+def test_a_file_system_for_its_user_alone(lives: Callable[[int], Life], tmp_path: Path) -> None:
+    """Root may not even ask for the size of a file there."""
+    life = lives(USER)
+    place = life.home / "own"
+    place.mkdir()
+    with hanging_folder(place, user=USER):
+        life.start(WRITER + COUNTER, str(place))
+        life.counts_on()
+        with pytest.raises(Unsupported, match=f"{place}/written, on a file system .* for its user"):
+            life.dump()
+        life.counts_on()
+        os.kill(life.pid, signal.SIGKILL)
+        assert life.started is not None
+        life.started.wait()
