@@ -73,7 +73,7 @@ def require_dumpable(
     reasons = [
         *_of_processes(tree, home, frozen),
         *_of_descriptors(
-            resources.descriptors, by_user=not (tree.privileged or tree.root.uid == 0)
+            resources.descriptors, None if tree.privileged or not tree.root.uid else tree.root.uid
         ),
         *_of_sockets(resources.descriptors, tcp),
         *_of_mappings(tree, resources.mappings),
@@ -101,8 +101,8 @@ def _of_processes(tree: ProcessTree, home: dict[str, str], frozen: bool) -> Iter
             yield f"{name} is in a container or sandbox (its own {', '.join(foreign)} namespace)"
 
 
-def _of_descriptors(descriptors: Iterable[Descriptor], *, by_user: bool) -> Iterator[str]:
-    """Yield what is open and cannot be saved, ``by_user``: by a CRIU with a user's rights."""
+def _of_descriptors(descriptors: Iterable[Descriptor], user: int | None) -> Iterator[str]:
+    """Yield what is open and cannot be saved, by root's CRIU or that of ``user``."""
     for descriptor in descriptors:
         where = f"descriptor {descriptor.number} of pid {descriptor.pid} ({descriptor.target})"
         mode, device = descriptor.file.st_mode, descriptor.file.st_rdev
@@ -110,13 +110,17 @@ def _of_descriptors(descriptors: Iterable[Descriptor], *, by_user: bool) -> Iter
             kind = descriptor.target.removeprefix("anon_inode:").strip("[]")
             if kind not in _ANONYMOUS:
                 yield f"{where} is of a kind that cannot be saved"
-            elif descriptor.watches and by_user:
+            elif descriptor.watches and user is not None:
                 # It names files by handles, and to open those would be to open any file.
                 yield f"{where} watches files, which only a program of root's may have saved"
         elif stat.S_ISBLK(mode):
             yield f"{where} is a block device"
         elif stat.S_ISCHR(mode) and not _known_device(descriptor.target, device):
             yield f"{where} is a device that cannot be saved"
+        elif user is not None and _is_terminal(mode, device) and descriptor.file.st_uid != user:
+            # CRIU gives the new terminal to the owner of the old one.
+            owner = descriptor.file.st_uid
+            yield f"{where} is a terminal of user {owner}, which only root may give back"
         elif stat.S_ISSOCK(mode):
             protocol = sockets.protocol(descriptor)
             if not protocol.startswith("UNIX") and protocol not in _SOCKETS:
@@ -128,6 +132,11 @@ def _known_device(path: str, device: int) -> bool:
     # The driver closes its own devices before the dump.
     gpu = path.startswith("/dev/nvidia")
     return gpu or major == _MEMORY_DEVICES or major in _TERMINALS or device == _TUN
+
+
+def _is_terminal(mode: int, device: int) -> bool:
+    controlling = os.makedev(5, 0), os.makedev(5, 2)  # /dev/tty and /dev/ptmx are everybody's
+    return stat.S_ISCHR(mode) and os.major(device) in _TERMINALS and device not in controlling
 
 
 def _foreign_device(path: str) -> bool:

@@ -20,6 +20,7 @@ from phosd.engine.criu.restore import TreeRestoreOptions
 from phosd.engine.image.cpu_manifest import EndpointKind
 from phosd.engine.program import tree
 from phosd.engine.system import procfs
+from phosd.errors import Unsupported
 from tests.node.criu.life import COUNTER, SYSTEM_PYTHON, USER, Life, in_order, wait_for
 
 USERS = pytest.mark.parametrize("uid", [0, USER])
@@ -81,6 +82,21 @@ def test_a_terminal_of_its_own(lives: Callable[[int], Life], uid: int) -> None:
     with drained(controller) as seen:
         live_on(life, seen, EndpointKind.TERMINAL)
         assert procfs.descriptors(life.pid)[1].target.startswith("/dev/pts/")
+
+
+def test_a_terminal_of_another_user(lives: Callable[[int], Life]) -> None:
+    """As that of a program started by `su`: refused at once, since a restore would fail."""
+    life = lives(USER)
+    controller, terminal = pty.openpty()
+    life.start(COUNTER, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    with drained(controller) as seen:
+        wait_for(lambda: seen)
+        with pytest.raises(Unsupported, match="is a terminal of user 0, which only root"):
+            life.dump()
+        said = len(seen)
+        wait_for(lambda: len(seen) > said)
+        os.kill(life.pid, signal.SIGKILL)
 
 
 def start_job(life: Life, terminal: int) -> None:
