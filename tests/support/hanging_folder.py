@@ -13,6 +13,7 @@ import stat
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -92,6 +93,8 @@ class _File:
     mode: int
     data: bytearray = field(default_factory=bytearray)
     uid: int = 0
+    written: int = 0
+    """When, in nanoseconds since the epoch."""
 
 
 class _Server:
@@ -155,8 +158,9 @@ class _Server:
 
     def _plain(self, node: int) -> bytes:
         file = self._files[node]
-        sizes = struct.pack("<6Q", node, len(file.data), 0, 0, 0, 0)
-        return sizes + struct.pack("<10I", 0, 0, 0, file.mode, 1, file.uid, file.uid, 0, 4096, 0)
+        seconds, rest = divmod(file.written, 10**9)
+        sizes = struct.pack("<6Q", node, len(file.data), 0, 0, seconds, 0)
+        return sizes + struct.pack("<10I", 0, rest, 0, file.mode, 1, file.uid, file.uid, 0, 4096, 0)
 
     def _attributes(self, node: int) -> bytes:
         return bytes(16) + self._plain(node)
@@ -182,6 +186,7 @@ class _Server:
         if valid & 8:
             data = self._files[node].data
             data[size:] = bytes(max(0, size - len(data)))
+            self._files[node].written = time.time_ns()
         return self._attributes(node)
 
     def _read(self, node: int, uid: int, words: bytes) -> bytes:
@@ -193,6 +198,7 @@ class _Server:
         data = self._files[node].data
         data.extend(bytes(max(0, offset - len(data))))
         data[offset : offset + size] = words[40 : 40 + size]
+        self._files[node].written = time.time_ns()
         return struct.pack("<I4x", size)
 
 

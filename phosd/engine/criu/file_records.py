@@ -4,6 +4,7 @@ Runs while the tree is frozen. CRIU saves neither the bytes of ordinary files (t
 and may change) nor those of named files in memory (they may vanish, or change).
 """
 
+import logging
 import os
 import stat
 from collections.abc import Iterable
@@ -17,7 +18,9 @@ from phosd.engine.image.cpu_manifest import MappedFile, MemoryFile, OpenFile
 from phosd.engine.system import procfs
 from phosd.engine.system.file_status import LOCAL, known_status
 from phosd.engine.system.procfs import Descriptor, Mapping
-from phosd.errors import OutOfSpace
+from phosd.errors import OutOfSpace, Timeout
+
+_log = logging.getLogger(__name__)
 
 HASHED = 64 << 20
 """Written files up to this size, in bytes, are hashed while the tree is frozen (0.05 s)."""
@@ -33,7 +36,7 @@ _File = tuple[int, int, int]
 
 def open_files(descriptors: Iterable[Descriptor], owner: Owner) -> tuple[OpenFile, ...]:
     """Return the named regular files that the tree of ``owner`` has open, once for each file and
-    access mode. Raises :class:`Timeout` if a file system does not answer.
+    access mode.
     """
     found: dict[_File, Descriptor] = {}
     for descriptor in descriptors:
@@ -67,7 +70,7 @@ def _is_hashed(descriptor: Descriptor) -> bool:
 
 def _contents(descriptors: dict[_File, Descriptor], owner: Owner) -> dict[_File, str]:
     """Return the digests of files. A process of the owner's, which can be given up, reads those
-    that a server has.
+    that a server has; if that takes too long, they have no digest.
     """
     mounts = {pid: procfs.mount_types(pid) for pid in {d.pid for d in descriptors.values()}}
     found: dict[_File, str] = {}
@@ -83,8 +86,12 @@ def _contents(descriptors: dict[_File, Descriptor], owner: Owner) -> dict[_File,
             os.close(opened)
     if remote:
         orders = Orders(owner.uid, owner.gid, owner.groups, mark="", hashed=tuple(remote.values()))
-        digests = file_worker.work(orders, file_worker.IMPATIENCE).digests
-        found |= zip(remote, digests, strict=True)
+        try:
+            digests = file_worker.work(orders, file_worker.IMPATIENCE).digests
+        except Timeout as error:  # the program shall not stand still for that
+            _log.warning("files are saved without their digests: %s", error)
+        else:
+            found |= (each for each in zip(remote, digests, strict=True) if each[1])
     return found
 
 

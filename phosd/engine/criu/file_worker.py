@@ -26,7 +26,7 @@ from phosd.errors import Internal, Timeout, Unsupported
 
 PATIENCE = 600.0
 """Seconds that the file work of a restore may take."""
-IMPATIENCE = 10.0
+IMPATIENCE = 5.0
 """Seconds that it may take while a program stands still, or others wait."""
 
 _OUTPUT = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
@@ -245,7 +245,7 @@ def _compare(
     if now.st_size < file.size:
         return f"{file.path} has shrunk from {file.size} to {now.st_size} bytes", False
     if file.content is None:
-        return f"{file.path} has changed and was too large to hash", False
+        return f"{file.path} has changed, and no digest of it was saved", False
     if digest(descriptor, file.size) != file.content:
         return f"{file.path} was overwritten", False
     if now.st_size == file.size:

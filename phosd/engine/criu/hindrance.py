@@ -19,10 +19,16 @@ IDLE_SECONDS = 30.0
 """How long a CRIU that was told to give up may do nothing at all."""
 _PAUSE = 0.2
 
-_FILE_CALLS = frozenset({2, 3, 4, 5, 6, 89, 137, 138, 217, 257, 262, 267, 332})
-"""System calls (x86-64) that wait for nothing but a file system: open, close, stat, fstat, lstat,
-readlink, statfs, fstatfs, getdents64, openat, newfstatat, readlinkat, statx.
-"""
+_FILE_CALLS = frozenset(
+    (
+        *(2, 257, 3),  # open, openat, close
+        *(4, 5, 6, 262, 332, 137, 138),  # stat, fstat, lstat, newfstatat, statx, statfs, fstatfs
+        *(89, 267, 217, 191, 192, 193),  # readlink, readlinkat, getdents64, *getxattr
+        *(8, 17, 18, 40, 77, 285),  # lseek, pread64, pwrite64, sendfile, ftruncate, fallocate
+        *(86, 87, 263, 265, 82, 264, 258),  # link, unlink, unlinkat, linkat, rename*, mkdirat
+    )
+)
+"""System calls (x86-64) that wait for nothing but a file system."""
 
 
 class Hindrance:

@@ -52,9 +52,8 @@ class TreeResources:
                 try:
                     found.descriptors.extend(procfs.descriptors(process.pid))
                 except PermissionError as error:
-                    file = Path(error.filename).readlink()
                     raise Unsupported(
-                        f"{procfs.describe(process.pid)} uses {file}, {_ONE_USER}",
+                        f"{procfs.describe(process.pid)} uses {error.filename}, {_ONE_USER}",
                         hint="close it, or mount that with the option allow_root or allow_other",
                     ) from error
                 found.mappings.extend(procfs.mappings(process.pid))
@@ -196,10 +195,12 @@ def _of_mappings(tree: ProcessTree, mappings: Iterable[Mapping]) -> Iterator[str
         elif mapping.path.endswith(_DELETED) and not mapping.path.startswith(NOT_ON_DISK):
             deleted.append(mapping)
     for mapping in {mapping.device: mapping for mapping in mappings}.values():
-        try:
-            known_status(mapping.link)
-        except PermissionError:
-            yield f"pid {mapping.pid} maps {mapping.path}, {_ONE_USER}"
+        with contextlib.suppress(FileNotFoundError):  # unmapped meanwhile
+            try:
+                known_status(mapping.link)
+            except PermissionError:
+                yield f"pid {mapping.pid} maps {mapping.path}, {_ONE_USER}"
+                return
     for mapping in _not_to_be_put_back(tree, deleted):
         yield (
             f"pid {mapping.pid} maps {mapping.path}, which was replaced since "

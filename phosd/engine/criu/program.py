@@ -196,7 +196,6 @@ class Running:
         self._action = action
         self._log = log
         self._hindrance = Hindrance(process.pid)
-        self._abandoned = False
 
     def wait(
         self,
@@ -248,8 +247,8 @@ class Running:
         After a release CRIU only cleans up; :meth:`wait` then tells whether it succeeded. If the
         job is cancelled or the ``deadline`` has passed, CRIU is not killed but told to give up:
         nothing is raised while it holds the tree. Only if its user does not let it do that, CRIU is
-        killed after a while, and perhaps their program with it; and if it waits for a file system
-        that does not answer, it is left alone with the tree, which it releases when that answers.
+        killed after a while, and perhaps their program with it; and while it waits for a file
+        system that does not answer, so does the job.
         """
         began = time.monotonic()  # CRIU may have waited long before it was allowed to continue
         given_up: Cancelled | Timeout | Internal | None = None
@@ -257,11 +256,11 @@ class Running:
             script.attend()
             self._hindrance.look(helpers=True)
             if given_up is not None:
-                if self._hindrance.waits and self._hindrance.idle > IDLE_SECONDS:
-                    self._abandoned = True
-                    raise self._lost() from given_up
                 if self._hindrance.persists or self._hindrance.idle > IDLE_SECONDS:
-                    self._process.kill()
+                    if not self._hindrance.waits:
+                        self._process.kill()
+                    elif isinstance(given_up, Timeout):
+                        given_up = self._lost()
                 continue
             try:
                 self._require_in_time(began, deadline)
@@ -299,9 +298,8 @@ class Running:
 
     def _lost(self) -> Timeout:
         return Timeout(
-            f"criu {self._action} waits for a file system that does not answer, and holds the "
-            "program until it does",
-            hint="bring that file system back, or unmount it by force (umount -f)",
+            f"criu {self._action} waited for a file system that did not answer",
+            hint="the program, which had to wait as long, goes on",
         )
 
     def _require_unhindered(self) -> None:
@@ -328,7 +326,7 @@ class Running:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.returncode is None and not self._abandoned:
+        if self._process.returncode is None:
             self._process.kill()
         self._process.close()
 

@@ -165,7 +165,8 @@ def _require_unused(inodes: Sequence[Inode]) -> None:
         return
     for pid in procfs.pids():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            used = {(d.file.st_dev, d.file.st_ino) for d in procfs.descriptors(pid) if d.writable}
+            found = procfs.descriptors(pid, without=OSError)
+            used = {(d.file.st_dev, d.file.st_ino) for d in found if d.writable}
             used |= {(m.device, m.inode) for m in procfs.mappings(pid) if m.shared}
             for key in used & wanted.keys():
                 raise Busy(

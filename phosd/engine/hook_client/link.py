@@ -355,12 +355,7 @@ class HookLink:
         until: float | None = None,
     ) -> bytes:
         """Send a request whose answer has no descriptors."""
-        body, received = self._request(type_, payload, descriptors, until)
-        if received:
-            close_all(received)
-            assert self._channel is not None
-            raise self._channel.broken(f"descriptors as an answer to {type_.name}")
-        return body
+        return self._request(type_, payload, descriptors, until)[0]
 
     def _request(
         self,

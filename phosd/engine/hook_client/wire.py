@@ -346,8 +346,11 @@ class Channel:
 
     def _reply(self, type_: Type, end: float) -> tuple[int, bytes, list[int]]:
         descriptors: list[int] = []
+        # To close a descriptor may take for ever: the hook's user may serve its file (FUSE). What
+        # is not due is not received.
+        into = descriptors if type_ is Type.EXPORT_BLOCKS else None
         try:
-            header = HEADER.unpack(self._receive(HEADER.size, end, descriptors))
+            header = HEADER.unpack(self._receive(HEADER.size, end, into))
             magic, version, answer, sequence, status, length, count = header
             if (
                 (magic, version, answer, sequence)

@@ -269,7 +269,8 @@ def _wait_for_dumps(processes: Collection[ProcessId], account: Account) -> None:
     for pid in waiting:
         account.failures[pid] = Busy(
             f"process {pid} is held by CRIU or a debugger",
-            hint="end that one (`grep Tracer /proc/PID/status`), then `phos recover PID`",
+            hint="end the debugger (`grep Tracer /proc/PID/status`), or bring back the file system "
+            "that CRIU waits for; then `phos recover PID`",
         )
 
 

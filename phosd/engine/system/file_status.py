@@ -2,7 +2,7 @@
 
 ``stat`` on a network or FUSE file system waits for its server. Who waits so for a server that is
 lost cannot be killed, and keeps what it holds. What this machine knows of an open or mapped file
-is enough, and up to date for what its own programs wrote.
+is enough: in a dump CRIU has asked for it just before.
 """
 
 import ctypes

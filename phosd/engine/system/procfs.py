@@ -299,16 +299,27 @@ def describe(pid: int) -> str:
     return f"pid {pid} ({command[:80]})"
 
 
-def descriptors(pid: int) -> list[Descriptor]:
-    """Return the open descriptors of ``pid``, without those that are closed meanwhile."""
+def descriptors(
+    pid: int, without: type[OSError] | tuple[type[OSError], ...] = FileNotFoundError
+) -> list[Descriptor]:
+    """Return the open descriptors of ``pid``, without those that cannot be looked at for these
+    reasons: by default, that they were closed meanwhile.
+
+    Raises :class:`PermissionError`, naming the file, for those on a FUSE file system that is for
+    one user alone.
+    """
     folder = PROC / str(pid) / "fd"
     found = []
     for number in sorted(int(entry.name) for entry in folder.iterdir()):
         link = folder / str(number)
         try:
-            target, file = str(link.readlink()), known_status(link)
+            target = str(link.readlink())
+            try:
+                file = known_status(link)
+            except PermissionError as error:
+                raise PermissionError(error.errno, error.strerror, target) from error
             fields = _fields(PROC / str(pid) / "fdinfo" / str(number))
-        except FileNotFoundError:
+        except without:
             continue
         flags, position = int(fields["flags"], 8), int(fields["pos"])
         watches = any(name.startswith(("inotify wd", "fanotify ino")) for name in fields)

@@ -126,7 +126,7 @@ def test_a_refusal_has_its_type_and_the_hooks_words(runtime: Path, status: int) 
     with fake_hook(runtime, script), HookLink(os.getpid(), runtime) as link:
         before = open_files()
         with pytest.raises(ERRORS[status], match=r"no \? way") as raised:
-            link.park()
+            next(link.export_blocks())
         assert raised.value.hint
         assert link.connected == (status != Status.BAD_MESSAGE)
         assert open_files() == before
@@ -314,16 +314,20 @@ def test_arming_sends_the_board_and_the_slabs(runtime: Path) -> None:
         os.close(descriptor)
 
 
-def test_descriptors_where_none_belong(runtime: Path) -> None:
+def test_descriptors_where_none_belong(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not received: to close one may take for ever."""
+    closed: list[int] = []
+    monkeypatch.setattr(wire, "close_all", closed.extend)
     mine = files(4)
     with (
         fake_hook(runtime, lambda _: Answer(hello(), mine)),
         HookLink(os.getpid(), runtime) as link,
     ):
         before = open_files()
-        with pytest.raises(Internal, match="descriptors"):
+        with pytest.raises(Internal, match="does not fit"):
             link.hello()
         assert open_files() == before
+    assert closed == []
     for descriptor in mine:
         os.close(descriptor)
 

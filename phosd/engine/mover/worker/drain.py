@@ -159,9 +159,10 @@ class _Loop:
             if status.wanted and settled():
                 self._relieve(status.wanted, let_go)
             if not status.left and self._ring.free == len(self._ring.slots):
-                if status.wanted:
-                    self._give(let_go, settled)
-                break
+                if not status.wanted:
+                    break
+                self._give(let_go, settled)
+                continue  # it may want more at once
             if not self._start(status):
                 self._plan.wait(_PAUSE_SECONDS)
         return True
