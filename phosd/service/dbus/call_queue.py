@@ -7,6 +7,7 @@ together: whoever has much to read gets no further answers before.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ USER_UNREAD = 16 << 20
 _FIRST_LOOK, _SLOWEST_LOOK = 0.05, 2.0
 """Seconds between two looks at what a client has left unread: at first, and at last."""
 
+_log = logging.getLogger(__name__)
 _LIMITS = "org.freedesktop.DBus.Error.LimitsExceeded"
 
 
@@ -68,6 +70,10 @@ class _Client:
     at_work: int = 0
     unread: int = 0
     watched: bool = False
+
+    def __str__(self) -> str:
+        owner = "" if self.user is None else f" of user {self.user.uid}"
+        return f"client {self.name}{owner}"
 
     @property
     def ready(self) -> bool:
@@ -207,17 +213,23 @@ class CallQueue:
 
     async def _watch(self, client: _Client) -> None:
         """Ask the bus what a client has not read, until that is little."""
-        delay = _FIRST_LOOK
-        while client.behind and client.unread:
-            before = client.unread
-            left = await self._connection.unread_by(client.name)
-            # What is sent during the question stays counted, if it is among what is left or not.
-            self._count_unread(client, (left or 0) - before)
-            if client.behind and client.unread:
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, _SLOWEST_LOOK)
-        client.watched = False
-        self._wake()
+        delay, told = _FIRST_LOOK, False
+        try:
+            while client.behind and client.unread:
+                before = client.unread
+                left = await self._connection.unread_by(client.name)
+                # What is sent during the question stays counted, whether it is in what is left or
+                # not.
+                self._count_unread(client, (left or 0) - before)
+                self._wake()
+                if client.behind and client.unread:
+                    if delay == _SLOWEST_LOOK and not told:
+                        _log.warning("%s has %d bytes of answers to read", client, client.unread)
+                        told = True
+                    await asyncio.sleep(delay)
+                    delay = min(2 * delay, _SLOWEST_LOOK)
+        finally:
+            client.watched = False
 
     def _next(self) -> _Client | None:
         """Return the next client of the next user."""

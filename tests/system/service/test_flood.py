@@ -360,6 +360,30 @@ def test_who_leaves_has_nothing_to_read() -> None:
     asyncio.run(run())
 
 
+def test_what_one_client_reads_lets_the_others_go_on() -> None:
+    """Also while it has more to read than one client may have."""
+
+    async def run() -> None:
+        recorder = Recorder()
+        recorder.size = CLIENT_UNREAD
+        table = call_queue(recorder)
+        for _ in range(CLIENT_AT_WORK):
+            table.take(call(":1.a"))
+        await settled()
+        recorder.hold.set()
+        await settled()
+        table.take(call(":1.b"))
+        await settled()
+        assert ":1.b" not in recorder.order
+        recorder.sent[":1.a"] = 2 * CLIENT_UNREAD
+        while ":1.b" not in recorder.order:
+            await asyncio.sleep(0.01)
+        table.lost()
+        await settled()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
 def test_a_bus_that_tells_nothing_holds_nobody_back() -> None:
     """dbus-broker does not say what a connection has left unread; it has limits of its own."""
 
