@@ -128,7 +128,7 @@ class HookLink:
         except NotAuthorized:
             connection.close()
             raise
-        self._channel = Channel(self.pid, connection)
+        self._channel = Channel(self.pid, owner, connection)
         return self
 
     def close(self) -> None:

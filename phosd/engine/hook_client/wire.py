@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from phosd.engine.hook_client.received import is_distrusted, without_files_of_others
 from phosd.engine.system.cuda import gpu_uuid
 from phosd.errors import Busy, Internal, NoSuchProcess, OutOfMemory, PhosError, Timeout, Unsupported
 
@@ -277,8 +278,9 @@ class Channel:
     A request that the hook refuses (:class:`PhosError`) does not end it.
     """
 
-    def __init__(self, pid: int, connection: socket.socket) -> None:
+    def __init__(self, pid: int, owner: int, connection: socket.socket) -> None:
         self._pid = pid
+        self._owner = owner
         self._socket = connection
         self._sequence = 0
 
@@ -346,11 +348,13 @@ class Channel:
 
     def _reply(self, type_: Type, end: float) -> tuple[int, bytes, list[int]]:
         descriptors: list[int] = []
-        # To close a descriptor may take for ever: the hook's user may serve its file (FUSE). What
-        # is not due is not received.
-        into = descriptors if type_ is Type.EXPORT_BLOCKS else None
+        # What is not due is not received: it might have to stay open.
+        due = type_ is Type.EXPORT_BLOCKS and not is_distrusted(self._owner)
         try:
-            header = HEADER.unpack(self._receive(HEADER.size, end, into))
+            header = HEADER.unpack(self._receive(HEADER.size, end, descriptors if due else None))
+            descriptors = without_files_of_others(descriptors, self._owner)
+            if type_ is Type.EXPORT_BLOCKS and is_distrusted(self._owner):
+                raise Garbled(f"files instead of memory, or another hook of user {self._owner} did")
             magic, version, answer, sequence, status, length, count = header
             if (
                 (magic, version, answer, sequence)
@@ -361,7 +365,7 @@ class Channel:
                 raise Garbled(f"an answer to {type_.name} that does not fit it")
             return status, self._receive(length, end), descriptors
         except BaseException:
-            close_all(descriptors)
+            close_all(without_files_of_others(descriptors, self._owner))
             raise
 
     def _receive(self, size: int, end: float, into: list[int] | None = None) -> bytes:

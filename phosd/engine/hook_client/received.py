@@ -1,0 +1,60 @@
+"""Judge descriptors that programs send before they are closed.
+
+To close a file on FUSE asks its server, and who waits for that cannot be killed. A program's user
+may be that server. Memory is in no such file, so what is in one is never closed: it stays open, and
+that user's hooks export nothing more.
+"""
+
+import functools
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from phosd.engine.system import procfs
+from phosd.engine.system.file_status import LOCAL, known_status
+
+_distrusted: set[int] = set()
+"""Users whose hooks have sent a file that may not be closed."""
+
+
+def is_distrusted(uid: int) -> bool:
+    """Return whether a hook of this user has sent a file that may not be closed."""
+    return uid in _distrusted
+
+
+def without_files_of_others(descriptors: Iterable[int], uid: int) -> list[int]:
+    """Return the descriptors that may be closed. The others stay open for ever."""
+    found = [(descriptor, _may_be_closed(descriptor)) for descriptor in descriptors]
+    if not all(good for _, good in found):
+        _distrusted.add(uid)
+    return [descriptor for descriptor, good in found if good]
+
+
+def _may_be_closed(descriptor: int) -> bool:
+    """Return whether it is memory, a device, a socket or a pipe, or a file on a local disk."""
+    here = procfs.PROC / "self"
+    try:
+        file = known_status(here / "fd" / str(descriptor))
+    except OSError:  # FUSE that is for its user alone, or has been lost
+        return False
+    if not (stat.S_ISREG(file.st_mode) or stat.S_ISDIR(file.st_mode)):
+        return True
+    if file.st_dev == _memory_device():
+        return True
+    return procfs.mount_types(os.getpid()).get(_mount_of(descriptor)) in LOCAL
+
+
+@functools.cache
+def _memory_device() -> int:
+    """Return the ``st_dev`` of what ``memfd_create`` makes."""
+    memory = os.memfd_create("phos-probe", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(memory).st_dev
+    finally:
+        os.close(memory)
+
+
+def _mount_of(descriptor: int) -> int:
+    text = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+    return int(text.partition("mnt_id:")[2].split()[0])
