@@ -68,7 +68,7 @@ def continues(node: Node, target: Target, image: str, right: dict[int, str], way
     check(bring_back(node, target, image), original, right)
 
 
-@pytest.mark.rotated(of=4)
+@pytest.mark.rotated(of=6)
 @pytest.mark.parametrize("way", GUILTY)
 def test_a_wrong_guess(way: str, node: Node, start: Starter, undisturbed: Undisturbed) -> None:
     target = start("wrong", way)
@@ -94,7 +94,7 @@ def test_a_wrong_guess(way: str, node: Node, start: Starter, undisturbed: Undist
     continues(node, target, manifest.id, undisturbed("wrong", way))
 
 
-@pytest.mark.rotated(of=4)
+@pytest.mark.rotated(of=6)
 @pytest.mark.parametrize("way", RIGHT)
 def test_a_right_guess(way: str, node: Node, start: Starter, undisturbed: Undisturbed) -> None:
     target = start("right", way)

@@ -23,7 +23,7 @@ ITERATIONS = 8
 """Steps that a program makes meanwhile, at the least."""
 
 
-@pytest.mark.rotated(of=3)
+@pytest.mark.rotated(of=4)
 @pytest.mark.parametrize(
     ("mode", "snapshots"),
     [("concurrent", True), ("concurrent", False), ("recopy", False), ("stop", False)],

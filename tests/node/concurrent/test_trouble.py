@@ -53,7 +53,7 @@ ENDS = {
 }
 
 
-@pytest.mark.rotated(of=3)
+@pytest.mark.rotated(of=4)
 @pytest.mark.parametrize("end", ENDS)
 def test_the_target_ends_while_draining(end: str, node: Node, start: Starter) -> None:
     """Its image is whole, or it is not there and the job says why."""
@@ -135,7 +135,7 @@ def test_the_engine_dies_while_draining(
     continues(node, target, manifest.id, undisturbed("single"))
 
 
-@pytest.mark.rotated(of=2)
+@pytest.mark.rotated(of=3)
 @pytest.mark.parametrize("phase", ["prepare", "cpu", "drain"])
 def test_two_checkpoints_at_once(
     phase: str, node: Node, start: Starter, undisturbed: Undisturbed
@@ -159,7 +159,7 @@ def test_two_checkpoints_at_once(
     continues(node, target, manifest.id, undisturbed("single"))
 
 
-@pytest.mark.rotated(of=3)
+@pytest.mark.rotated(of=4)
 @pytest.mark.parametrize("mode", ["concurrent", "recopy"])
 def test_a_job_is_cancelled_in_every_phase(
     mode: str, node: Node, start: Starter, undisturbed: Undisturbed

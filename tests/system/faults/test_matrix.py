@@ -126,7 +126,7 @@ def test_a_process_ends(points: Sequence[Point], case: Case) -> None:
     case.require_images_whole()
 
 
-@pytest.mark.rotated(of=4)
+@pytest.mark.rotated(of=5)
 @pytest.mark.parametrize("case", [*FAILING, *ENDING], ids=str, indirect=True)
 def test_a_snapshot_fails(case: Case) -> None:
     """While the program stands still, and its memory is the mover's. One that was copied in half is
