@@ -114,7 +114,8 @@ class _Fake:
         """Nothing happens."""
 
     def status(self) -> PlanStatus:
-        return PlanStatus(left=0, urgent=0, aborted=0, wanted=2, on_the_way=0)
+        wanted = 0 if "answered" in self.done else 2
+        return PlanStatus(left=0, urgent=0, aborted=0, wanted=wanted, on_the_way=0)
 
     def freed_first(self) -> None:
         """Nothing is left to be saved."""
