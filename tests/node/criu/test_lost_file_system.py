@@ -15,8 +15,9 @@ import pytest
 from phosd.engine.criu import dump, owned_processes
 from phosd.engine.system import procfs
 from phosd.errors import Timeout, Unsupported
-from tests.node.criu.life import COUNTER, USER, Life, wait_for
+from tests.node.criu.life import COUNTER, USER, Life
 from tests.support.hanging_folder import HangingFolder, hanging_folder
+from tests.support.harness import children
 
 WRITER = """
 import mmap, sys
@@ -103,7 +104,7 @@ def test_lost_before(
         with pytest.raises(Timeout, match="waited for a file system that did not answer"):
             dump.result(10 * SOON)
     life.counts_on()
-    wait_for(lambda: not any(map(owned_processes.is_criu, procfs.pids())))
+    assert not any(map(owned_processes.is_criu, children(os.getpid())))
 
 
 def test_others_do_not_wait_for_it(
