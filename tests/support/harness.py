@@ -242,7 +242,8 @@ def undisturbed(
     known = _known[name]
     if len(known) < steps:
         with compared.halted() if compared is not None else nullcontext():
-            known = run_to_end(program, max(100, 2 * steps), *arguments, hooked=False, extra=extra)
+            ahead = max(100, steps + min(steps, 200))
+            known = run_to_end(program, ahead, *arguments, hooked=False, extra=extra)
         _known[name] = known
         UNDISTURBED.mkdir(parents=True, exist_ok=True)
         draft = UNDISTURBED / f"{name}.{os.getpid()}"
