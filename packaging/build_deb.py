@@ -42,7 +42,7 @@ PLACES = (
     ("*.rules", "usr/share/polkit-1/rules.d"),
     ("*sysusers*.conf", "usr/lib/sysusers.d"),
     ("*tmpfiles*.conf", "usr/lib/tmpfiles.d"),
-    *((f"*.{kind}", UNITS) for kind in ("service", "socket", "slice", "target", "timer", "path")),
+    *((f"*.{kind}", UNITS) for kind in ("service", "socket", "mount", "slice", "target", "timer")),
 )
 """Destinations of the files of ``systemd/``: the first matching pattern applies."""
 

@@ -276,3 +276,15 @@ def test_others_find_the_doors_closed(
         with pytest.raises(Failed, match="Permission denied"):
             booted.run(f"ls {folder}", user="bob")
     phos(booted, f"rm {image}")
+
+
+def test_users_do_not_fill_what_the_system_needs(booted: Machine, program: Target) -> None:
+    """Sockets need no room, so programs that start later can be saved all the same."""
+    with pytest.raises(Failed, match="No space left"):
+        booted.run("head -c 32M /dev/zero > /run/phos/hook/junk", user="bob")
+    assert int(booted.run("stat -c %s /run/phos/hook/junk")) < 5 << 20
+    later = target.start(booted, "ann")
+    image = phos(booted, f"checkpoint {later.pid}", "ann")[-1]["result"]
+    later.kill()
+    booted.run("rm /run/phos/hook/junk", user="bob")
+    phos(booted, f"rm {image}")

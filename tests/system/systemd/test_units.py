@@ -16,7 +16,8 @@ def test_systemd_understands_every_unit(tmp_path: Path) -> None:
     """The package's programs, and perhaps the system's bus, are not on the machine that tests this;
     something else is.
     """
-    for unit in [*UNITS.glob("phosd*.service"), *UNITS.glob("phosd*.socket")]:
+    kinds = ("phosd*.service", "phosd*.socket", "*.mount")
+    for unit in (path for kind in kinds for path in UNITS.glob(kind)):
         text = PROGRAM.sub(r"\1/bin/true", unit.read_text())
         (tmp_path / unit.name).write_text(re.sub("^Documentation=.*", "", text, flags=re.MULTILINE))
     shutil.copy(tmp_path / "phosd-mover@.service", tmp_path / "phosd-mover@0.service")
@@ -24,7 +25,7 @@ def test_systemd_understands_every_unit(tmp_path: Path) -> None:
         "[Socket]\nListenStream=/run/bus\nService=phosd.service\n"
     )
     units = sorted(path for path in tmp_path.iterdir() if not path.name.endswith("@.service"))
-    assert len(units) == 4
+    assert len(units) == 5
     done = subprocess.run(
         ["systemd-analyze", "verify", *map(str, units), str(tmp_path / "phosd-criu@.service")],
         capture_output=True,
@@ -48,13 +49,13 @@ def test_how_exposed_a_unit_is(unit: str, most: float) -> None:
 
 
 def settings(unit: str) -> dict[str, str]:
-    """The last value of each setting of ``[Service]`` or ``[Socket]``."""
+    """The last value of each setting of ``[Service]``, ``[Socket]`` or ``[Mount]``."""
     parser = configparser.RawConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read(UNITS / unit)
     return {
         name: value
-        for part in ("Service", "Socket")
+        for part in ("Service", "Socket", "Mount")
         if part in parser
         for name, value in parser[part].items()
     }
@@ -93,3 +94,11 @@ def test_folders_are_made_with_their_rights() -> None:
         "/run/phos/mover": ["0700", "root", "root"],
         "/var/lib/phos": ["0700", "root", "root"],
     }
+
+
+def test_what_users_write_does_not_fill_the_system() -> None:
+    found = settings("run-phos-hook.mount")
+    assert (found["Where"], found["Type"]) == ("/run/phos/hook", "tmpfs")
+    options = found["Options"].split(",")
+    assert {"mode=1777", "nosuid", "nodev", "noexec"} <= set(options)
+    assert {option.partition("=")[0] for option in options} >= {"size", "nr_inodes"}
