@@ -259,7 +259,10 @@ class Running:
                 if self._hindrance.persists or self._hindrance.idle > IDLE_SECONDS:
                     if not self._hindrance.waits:
                         self._process.kill()
-                    elif isinstance(given_up, Timeout):
+                        continue
+                    if cancellation is not None:
+                        cancellation.held_up()
+                    if isinstance(given_up, Timeout):
                         given_up = self._lost()
                 continue
             try:

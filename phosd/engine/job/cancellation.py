@@ -20,3 +20,6 @@ class Cancellation:
         """Raise :class:`Cancelled` if :meth:`cancel` was called."""
         if self._asked.is_set():
             raise Cancelled("the job was cancelled", hint="start it again when you are ready")
+
+    def held_up(self) -> None:
+        """Report that the operation cannot end, though it was given up, before others let it."""

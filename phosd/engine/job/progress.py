@@ -39,6 +39,8 @@ class Progress(Cancellation):
     """Kernels, at least one of which wrote memory that was not predicted."""
     wrong_guesses: int = 0
     figures: Figures = field(default_factory=Figures)
+    stuck: bool = False
+    """Whether it was given up and cannot end yet: nobody else shall wait for it."""
     recorder: Callable[[AffectedSet], None] | None = None
     """Writes the record of affected processes, for the phosd that finds this job interrupted."""
 
@@ -68,6 +70,11 @@ class Progress(Cancellation):
         """Add a text for the reader of the job."""
         self.notes.append(text)
         self._tell()
+
+    def held_up(self) -> None:
+        if not self.stuck:
+            self.stuck = True
+            self.note("given up, and waiting for a file system that does not answer")
 
     def found_suspects(self, kernels: Iterable[KernelMark]) -> None:
         """Count a wrong guess, caused by at least one of these kernels."""

@@ -23,6 +23,8 @@ NOTIFY_SECONDS = 0.5
 """Least seconds between two progress notifications of one job."""
 WAITING = 16
 """Most waiting jobs of one user."""
+STUCK = 8
+"""Jobs of one user that may be stuck before no more of theirs begin."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,9 +89,7 @@ class JobTable:
         if self._closing:
             raise Busy("phosd is ending", hint="try again when it has started anew")
         job = Job(self._next, task, time.time())
-        job.progress.observer = _Notifier(
-            asyncio.get_running_loop(), lambda: self._listener.progressed(job)
-        )
+        job.progress.observer = _Notifier(asyncio.get_running_loop(), lambda: self._progressed(job))
         try:
             self._admit(job, prepare, self._reserved)
         except Busy as busy:
@@ -180,6 +180,7 @@ class JobTable:
         is taken; GPUs in ``reserved`` are kept for jobs further ahead in the queue.
         """
         self.require_free(job.task.claims)
+        self._require_few_stuck(job.task.owner)
         if not job.task.short:
             self._require_slot(job.task.gpus, reserved)
         prepare(job)
@@ -195,8 +196,23 @@ class JobTable:
 
     def _running(self) -> list[Job]:
         """Return the running jobs that take up slots."""
-        jobs = self._jobs.values()
-        return [job for job in jobs if job.state is JobState.RUNNING and not job.task.short]
+        running = [job for job in self._jobs.values() if job.state is JobState.RUNNING]
+        return [job for job in running if not (job.task.short or job.progress.stuck)]
+
+    def _require_few_stuck(self, owner: int) -> None:
+        """Raise :class:`Busy` if too many jobs of a user are stuck: each has a thread."""
+        runs = (self._jobs[number] for number in self._runs)
+        stuck = sum(job.progress.stuck and job.task.owner == owner for job in runs)
+        if stuck >= STUCK:
+            raise Busy(
+                f"{stuck} jobs of uid {owner} wait for file systems that do not answer",
+                hint="bring these back, or unmount them by force (umount -f)",
+            )
+
+    def _progressed(self, job: Job) -> None:
+        self._listener.progressed(job)
+        if job.progress.stuck:
+            self._begin_waiting()
 
     def _require_place(self, owner: int) -> None:
         waiting = sum(self._jobs[number].task.owner == owner for number in self._waiting)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.criu import dump, owned_processes
+from phosd.engine.job.progress import Progress
 from phosd.engine.system import procfs
 from phosd.errors import Timeout, Unsupported
 from tests.node.criu.life import COUNTER, USER, Life
@@ -95,11 +96,13 @@ def test_lost_before(
     """CRIU waits there and holds the program. It is not killed, and both go on when they can."""
     monkeypatch.setattr("phosd.engine.criu.program.IDLE_SECONDS", SOON)
     far[1].hang()
+    progress = Progress()
     with ThreadPoolExecutor() as pool:
-        dump = pool.submit(life.dump, deadline=SOON)
+        dump = pool.submit(life.dump, progress, deadline=SOON)
         with pytest.raises(TimeoutError):
             dump.result(4 * SOON)
         assert procfs.traced(life.pid)
+        assert progress.stuck, "nobody else's job waits for its place"
         far[1].answer()
         with pytest.raises(Timeout, match="waited for a file system that did not answer"):
             dump.result(10 * SOON)

@@ -1,6 +1,7 @@
 """The job table by itself: what is kept, what is forgotten, and how it closes."""
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Callable
 
@@ -8,7 +9,18 @@ import pytest
 
 from phosd.engine.job.progress import Progress
 from phosd.errors import Busy, Unsupported
-from phosd.service.jobs.table import KEPT, WAITING, Job, JobState, JobTable, Listener, Outcome, Task
+from phosd.service.jobs.limits import JobLimits
+from phosd.service.jobs.table import (
+    KEPT,
+    STUCK,
+    WAITING,
+    Job,
+    JobState,
+    JobTable,
+    Listener,
+    Outcome,
+    Task,
+)
 
 
 class Witness:
@@ -99,6 +111,38 @@ def test_a_refusal_before_the_start_leaves_no_trace() -> None:
 
     asyncio.run(run())
     assert [what for what, _ in witness.heard if what == "started"] == ["started"]
+
+
+def test_nobody_waits_for_stuck_jobs() -> None:
+    """They have no slot, and their user cannot have many."""
+    release = threading.Event()
+
+    def stuck(progress: Progress) -> Outcome:
+        progress.held_up()
+        release.wait()
+        return Outcome("done")
+
+    async def run() -> None:
+        table = JobTable(Witness().listener(), limits=JobLimits(jobs=1))
+        jobs = [table.submit(task(stuck), accept)]
+        for _ in range(STUCK - 1):
+            jobs.append(table.submit(task(stuck), accept))
+            while jobs[-1].state is JobState.QUEUED:
+                await asyncio.sleep(0.01)
+            while not jobs[-1].progress.stuck:
+                await asyncio.sleep(0.01)
+        with pytest.raises(Busy, match="wait for file systems"):
+            table.submit(task(nothing), accept)
+        other = table.submit(dataclasses.replace(task(nothing), owner=77), accept)
+        await table.wait(other)
+        assert other.state is JobState.DONE
+        release.set()
+        for job in jobs:
+            await table.wait(job)
+        await table.wait(table.submit(task(nothing), accept))
+        await table.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
 def on(holder: threading.Event, done: list[str], name: str) -> Callable[[Progress], Outcome]:
