@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.hook_client import wire
+from phosd.engine.hook_client import received, wire
 from phosd.engine.hook_client.link import HookLink, socket_path
-from phosd.engine.hook_client.wire import Type
-from phosd.errors import NoSuchProcess, NotAuthorized, Timeout
-from tests.support.fake_hook import Answer, fake_hook, hello, open_files
+from phosd.engine.hook_client.wire import BlockFlag, Type
+from phosd.errors import Internal, NoSuchProcess, NotAuthorized, Timeout
+from tests.support.fake_hook import Answer, blocks, fake_hook, files, hello, open_files
+from tests.support.hanging_folder import hanging_folder
+
+HAS = int(BlockFlag.HAS_DESCRIPTOR)
 
 # -- slow, gone, or somebody else ---------------------------------------------------------------
 
@@ -205,3 +208,28 @@ def test_a_process_that_ends_instead_of_coming_back(runtime: Path) -> None:
         threading.Timer(0.1, sleeper.kill).start()
         with pytest.raises(NoSuchProcess, match="ended before its hook came back"):
             link.reattach(20)  # it stays a zombie, since nobody waits for it yet
+
+
+def test_files_of_a_lost_server_are_never_closed(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing one asks the server, which may be the hook's user, and waits for ever."""
+    monkeypatch.setattr(received, "_distrusted", set())
+    folder = tmp_path / "far"
+    folder.mkdir()
+    with hanging_folder(folder) as server:
+        (folder / "file").touch()
+        file = os.open(folder / "file", os.O_RDONLY)
+        mine = [*files(1), file]
+        answer = Answer(blocks((1, HAS), (2, HAS)), mine)
+        server.hang()
+        with fake_hook(runtime, lambda _: answer):
+            for _ in range(2):  # the second is not even received
+                before = open_files()
+                with HookLink(os.getpid(), runtime) as link, pytest.raises(Internal, match="files"):
+                    list(link.export_blocks())
+                assert open_files() == before
+        assert received.is_distrusted(os.getuid())
+        server.answer()
+        for descriptor in mine:
+            os.close(descriptor)

@@ -26,7 +26,6 @@ from tests.support.fake_hook import (
     open_files,
     release,
 )
-from tests.support.hanging_folder import hanging_folder
 
 HAS = int(BlockFlag.HAS_DESCRIPTOR)
 
@@ -313,31 +312,6 @@ def test_arming_sends_the_board_and_the_slabs(runtime: Path) -> None:
     assert seen[2].payload == struct.pack("<3Q", 2, 4, 5)
     for descriptor in mine:
         os.close(descriptor)
-
-
-def test_files_of_a_lost_server_are_never_closed(
-    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Closing one asks the server, which may be the hook's user, and waits for ever."""
-    monkeypatch.setattr(received, "_distrusted", set())
-    folder = tmp_path / "far"
-    folder.mkdir()
-    with hanging_folder(folder) as server:
-        (folder / "file").touch()
-        file = os.open(folder / "file", os.O_RDONLY)
-        mine = [*files(1), file]
-        answer = Answer(blocks((1, HAS), (2, HAS)), mine)
-        server.hang()
-        with fake_hook(runtime, lambda _: answer):
-            for _ in range(2):  # the second is not even received
-                before = open_files()
-                with HookLink(os.getpid(), runtime) as link, pytest.raises(Internal, match="files"):
-                    list(link.export_blocks())
-                assert open_files() == before
-        assert received.is_distrusted(os.getuid())
-        server.answer()
-        for descriptor in mine:
-            os.close(descriptor)
 
 
 def test_files_on_a_disk_may_be_closed(tmp_path: Path) -> None:
