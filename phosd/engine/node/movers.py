@@ -39,9 +39,8 @@ class Movers:
     def close(self) -> None:
         """End all movers."""
         with self._lock:
-            for mover in self._movers.values():
-                mover.close()
-            self._movers.clear()
+            while self._movers:
+                self._movers.popitem()[1].close()
 
     def pids(self) -> set[int]:
         """Return the pids of the movers."""
@@ -54,6 +53,7 @@ class Movers:
             mover = self._movers.get(gpu)
             if mover is None or not mover.alive:
                 if mover is not None:
+                    del self._movers[gpu]  # the next may not start
                     mover.close()
                 mover = self._movers[gpu] = Mover.start(
                     gpu, self.ring_bytes, self._key, self._runtime_dir

@@ -10,6 +10,7 @@ import pytest
 
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, check, computes_right
+from tests.support.harness import SELDOM
 from tests.support.rotation import EVERYTHING, seeds
 from tests.system.faults.daemon_under_fault import Plant, leftovers, partial
 
@@ -30,7 +31,7 @@ def test_checkpoints_with_delays(
     rng = random.Random(seed)
     target = start(
         rng.choice(("single", "threads", "workers")),
-        extra={"PHOS_TEST_PACE": "0.02", "PHOS_FAULT_DELAY": str(LONGEST_DELAY / 10)},
+        extra=SELDOM | {"PHOS_FAULT_DELAY": str(LONGEST_DELAY / 10)},
     )
     target.wait_for_steps(3)
     plant.start(delay=LONGEST_DELAY)
