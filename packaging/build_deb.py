@@ -42,7 +42,10 @@ PLACES = (
     ("*.rules", "usr/share/polkit-1/rules.d"),
     ("*sysusers*.conf", "usr/lib/sysusers.d"),
     ("*tmpfiles*.conf", "usr/lib/tmpfiles.d"),
-    *((f"*.{kind}", UNITS) for kind in ("service", "socket", "mount", "slice", "target", "timer")),
+    *(
+        (f"*.{kind}", UNITS)
+        for kind in ("service", "socket", "mount", "slice", "target", "timer", "path")
+    ),
 )
 """Destinations of the files of ``systemd/``: the first matching pattern applies."""
 

@@ -116,7 +116,7 @@ def _of_descriptors(descriptors: Iterable[Descriptor], user: int | None) -> Iter
             yield f"{where} is a block device"
         elif stat.S_ISCHR(mode) and not _known_device(descriptor.target, device):
             yield f"{where} is a device that cannot be saved"
-        elif user is not None and _is_terminal(mode, device) and descriptor.file.st_uid != user:
+        elif user is not None and stdio.is_terminal(descriptor) and descriptor.file.st_uid != user:
             # CRIU gives the new terminal to the owner of the old one.
             owner = descriptor.file.st_uid
             yield f"{where} is a terminal of user {owner}, which only root may give back"
@@ -131,11 +131,6 @@ def _known_device(path: str, device: int) -> bool:
     # The driver closes its own devices before the dump.
     gpu = path.startswith("/dev/nvidia")
     return gpu or major == _MEMORY_DEVICES or major in _TERMINALS or device == _TUN
-
-
-def _is_terminal(mode: int, device: int) -> bool:
-    controlling = os.makedev(5, 0), os.makedev(5, 2)  # /dev/tty and /dev/ptmx are everybody's
-    return stat.S_ISCHR(mode) and os.major(device) in _TERMINALS and device not in controlling
 
 
 def _foreign_device(path: str) -> bool:

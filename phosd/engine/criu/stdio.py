@@ -62,16 +62,22 @@ def _pipes(descriptors: list[Descriptor]) -> list[Endpoint]:
     return [_endpoint(EndpointKind.PIPE, d.target, d) for d in outgoing]
 
 
+def is_terminal(descriptor: Descriptor) -> bool:
+    """Return whether it is a terminal of somebody, as ``/dev/tty`` and ``/dev/ptmx`` are not."""
+    device = descriptor.file.st_rdev
+    known = os.major(device) in (*_CONSOLES, *_PSEUDOTERMINALS)
+    return stat.S_ISCHR(descriptor.file.st_mode) and known and device not in (_MASTER, _CONTROLLING)
+
+
 def _terminals(descriptors: list[Descriptor]) -> list[Endpoint]:
     """Return the terminals whose other end is not in the tree."""
     devices = [d for d in descriptors if stat.S_ISCHR(d.file.st_mode)]
     masters = {_terminal_index(d) for d in devices if d.file.st_rdev == _MASTER}
     found = []
-    for d in devices:
+    for d in filter(is_terminal, devices):
         major, minor = os.major(d.file.st_rdev), os.minor(d.file.st_rdev)
         own = major in _PSEUDOTERMINALS and minor in masters
-        is_terminal = major in _PSEUDOTERMINALS or major in _CONSOLES
-        if is_terminal and not own and d.file.st_rdev not in (_MASTER, _CONTROLLING):
+        if not own:
             key = f"tty[{d.file.st_rdev:x}:{d.file.st_dev:x}]"
             found.append(_endpoint(EndpointKind.TERMINAL, key, d))
     return found
