@@ -58,7 +58,7 @@ def open_files(descriptors: Iterable[Descriptor], owner: Owner) -> tuple[OpenFil
             mtime_ns=descriptor.file.st_mtime_ns,
             content=contents.get(key),
         )
-        for key, descriptor in zip(found, found.values(), strict=True)
+        for key, descriptor in found.items()
     )
 
 
@@ -106,8 +106,7 @@ def mapped_files(mappings: Iterable[Mapping]) -> tuple[MappedFile, ...]:
         and not mapping.path.endswith(" (deleted)")
         and not (mapping.shared and mapping.device in in_memory)
     }
-    sizes = {path: known_status(found[path].link).st_size for path in sorted(found)}
-    return tuple(MappedFile(path, size) for path, size in sizes.items())
+    return tuple(MappedFile(path, known_status(found[path].link).st_size) for path in sorted(found))
 
 
 def save_memory_files(mappings: Iterable[Mapping], folder: Path) -> tuple[MemoryFile, ...]:
