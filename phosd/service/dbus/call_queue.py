@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phosd.bus import MAX_ARGUMENTS, Call, CallError, Connection
@@ -26,9 +26,14 @@ USER_AT_WORK = 32
 """Most calls of one user that may run at the same time."""
 
 CLIENT_UNREAD = 4 << 20
-"""Bytes of answers that a client may leave unread; with more, none of its calls begins."""
+"""Bytes of answers that a client may leave unread; with more, none of its calls begins or is
+refused.
+"""
 USER_UNREAD = 16 << 20
 """The same, of all clients of one user."""
+CLIENT_REFUSED = 1024
+"""Most refusals that are kept for a client until it has read what was sent before. By default
+dbus-daemon lets a client wait for 128 answers at a time."""
 _FIRST_LOOK, _SLOWEST_LOOK = 0.05, 2.0
 """Seconds between two looks at what a client has left unread: at first, and at last."""
 
@@ -54,17 +59,27 @@ class _User:
         return self.unread > USER_UNREAD
 
 
+@dataclass(frozen=True)
+class _Refusal:
+    """What a caller is told. ``call`` has no arguments left."""
+
+    call: Call
+    text: str
+
+
 @dataclass(eq=False)
 class _Client:
     """One connection to the bus. ``user`` is None until the bus has returned its user id.
 
-    ``unread``: bytes sent to it since the last look, and what it had not read then. ``watched``:
-    whether the bus is being asked how much that is now.
+    ``refused``: refusals that it gets once it has read more. ``unread``: bytes sent to it since the
+    last look, and what it had not read then. ``watched``: whether the bus is being asked how much
+    that is now.
     """
 
     name: str
     user: _User | None = None
     waiting: deque[Call] = field(default_factory=deque)
+    refused: deque[_Refusal] = field(default_factory=deque)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     calls: int = 0
     at_work: int = 0
@@ -77,8 +92,9 @@ class _Client:
 
     @property
     def ready(self) -> bool:
-        """Whether one more of its calls may run."""
-        return bool(self.waiting) and self.at_work < CLIENT_AT_WORK and not self.behind
+        """Whether one more of its calls may run, or be refused."""
+        may_run = bool(self.waiting) and self.at_work < CLIENT_AT_WORK
+        return (may_run or bool(self.refused)) and not self.behind
 
     @property
     def behind(self) -> bool:
@@ -123,9 +139,16 @@ class CallQueue:
     def _refuse(
         self, client: _Client, call: Call, why: str, hint: str = "call again when some have come"
     ) -> None:
-        """Refuse a call. Who does not read what was sent does not get that either."""
+        """Refuse a call: at once, or when the client has read what was sent before."""
+        refusal = _Refusal(replace(call, body=b""), f"{why}; {hint}")
         if not client.behind:
-            self._count_unread(client, self._connection.refuse(call, _LIMITS, f"{why}; {hint}"))
+            self._send(client, refusal)
+        elif call.wants_reply and len(client.refused) < CLIENT_REFUSED:
+            client.refused.append(refusal)
+
+    def _send(self, client: _Client, refusal: _Refusal) -> None:
+        sent = self._connection.refuse(refusal.call, _LIMITS, refusal.text)
+        self._count_unread(client, sent)
 
     def gone(self, name: str) -> None:
         """Drop the calls of a client that left the bus. Its jobs go on."""
@@ -179,6 +202,10 @@ class CallQueue:
         self._awake = False
         client = self._next()
         if client is None or client.user is None:
+            return
+        if client.refused:
+            self._send(client, client.refused.popleft())
+            self._wake()
             return
         call, user = client.waiting.popleft(), client.user
         caller = Caller(user.uid, client.name, call.interactive)

@@ -2,7 +2,8 @@
 nothing with the daemon but the bus.
 
 ``flood.py ADDRESS UID MEMBER PER_SECOND SECONDS`` prints one JSON object: how many calls it made,
-how many were answered, or got which error, and the seconds that each answer took, sorted.
+how many were answered, or got which error (``NoReply``: no answer for 30 s), and the seconds that
+each answer took, sorted.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from collections import Counter
 from phosd.bus import ROOT, CallError, Connection
 
 MANAGER = "org.phos.Manager1"
+PATIENCE = 30.0
 
 
 async def main(address: str, member: str, rate: float, seconds: float) -> None:
@@ -25,7 +27,7 @@ async def main(address: str, member: str, rate: float, seconds: float) -> None:
     async def one() -> None:
         began = time.monotonic()
         try:
-            await connection.call(ROOT, MANAGER, member)
+            await connection.call(ROOT, MANAGER, member, patience=PATIENCE)
         except CallError as error:
             outcomes[error.name.rpartition(".")[2]] += 1
         else:
