@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from phosd.engine.hook_client.link import BlockFlag, HookBlock, HookLink
@@ -111,7 +112,8 @@ class DeviceMemory:
             return [
                 (exported, os.dup(exported.descriptor))
                 for exported in blocks
-                if self._exported.get((exported.pid, exported.block.id)) is exported
+                if (held := self._exported.get((exported.pid, exported.block.id))) is not None
+                and held.key == exported.key
             ]
 
     def movers(self) -> list[Mover]:
@@ -154,6 +156,10 @@ class DeviceMemory:
     def _take(self, link: HookLink, blocks: Sequence[HookBlock]) -> None:
         self._keep_only(link.pid, blocks)
         self._release([(link.pid, block.id) for block in blocks if self._changed(link.pid, block)])
+        for block in blocks:
+            exported = self._exported.get((link.pid, block.id))
+            if exported is not None and exported.block.va != block.va:
+                self._exported[link.pid, block.id] = replace(exported, block=block)
         wanted = [
             block.id
             for block in blocks

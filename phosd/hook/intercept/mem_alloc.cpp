@@ -118,12 +118,17 @@ CUresult answer(void* data, CUpointer_attribute attribute, uint64_t address,
     return CUDA_SUCCESS;
 }
 
-// Hides the handle type that the hook added to the program's own memory.
-void hide_handle_type(CUpointer_attribute attribute, void* data, CUdeviceptr address) {
-    if (attribute != CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES || !data) return;
+// Replaces what the driver says of the program's own memory where it is another than natively: the
+// hook added a handle type, and after a checkpoint it is other memory.
+void answer_as_before(CUpointer_attribute attribute, void* data, CUdeviceptr address) {
+    if (!data) return;
     const std::lock_guard lock(blocks::mutex);
-    if (const auto* mapping = blocks::find(address))
+    const auto* mapping = blocks::find(address);
+    if (!mapping) return;
+    if (attribute == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES)
         put<unsigned long long>(data, mapping->second.block->asked);
+    if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && mapping->second.buffer_id)
+        put<unsigned long long>(data, mapping->second.buffer_id);
 }
 
 bool is_mapped_block(CUdeviceptr address) {
@@ -217,7 +222,7 @@ CUresult overrides::cuPointerGetAttribute(void* data, CUpointer_attribute attrib
     if (!is_mapped_block(address)) return driver.cuPointerGetAttribute(data, attribute, address);
     const gate::Pass pass;
     const CUresult result = driver.cuPointerGetAttribute(data, attribute, address);
-    if (result == CUDA_SUCCESS) hide_handle_type(attribute, data, address);
+    if (result == CUDA_SUCCESS) answer_as_before(attribute, data, address);
     return result;
 }
 
@@ -241,7 +246,7 @@ CUresult overrides::cuPointerGetAttributes(unsigned count, CUpointer_attribute* 
     const gate::Pass pass;
     const CUresult result = driver.cuPointerGetAttributes(count, attributes, data, address);
     for (unsigned i = 0; result == CUDA_SUCCESS && i < count; ++i)
-        hide_handle_type(attributes[i], data[i], address);
+        answer_as_before(attributes[i], data[i], address);
     return result;
 }
 

@@ -40,6 +40,7 @@ struct Mapping {
     uint64_t offset;
     Block* block;
     std::vector<CUmemAccessDesc> access;
+    uint64_t buffer_id = 0;  // that of its first memory; 0 until that is parked
 };
 
 // Guards the tables. Taken after passing the gate, and never held while waiting for the device.

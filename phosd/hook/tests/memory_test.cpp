@@ -296,6 +296,64 @@ void parked_memory_comes_back(Client& client) {
     CHECK(client.list().size() == 1);
 }
 
+unsigned long long buffer_id(CUdeviceptr address) {
+    unsigned long long single = 0;
+    unsigned long long listed = 0;
+    CUpointer_attribute attribute = CU_POINTER_ATTRIBUTE_BUFFER_ID;
+    void* data = &listed;
+    OK(cuPointerGetAttribute(&single, attribute, address));
+    OK(cuPointerGetAttributes(1, &attribute, &data, address));
+    CHECK(single == listed);
+    return single;
+}
+
+void parked_memory_keeps_its_ids(Client& client) {
+    constexpr size_t kSize = 2 << 20;
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    const CUmemAccessDesc access{properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUdeviceptr at = 0;
+    OK(cuMemAddressReserve(&at, 3 * kSize, 0, 0, 0));
+    const auto map = [&](CUdeviceptr address) {
+        CUmemGenericAllocationHandle handle = 0;
+        OK(cuMemCreate(&handle, kSize, &properties, 0));
+        OK(cuMemMap(address, kSize, 0, handle, 0));
+        OK(cuMemRelease(handle));
+        OK(cuMemSetAccess(address, kSize, &access, 1));
+    };
+    // Twice: what has come back is parked as well.
+    const auto park = [&] {
+        CHECK(client.close_gate(5000));
+        CHECK(client.ask(wire::Type::rehome).status == wire::Status::ok);
+        const auto held = client.export_all();
+        for (int time = 0; time < 2; ++time) {
+            CHECK(client.park() == held.size());
+            CHECK(client.unpark(held) == held.size());
+        }
+        client.open_gate();
+        for (const auto& [id, descriptor] : held) close(descriptor);
+    };
+    map(at);
+    map(at + kSize);
+    const unsigned long long first = buffer_id(at);
+    const unsigned long long second = buffer_id(at + kSize + 5);
+    CHECK(first != second);
+    park();
+    CHECK(buffer_id(at + 100) == first && buffer_id(at + kSize) == second);
+    map(at + 2 * kSize);
+    const unsigned long long third = buffer_id(at + 2 * kSize);
+    CHECK(third != first && third != second);
+    // Other memory at the same place is known as other memory.
+    OK(cuMemUnmap(at, kSize));
+    map(at);
+    const unsigned long long other = buffer_id(at);
+    CHECK(other != first && other != second && other != third);
+    CHECK(buffer_id(at + kSize) == second);
+    OK(cuMemUnmap(at, 3 * kSize));
+    OK(cuMemAddressFree(at, 3 * kSize));
+}
+
 }  // namespace
 
 int main() {
@@ -308,6 +366,7 @@ int main() {
     stream_ordered_memory(client);
     what_a_stream_freed_is_free(client);
     parked_memory_comes_back(client);
+    parked_memory_keeps_its_ids(client);
     CHECK(client.hello().parkable == 1);
     std::puts("ok");
 }

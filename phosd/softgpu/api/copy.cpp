@@ -154,13 +154,19 @@ ContextPtr context_of(CUcontext handle) {
     return runtime().contexts.get(handle, CUDA_ERROR_INVALID_CONTEXT);
 }
 
-void fill(CUstream handle, CUdeviceptr address, uint32_t value, unsigned element, size_t width,
-          size_t rows = 1, size_t pitch = 0) {
+// A synchronous call returns when it is done if the memory is the host's, else at once.
+void fill(CUstream handle, Wait wait, CUdeviceptr address, uint32_t value, unsigned element,
+          size_t width, size_t rows = 1, size_t pitch = 0) {
     const StreamPtr stream = stream_of(handle);
     if (width == 0 || rows == 0) return;
     require(address % element == 0 && (rows == 1 || pitch >= width * element));
-    device_end(address);
-    submit(stream, std::make_shared<Fill>(address, value, element, width, rows, pitch));
+    const bool for_the_end = wait == Wait::yes && in_host(device_end(address));
+    if (for_the_end) forbid_during_capture();
+    const Mark mark =
+        submit(stream, std::make_shared<Fill>(address, value, element, width, rows, pitch));
+    if (!for_the_end) return;
+    mark.wait();
+    stream->context.check();
 }
 
 // One side of a described copy. Arrays are not there.
@@ -327,23 +333,23 @@ STREAM_API(cuMemcpy3DPeerAsync, (const CUDA_MEMCPY3D_PEER* what, CUstream stream
 #define FILL_API(bits, type)                                                                    \
     DEFAULT_STREAM_API(cuMemsetD##bits##_v2, (CUdeviceptr to, type value, size_t count),        \
                        (to, value, count)) {                                                    \
-        fill(stream, to, value, bits / 8, count);                                               \
+        fill(stream, Wait::yes, to, value, bits / 8, count);                                    \
     }                                                                                           \
     STREAM_API(cuMemsetD##bits##Async,                                                          \
                (CUdeviceptr to, type value, size_t count, CUstream stream),                     \
                (to, value, count, stream)) {                                                    \
-        fill(stream, to, value, bits / 8, count);                                               \
+        fill(stream, Wait::no, to, value, bits / 8, count);                                     \
     }                                                                                           \
     DEFAULT_STREAM_API(cuMemsetD2D##bits##_v2,                                                  \
                        (CUdeviceptr to, size_t pitch, type value, size_t width, size_t rows),   \
                        (to, pitch, value, width, rows)) {                                       \
-        fill(stream, to, value, bits / 8, width, rows, pitch);                                  \
+        fill(stream, Wait::yes, to, value, bits / 8, width, rows, pitch);                       \
     }                                                                                           \
     STREAM_API(                                                                                 \
         cuMemsetD2D##bits##Async,                                                               \
         (CUdeviceptr to, size_t pitch, type value, size_t width, size_t rows, CUstream stream), \
         (to, pitch, value, width, rows, stream)) {                                              \
-        fill(stream, to, value, bits / 8, width, rows, pitch);                                  \
+        fill(stream, Wait::no, to, value, bits / 8, width, rows, pitch);                        \
     }
 FILL_API(8, unsigned char)
 FILL_API(16, unsigned short)

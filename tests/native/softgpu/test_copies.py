@@ -116,6 +116,37 @@ assert (read() == 0).all()                               # nothing of a refused 
     )
 
 
+def test_who_waits_for_a_fill(tmp_path: Path) -> None:
+    """Only who fills the host's own memory by a synchronous call, as CUDA says."""
+    program.run(
+        """
+use(); s = ck(d.cuStreamCreate(0))
+flag = int(ck(d.cuMemAllocHost(4096)))
+pinned, device = flag + 1024, ck(d.cuMemAlloc(4096))
+word = lambda at: ctypes.c_uint32.from_address(at)
+def hold():    # all of the default stream, until the flag is set
+    word(flag).value = 0
+    ck(d.cuStreamWaitValue32(s, flag, 1, 0))
+for bits in (8, 16, 32):
+    fill, rows = getattr(d, f"cuMemsetD{bits}"), getattr(d, f"cuMemsetD2D{bits}")
+    late = getattr(d, f"cuMemsetD{bits}Async")
+    hold(); word(pinned).value = word(pinned + 32).value = 0
+    ck(fill(device, 1, 4)); ck(rows(device, 32, 1, 4, 2)); ck(late(pinned, 1, 4, 0))
+    assert word(pinned).value == 0
+    release = threading.Timer(0.1, lambda: setattr(word(flag), "value", 1)); release.start()
+    ck(fill(pinned, 2, 4)); assert word(pinned).value % (1 << bits) == 2
+    release.join(); hold()
+    release = threading.Timer(0.1, lambda: setattr(word(flag), "value", 1)); release.start()
+    ck(rows(pinned, 32, 3, 4, 2)); assert word(pinned + 32).value % (1 << bits) == 3
+    release.join()
+captured = ck(d.cuStreamCreate(1))
+ck(d.cuStreamBeginCapture(captured, d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
+assert code(d.cuMemsetD32(pinned, 4, 1)) == "ERROR_STREAM_CAPTURE_UNSUPPORTED"
+""",
+        tmp_path,
+    )
+
+
 def test_fills_of_rows(tmp_path: Path) -> None:
     program.run(
         """

@@ -34,6 +34,7 @@ class Link:
         self.files: dict[int, int] = {}
         self.flags: dict[int, BlockFlag] = {}
         self.sizes: dict[int, int] = {}
+        self.addresses: dict[int, int] = {}
         self.connected = True
         self.state = HookState.CLOSED
         self.trouble: dict[str, PhosError] = {}
@@ -54,7 +55,8 @@ class Link:
 
     def _block(self, number: int) -> HookBlock:
         size = self.sizes.get(number, SIZE)
-        return HookBlock(number, number << 21, size, self.device, self.flags[number])
+        address = self.addresses.get(number, number << 21)
+        return HookBlock(number, address, size, self.device, self.flags[number])
 
     def list_blocks(self, after: int = 0) -> list[HookBlock]:
         return [self._block(i) for i in sorted(self.files) if i > after]
@@ -243,6 +245,23 @@ def test_an_import_that_is_mapped_after_it_was_taken(bench: Bench) -> None:
     assert [exported.block.size for exported in bench.memory.all()] == [SIZE]
     assert [*bench.movers[0].keys.values()] == [SIZE]
     bench.memory.close()
+
+
+def test_a_block_that_is_mapped_elsewhere_after_it_was_taken(bench: Bench) -> None:
+    link = Link(1)
+    link.add(1)
+    bench.take(link)
+    (before,) = bench.memory.all()
+    link.addresses[1] = 5 << 30
+    bench.memory.take_all(hooks(link))
+    (now,) = bench.memory.all()
+    assert now.block.va == 5 << 30
+    assert (now.key, now.descriptor) == (before.key, before.descriptor)
+    # Whoever took note of it before still has it.
+    ((_, duplicate),) = bench.memory.duplicates([before])
+    os.close(duplicate)
+    bench.memory.close()
+    assert bench.empty() and held_files(bench, link) == 0
 
 
 def test_each_gpu_has_its_mover(bench: Bench) -> None:
