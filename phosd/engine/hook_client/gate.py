@@ -29,7 +29,7 @@ _POLL = 0.0002
 def closed_gates(
     links: Sequence[HookLink], cancellation: Cancellation, deadline: float = DEADLINE
 ) -> Iterator[None]:
-    """Keep all gates closed inside: no process submits work, and all their devices are idle.
+    """Keep all gates sealed inside: all devices are idle, and no thread is in the driver.
 
     Raises :class:`Busy` if that is not reached within ``deadline`` seconds; the gates are then open
     again. A process that dies inside causes no error here, as it has no gate to open.
@@ -53,7 +53,7 @@ def close_gates(
             link.pid: link.close_gate(deadline, peers_busy=peers_busy[link.pid]) for link in links
         }
         if all(state.settled for state in states.values()):
-            return
+            return _seal(links, cancellation, give_up)
         if time.monotonic() > give_up:
             raise Busy(
                 f"the program did not come to rest within {deadline:.0f} s ({_why(states)})",
@@ -64,6 +64,24 @@ def close_gates(
         busy = {pid for pid, state in states.items() if state.busy}
         peers_busy = {pid: bool(busy - {pid}) for pid in states}
         time.sleep(_POLL)
+
+
+def _seal(links: Sequence[HookLink], cancellation: Cancellation, give_up: float) -> None:
+    """Hold all other calls into the driver, too, and wait until no thread is in one.
+
+    Only now: what one process asks its driver for may be what another's device waits for.
+    """
+    inside = {link.pid: link.seal_gate() for link in links}
+    while any(inside.values()):
+        if time.monotonic() > give_up:
+            pid = next(pid for pid, threads in inside.items() if threads)
+            raise Busy(
+                f"process {pid} is in a call into the driver that does not return",
+                hint="the program goes on; try again, or give a longer deadline",
+            )
+        time.sleep(_POLL)
+        cancellation.check()
+        inside = {link.pid: link.seal_gate() for link in links}
 
 
 def _why(states: dict[int, GateState]) -> str:

@@ -181,6 +181,10 @@ class HookLink:
                 self._ask(Type.CLOSE_GATE, CLOSE_GATE.pack(milliseconds, peers_busy))
             )
 
+    def seal_gate(self) -> int:
+        """Hold also the calls that submit nothing. Returns how many threads are still in one."""
+        return self._count(Type.SEAL_GATE)
+
     def open_gate(self) -> None:
         """Open the gate, so that the program works again."""
         self._ask(Type.OPEN_GATE)

@@ -68,6 +68,7 @@ class Type(enum.IntEnum):
     KERNELS = 15
     EMPTY_CACHE = 16
     MAY_SEE = 17
+    SEAL_GATE = 18
 
 
 class Status(enum.IntEnum):

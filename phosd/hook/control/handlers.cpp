@@ -99,6 +99,17 @@ Reply close_gate(const Message& request) {
     return reply;
 }
 
+Reply seal_gate() {
+    const int inside = gate::seal();
+    if (inside < 0)
+        return {Status::unsupported,
+                "the kernel refuses membarrier(2), without which the gate "
+                "cannot be sealed on running threads"};
+    Reply reply;
+    reply.append(wire::Count{static_cast<uint64_t>(inside)});
+    return reply;
+}
+
 Reply park_all() {
     if (cow::armed.load())
         return {Status::wrong_state, "copy-on-write is armed; disarm it before parking"};

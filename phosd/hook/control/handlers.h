@@ -38,6 +38,7 @@ struct Reply {
 Reply hello(bool never_stopped);
 Reply list_blocks(const channel::Message& request, bool with_descriptors);
 Reply close_gate(const channel::Message& request);
+Reply seal_gate();
 Reply park_all();
 Reply hand_back(channel::Message& request);
 Reply unpark_all();

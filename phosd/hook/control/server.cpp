@@ -85,7 +85,8 @@ Reply answer(int client, Message& request) {
         default:
             break;
     }
-    if (type < Type::hello || type > Type::may_see) return {Status::bad_message, "unknown request"};
+    if (type < Type::hello || type > Type::seal_gate)
+        return {Status::bad_message, "unknown request"};
     const std::lock_guard turn(quiesce::turn);
     if (gate_owner != kNoClient && gate_owner != client)
         return {Status::wrong_state, "another client holds the gate of this process"};
@@ -98,6 +99,10 @@ Reply answer(int client, Message& request) {
             if (parked) return {Status::wrong_state, "the memory is parked"};
             gate_owner = client;
             return handlers::close_gate(request);
+        case Type::seal_gate:
+            if (!in_state(State::closed, &refusal)) return refusal;
+            gate_owner = client;
+            return handlers::seal_gate();
         case Type::park:
             if (!in_state(State::closed, &refusal)) return refusal;
             gate_owner = client;

@@ -36,6 +36,7 @@ pthread_key_t slot_key;
 std::mutex mutex;  // guards what follows; not held while waiting
 wire::State now_state = wire::State::running;
 std::deque<Waiter*> waiters;
+std::deque<Waiter*> askers;  // held because the gate is sealed
 uint64_t admitted = 0;
 Slot* last_admitted = nullptr;
 uint64_t deadline = 0;  // nanoseconds, CLOCK_MONOTONIC
@@ -43,8 +44,9 @@ bool was_expired = false;
 
 void leave_thread(void* slot) {
     own_slot = nullptr;
-    // A thread that ended inside a call, by cancellation or longjmp, has left its depth behind.
+    // A thread that ended inside a call, by cancellation or longjmp, has left its counts behind.
     static_cast<Slot*>(slot)->depth.store(0, std::memory_order_release);
+    static_cast<Slot*>(slot)->asking.store(0, std::memory_order_release);
     static_cast<Slot*>(slot)->owned.store(false, std::memory_order_release);
 }
 
@@ -54,25 +56,54 @@ void futex_wait(std::atomic<uint32_t>& word, const timespec* until) {
             FUTEX_BITSET_MATCH_ANY);
 }
 
-void release(Waiter* waiter) {
-    waiter->slot->depth.store(1, std::memory_order_relaxed);
+void release(Waiter* waiter, std::atomic<uint32_t> Slot::* count) {
+    (waiter->slot->*count).store(1, std::memory_order_relaxed);
     // The waiter may end as soon as it sees the word: only the address is used afterwards.
     std::atomic<uint32_t>* word = &waiter->go;
     word->store(1, std::memory_order_release);
     syscall(SYS_futex, word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, INT_MAX, nullptr, nullptr, 0);
 }
 
+void unseal_locked() {
+    shut.fetch_and(~kSealed, std::memory_order_release);
+    for (Waiter* waiter : askers) release(waiter, &Slot::asking);
+    askers.clear();
+}
+
 void open_locked() {
     now_state = wire::State::running;
     shut.store(0, std::memory_order_release);
-    for (Waiter* waiter : waiters) release(waiter);
+    for (Waiter* waiter : waiters) release(waiter, &Slot::depth);
     waiters.clear();
+    unseal_locked();
 }
 
 void expire_locked() {
     if (now_state != wire::State::closing || monotonic_ns() < deadline) return;
     was_expired = true;
     open_locked();
+}
+
+void wait_until_admitted(Waiter& waiter) {
+    timespec until{};
+    {
+        const std::lock_guard lock(mutex);
+        expire_locked();
+        if (now_state == wire::State::running) {
+            waiter.slot->depth.store(1, std::memory_order_relaxed);
+            return;
+        }
+        waiters.push_back(&waiter);
+        until = {static_cast<time_t>(deadline / 1000000000),
+                 static_cast<long>(deadline % 1000000000)};
+    }
+    while (waiter.go.load(std::memory_order_acquire) == 0) {
+        futex_wait(waiter.go, until.tv_sec ? &until : nullptr);
+        if (waiter.go.load(std::memory_order_acquire)) break;
+        const std::lock_guard lock(mutex);
+        expire_locked();
+        if (now_state != wire::State::closing) until = {};  // settled: only the client opens
+    }
 }
 
 }  // namespace
@@ -104,27 +135,29 @@ void wait(Slot* slot) {
     const KeepErrno keep;
     Waiter waiter;
     waiter.slot = slot;
-    timespec until{};
+    // While it is held, the thread is not in the driver, whatever its wrapper began with.
+    const uint32_t asking = slot->asking.exchange(1);
     slot->depth.store(0, std::memory_order_release);
-    driver.cuCtxGetCurrent(&waiter.context);
+    if (!(shut.load(std::memory_order_acquire) & kSealed)) driver.cuCtxGetCurrent(&waiter.context);
+    slot->asking.store(0, std::memory_order_release);
+    wait_until_admitted(waiter);
+    slot->asking.store(asking, std::memory_order_relaxed);
+}
+
+void wait_until_unsealed(Slot* slot) {
+    const KeepErrno keep;
+    Waiter waiter;
+    waiter.slot = slot;
+    slot->asking.store(0, std::memory_order_release);
     {
         const std::lock_guard lock(mutex);
-        expire_locked();
-        if (now_state == wire::State::running) {
-            slot->depth.store(1, std::memory_order_relaxed);
+        if (!(shut.load(std::memory_order_relaxed) & kSealed)) {
+            slot->asking.store(1, std::memory_order_relaxed);
             return;
         }
-        waiters.push_back(&waiter);
-        until = {static_cast<time_t>(deadline / 1000000000),
-                 static_cast<long>(deadline % 1000000000)};
+        askers.push_back(&waiter);
     }
-    while (waiter.go.load(std::memory_order_acquire) == 0) {
-        futex_wait(waiter.go, until.tv_sec ? &until : nullptr);
-        if (waiter.go.load(std::memory_order_acquire)) break;
-        const std::lock_guard lock(mutex);
-        expire_locked();
-        if (now_state != wire::State::closing) until = {};  // settled: only the client opens
-    }
+    while (waiter.go.load(std::memory_order_acquire) == 0) futex_wait(waiter.go, nullptr);
 }
 
 bool closable() {
@@ -171,7 +204,8 @@ bool admit_oldest(bool (*wanted)(CUcontext)) {
         ++admitted;
         now_state = wire::State::closing;
         last_admitted = waiter->slot;
-        release(waiter);
+        unseal_locked();
+        release(waiter, &Slot::depth);
         return true;
     }
     return false;
@@ -184,6 +218,19 @@ bool settle() {
     return now_state != wire::State::running;
 }
 
+int seal() {
+    {
+        const std::lock_guard lock(mutex);
+        shut.fetch_or(kSealed, std::memory_order_release);
+    }
+    // As in close(): from here on, who has not seen it has made its count visible.
+    if (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0) return -1;
+    int asking = 0;
+    for (Slot* slot = slots.load(std::memory_order_acquire); slot; slot = slot->next)
+        asking += slot->asking.load(std::memory_order_acquire) != 0;
+    return asking;
+}
+
 bool take_expired() {
     const std::lock_guard lock(mutex);
     expire_locked();
@@ -193,7 +240,10 @@ bool take_expired() {
 void set_parked(bool parked) {
     const std::lock_guard lock(mutex);
     now_state = parked ? wire::State::parked : wire::State::closed;
-    shut.store(parked ? kParked : kShut, std::memory_order_release);
+    if (parked)
+        shut.fetch_or(kParked, std::memory_order_release);
+    else
+        shut.fetch_and(~kParked, std::memory_order_release);
 }
 
 void open() {

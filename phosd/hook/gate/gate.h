@@ -1,5 +1,7 @@
-// The gate passes calls into the driver, or holds them. Passing an open gate costs two stores and a
-// load of thread-local memory; closing it pays for the memory ordering with membarrier(2).
+// The gate passes calls into the driver, or holds them. Closed, it holds those that submit work;
+// sealed, all others as well: then no thread of the program is inside the driver. Passing an open
+// gate costs two stores and a load of thread-local memory; closing it pays for the memory ordering
+// with membarrier(2).
 #pragma once
 
 #include <atomic>
@@ -13,7 +15,8 @@ namespace phos::gate {
 // A thread's state at the gate; reused after the thread's end, never freed, so that closing may
 // always read it.
 struct Slot {
-    std::atomic<uint32_t> depth{0};  // calls into the driver in progress, nested ones included
+    std::atomic<uint32_t> depth{0};   // submissions in progress, nested ones included
+    std::atomic<uint32_t> asking{0};  // other calls in progress, nested ones included
     std::atomic<bool> owned{true};
     Slot* next = nullptr;
 };
@@ -22,17 +25,19 @@ struct Slot {
 extern __thread Slot* own_slot __attribute__((tls_model("initial-exec")));
 extern std::atomic<uint32_t> shut;  // not 0: take the slow path
 constexpr uint32_t kShut = 1;
-constexpr uint32_t kParked = 2;
+constexpr uint32_t kSealed = 2;
+constexpr uint32_t kParked = 4;
 
 // For callers that must not take a lock.
 inline bool parked() {
-    return shut.load(std::memory_order_relaxed) == kParked;
+    return shut.load(std::memory_order_relaxed) & kParked;
 }
 
 Slot* first_pass();
 void wait(Slot* slot);
+void wait_until_unsealed(Slot* slot);
 
-// Held for the duration of a call into the driver.
+// Held for the duration of a call that submits work.
 class Pass {
   public:
     Pass() : slot_(own_slot) {
@@ -80,6 +85,32 @@ class TryPass {
     Slot* slot_;
 };
 
+// Held for the duration of a call that submits nothing, but which the driver may answer from what a
+// checkpoint takes away. It goes on while the gate is closed: the work that it asks for, or waits
+// for, may be what the gate waits for.
+class Ask {
+  public:
+    Ask() : slot_(own_slot) {
+        if (__builtin_expect(!slot_, 0)) slot_ = first_pass();
+        if (__builtin_expect(!slot_, 0)) return;
+        const uint32_t asking = slot_->asking.load(std::memory_order_relaxed);
+        slot_->asking.store(asking + 1, std::memory_order_relaxed);
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        if (__builtin_expect((shut.load(std::memory_order_acquire) & kSealed) && asking == 0, 0))
+            wait_until_unsealed(slot_);
+    }
+    ~Ask() {
+        if (__builtin_expect(slot_ != nullptr, 1))
+            slot_->asking.store(slot_->asking.load(std::memory_order_relaxed) - 1,
+                                std::memory_order_release);
+    }
+    Ask(const Ask&) = delete;
+    Ask& operator=(const Ask&) = delete;
+
+  private:
+    Slot* slot_;
+};
+
 // The state seen by the thread that closes the gate. `inside` counts threads in a gated call,
 // `waiting` held ones.
 struct View {
@@ -98,9 +129,12 @@ bool closable();
 bool close(uint32_t deadline_ms);
 View view();
 // Admits the oldest held call whose thread has a current context that is `wanted` (null: any);
-// closed -> closing again. Returns false if none is held.
+// closed -> closing again, and not sealed. Returns false if none is held.
 bool admit_oldest(bool (*wanted)(CUcontext));
-bool settle();                 // closing -> closed; false if the deadline came first
+bool settle();  // closing -> closed; false if the deadline came first
+// Seals a closed gate until it opens. Returns how many threads are still in calls that submit
+// nothing, or -1 if membarrier(2) fails.
+int seal();
 bool take_expired();           // true once after the deadline opened the gate
 void set_parked(bool parked);  // closed <-> parked
 void open();

@@ -82,7 +82,7 @@ bool submits_work(const std::string& name) {
     const std::string base = without_version(name);
     const HookTable table = hooks();
     for (const Hook* hook = table.begin; hook != table.end; ++hook)
-        if (without_version(hook->name) == base) return true;
+        if (!hook->asks && without_version(hook->name) == base) return true;
     if (base.compare(0, 7, "cuGraph") == 0)
         return base.find("Launch") != std::string::npos || base.find("Upload") != std::string::npos;
     for (const char* part :

@@ -35,6 +35,18 @@ struct Gated<Member, CUresult (*)(Arguments...)> {
     }
 };
 
+template <auto Member, class Function>
+struct Asking;
+template <auto Member, class... Arguments>
+struct Asking<Member, CUresult (*)(Arguments...)> {
+    static CUresult call(Arguments... arguments) {
+        const auto real = real_function<Member>();
+        if (__builtin_expect(!real, 0)) return CUDA_ERROR_NOT_INITIALIZED;
+        const gate::Ask ask;
+        return real(arguments...);
+    }
+};
+
 template <auto Member, class Rule, bool PerThread, class Function>
 struct Writing;
 template <auto Member, class Rule, bool PerThread, class... Arguments>
@@ -63,8 +75,10 @@ struct Owned<Member, Wrapper, Always, CUresult (*)(Arguments...)> {
     static CUresult call(Arguments... arguments) {
         const auto real = real_function<Member>();
         if (__builtin_expect(!real, 0)) return CUDA_ERROR_NOT_INITIALIZED;
-        if (!Always && !active()) return real(arguments...);
         const KeepErrno keep;
+        if constexpr (Always) return Wrapper(arguments...);
+        if (!active()) return real(arguments...);
+        const gate::Ask ask;
         return Wrapper(arguments...);
     }
 };
@@ -82,6 +96,7 @@ extern "C" {
     PHOS_SLOT(name,             \
               Writing<&Driver::name, write_sets::rule, is_per_thread(#name), decltype(&::name)>)
 #define PHOS_GATED(name, why) PHOS_SLOT(name, Gated<&Driver::name, decltype(&::name)>)
+#define PHOS_ASKS(name, what) PHOS_SLOT(name, Asking<&Driver::name, decltype(&::name)>)
 #define PHOS_OWN(name) PHOS_OWNED(name, false)
 #define PHOS_ENTRY(name) PHOS_OWNED(name, true)
 #include "hooks.def"
@@ -96,15 +111,18 @@ extern "C" {
         ",.-" #name "\n");
 #define PHOS_WRITES(name, rule) PHOS_EXPORT(name)
 #define PHOS_GATED(name, why) PHOS_EXPORT(name)
+#define PHOS_ASKS(name, what) PHOS_EXPORT(name)
 #define PHOS_OWN(name) PHOS_EXPORT(name)
 #define PHOS_ENTRY(name) PHOS_EXPORT(name)
 #include "hooks.def"
 
 HookTable hooks() {
-#define PHOS_ROW(name) {#name, phos_slot_##name, reinterpret_cast<void**>(&driver.name)},
+#define PHOS_ROW(name, ...) \
+    {#name, phos_slot_##name, reinterpret_cast<void**>(&driver.name), __VA_ARGS__},
     static const Hook table[] = {
 #define PHOS_WRITES(name, rule) PHOS_ROW(name)
 #define PHOS_GATED(name, why) PHOS_ROW(name)
+#define PHOS_ASKS(name, what) PHOS_ROW(name, true)
 #define PHOS_OWN(name) PHOS_ROW(name)
 #define PHOS_ENTRY(name) PHOS_ROW(name)
 #include "hooks.def"

@@ -6,7 +6,8 @@ namespace phos {
 struct Hook {
     const char* name;
     void* wrapper;
-    void** real;  // the member of `driver`
+    void** real;        // the member of `driver`
+    bool asks = false;  // submits nothing
 };
 
 struct HookTable {

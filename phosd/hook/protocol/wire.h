@@ -38,6 +38,8 @@ enum class Type : uint16_t {
     empty_cache,    // EmptyCache -> ReleaseState: PyTorch releases its cached memory; open gate;
                     // poll while `asked`
     may_see,        // Cursor (a pid) -> Count: 0, or the errno of looking at what it executes
+    seal_gate,      // (empty) -> Count: also calls that submit nothing are held now; how many
+                    // threads are still in one: poll until 0; settled gate
 };
 
 // The status of a reply. A failed reply's payload is a text for the user, UTF-8.

@@ -130,6 +130,10 @@ uint64_t count_of(const Client::Answer& answer) {
     return count;
 }
 
+uint64_t Client::seal_gate() {
+    return count_of(ask(wire::Type::seal_gate));
+}
+
 uint64_t Client::park() {
     return count_of(ask(wire::Type::park));
 }

@@ -1,4 +1,5 @@
 // The gate closed on running code, again and again, while what runs depends on what is held.
+#include <deque>
 #include <functional>
 #include <mutex>
 
@@ -236,6 +237,39 @@ void graphs_are_made_with_an_open_gate(Client& client) {
     OK(cuMemFree_v2(memory));
 }
 
+// While the gate is sealed no thread is in the driver, and they go on when it opens.
+void threads_that_poll(Client& client) {
+    CUstream stream = nullptr;
+    CUevent event = nullptr;
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    OK(cuEventRecord(event, stream));
+    OK(cuStreamSynchronize(stream));
+    const auto poll = [=](unsigned step) {
+        OK(step % 2 ? cuStreamQuery(stream) : cuEventQuery(event));
+        if (step % 16 == 0) OK(cuStreamSynchronize(stream));
+    };
+    std::deque<Worker> workers;
+    for (int i = 0; i < 8; ++i) workers.emplace_back(poll);
+    const auto polls = [&] {
+        uint64_t sum = 0;
+        for (const Worker& worker : workers) sum += worker.done;
+        return sum;
+    };
+    CHECK(client.ask(wire::Type::seal_gate).status == wire::Status::wrong_state);
+    for (int time = 0; time < 20; ++time) {
+        CHECK(client.close_gate(kDeadline));
+        for (Worker& worker : workers) worker.more(1);  // as yet they go on
+        while (client.seal_gate()) usleep(100);
+        usleep(5000);  // those that have come back note it
+        const uint64_t before = polls();
+        usleep(2000);
+        CHECK(polls() == before);
+        client.open_gate();
+        for (Worker& worker : workers) worker.more(1);
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -248,5 +282,6 @@ int main() {
     callbacks_that_need_a_lock(client);
     a_capture_survives(client);
     graphs_are_made_with_an_open_gate(client);
+    threads_that_poll(client);
     std::puts("ok");
 }

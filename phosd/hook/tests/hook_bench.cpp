@@ -65,6 +65,14 @@ void gated_call(CUstream stream) {
         [&](int) { OK(direct(stream, event, 0)); });
 }
 
+// Asking an idle stream, as threads do that never rest.
+void poll(CUstream stream) {
+    const auto direct = DIRECT(cuStreamQuery);
+    compare(
+        "poll", 1000, 2000, [&](int) { OK(cuStreamQuery(stream)); },
+        [&](int) { OK(direct(stream)); });
+}
+
 // A launch of no blocks, which the driver refuses at once and the hook looks at like any other;
 // each time with other addresses.
 void launch(const char* what, CUfunction function, CUstream stream,
@@ -156,6 +164,7 @@ int main() {
     OK(cuMemAlloc_v2(&untouched, 4 << 20));
 
     gated_call(stream);
+    poll(stream);
     launch("launch, nothing armed", twelve, stream, addresses);
     graph(twelve, addresses);
     Client client(getpid());

@@ -52,7 +52,7 @@ STREAM_API(cuStreamWaitEvent, (CUstream stream, CUevent handle, unsigned flags),
     wait_for(event_of(handle), stream_of(stream), flags & CU_EVENT_WAIT_EXTERNAL);
 }
 
-API(cuEventQuery, (CUevent handle), (handle)) {
+POLLING_API(cuEventQuery, (CUevent handle), (handle)) {
     const EventPtr event = event_of(handle);
     forbid_captured(event);
     forbid_during_capture();

@@ -113,7 +113,7 @@ STREAM_API(cuStreamGetCtx_v2, (CUstream stream, CUcontext* context, CUgreenCtx* 
     *green = nullptr;
 }
 
-STREAM_API(cuStreamQuery, (CUstream stream), (stream)) {
+POLLING_STREAM_API(cuStreamQuery, (CUstream stream), (stream)) {
     const StreamPtr of = stream_of(stream);
     forbid_capturing(of);
     forbid_during_capture();

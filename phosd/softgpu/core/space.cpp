@@ -11,6 +11,7 @@ namespace {
 
 constexpr uint8_t kReadBits = 0x0f, kWriteBits = 0xf0;
 constexpr uint8_t kHostRead = 1, kHostWrite = 2;
+constexpr size_t kPolledBytes = 4096;
 
 int protection(const Mapping& mapping) {
     if (mapping.host || mapping.access & kWriteBits) return PROT_READ | PROT_WRITE;
@@ -47,6 +48,9 @@ Space::Space() {
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     require(table != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
     pages = static_cast<std::atomic<uint8_t>*>(table);
+    void* page = mmap(nullptr, kPolledBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    require(page != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
+    polled_ = static_cast<const volatile uint32_t*>(page);
 }
 
 uint64_t Space::find_free(size_t size, size_t alignment, uint64_t hint) const {
@@ -217,6 +221,7 @@ std::vector<Mapping> Space::mappings() const {
 
 void Space::hide() {
     std::lock_guard lock(mutex_);
+    protect_polled(PROT_NONE);
     for (const auto& [address, size] : reservations_)
         require(map_nothing(address, size, MAP_FIXED), CUDA_ERROR_OUT_OF_MEMORY);
 }
@@ -225,6 +230,12 @@ void Space::reveal() {
     std::lock_guard lock(mutex_);
     for (const auto& [address, mapping] : mappings_)
         mapping.memory->map_at(address, mapping.size, mapping.offset, protection(mapping));
+    protect_polled(PROT_READ);
+}
+
+void Space::protect_polled(int protection) {
+    void* page = const_cast<uint32_t*>(polled_);
+    require(mprotect(page, kPolledBytes, protection) == 0, CUDA_ERROR_OPERATING_SYSTEM);
 }
 
 std::atomic<uint8_t>* Space::host_page(uint64_t address, bool make) const {

@@ -59,6 +59,9 @@ class Space final : public AddressSpace {
     void hide();    // nothing is mapped any more; the addresses stay reserved
     void reveal();  // every mapping is back
 
+    // Reads what the driver's polling calls read without a lock: gone while all is hidden.
+    void poll() const { static_cast<void>(*polled_); }
+
   protected:
     bool allows_host(uint64_t address, uint64_t bytes, bool write) const override;
 
@@ -68,8 +71,10 @@ class Space final : public AddressSpace {
     // The mappings that make up exactly this range; throws CUDA_ERROR_INVALID_VALUE otherwise.
     std::pair<Mappings::iterator, Mappings::iterator> whole(uint64_t address, size_t size);
     void set_pages(const Mapping& mapping, uint8_t access);
+    void protect_polled(int protection);
     const std::pair<const uint64_t, size_t>* reservation(uint64_t address) const;
 
+    const volatile uint32_t* polled_;  // a page of its own
     mutable std::mutex mutex_;
     std::map<uint64_t, size_t> reservations_;
     Mappings mappings_;

@@ -22,7 +22,7 @@ from tests.support.rotation import part
 
 REQUESTS = (
     *(Type.HELLO, Type.LIST_BLOCKS, Type.EXPORT_BLOCKS, Type.CLOSE_GATE, Type.ARM, Type.PARK),
-    *(Type.DETACH, Type.UNPARK_BLOCKS, Type.UNPARK, Type.OPEN_GATE, Type.DISARM),
+    *(Type.SEAL_GATE, Type.DETACH, Type.UNPARK_BLOCKS, Type.UNPARK, Type.OPEN_GATE, Type.DISARM),
 )
 NOTHING = 0
 LIES = (

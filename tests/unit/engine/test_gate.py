@@ -1,5 +1,6 @@
 """Closing the gates of several processes together, with links whose answers a test decides."""
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +11,10 @@ import pytest
 
 from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.hook_client.link import GateState, HookLink
+from phosd.engine.hook_client.wire import Type
 from phosd.engine.job.progress import Progress
 from phosd.errors import Busy, Cancelled, Internal, NoSuchProcess, PhosError, Timeout
-from tests.support.fake_hook import Answer, Request, fake_hook, gate
+from tests.support.fake_hook import Answer, Request, count, fake_hook, gate
 
 
 class Link:
@@ -24,6 +26,9 @@ class Link:
         self.open = True
         self.told: list[bool] = []
         self.cannot_open: PhosError | None = None
+        self.inside: Iterator[int] = iter((0,))
+        """How many threads are in a call, each time that it is asked to seal."""
+        self.sealed = False
         self._answers = answers
 
     def close_gate(self, deadline: float, *, peers_busy: bool) -> GateState:
@@ -36,10 +41,17 @@ class Link:
             raise answer
         return answer
 
+    def seal_gate(self) -> int:
+        assert not self.open
+        inside = next(self.inside, 0)
+        self.sealed = not inside
+        return inside
+
     def open_gate(self) -> None:
         if self.cannot_open:
             raise self.cannot_open
         self.open = True
+        self.sealed = False
 
 
 def state(*, settled: bool = False, busy: bool = False, capturing: int = 0) -> GateState:
@@ -65,6 +77,7 @@ def closed(
         hooks = [cast(HookLink, link) for link in links]
         with closed_gates(hooks, progress or Progress(), deadline):
             assert not any(link.open for link in links)
+            assert all(link.sealed for link in links)
 
     return run
 
@@ -74,6 +87,46 @@ def test_they_settle_one_after_the_other() -> None:
     closed(*links)()
     assert all(link.open for link in links)
     assert len(links[0].told) == len(links[1].told) == 3
+
+
+def test_all_have_settled_before_one_is_sealed() -> None:
+    """What one asks its driver for may be what another's device waits for."""
+    order: list[str] = []
+
+    class Ordered(Link):
+        def close_gate(self, deadline: float, *, peers_busy: bool) -> GateState:
+            order.append("close")
+            return super().close_gate(deadline, peers_busy=peers_busy)
+
+        def seal_gate(self) -> int:
+            order.append("seal")
+            return super().seal_gate()
+
+    links = [Ordered(1, after()), Ordered(2, after(state(busy=True)))]
+    links[1].inside = iter((2, 1, 0))
+    closed(*links)()
+    assert order == ["close"] * 4 + ["seal"] * 6
+
+
+def test_a_call_that_does_not_return() -> None:
+    links = [Link(1, after()), Link(2, after())]
+    links[1].inside = itertools.repeat(1)
+    with pytest.raises(Busy, match="process 2 is in a call into the driver that does not return"):
+        closed(*links, deadline=0.1)()
+    assert all(link.open for link in links)
+
+
+def test_cancelled_while_a_call_does_not_return() -> None:
+    link, progress = Link(1, after()), Progress()
+
+    def inside() -> Iterator[int]:
+        progress.cancel()
+        yield from itertools.repeat(1)
+
+    link.inside = inside()
+    with pytest.raises(Cancelled):
+        closed(link, progress=progress)()
+    assert link.open
 
 
 def test_who_is_busy_is_told_to_the_others_only() -> None:
@@ -157,9 +210,11 @@ def test_with_a_real_link(runtime: Path) -> None:
     answers = iter([gate(busy=1), gate(settled=1)])
 
     def script(request: Request) -> Answer:
+        if request.type == Type.SEAL_GATE:
+            return Answer(count(0))
         return Answer(next(answers) if request.payload else b"")
 
     with fake_hook(runtime, script) as seen, HookLink(os.getpid(), runtime) as link:
         with closed_gates([link], Progress()):
-            assert [r.type for r in seen] == [4, 4]
-        assert [r.type for r in seen] == [4, 4, 8]
+            assert [r.type for r in seen] == [4, 4, 18]
+        assert [r.type for r in seen] == [4, 4, 18, 8]
