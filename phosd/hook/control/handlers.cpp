@@ -100,13 +100,13 @@ Reply close_gate(const Message& request) {
 }
 
 Reply seal_gate() {
-    const int inside = gate::seal();
-    if (inside < 0)
+    gate::Inside inside;
+    if (!gate::seal(&inside))
         return {Status::unsupported,
                 "the kernel refuses membarrier(2), without which the gate "
                 "cannot be sealed on running threads"};
     Reply reply;
-    reply.append(wire::Count{static_cast<uint64_t>(inside)});
+    reply.append(wire::Sealed{inside.asking, inside.polling});
     return reply;
 }
 

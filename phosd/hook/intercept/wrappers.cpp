@@ -35,14 +35,14 @@ struct Gated<Member, CUresult (*)(Arguments...)> {
     }
 };
 
-template <auto Member, class Function>
+template <auto Member, class Hold, class Function>
 struct Asking;
-template <auto Member, class... Arguments>
-struct Asking<Member, CUresult (*)(Arguments...)> {
+template <auto Member, class Hold, class... Arguments>
+struct Asking<Member, Hold, CUresult (*)(Arguments...)> {
     static CUresult call(Arguments... arguments) {
         const auto real = real_function<Member>();
         if (__builtin_expect(!real, 0)) return CUDA_ERROR_NOT_INITIALIZED;
-        const gate::Ask ask;
+        const Hold hold;
         return real(arguments...);
     }
 };
@@ -96,7 +96,8 @@ extern "C" {
     PHOS_SLOT(name,             \
               Writing<&Driver::name, write_sets::rule, is_per_thread(#name), decltype(&::name)>)
 #define PHOS_GATED(name, why) PHOS_SLOT(name, Gated<&Driver::name, decltype(&::name)>)
-#define PHOS_ASKS(name, what) PHOS_SLOT(name, Asking<&Driver::name, decltype(&::name)>)
+#define PHOS_ASKS(name, what) PHOS_SLOT(name, Asking<&Driver::name, gate::Ask, decltype(&::name)>)
+#define PHOS_POLLS(name) PHOS_SLOT(name, Asking<&Driver::name, gate::Poll, decltype(&::name)>)
 #define PHOS_OWN(name) PHOS_OWNED(name, false)
 #define PHOS_ENTRY(name) PHOS_OWNED(name, true)
 #include "hooks.def"
@@ -112,6 +113,7 @@ extern "C" {
 #define PHOS_WRITES(name, rule) PHOS_EXPORT(name)
 #define PHOS_GATED(name, why) PHOS_EXPORT(name)
 #define PHOS_ASKS(name, what) PHOS_EXPORT(name)
+#define PHOS_POLLS(name) PHOS_EXPORT(name)
 #define PHOS_OWN(name) PHOS_EXPORT(name)
 #define PHOS_ENTRY(name) PHOS_EXPORT(name)
 #include "hooks.def"
@@ -123,6 +125,7 @@ HookTable hooks() {
 #define PHOS_WRITES(name, rule) PHOS_ROW(name)
 #define PHOS_GATED(name, why) PHOS_ROW(name)
 #define PHOS_ASKS(name, what) PHOS_ROW(name, true)
+#define PHOS_POLLS(name) PHOS_ROW(name, true)
 #define PHOS_OWN(name) PHOS_ROW(name)
 #define PHOS_ENTRY(name) PHOS_ROW(name)
 #include "hooks.def"

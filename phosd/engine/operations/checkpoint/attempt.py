@@ -35,22 +35,24 @@ class Attempt:
         self,
         movers: Sequence[Mover],
         *,
-        runs: bool = False,
+        once_locked: Callable[[], object] | None = None,
         beside: Callable[[], object] = lambda: None,
     ) -> None:
         """Run the driver's checkpoint and CRIU's dump; ``movers`` reserve the freed device memory.
 
-        ``runs``: the gates are open, so the program runs until the driver locks it, and may wait
-        for the locks of its GPUs. ``beside`` is called once the driver is done with the GPUs, while
-        CRIU works.
+        With ``once_locked`` the gates are open, so the program runs until the driver locks it, and
+        may wait for the locks of its GPUs; it is called when the driver has. ``beside`` is called
+        once the driver is done with the GPUs, while CRIU works.
         """
         self.progress.phase("control", stopped=True)
         point(Point.CHECKPOINT_CONTROL)
-        limit = None if runs else self.options.deadline
+        limit = self.options.deadline if once_locked is None else None
         reservation = Reservation(
             self.node.gpu_locks, movers, self.group.process_ids, self.progress, limit
         )
-        with driver_checkpoint.checkpointed(self.group.gpu_pids, reservation):
+        with driver_checkpoint.checkpointed(
+            self.group.gpu_pids, reservation, once_locked or (lambda: None)
+        ):
             self.progress.phase("cpu", stopped=True)
             point(Point.CHECKPOINT_CPU)
             beside()
