@@ -60,8 +60,6 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
             pass_fds=descriptors,
             start_new_session=True,
             env=_ENVIRONMENT,
@@ -74,9 +72,14 @@ class Child:
 
     def poll(self) -> int | None:
         if self.returncode is None and self._process.poll() is not None:
-            assert self._process.stderr is not None
-            self.returncode, self.said = self._process.returncode, self._process.stderr.read()
+            self.returncode, self.said = self._process.returncode, self._has_said()
         return self.returncode
+
+    def _has_said(self) -> str:
+        """Return what is in the pipe, and not wait for its end: a child may have inherited it."""
+        assert self._process.stderr is not None
+        os.set_blocking(self._process.stderr.fileno(), False)
+        return (self._process.stderr.read() or b"").decode(errors="replace")
 
     def kill(self) -> None:
         self._process.kill()
