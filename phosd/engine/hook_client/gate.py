@@ -71,29 +71,17 @@ def _seal(links: Sequence[HookLink], cancellation: Cancellation, give_up: float)
 
     Only now: what one process asks its driver for may be what another's device waits for.
     """
-    while inside := [link.pid for link in links if link.seal_gate().inside]:
-        _require_time(inside, give_up)
+    inside = {link.pid: link.seal_gate() for link in links}
+    while any(inside.values()):
+        if time.monotonic() > give_up:
+            pid = next(pid for pid, threads in inside.items() if threads)
+            raise Busy(
+                f"process {pid} is in a call into the driver that does not return",
+                hint="the program goes on; try again, or give a longer deadline",
+            )
+        time.sleep(_POLL)
         cancellation.check()
-
-
-def hold_polls(links: Sequence[HookLink]) -> None:
-    """Hold the calls that the driver answers even while it has locked the processes, as it has now.
-
-    Other calls wait in the driver for its lock. This lasts until the hooks are woken, or their
-    gates opened. Raises :class:`Busy`.
-    """
-    give_up = time.monotonic() + DEADLINE
-    while inside := [link.pid for link in links if link.seal_gate().polling]:
-        _require_time(inside, give_up)
-
-
-def _require_time(inside: Sequence[int], give_up: float) -> None:
-    if time.monotonic() > give_up:
-        raise Busy(
-            f"process {inside[0]} is in a call into the driver that does not return",
-            hint="the program goes on; try again, or give a longer deadline",
-        )
-    time.sleep(_POLL)
+        inside = {link.pid: link.seal_gate() for link in links}
 
 
 def _why(states: dict[int, GateState]) -> str:

@@ -21,7 +21,6 @@ from phosd.engine.hook_client.wire import (
     MAX_BLOCKS,
     MAX_DESCRIPTORS,
     MAX_KERNELS,
-    SEALED,
     U64,
     BlockFlag,
     Channel,
@@ -33,7 +32,6 @@ from phosd.engine.hook_client.wire import (
     Kernel,
     Release,
     ReleaseState,
-    Sealed,
     Type,
     close_all,
     decode_blocks,
@@ -58,7 +56,6 @@ __all__ = [
     "Kernel",
     "Release",
     "ReleaseState",
-    "Sealed",
     "reach",
     "socket_path",
 ]
@@ -184,13 +181,9 @@ class HookLink:
                 self._ask(Type.CLOSE_GATE, CLOSE_GATE.pack(milliseconds, peers_busy))
             )
 
-    def seal_gate(self) -> Sealed:
-        """Hold also the calls that submit nothing, until the gate opens or the hook is woken.
-
-        The gate must have settled, or the driver must have locked the process.
-        """
-        with self._decoding(Type.SEAL_GATE):
-            return Sealed(*unpack(SEALED, self._ask(Type.SEAL_GATE)))
+    def seal_gate(self) -> int:
+        """Hold also the calls that submit nothing. Returns how many threads are still in one."""
+        return self._count(Type.SEAL_GATE)
 
     def open_gate(self) -> None:
         """Open the gate, so that the program works again."""

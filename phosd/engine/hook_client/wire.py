@@ -34,7 +34,6 @@ BLOCK = struct.Struct("<QQQiI")
 BLOCK_LIST = struct.Struct("<IIQQ")
 CLOSE_GATE = struct.Struct("<II")
 GATE_STATE = struct.Struct("<IIIIQQQ")
-SEALED = struct.Struct("<II")
 ARM = struct.Struct("<II")
 KERNEL_LIST = struct.Struct("<II")
 KERNEL = struct.Struct("<QQII")
@@ -153,14 +152,6 @@ class GateState:
     admitted: int
     last_id: int
     freed: int
-
-
-@dataclass(frozen=True)
-class Sealed:
-    """Threads that are still in a call that submits nothing, and those of them that poll."""
-
-    inside: int
-    polling: int
 
 
 @dataclass(frozen=True)

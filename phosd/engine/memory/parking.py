@@ -2,11 +2,11 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from phosd.engine.faults import Point, point
-from phosd.engine.hook_client.gate import closed_gates, hold_polls, open_gate
+from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.hook_client.link import HookLink, HookState
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
@@ -60,22 +60,6 @@ def detached(links: Sequence[HookLink]) -> Iterator[None]:
             point(Point.PARKING_DETACH)
             link.detach()
         yield
-
-
-@contextlib.contextmanager
-def detached_once_locked(links: Sequence[HookLink]) -> Iterator[Callable[[], None]]:
-    """Yield what has the hooks hold calls that poll, and detach, when the driver has locked the
-    processes. At the end, when they run again, the hooks reconnect, and hold nothing.
-    """
-    with Undo() as undo:
-
-        def once_locked() -> None:
-            for link in links:
-                undo.add(open_gate, link)
-            hold_polls(links)
-            undo.enter(detached(links))
-
-        yield once_locked
 
 
 def _connected(link: HookLink) -> None:

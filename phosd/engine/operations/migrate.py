@@ -16,7 +16,7 @@ from phosd.engine.hook_client.gate import DEADLINE, Deadline, closed_gates
 from phosd.engine.job.affected import AffectedSet
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
-from phosd.engine.memory.parking import detached_once_locked, own_again, park
+from phosd.engine.memory.parking import detached, own_again, park
 from phosd.engine.memory.reservation import Reservation, reserve_ahead
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.gpus import GpuInfo, list_gpus
@@ -176,14 +176,10 @@ def _by_driver(move: _Move) -> None:
     move.node.kept_memory.let_go(group)
     own_again(group.links, progress, move.deadline)
     progress.phase("control", stopped=True)
-    movers = [move.node.movers.mover(gpu) for gpu in sorted(move.moves)]
-    with (
-        detached_once_locked(group.links) as once_locked,
-        driver_checkpoint.checkpointed(
-            group.gpu_pids, move.reservation(movers), once_locked
-        ) as bring,
-    ):
-        move.cross(bring)
+    with detached(group.links):
+        movers = [move.node.movers.mover(gpu) for gpu in sorted(move.moves)]
+        with driver_checkpoint.checkpointed(group.gpu_pids, move.reservation(movers)) as bring:
+            move.cross(bring)
     progress.phase("release")
 
 

@@ -86,38 +86,27 @@ def resume(pids: Sequence[int]) -> None:
 
 @contextmanager
 def checkpointed(
-    pids: Sequence[int],
-    reservation: Reservation,
-    once_locked: Callable[[], object] = lambda: None,
+    pids: Sequence[int], reservation: Reservation
 ) -> Iterator[Callable[[Sequence[int]], None]]:
     """Checkpoint the processes inside; at the end they are RUNNING again, even after an error.
 
-    ``once_locked`` is called when all are LOCKED for good. Yields a function that does :func:`move`
-    for all processes or none: if some cannot move, all are restored where they were.
-    ``reservation`` keeps their device memory from other programs.
+    Yields a function that does :func:`move` for all processes or none: if some cannot move, all are
+    restored where they were. ``reservation`` keeps their device memory from other programs.
     """
     with Undo() as undo:
-        stop(pids, reservation, undo, once_locked)
+        stop(pids, reservation, undo)
         yield partial(_move_all, pids, reservation, undo)
 
 
-def stop(
-    pids: Sequence[int],
-    reservation: Reservation,
-    undo: Undo,
-    once_locked: Callable[[], object] = lambda: None,
-) -> None:
-    """Checkpoint the processes as :func:`checkpointed` does, until ``undo`` brings them back.
+def stop(pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
+    """Checkpoint the processes, until ``undo`` brings them back to RUNNING.
 
     A caller that drops the steps of ``undo`` must release the ``reservation``.
     """
     undo.add(reservation.end)
     undo.add(_together, _back_to_running, pids)
     undo.add(reservation.claim_back)
-    _lock_in_turn(pids, reservation)
-    once_locked()
-    _together(checkpoint, pids)
-    reservation.hold()
+    _stop(pids, reservation)
 
 
 def move(pids: Sequence[int], to: Sequence[int]) -> None:
@@ -159,13 +148,15 @@ def _pair(old: Any, new: Any) -> Any:
     return pair
 
 
-def _lock_in_turn(pids: Sequence[int], reservation: Reservation) -> None:
-    """Lock all processes. They run while they wait for others that leave or return."""
+def _stop(pids: Sequence[int], reservation: Reservation) -> None:
+    """Lock and checkpoint. The processes run while they wait for others that leave or return."""
     _lock(pids)
     while not reservation.begin():
         require_running(pids)
         reservation.wait()
         _lock(pids)
+    _together(checkpoint, pids)
+    reservation.hold()
 
 
 def _lock(pids: Sequence[int]) -> None:

@@ -12,7 +12,6 @@ struct Driver {
 #define PHOS_OWN(name) decltype(&::name) name;
 #define PHOS_ENTRY(name) decltype(&::name) name;
 #define PHOS_ASKS(name, what) decltype(&::name) name;
-#define PHOS_POLLS(name) decltype(&::name) name;
 #define PHOS_USED(name) decltype(&::name) name;
 #include "hooks.def"
 };

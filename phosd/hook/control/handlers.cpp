@@ -100,13 +100,13 @@ Reply close_gate(const Message& request) {
 }
 
 Reply seal_gate() {
-    gate::Inside inside;
-    if (!gate::seal(&inside))
+    const int inside = gate::seal();
+    if (inside < 0)
         return {Status::unsupported,
                 "the kernel refuses membarrier(2), without which the gate "
                 "cannot be sealed on running threads"};
     Reply reply;
-    reply.append(wire::Sealed{inside.asking, inside.polling});
+    reply.append(wire::Count{static_cast<uint64_t>(inside)});
     return reply;
 }
 

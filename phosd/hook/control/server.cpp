@@ -100,8 +100,7 @@ Reply answer(int client, Message& request) {
             gate_owner = client;
             return handlers::close_gate(request);
         case Type::seal_gate:
-            if (gate::state() != State::running && !in_state(State::closed, &refusal))
-                return refusal;
+            if (!in_state(State::closed, &refusal)) return refusal;
             gate_owner = client;
             return handlers::seal_gate();
         case Type::park:
@@ -156,9 +155,11 @@ void drop(int client) {
     if (client != gate_owner) return;
     const std::lock_guard turn(quiesce::turn);
     gate_owner = kNoClient;
-    if (gate::state() == State::parked || !gate::shut.load()) return;
-    log::note("the client was lost while it held the gate: opened");
-    gate::open();
+    const State state = gate::state();
+    if (state == State::closing || state == State::closed) {
+        log::note("the client was lost while the gate was closed: opened");
+        gate::open();
+    }
 }
 
 void stop_listening() {
@@ -242,8 +243,6 @@ bool woken() {
 void wait_until_woken() {
     while (!woken()) pause_for(1'000'000);
     detached = false;
-    // What it was sealed for is over: nobody wakes a hook while the driver has locked the process.
-    if (gate::state() == State::running) gate::open();
 }
 
 // Creates again what the program has closed, as a program does that becomes a daemon.

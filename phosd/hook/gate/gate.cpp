@@ -27,7 +27,6 @@ namespace {
 struct Waiter {
     Slot* slot;
     CUcontext context = nullptr;
-    uint32_t count = 1;  // of its slot, when it goes on
     std::atomic<uint32_t> go{0};
 };
 
@@ -58,7 +57,7 @@ void futex_wait(std::atomic<uint32_t>& word, const timespec* until) {
 }
 
 void release(Waiter* waiter, std::atomic<uint32_t> Slot::* count) {
-    (waiter->slot->*count).store(waiter->count, std::memory_order_relaxed);
+    (waiter->slot->*count).store(1, std::memory_order_relaxed);
     // The waiter may end as soon as it sees the word: only the address is used afterwards.
     std::atomic<uint32_t>* word = &waiter->go;
     word->store(1, std::memory_order_release);
@@ -137,7 +136,7 @@ void wait(Slot* slot) {
     Waiter waiter;
     waiter.slot = slot;
     // While it is held, the thread is not in the driver, whatever its wrapper began with.
-    const uint32_t asking = slot->asking.exchange(kAsks);
+    const uint32_t asking = slot->asking.exchange(1);
     slot->depth.store(0, std::memory_order_release);
     if (!(shut.load(std::memory_order_acquire) & kSealed)) driver.cuCtxGetCurrent(&waiter.context);
     slot->asking.store(0, std::memory_order_release);
@@ -145,16 +144,15 @@ void wait(Slot* slot) {
     slot->asking.store(asking, std::memory_order_relaxed);
 }
 
-void wait_until_unsealed(Slot* slot, uint32_t count) {
+void wait_until_unsealed(Slot* slot) {
     const KeepErrno keep;
     Waiter waiter;
     waiter.slot = slot;
-    waiter.count = count;
     slot->asking.store(0, std::memory_order_release);
     {
         const std::lock_guard lock(mutex);
         if (!(shut.load(std::memory_order_relaxed) & kSealed)) {
-            slot->asking.store(count, std::memory_order_relaxed);
+            slot->asking.store(1, std::memory_order_relaxed);
             return;
         }
         askers.push_back(&waiter);
@@ -220,25 +218,17 @@ bool settle() {
     return now_state != wire::State::running;
 }
 
-bool seal(Inside* inside) {
+int seal() {
     {
         const std::lock_guard lock(mutex);
         shut.fetch_or(kSealed, std::memory_order_release);
     }
-    // As in close(), which an open gate has not seen.
-    if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) != 0 ||
-        syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0) {
-        const std::lock_guard lock(mutex);
-        unseal_locked();
-        return false;
-    }
-    *inside = {};
-    for (Slot* slot = slots.load(std::memory_order_acquire); slot; slot = slot->next) {
-        const uint32_t asking = slot->asking.load(std::memory_order_acquire);
-        inside->asking += asking != 0;
-        inside->polling += asking >= kPolls;
-    }
-    return true;
+    // As in close(): from here on, who has not seen it has made its count visible.
+    if (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0) return -1;
+    int asking = 0;
+    for (Slot* slot = slots.load(std::memory_order_acquire); slot; slot = slot->next)
+        asking += slot->asking.load(std::memory_order_acquire) != 0;
+    return asking;
 }
 
 bool take_expired() {

@@ -16,7 +16,7 @@ namespace phos::gate {
 // always read it.
 struct Slot {
     std::atomic<uint32_t> depth{0};   // submissions in progress, nested ones included
-    std::atomic<uint32_t> asking{0};  // other calls in progress: kAsks or kPolls for each
+    std::atomic<uint32_t> asking{0};  // other calls in progress, nested ones included
     std::atomic<bool> owned{true};
     Slot* next = nullptr;
 };
@@ -28,9 +28,6 @@ constexpr uint32_t kShut = 1;
 constexpr uint32_t kSealed = 2;
 constexpr uint32_t kParked = 4;
 
-constexpr uint32_t kAsks = 1;
-constexpr uint32_t kPolls = 0x1'0000;
-
 // For callers that must not take a lock.
 inline bool parked() {
     return shut.load(std::memory_order_relaxed) & kParked;
@@ -38,7 +35,7 @@ inline bool parked() {
 
 Slot* first_pass();
 void wait(Slot* slot);
-void wait_until_unsealed(Slot* slot, uint32_t count);
+void wait_until_unsealed(Slot* slot);
 
 // Held for the duration of a call that submits work.
 class Pass {
@@ -91,31 +88,28 @@ class TryPass {
 // Held for the duration of a call that submits nothing, but which the driver may answer from what a
 // checkpoint takes away. It goes on while the gate is closed: the work that it asks for, or waits
 // for, may be what the gate waits for.
-template <uint32_t Count>
-class Asking {
+class Ask {
   public:
-    Asking() : slot_(own_slot) {
+    Ask() : slot_(own_slot) {
         if (__builtin_expect(!slot_, 0)) slot_ = first_pass();
         if (__builtin_expect(!slot_, 0)) return;
         const uint32_t asking = slot_->asking.load(std::memory_order_relaxed);
-        slot_->asking.store(asking + Count, std::memory_order_relaxed);
+        slot_->asking.store(asking + 1, std::memory_order_relaxed);
         std::atomic_signal_fence(std::memory_order_seq_cst);
         if (__builtin_expect((shut.load(std::memory_order_acquire) & kSealed) && asking == 0, 0))
-            wait_until_unsealed(slot_, Count);
+            wait_until_unsealed(slot_);
     }
-    ~Asking() {
+    ~Ask() {
         if (__builtin_expect(slot_ != nullptr, 1))
-            slot_->asking.store(slot_->asking.load(std::memory_order_relaxed) - Count,
+            slot_->asking.store(slot_->asking.load(std::memory_order_relaxed) - 1,
                                 std::memory_order_release);
     }
-    Asking(const Asking&) = delete;
-    Asking& operator=(const Asking&) = delete;
+    Ask(const Ask&) = delete;
+    Ask& operator=(const Ask&) = delete;
 
   private:
     Slot* slot_;
 };
-using Ask = Asking<kAsks>;
-using Poll = Asking<kPolls>;  // a call that the driver answers even while it has locked the process
 
 // The state seen by the thread that closes the gate. `inside` counts threads in a gated call,
 // `waiting` held ones.
@@ -125,12 +119,6 @@ struct View {
     uint32_t waiting;
     uint64_t admitted;
     bool admitted_inside;  // the submission admitted last is still in its call
-};
-
-// Threads in calls that submit nothing, and those of them that poll.
-struct Inside {
-    uint32_t asking = 0;
-    uint32_t polling = 0;
 };
 
 // Returns whether the system supports closing, as far as known; close() may find out otherwise.
@@ -144,9 +132,9 @@ View view();
 // closed -> closing again, and not sealed. Returns false if none is held.
 bool admit_oldest(bool (*wanted)(CUcontext));
 bool settle();  // closing -> closed; false if the deadline came first
-// Seals the gate until it opens, or admits a call. An open gate may be sealed while the driver has
-// locked the process. Returns false if membarrier(2) fails.
-bool seal(Inside* inside);
+// Seals a closed gate until it opens. Returns how many threads are still in calls that submit
+// nothing, or -1 if membarrier(2) fails.
+int seal();
 bool take_expired();           // true once after the deadline opened the gate
 void set_parked(bool parked);  // closed <-> parked
 void open();

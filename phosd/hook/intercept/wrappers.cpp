@@ -35,14 +35,14 @@ struct Gated<Member, CUresult (*)(Arguments...)> {
     }
 };
 
-template <auto Member, class Hold, class Function>
+template <auto Member, class Function>
 struct Asking;
-template <auto Member, class Hold, class... Arguments>
-struct Asking<Member, Hold, CUresult (*)(Arguments...)> {
+template <auto Member, class... Arguments>
+struct Asking<Member, CUresult (*)(Arguments...)> {
     static CUresult call(Arguments... arguments) {
         const auto real = real_function<Member>();
         if (__builtin_expect(!real, 0)) return CUDA_ERROR_NOT_INITIALIZED;
-        const Hold hold;
+        const gate::Ask ask;
         return real(arguments...);
     }
 };
@@ -96,8 +96,7 @@ extern "C" {
     PHOS_SLOT(name,             \
               Writing<&Driver::name, write_sets::rule, is_per_thread(#name), decltype(&::name)>)
 #define PHOS_GATED(name, why) PHOS_SLOT(name, Gated<&Driver::name, decltype(&::name)>)
-#define PHOS_ASKS(name, what) PHOS_SLOT(name, Asking<&Driver::name, gate::Ask, decltype(&::name)>)
-#define PHOS_POLLS(name) PHOS_SLOT(name, Asking<&Driver::name, gate::Poll, decltype(&::name)>)
+#define PHOS_ASKS(name, what) PHOS_SLOT(name, Asking<&Driver::name, decltype(&::name)>)
 #define PHOS_OWN(name) PHOS_OWNED(name, false)
 #define PHOS_ENTRY(name) PHOS_OWNED(name, true)
 #include "hooks.def"
@@ -113,7 +112,6 @@ extern "C" {
 #define PHOS_WRITES(name, rule) PHOS_EXPORT(name)
 #define PHOS_GATED(name, why) PHOS_EXPORT(name)
 #define PHOS_ASKS(name, what) PHOS_EXPORT(name)
-#define PHOS_POLLS(name) PHOS_EXPORT(name)
 #define PHOS_OWN(name) PHOS_EXPORT(name)
 #define PHOS_ENTRY(name) PHOS_EXPORT(name)
 #include "hooks.def"
@@ -125,7 +123,6 @@ HookTable hooks() {
 #define PHOS_WRITES(name, rule) PHOS_ROW(name)
 #define PHOS_GATED(name, why) PHOS_ROW(name)
 #define PHOS_ASKS(name, what) PHOS_ROW(name, true)
-#define PHOS_POLLS(name) PHOS_ROW(name, true)
 #define PHOS_OWN(name) PHOS_ROW(name)
 #define PHOS_ENTRY(name) PHOS_ROW(name)
 #include "hooks.def"

@@ -38,8 +38,8 @@ enum class Type : uint16_t {
     empty_cache,    // EmptyCache -> ReleaseState: PyTorch releases its cached memory; open gate;
                     // poll while `asked`
     may_see,        // Cursor (a pid) -> Count: 0, or the errno of looking at what it executes
-    seal_gate,      // (empty) -> Sealed: also calls that submit nothing are held now; poll until no
-                    // thread is in one; settled gate, or an open one of a locked process
+    seal_gate,      // (empty) -> Count: also calls that submit nothing are held now; how many
+                    // threads are still in one: poll until 0; settled gate
 };
 
 // The status of a reply. A failed reply's payload is a text for the user, UTF-8.
@@ -135,11 +135,6 @@ struct GateState {
     uint64_t admitted;   // submissions admitted since the gate began to close
     uint64_t last_id;    // as in BlockList, to notice blocks allocated since the export
     uint64_t freed;
-};
-
-struct Sealed {
-    uint32_t inside;   // threads that are still in a call that submits nothing
-    uint32_t polling;  // those of them whose call the driver's lock does not hold
 };
 
 struct Count {

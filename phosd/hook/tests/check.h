@@ -47,7 +47,7 @@ class Client {
     std::vector<std::pair<uint64_t, int>> export_all();
     // Asks until the gate has settled; false when the deadline came first.
     bool close_gate(uint32_t deadline_ms, wire::GateState* last = nullptr);
-    wire::Sealed seal_gate();
+    uint64_t seal_gate();
     void open_gate();
     uint64_t park();
     uint64_t unpark(const std::vector<std::pair<uint64_t, int>>& held);

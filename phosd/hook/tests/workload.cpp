@@ -65,7 +65,7 @@ int close_often(Client& client, int times, bool park, std::vector<Worker*> worke
         CHECK(took < std::chrono::milliseconds(kDeadline + 500));
         if (!settled) continue;
         ++closed;
-        for (int tries = 0; i % 2 == 0 && client.seal_gate().inside; ++tries) {
+        for (int tries = 0; i % 2 == 0 && client.seal_gate(); ++tries) {
             CHECK(tries < 20000);
             usleep(50);
         }

@@ -35,7 +35,7 @@ def functions() -> dict[str, str]:
 def listed() -> dict[str, str]:
     """Every name of ``hooks.def`` with how it is treated."""
     text = (ROOT / "phosd/hook/hooks.def").read_text()
-    rows = re.findall(r"^PHOS_(WRITES|GATED|OWN|ENTRY|ASKS|POLLS|USED|LEFT)\((\w+)[,)]", text, re.M)
+    rows = re.findall(r"^PHOS_(WRITES|GATED|OWN|ENTRY|ASKS|USED|LEFT)\((\w+)[,)]", text, re.M)
     names = [name for _, name in rows]
     assert sorted(names) == sorted(set(names)), "a name stands twice in hooks.def"
     return {name: kind for kind, name in rows}

@@ -35,7 +35,6 @@ def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
             wire.GATE_STATE,
             ("settled", "busy", "waiting", "capturing", "admitted", "last_id", "freed"),
         ),
-        "Sealed": (wire.SEALED, ("inside", "polling")),
         "Arm": (wire.ARM, ("slabs", "reserved")),
         "KernelList": (wire.KERNEL_LIST, ("count", "more")),
         "Kernel": (wire.KERNEL, ("module", "launches", "flags", "length")),

@@ -10,11 +10,11 @@ from typing import cast
 import pytest
 
 from phosd.engine.hook_client.gate import closed_gates
-from phosd.engine.hook_client.link import GateState, HookLink, Sealed
-from phosd.engine.hook_client.wire import SEALED, Type
+from phosd.engine.hook_client.link import GateState, HookLink
+from phosd.engine.hook_client.wire import Type
 from phosd.engine.job.progress import Progress
 from phosd.errors import Busy, Cancelled, Internal, NoSuchProcess, PhosError, Timeout
-from tests.support.fake_hook import Answer, Request, fake_hook, gate
+from tests.support.fake_hook import Answer, Request, count, fake_hook, gate
 
 
 class Link:
@@ -41,11 +41,11 @@ class Link:
             raise answer
         return answer
 
-    def seal_gate(self) -> Sealed:
+    def seal_gate(self) -> int:
         assert not self.open
         inside = next(self.inside, 0)
         self.sealed = not inside
-        return Sealed(inside, 0)
+        return inside
 
     def open_gate(self) -> None:
         if self.cannot_open:
@@ -98,7 +98,7 @@ def test_all_have_settled_before_one_is_sealed() -> None:
             order.append("close")
             return super().close_gate(deadline, peers_busy=peers_busy)
 
-        def seal_gate(self) -> Sealed:
+        def seal_gate(self) -> int:
             order.append("seal")
             return super().seal_gate()
 
@@ -211,7 +211,7 @@ def test_with_a_real_link(runtime: Path) -> None:
 
     def script(request: Request) -> Answer:
         if request.type == Type.SEAL_GATE:
-            return Answer(SEALED.pack(0, 0))
+            return Answer(count(0))
         return Answer(next(answers) if request.payload else b"")
 
     with fake_hook(runtime, script) as seen, HookLink(os.getpid(), runtime) as link:

@@ -35,24 +35,22 @@ class Attempt:
         self,
         movers: Sequence[Mover],
         *,
-        once_locked: Callable[[], object] | None = None,
+        runs: bool = False,
         beside: Callable[[], object] = lambda: None,
     ) -> None:
         """Run the driver's checkpoint and CRIU's dump; ``movers`` reserve the freed device memory.
 
-        With ``once_locked`` the gates are open, so the program runs until the driver locks it, and
-        may wait for the locks of its GPUs; it is called when the driver has. ``beside`` is called
-        once the driver is done with the GPUs, while CRIU works.
+        ``runs``: the gates are open, so the program runs until the driver locks it, and may wait
+        for the locks of its GPUs. ``beside`` is called once the driver is done with the GPUs, while
+        CRIU works.
         """
         self.progress.phase("control", stopped=True)
         point(Point.CHECKPOINT_CONTROL)
-        limit = self.options.deadline if once_locked is None else None
+        limit = None if runs else self.options.deadline
         reservation = Reservation(
             self.node.gpu_locks, movers, self.group.process_ids, self.progress, limit
         )
-        with driver_checkpoint.checkpointed(
-            self.group.gpu_pids, reservation, once_locked or (lambda: None)
-        ):
+        with driver_checkpoint.checkpointed(self.group.gpu_pids, reservation):
             self.progress.phase("cpu", stopped=True)
             point(Point.CHECKPOINT_CPU)
             beside()

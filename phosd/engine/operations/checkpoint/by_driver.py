@@ -1,7 +1,7 @@
 """Checkpoint in mode ``driver``: the driver and CRIU save everything, device memory included."""
 
 from phosd.engine.image.manifest import Block
-from phosd.engine.memory.parking import detached_once_locked, own_again
+from phosd.engine.memory.parking import detached, own_again
 from phosd.engine.node.gpus import used_by
 from phosd.engine.operations.checkpoint.attempt import Attempt
 
@@ -14,7 +14,8 @@ def by_driver(attempt: Attempt) -> tuple[Block, ...]:
     movers = [attempt.node.movers.mover(gpu) for gpu in sorted(gpus)]
     own_again(group.links, progress, attempt.options.deadline)
     attempt.cpu.prepare(group.trees)
-    with detached_once_locked(group.links) as once_locked:
-        attempt.save_processes(movers, once_locked=once_locked)
+    progress.phase("detach")
+    with detached(group.links):
+        attempt.save_processes(movers, runs=True)
     progress.finish()
     return ()
