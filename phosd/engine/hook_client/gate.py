@@ -23,6 +23,10 @@ Deadline = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_DEADLINE)]
 """A deadline in seconds, within the allowed bounds."""
 
 _POLL = 0.0002
+_SEAL_SECONDS = 0.3
+"""How long the whole program may stand still for a call that does not return, before it goes on for
+as long and the gates close anew. Compiling a kernel is such a call.
+"""
 
 
 @contextmanager
@@ -46,6 +50,25 @@ def close_gates(
     for link in links:
         undo.add(open_gate, link)
     give_up = time.monotonic() + deadline
+    while True:
+        _settle(links, cancellation, deadline, give_up)
+        inside = _seal(links, cancellation)
+        if not inside:
+            return
+        if time.monotonic() > give_up:
+            raise Busy(
+                f"process {inside[0]} is in a call into the driver that does not return",
+                hint="the program goes on; try again, or give a longer deadline",
+            )
+        for link in links:
+            link.open_gate()
+        time.sleep(_SEAL_SECONDS)
+
+
+def _settle(
+    links: Sequence[HookLink], cancellation: Cancellation, deadline: float, give_up: float
+) -> None:
+    """Close all gates, and wait until no process submits work and all devices are idle."""
     peers_busy = {link.pid: False for link in links}
     while True:
         cancellation.check()  # also before the first look: most gates are closed by that
@@ -53,7 +76,7 @@ def close_gates(
             link.pid: link.close_gate(deadline, peers_busy=peers_busy[link.pid]) for link in links
         }
         if all(state.settled for state in states.values()):
-            return _seal(links, cancellation, give_up)
+            return
         if time.monotonic() > give_up:
             raise Busy(
                 f"the program did not come to rest within {deadline:.0f} s ({_why(states)})",
@@ -66,22 +89,19 @@ def close_gates(
         time.sleep(_POLL)
 
 
-def _seal(links: Sequence[HookLink], cancellation: Cancellation, give_up: float) -> None:
-    """Hold all other calls into the driver, too, and wait until no thread is in one.
+def _seal(links: Sequence[HookLink], cancellation: Cancellation) -> list[int]:
+    """Hold all other calls into the driver, too, and wait until no thread is in one, for a while.
 
-    Only now: what one process asks its driver for may be what another's device waits for.
+    Returns the processes in which one still is. Only when all are settled: what one process asks
+    its driver for may be what another's device waits for.
     """
-    inside = {link.pid: link.seal_gate() for link in links}
-    while any(inside.values()):
-        if time.monotonic() > give_up:
-            pid = next(pid for pid, threads in inside.items() if threads)
-            raise Busy(
-                f"process {pid} is in a call into the driver that does not return",
-                hint="the program goes on; try again, or give a longer deadline",
-            )
-        time.sleep(_POLL)
+    end = time.monotonic() + _SEAL_SECONDS
+    while inside := [link.pid for link in links if link.seal_gate()]:
+        if time.monotonic() > end:
+            break
         cancellation.check()
-        inside = {link.pid: link.seal_gate() for link in links}
+        time.sleep(_POLL)
+    return inside
 
 
 def _why(states: dict[int, GateState]) -> str:

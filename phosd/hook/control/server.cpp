@@ -323,6 +323,7 @@ void serve_once() {
 
 void* run(void*) {
     prctl(PR_SET_NAME, "phos-hook");
+    gate::exempt_this_thread();
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     if (driver.cuThreadExchangeStreamCaptureMode) driver.cuThreadExchangeStreamCaptureMode(&mode);
     for (;;) serve_once();

@@ -56,6 +56,7 @@ bool all_copied(const Session& session) {
 
 void* watch(void* argument) {
     prctl(PR_SET_NAME, "phos-shadows");
+    gate::exempt_this_thread();
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     if (driver.cuThreadExchangeStreamCaptureMode) driver.cuThreadExchangeStreamCaptureMode(&mode);
     Session& session = *static_cast<Session*>(argument);

@@ -104,9 +104,16 @@ void wait_until_admitted(Waiter& waiter) {
         expire_locked();
         if (now_state != wire::State::closing) until = {};  // settled: only the client opens
     }
+    // Again: a signal handler that was held meanwhile has left 0.
+    waiter.slot->depth.store(1, std::memory_order_relaxed);
 }
 
 }  // namespace
+
+void exempt_this_thread() {
+    static thread_local Slot slot{{1}, {1}};
+    own_slot = &slot;
+}
 
 Slot* first_pass() {
     if (!active()) return nullptr;
@@ -158,6 +165,7 @@ void wait_until_unsealed(Slot* slot) {
         askers.push_back(&waiter);
     }
     while (waiter.go.load(std::memory_order_acquire) == 0) futex_wait(waiter.go, nullptr);
+    slot->asking.store(1, std::memory_order_relaxed);  // as above
 }
 
 bool closable() {
@@ -176,7 +184,7 @@ bool close(uint32_t deadline_ms) {
         was_expired = false;
         admitted = 0;
         last_admitted = nullptr;
-        shut.store(kShut, std::memory_order_release);
+        shut.fetch_or(kShut, std::memory_order_release);
     }
     // After this, a thread that has not seen `shut` has made its depth visible here.
     if (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0) return true;

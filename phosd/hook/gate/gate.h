@@ -33,6 +33,10 @@ inline bool parked() {
     return shut.load(std::memory_order_relaxed) & kParked;
 }
 
+// For the hook's own threads: never held, and not counted. A callback of the program's may call the
+// driver on them.
+void exempt_this_thread();
+
 Slot* first_pass();
 void wait(Slot* slot);
 void wait_until_unsealed(Slot* slot);

@@ -319,7 +319,7 @@ CUresult overrides::cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc*
 }
 
 void stream_pools::give_back_all() {
-    if (stream_frees::kept())
+    if (stream_frees::kept() && !gate::shut.load())
         give_back_if_possible([](const heap::Heap&) -> uint64_t { return 0; });
 }
 

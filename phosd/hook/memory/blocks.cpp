@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include "base/descriptors.h"
+#include "memory/contexts.h"
 #include "memory/events.h"
 
 namespace phos::blocks {
@@ -154,6 +155,17 @@ CUresult export_descriptor(const Block& block, int* descriptor) {
         descriptor, block.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     if (result == CUDA_SUCCESS) fcntl(*descriptor, F_SETFD, FD_CLOEXEC);
     return result;
+}
+
+void keep_buffer_id(Block& block) {
+    // Memory that the hook makes for cuMemAlloc has ids of the hook's.
+    const bool is_known = block.flags & (wire::kProgramVmm | wire::kImported);
+    if (block.buffer_id || !is_known || block.mappings.empty()) return;
+    const Current current(contexts::any_on(block.device() < 0 ? 0 : block.device()));
+    unsigned long long id = 0;
+    if (current && driver.cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID,
+                                                *block.mappings.begin()) == CUDA_SUCCESS)
+        block.buffer_id = id;
 }
 
 CUmemGenericAllocationHandle virtual_handle(const Block& block) {

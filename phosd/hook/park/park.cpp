@@ -2,14 +2,12 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 
 #include "base/descriptors.h"
 #include "base/faults.h"
 #include "base/log.h"
 #include "memory/blocks.h"
-#include "memory/contexts.h"
 #include "memory/events.h"
 
 namespace phos::park {
@@ -36,17 +34,6 @@ Outcome for_all_mappings(const char* call, Step step, Undo undo) {
         return failed;
     }
     return {};
-}
-
-// The driver gives the memory that comes back another id. Programs know memory by it that they have
-// registered with network cards.
-void keep_buffer_id(uint64_t address, Mapping& mapping) {
-    if (mapping.buffer_id || !(mapping.block->flags & wire::kProgramVmm)) return;
-    const Current current(contexts::any_on(std::max(mapping.block->device(), 0)));
-    unsigned long long id = 0;
-    if (current &&
-        driver.cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, address) == CUDA_SUCCESS)
-        mapping.buffer_id = id;
 }
 
 CUresult unmap_one(uint64_t address, const Mapping& mapping) {
@@ -107,10 +94,11 @@ Outcome park() {
         if (!block.foreign && !block.handed_out && !block.borrowed)
             return {wire::Status::wrong_state, 0,
                     "block " + std::to_string(id) + " was never exported to a client"};
+    for (auto& [id, block] : blocks::by_id)
+        if (!block.foreign) blocks::keep_buffer_id(block);
     Outcome outcome = for_all_mappings(
         "unmapping",
-        [](uint64_t address, Mapping& mapping) {
-            keep_buffer_id(address, mapping);
+        [](uint64_t address, const Mapping& mapping) {
             return faults::step(Point::unmap, [&] { return unmap_one(address, mapping); });
         },
         [](uint64_t address, const Mapping& mapping) {

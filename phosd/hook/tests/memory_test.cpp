@@ -314,13 +314,16 @@ void parked_memory_keeps_its_ids(Client& client) {
     properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
     const CUmemAccessDesc access{properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUdeviceptr at = 0;
-    OK(cuMemAddressReserve(&at, 3 * kSize, 0, 0, 0));
-    const auto map = [&](CUdeviceptr address) {
-        CUmemGenericAllocationHandle handle = 0;
-        OK(cuMemCreate(&handle, kSize, &properties, 0));
+    OK(cuMemAddressReserve(&at, 4 * kSize, 0, 0, 0));
+    const auto map_again = [&](CUdeviceptr address, CUmemGenericAllocationHandle handle) {
         OK(cuMemMap(address, kSize, 0, handle, 0));
         OK(cuMemRelease(handle));
         OK(cuMemSetAccess(address, kSize, &access, 1));
+    };
+    const auto map = [&](CUdeviceptr address) {
+        CUmemGenericAllocationHandle handle = 0;
+        OK(cuMemCreate(&handle, kSize, &properties, 0));
+        map_again(address, handle);
     };
     // Twice: what has come back is parked as well.
     const auto park = [&] {
@@ -341,6 +344,10 @@ void parked_memory_keeps_its_ids(Client& client) {
     CHECK(first != second);
     park();
     CHECK(buffer_id(at + 100) == first && buffer_id(at + kSize) == second);
+    CUmemGenericAllocationHandle handle = 0;
+    OK(cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(at)));
+    map_again(at + 3 * kSize, handle);
+    CHECK(buffer_id(at + 3 * kSize) == first);
     map(at + 2 * kSize);
     const unsigned long long third = buffer_id(at + 2 * kSize);
     CHECK(third != first && third != second);
@@ -350,8 +357,8 @@ void parked_memory_keeps_its_ids(Client& client) {
     const unsigned long long other = buffer_id(at);
     CHECK(other != first && other != second && other != third);
     CHECK(buffer_id(at + kSize) == second);
-    OK(cuMemUnmap(at, 3 * kSize));
-    OK(cuMemAddressFree(at, 3 * kSize));
+    OK(cuMemUnmap(at, 4 * kSize));
+    OK(cuMemAddressFree(at, 4 * kSize));
 }
 
 }  // namespace

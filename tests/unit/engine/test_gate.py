@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from phosd.engine.hook_client import gate as gate_module
 from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.hook_client.link import GateState, HookLink
 from phosd.engine.hook_client.wire import Type
@@ -114,6 +115,26 @@ def test_a_call_that_does_not_return() -> None:
     with pytest.raises(Busy, match="process 2 is in a call into the driver that does not return"):
         closed(*links, deadline=0.1)()
     assert all(link.open for link in links)
+
+
+def test_the_program_goes_on_while_a_call_does_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling a kernel is one: nobody else should have to stand still for so long."""
+    monkeypatch.setattr(gate_module, "_SEAL_SECONDS", 0.02)
+    links = [Link(1, after()), Link(2, after())]
+    opened: list[int] = []
+
+    def inside() -> Iterator[int]:
+        while len(opened) < 2:
+            yield 1
+
+    def open_gate() -> None:
+        opened.append(sum(link.sealed for link in links))
+        Link.open_gate(links[0])
+
+    links[1].inside = inside()
+    monkeypatch.setattr(links[0], "open_gate", open_gate)
+    closed(*links)()
+    assert len(opened) == 3, "twice on the way, and at the end"
 
 
 def test_cancelled_while_a_call_does_not_return() -> None:
