@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from phosd.engine.hook_client.received import is_distrusted
 from phosd.engine.hook_client.wire import (
     ARM,
     CLOSE_GATE,
@@ -97,6 +98,11 @@ class HookLink:
                 f"process {self.pid} has no hook (no {path})",
                 hint="start it with `phos run`, or use mode=driver",
             ) from error
+        if is_distrusted(owner):
+            raise NotAuthorized(
+                f"a hook of user {owner} has sent files or sockets instead of memory",
+                hint="phosd talks to no hook of that user any more, until it is restarted",
+            )
         if not fitting:
             raise NotAuthorized(
                 f"{path} is not a socket of the owner of process {self.pid}",

@@ -1,8 +1,9 @@
 """Judge descriptors that programs send before they are closed.
 
-To close a file on FUSE asks its server, and who waits for that cannot be killed. A program's user
-may be that server. Memory is in no such file, so what is in one is never closed: it stays open, and
-that user's hooks export nothing more.
+To close a file on FUSE asks its server, and to close a socket may wait for its peer (SO_LINGER);
+who waits for that cannot be killed. A program's user may be either. Memory is in no such file, so
+these are never closed: they stay open, and phosd talks to no hook of that user any more. Whatever a
+hook sends is received, since the kernel closes what is not, in the thread of phosd that reads.
 """
 
 import functools
@@ -32,11 +33,13 @@ def without_files_of_others(descriptors: Iterable[int], uid: int) -> list[int]:
 
 
 def _may_be_closed(descriptor: int) -> bool:
-    """Return whether it is memory, a device, a socket or a pipe, or a file on a local disk."""
+    """Return whether it is memory, a device, a pipe, or a file on a local disk."""
     here = procfs.PROC / "self"
     try:
         file = known_status(here / "fd" / str(descriptor))
     except OSError:  # FUSE that is for its user alone, or has been lost
+        return False
+    if stat.S_ISSOCK(file.st_mode):
         return False
     if not (stat.S_ISREG(file.st_mode) or stat.S_ISDIR(file.st_mode)):
         return True

@@ -5,6 +5,7 @@ from programs of any user, so everything is checked before it is used.
 """
 
 import array
+import contextlib
 import enum
 import os
 import socket
@@ -23,6 +24,7 @@ VERSION = 1
 REPLY = 0x8000
 MAX_PAYLOAD = 1 << 16
 MAX_DESCRIPTORS = 128
+_CONTROL_BYTES = socket.CMSG_SPACE(253 * 4)  # as many descriptors as one message may have
 _SUSPECT = 1  # chunk_map.h's kSuspect
 DEADLINE = 30.0
 """Seconds that one request may take. Unmapping 1,170 blocks took 27 ms on an H200."""
@@ -291,7 +293,17 @@ class Channel:
         return self._socket.fileno() < 0
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection, when all that the peer has sent is received."""
+        if self.closed:
+            return
+        with contextlib.suppress(OSError):  # the peer has ended
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.settimeout(0)
+        left: list[int] = []
+        with contextlib.suppress(OSError):
+            while self._receive_some(MAX_PAYLOAD, left):
+                close_all(without_files_of_others(left, self._owner))
+                left.clear()
         self._socket.close()
 
     def request(
@@ -349,42 +361,45 @@ class Channel:
 
     def _reply(self, type_: Type, end: float) -> tuple[int, bytes, list[int]]:
         descriptors: list[int] = []
-        # What is not due is not received: it might have to stay open.
-        due = type_ is Type.EXPORT_BLOCKS and not is_distrusted(self._owner)
         try:
-            header = HEADER.unpack(self._receive(HEADER.size, end, descriptors if due else None))
+            header = HEADER.unpack(self._receive(HEADER.size, end, descriptors))
             descriptors = without_files_of_others(descriptors, self._owner)
-            if type_ is Type.EXPORT_BLOCKS and is_distrusted(self._owner):
-                raise Garbled(f"files instead of memory, or another hook of user {self._owner} did")
+            if is_distrusted(self._owner):
+                raise Garbled("files or sockets instead of memory")
             magic, version, answer, sequence, status, length, count = header
             if (
                 (magic, version, answer, sequence)
                 != (MAGIC, VERSION, type_ | REPLY, self._sequence)
                 or count != len(descriptors)
                 or length > MAX_PAYLOAD
+                or (descriptors and type_ is not Type.EXPORT_BLOCKS)
             ):
                 raise Garbled(f"an answer to {type_.name} that does not fit it")
-            return status, self._receive(length, end), descriptors
+            body = self._receive(length, end, descriptors)
+            if len(descriptors) > count:
+                raise Garbled("descriptors in the middle of an answer")
+            return status, body, descriptors
         except BaseException:
             close_all(without_files_of_others(descriptors, self._owner))
             raise
 
-    def _receive(self, size: int, end: float, into: list[int] | None = None) -> bytes:
-        """Receive ``size`` bytes; add descriptors that come with them to ``into``, if given."""
+    def _receive(self, size: int, end: float, descriptors: list[int]) -> bytes:
+        """Receive ``size`` bytes; add what comes with them to ``descriptors``."""
         data = bytearray()
-        space = 0 if into is None else socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
         while len(data) < size:
             self._socket.settimeout(_left(end))
-            part, control, _, _ = self._socket.recvmsg(
-                size - len(data), space, socket.MSG_CMSG_CLOEXEC
-            )
-            for level, kind, raw in control:
-                if into is not None and (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    into += array.array("i", raw[: len(raw) - len(raw) % 4])
+            part = self._receive_some(size - len(data), descriptors)
             if not part:
                 raise ConnectionResetError("connection closed")
             data += part
         return bytes(data)
+
+    def _receive_some(self, size: int, descriptors: list[int]) -> bytes:
+        part, control, _, _ = self._socket.recvmsg(size, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, raw in control:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors += array.array("i", raw[: len(raw) - len(raw) % 4])
+        return part
 
 
 def _left(end: float) -> float:

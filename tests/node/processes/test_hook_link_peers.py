@@ -1,11 +1,15 @@
 """Connecting to a hook: one that is slow, gone, asleep, or somebody else."""
 
+import contextlib
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,7 @@ import pytest
 from phosd.engine.hook_client import received, wire
 from phosd.engine.hook_client.link import HookLink, socket_path
 from phosd.engine.hook_client.wire import BlockFlag, Type
-from phosd.errors import Internal, NoSuchProcess, NotAuthorized, Timeout
+from phosd.errors import Internal, NoSuchProcess, NotAuthorized, PhosError, Timeout
 from tests.support.fake_hook import Answer, blocks, fake_hook, files, hello, open_files
 from tests.support.hanging_folder import hanging_folder
 
@@ -224,12 +228,75 @@ def test_files_of_a_lost_server_are_never_closed(
         answer = Answer(blocks((1, HAS), (2, HAS)), mine)
         server.hang()
         with fake_hook(runtime, lambda _: answer):
-            for _ in range(2):  # the second is not even received
-                before = open_files()
-                with HookLink(os.getpid(), runtime) as link, pytest.raises(Internal, match="files"):
-                    list(link.export_blocks())
-                assert open_files() == before
-        assert received.is_distrusted(os.getuid())
+            before = open_files()
+            with HookLink(os.getpid(), runtime) as link, pytest.raises(Internal, match="files"):
+                list(link.export_blocks())
+            assert open_files() == before
+            assert received.is_distrusted(os.getuid())
+            with pytest.raises(NotAuthorized, match="no hook of that user any more"):
+                HookLink(os.getpid(), runtime).connect()
         server.answer()
         for descriptor in mine:
             os.close(descriptor)
+
+
+@contextmanager
+def lingering() -> Iterator[socket.socket]:
+    """A socket whose last close waits for years: its peer does not read."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        mine = socket.create_connection(server.getsockname())
+        peer, _ = server.accept()
+    mine.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            mine.send(bytes(1 << 16))
+    mine.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 1 << 30))
+    try:
+        yield mine
+    finally:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()  # resets the connection: nothing is left to wait for
+
+
+@pytest.mark.parametrize("when", ["answer", "after", "unread"])
+def test_a_socket_that_cannot_be_closed(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Sent with an answer, behind it, or when nobody asks for anything any more."""
+    monkeypatch.setattr(received, "_distrusted", set())
+    path = socket_path(runtime, os.getpid())
+    path.parent.mkdir()
+    with lingering() as sent, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection, sent:  # phosd then has the last descriptor of it
+                body = hello()
+                for sequence in (1, 2):
+                    if not connection.recv(4096):
+                        return
+                    head = (wire.MAGIC, 1, Type.HELLO | wire.REPLY, sequence, 0, len(body), 0)
+                    fds = [sent.fileno()] if when == "answer" else []
+                    socket.send_fds(connection, [wire.HEADER.pack(*head)], fds)
+                    connection.sendall(body)
+                    if when != "answer":
+                        socket.send_fds(connection, [b"x"], [sent.fileno()])
+                    if when == "unread":
+                        return
+
+        def attacked() -> None:
+            with contextlib.suppress(PhosError), HookLink(os.getpid(), runtime) as link:
+                link.hello()
+                if when == "after":
+                    link.hello()
+
+        hook = threading.Thread(target=answer)
+        hook.start()
+        engine = threading.Thread(target=attacked, daemon=True)
+        engine.start()
+        hook.join(10)
+        engine.join(10)
+        assert not engine.is_alive(), "phosd waits for somebody else's peer"
+        assert received.is_distrusted(os.getuid())
