@@ -207,7 +207,10 @@ class Connection:
             if name.startswith(":") and not now:
                 self._server.gone(name)
         for listener in self._listeners:
-            listener(found)
+            try:
+                listener(found)
+            except Exception:  # values that cannot be read, for one
+                _log.exception("handling a signal of %s failed", found.sender)
 
     async def reply(self, call: Call, answer: Answer) -> int:
         """Answer a call with the values or the error of ``answer``. Returns, when the reply is

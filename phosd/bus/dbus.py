@@ -86,17 +86,24 @@ class Call:
 
 @dataclass(frozen=True)
 class Signal:
-    """A received signal, with plain values."""
+    """A received signal. Anybody may send some: look at the sender before reading the values."""
 
     path: str
     interface: str
     member: str
-    args: tuple[Any, ...]
     sender: str = ""
+    signature: str = ""
+    body: bytes = b""
+    endian: int = ord("l")
+
+    @functools.cached_property
+    def args(self) -> tuple[Any, ...]:
+        """The values, with variants unwrapped."""
+        return tuple(plain(value) for value in _decode(self.endian, self.signature, self.body))
 
 
 class _Reader(_Untyped):  # type: ignore[misc]
-    """A parser of one message. The body of a call stays encoded until a method reads it."""
+    """A parser of one message. What calls and signals carry stays encoded until it is read."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
@@ -129,7 +136,11 @@ class _Reader(_Untyped):  # type: ignore[misc]
                 self.found = self._reply(MessageType(kind), bytes(self.buf[body_at:]))
             elif kind == MessageType.METHOD_CALL.value and fields_length <= 2 * MAX_ARGUMENTS:
                 self.found = self._call(flags, serial, bytes(self.buf[body_at:]))
-            elif kind == MessageType.SIGNAL.value and len(self.buf) <= 8 * MAX_ARGUMENTS:
+            elif (
+                kind == MessageType.SIGNAL.value
+                and fields_length <= 2 * MAX_ARGUMENTS
+                and len(self.buf) <= 8 * MAX_ARGUMENTS
+            ):
                 self.found = self._signal(bytes(self.buf[body_at:]))
         except Exception:  # one unreadable message is no reason to drop the connection
             _log.exception("a message on the bus could not be read")
@@ -171,9 +182,15 @@ class _Reader(_Untyped):  # type: ignore[misc]
 
     def _signal(self, body: bytes) -> Signal:
         fields = self._fields()
-        values = _decode(self.buf[0], fields.get(8, ""), body)
-        args = tuple(plain(value) for value in values)
-        return Signal(fields[1], fields[2], fields[3], args, fields.get(7, ""))
+        return Signal(
+            path=fields[1],
+            interface=fields[2],
+            member=fields[3],
+            sender=fields.get(7, ""),
+            signature=fields.get(8, ""),
+            body=body,
+            endian=self.buf[0],
+        )
 
 
 _FIELDS = SignatureTree("a(yv)").types[0]

@@ -17,7 +17,7 @@ _PROPERTIES = "org.freedesktop.DBus.Properties"
 _OBJECTS = "org.freedesktop.DBus.ObjectManager"
 
 _DBUS = "org.freedesktop.DBus"
-_NO_BUS = Signal("", "", "", ())
+_NO_BUS = Signal("", "", "")
 """Stands for a signal when the connection to the bus is lost."""
 _PASSWORD_SECONDS = 330.0
 """Longer than phosd waits for a password."""

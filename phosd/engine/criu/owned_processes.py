@@ -71,7 +71,7 @@ def end_restoring(roots: Collection[int], since: int) -> None:
 def carries(pid: int, variable: str) -> bool:
     """Return whether a process has this ``NAME=VALUE`` in the environment that it began with."""
     with contextlib.suppress(OSError):  # the process has ended
-        return variable.encode() in (procfs.PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        return variable.encode() in procfs.environment(pid)
     return False
 
 

@@ -5,6 +5,8 @@ import msgspec
 from phosd.engine.image.cpu_manifest import CpuDetails
 
 FORMAT = 1
+MAX_MANIFEST = 256 << 20
+"""Largest size of a manifest in bytes; one for 8 GPUs with 141 GB each takes about 50 MB."""
 CHUNK = 2 << 20
 """Bytes of a chunk, the unit of hashing, deduplication and transfer."""
 

@@ -7,12 +7,10 @@ import msgspec
 from phosd.engine.digest import DigestKey
 from phosd.engine.image import private_files
 from phosd.engine.image.mac import unsealed
-from phosd.engine.image.manifest import FORMAT, Manifest
+from phosd.engine.image.manifest import FORMAT, MAX_MANIFEST, Manifest
 from phosd.engine.image.validate import check_manifest, valid_relative
 from phosd.errors import ImageCorrupt, NoSuchImage
 
-MAX_MANIFEST = 256 << 20
-"""Largest size of a manifest in bytes; one for 8 GPUs with 141 GB each takes about 50 MB."""
 _decoder = msgspec.json.Decoder(Manifest)
 
 

@@ -18,12 +18,12 @@ from phosd.engine.faults import Point, point
 from phosd.engine.image import private_files
 from phosd.engine.image.folder import StoreFolder
 from phosd.engine.image.mac import sealed
-from phosd.engine.image.manifest import ChunkRef, FileDigest, Manifest
+from phosd.engine.image.manifest import MAX_MANIFEST, ChunkRef, FileDigest, Manifest
 from phosd.engine.image.packs import CAPACITY, pack_count, record_size
 from phosd.engine.image.quota import SpaceReservation, require_within
 from phosd.engine.image.usage import file_bytes, pack_bytes
 from phosd.engine.image.validate import check_manifest, valid_relative
-from phosd.errors import Internal, InvalidOption
+from phosd.errors import Internal, InvalidOption, Unsupported
 
 _SYNC_THREADS = 8
 _STAMP = "%Y%m%dT%H%M%S"
@@ -165,11 +165,19 @@ class ImageWriter:
         """Make the image visible, after all that its manifest names is on the disk.
 
         ``manifest.id`` and ``manifest.owner`` must be the writer's. Raises :class:`ImageCorrupt` if
-        the manifest is inconsistent, :class:`OutOfSpace` if the disk is full.
+        the manifest is inconsistent, :class:`OutOfSpace` if the disk is full, :class:`Unsupported`
+        if the manifest would be too large to be read.
         """
         if manifest.owner != self.owner:
             raise Internal(f"image {self.id} belongs to user {self.owner}, not {manifest.owner}")
         check_manifest(manifest, self.id)
+        text = sealed(self._store.key.packed, msgspec.json.encode(manifest))
+        if len(text) > MAX_MANIFEST:
+            raise Unsupported(
+                f"what the manifest of image {self.id} has to say takes {len(text)} bytes, more "
+                f"than the {MAX_MANIFEST} that are read",
+                hint="the program has too many open files, mappings or processes",
+            )
         own = {pack: size for pack, size in pack_bytes(manifest).items() if pack in self._packs}
         self.reserve(file_bytes(manifest) + sum(own.values()))
         with private_files.space_errors(f"image {self.id}"):
@@ -177,7 +185,6 @@ class ImageWriter:
             private_files.sync_folder(self._store.packs)
             point(Point.MANIFEST_WRITE)
             partial = self.folder / "manifest.partial"
-            text = sealed(self._store.key.packed, msgspec.json.encode(manifest))
             private_files.write_durably(partial, text)
             private_files.sync_folder(self.folder)
             private_files.sync_folder(self._store.images)

@@ -145,10 +145,10 @@ def gpu_uuids() -> list[str]:
 
 def _environment(pid: int) -> dict[str, str]:
     try:
-        raw = (procfs.PROC / str(pid) / "environ").read_bytes()
+        found = procfs.environment(pid)
     except (FileNotFoundError, ProcessLookupError) as error:
         raise NoSuchProcess(f"there is no process {pid}", hint="see `phos ps`") from error
-    pairs = (p.decode(errors="replace").partition("=") for p in raw.split(b"\0") if p)
+    pairs = (each.decode(errors="replace").partition("=") for each in found if each)
     return {name: value for name, _, value in pairs}
 
 

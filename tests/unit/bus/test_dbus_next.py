@@ -154,13 +154,28 @@ def test_strangers_signatures_are_not_kept(tmp_path: Path) -> None:
 
 def test_a_message_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     async def play(other: OtherEnd) -> None:
-        message = signal_from("/b", "org.phos.B1", "Done", "s", ["wrong"])
+        message = signal_from("/b", "org.phos.B1", "Wrong", "s", [""])
         message.serial = 2
-        other.writer.write(encode(message).replace(b"wrong", b"wr\xffng"))
+        other.writer.write(encode(message).replace(b"Wrong", b"Wr\xffng"))
         other.send(signal_from("/b", "org.phos.B1", "Done", "s", ["right"]))
         heard = await other.taken_one()
         assert isinstance(heard, Signal)
         assert heard.args == ("right",)
+
+    played(tmp_path, play)
+
+
+def test_values_that_nobody_reads_are_not_decoded(tmp_path: Path) -> None:
+    """Anybody may send a signal that takes long to decode, or that cannot be decoded."""
+
+    async def play(other: OtherEnd) -> None:
+        message = signal_from("/b", "org.phos.B1", "Done", "s", ["wrong"])
+        message.serial = 2
+        other.writer.write(encode(message).replace(b"wrong", b"wr\xffng"))
+        heard = await other.taken_one()
+        assert isinstance(heard, Signal) and heard.member == "Done"
+        with pytest.raises(UnicodeDecodeError):
+            _ = heard.args
 
     played(tmp_path, play)
 
