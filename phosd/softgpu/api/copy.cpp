@@ -160,7 +160,8 @@ void fill(CUstream handle, Wait wait, CUdeviceptr address, uint32_t value, unsig
     const StreamPtr stream = stream_of(handle);
     if (width == 0 || rows == 0) return;
     require(address % element == 0 && (rows == 1 || pitch >= width * element));
-    const bool for_the_end = wait == Wait::yes && in_host(device_end(address));
+    const End to = device_end(address);
+    const bool for_the_end = wait == Wait::yes && in_host(to);
     if (for_the_end) forbid_during_capture();
     const Mark mark =
         submit(stream, std::make_shared<Fill>(address, value, element, width, rows, pitch));

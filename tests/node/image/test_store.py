@@ -15,6 +15,7 @@ import pytest
 
 from phosd.engine.image import private_files
 from phosd.engine.image import reader as reader_module
+from phosd.engine.image import writer as writer_module
 from phosd.engine.image.manifest import CHUNK, Block
 from phosd.engine.image.packs import RECORD
 from phosd.engine.image.store import Store
@@ -29,6 +30,7 @@ from phosd.errors import (
     NoSuchImage,
     NotAuthorized,
     OutOfSpace,
+    Unsupported,
 )
 from tests.support.samples import CRIU_FILES, everything, fill, manifest_of, publish
 
@@ -312,6 +314,16 @@ def test_a_huge_manifest_is_not_read(store: Store, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(reader_module, "MAX_MANIFEST", 100)
     with pytest.raises(ImageCorrupt, match="larger than 100 bytes"):
         store.get(manifest.id)
+
+
+def test_a_manifest_that_could_not_be_read_is_not_published(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While an image cannot be read, nothing in the store can be freed."""
+    monkeypatch.setattr(writer_module, "MAX_MANIFEST", 100)
+    with pytest.raises(Unsupported, match="more than the 100 that are read"):
+        publish(store, CONTENT)
+    assert store.list() == []
 
 
 def test_a_writer_publishes_only_what_is_its_own(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,37 @@ def test_a_cgroup_with_any_name(
     (tmp_path / "7/cgroup").write_bytes(b"1:cpu:/a%bb\n0::/user/a%bb\n" % (end, end))
     monkeypatch.setattr(procfs, "PROC", tmp_path)
     assert tree._cgroup(7) == f"/user/a{end.decode()}b"
+
+
+ANOTHER_COMMAND = """
+import ctypes, mmap, os, sys
+memory = mmap.mmap(-1, 1 << 32, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+libc = ctypes.CDLL(None, use_errno=True)
+libc.sbrk.restype = ctypes.c_void_p
+with open("/proc/self/stat") as file:
+    words = file.read().rpartition(")")[2].split()
+code, end_code, stack = (int(words[n - 3]) for n in (26, 27, 28))
+data, end_data, brk = (int(words[n - 3]) for n in (45, 46, 47))
+where = (ctypes.c_uint64 * 12)(
+    code, end_code, data, end_data, brk, libc.sbrk(0), stack,
+    start, start + (1 << 32), start, start + (1 << 32), 0)
+made = bytes(where) + (0).to_bytes(4, "little") + (0xFFFFFFFF).to_bytes(4, "little")
+if libc.prctl(35, 14, made, len(made), 0) != 0:
+    sys.exit(os.strerror(ctypes.get_errno()))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_process_may_say_that_anything_is_its_command() -> None:
+    """Four GiB of zeros here; it needs no right to do so (prctl(2), PR_SET_MM_MAP)."""
+    words = [sys.executable, "-c", ANOTHER_COMMAND]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert len(procfs.command_line(process.pid)) <= 1 + (64 << 10)
+        assert len(procfs.environment(process.pid)) <= 1 + (6 << 20)
+        assert procfs.describe(process.pid).startswith(f"pid {process.pid} (")
+        assert len(procfs.describe(process.pid)) < 200
+        process.communicate()
