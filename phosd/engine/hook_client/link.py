@@ -21,6 +21,7 @@ from phosd.engine.hook_client.wire import (
     EMPTY_CACHE,
     MAX_BLOCKS,
     MAX_DESCRIPTORS,
+    MAX_EXPORTED,
     MAX_KERNELS,
     U64,
     BlockFlag,
@@ -44,7 +45,7 @@ from phosd.engine.hook_client.wire import (
     unpack,
 )
 from phosd.engine.system import procfs
-from phosd.errors import Internal, NoSuchProcess, NotAuthorized, Timeout
+from phosd.errors import Internal, NoSuchProcess, NotAuthorized, Timeout, Unsupported
 
 __all__ = [
     "WAKE_SECONDS",
@@ -168,11 +169,13 @@ class HookLink:
 
     def list_blocks(self, after: int = 0) -> list[HookBlock]:
         """Return every block with an id above ``after``, ordered by id."""
-        until = time.monotonic() + self._deadline
-        return [block for block, _ in self._blocks(Type.LIST_BLOCKS, after, until)]
+        return [block for block, _ in self._blocks(Type.LIST_BLOCKS, after)]
 
     def export_blocks(self, after: int = 0) -> Iterator[tuple[HookBlock, int | None]]:
-        """Yield the same with a descriptor each (for the caller to close), or None."""
+        """Yield the same with a descriptor each (for the caller to close), or None.
+
+        Raises :class:`Unsupported` if there are more than phosd can keep.
+        """
         return self._blocks(Type.EXPORT_BLOCKS, after)
 
     def has_imports(self) -> bool:
@@ -321,10 +324,9 @@ class HookLink:
 
     # -- the parts of a request ----------------------------------------------------------------
 
-    def _blocks(
-        self, type_: Type, after: int, until: float | None = None
-    ) -> Iterator[tuple[HookBlock, int | None]]:
-        found, more = 0, True
+    def _blocks(self, type_: Type, after: int) -> Iterator[tuple[HookBlock, int | None]]:
+        until = time.monotonic() + self._deadline
+        found, exported, more = 0, 0, True
         while more:
             body, descriptors = self._request(type_, U64.pack(after), until=until)
             try:
@@ -338,6 +340,12 @@ class HookLink:
                         holders = []
                     if len(holders) != len(descriptors):
                         raise Garbled(f"{len(descriptors)} descriptors for {len(holders)} blocks")
+                exported += len(holders)
+                if exported > MAX_EXPORTED:
+                    raise Unsupported(
+                        f"process {self.pid} has more than {MAX_EXPORTED} blocks of device memory",
+                        hint="allocate in larger pieces, or use mode=driver",
+                    )
                 for block in blocks:
                     mine = block.id in holders
                     yield block, descriptors.pop(0) if mine else None

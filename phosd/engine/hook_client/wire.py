@@ -46,6 +46,8 @@ MAX_KERNELS = 1 << 16
 """Most kernels accepted from one program."""
 MAX_BLOCKS = 1 << 20
 """Most blocks accepted from one program; as many of 2 MiB would fill 2 TiB."""
+MAX_EXPORTED = 1 << 14
+"""Most blocks that one program may hand out; phosd keeps a descriptor of each."""
 U64 = struct.Struct("<Q")
 """A cursor or a count."""
 

@@ -323,10 +323,13 @@ def _shared(link: HookLink, borrowed: contextlib.ExitStack) -> list[int]:
     found = []
     if ids:
         for block, descriptor in link.export_blocks(ids[0] - 1):
-            if descriptor is not None:
+            if descriptor is None:
+                continue
+            if block.flags & SHARED:
                 borrowed.callback(os.close, descriptor)
-                if block.flags & SHARED:
-                    found.append(descriptor)
+                found.append(descriptor)
+            else:
+                os.close(descriptor)
     return found
 
 

@@ -2,6 +2,7 @@
 
 import os
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,15 @@ from hypothesis import strategies as st
 from phosd.engine.hook_client import received, wire
 from phosd.engine.hook_client.link import HookLink, HookState
 from phosd.engine.hook_client.wire import BlockFlag, Status, Type
-from phosd.errors import Busy, Internal, NoSuchProcess, OutOfMemory, PhosError, Unsupported
+from phosd.errors import (
+    Busy,
+    Internal,
+    NoSuchProcess,
+    OutOfMemory,
+    PhosError,
+    Timeout,
+    Unsupported,
+)
 from tests.support.fake_hook import (
     Answer,
     Request,
@@ -359,3 +368,32 @@ def test_a_state_that_does_not_exist(runtime: Path) -> None:
         with pytest.raises(Internal, match="state"):
             link.hello()
         assert not link.connected
+
+
+def test_blocks_without_end_are_not_taken(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither more than phosd can have open, nor for longer than one request may take."""
+    mine = files(1)
+
+    def one_more(request: Request) -> Answer:
+        (after,) = struct.unpack("<Q", request.payload)
+        time.sleep(0.01)
+        return Answer(blocks((after + 1, HAS), more=1), mine)
+
+    def taken() -> list[int]:
+        found = []
+        for _, descriptor in link.export_blocks():
+            assert descriptor is not None
+            found.append(descriptor)
+            os.close(descriptor)
+        return found
+
+    before = open_files()
+    with fake_hook(runtime, one_more), HookLink(os.getpid(), runtime, deadline=0.3) as link:
+        with pytest.raises(Timeout, match="did not answer"):
+            taken()
+        monkeypatch.setattr("phosd.engine.hook_client.link.MAX_EXPORTED", 3)
+        link.connect()
+        with pytest.raises(Unsupported, match="more than 3 blocks of device memory"):
+            taken()
+    assert open_files() == before
+    os.close(mine[0])
