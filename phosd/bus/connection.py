@@ -42,6 +42,15 @@ _STATS = f"{_DBUS}.Debug.Stats"
 _MOST_OUTGOING = 4096
 """Most messages that may wait to be sent; beyond that, refused calls get no answer."""
 _SLOWEST_RETRY = 5.0
+MAX_ANSWER = 8 << 20
+"""Most bytes of a reply. dbus-daemon disconnects who sends more than 32 MiB at once."""
+_MOST_UNDELIVERED = 32 << 20
+"""Bytes that the bus keeps, not delivered yet, from which on signals are dropped. At 127 MiB it
+takes nothing any more, no answers either.
+"""
+_LOOK_BYTES = 1 << 20
+"""Bytes of signals between two looks at what is undelivered."""
+_LOOK_SECONDS = 1.0
 _LARGE = 32
 """Entries from which on a reply is encoded in a thread, so that the event loop is not held up."""
 _log = logging.getLogger(__name__)
@@ -58,6 +67,12 @@ class CallError(Exception):
 
 Answer = Callable[[Call], Awaitable[tuple[str, list[Any]]]]
 """Return the signature and the values of the reply to a call."""
+Admit = Callable[[int], Awaitable[None]]
+"""Wait until a reply of so many bytes may be sent."""
+
+
+async def _at_once(size: int) -> None:
+    """Send it now."""
 
 
 class Server(Protocol):
@@ -85,6 +100,9 @@ class Connection:
         self._listeners: list[Callable[[Signal], None]] = []
         self._server: Server | None = None
         self._closing = False
+        self._emitted = 0
+        self._crowded = False
+        self._look: asyncio.Task[None] | None = None
         # One thread: several that encode would take turns with the event loop, all before it.
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoder")
 
@@ -148,14 +166,17 @@ class Connection:
         """Return the bytes that the bus keeps for a connection until it reads them; None when the
         bus does not tell: dbus-broker, or dbus-daemon without its statistics.
         """
+        return await self._statistic(name, "OutgoingBytes")
+
+    async def _statistic(self, name: str, which: str) -> int | None:
         try:
             (found,) = await self.call(
                 _DBUS_PATH, _STATS, "GetConnectionStats", "s", name, destination=_DBUS
             )
         except CallError as error:
             return 0 if error.name == _NO_OWNER else None
-        left = found.get("OutgoingBytes")
-        return left if isinstance(left, int) else None
+        value = found.get(which)
+        return value if isinstance(value, int) else None
 
     async def uid_of(self, sender: str) -> int:
         """Return the user id of a connection, as the bus knows it. Raises :class:`CallError`."""
@@ -172,10 +193,33 @@ class Connection:
         return await self.call(_DBUS_PATH, _DBUS, member, signature, *args, destination=_DBUS)
 
     def emit(self, path: str, interface: str, member: str, signature: str, *args: Any) -> None:
-        """Emit a signal. It is dropped while the bus is away."""
-        if self._bus.connected:
-            body = [clean(value) for value in args]
-            self._bus.send(signal_from(path, interface, member, signature, body))
+        """Emit a signal. It is dropped while the bus is away, or has too much to deliver."""
+        if not self._bus.connected or self._crowded:
+            return
+        message = signal_from(path, interface, member, signature, [clean(value) for value in args])
+        message.serial = self._bus.next_serial()
+        data = encode(message)
+        self._bus.put_bytes(data)
+        self._emitted += len(data)
+        if self._emitted >= _LOOK_BYTES and self._look is None:
+            self._emitted = 0
+            self._look = asyncio.get_running_loop().create_task(self._look_at_undelivered())
+
+    async def _look_at_undelivered(self) -> None:
+        """Drop signals while somebody who should get them reads none, and the bus keeps them."""
+        try:
+            while (kept := await self._undelivered()) > _MOST_UNDELIVERED:
+                if not self._crowded:
+                    _log.warning("the bus has %d bytes to deliver: signals are dropped", kept)
+                self._crowded = True
+                await asyncio.sleep(_LOOK_SECONDS)
+        finally:
+            self._crowded = False
+            self._look = None
+
+    async def _undelivered(self) -> int:
+        """Return the bytes sent here that the bus keeps; 0 when it does not tell."""
+        return await self._statistic(self._bus.unique_name, "IncomingBytes") or 0
 
     async def subscribe(self, handler: Callable[[Signal], None], *rules: str) -> None:
         """Call ``handler`` for the signals that the match rules select.
@@ -212,29 +256,30 @@ class Connection:
             except Exception:  # values that cannot be read, for one
                 _log.exception("handling a signal of %s failed", found.sender)
 
-    async def reply(self, call: Call, answer: Answer) -> int:
-        """Answer a call with the values or the error of ``answer``. Returns, when the reply is
-        sent, its bytes.
-        """
+    async def reply(self, call: Call, answer: Answer, admit: Admit = _at_once) -> None:
+        """Answer a call with the values or the error of ``answer``, when ``admit`` returns."""
+        bus = self._bus
         try:
             try:
                 signature, values = await answer(call)
-                return await self._send(call, signature, values)
+                data = await self._encoded(call, signature, values)
             except CallError as error:
-                return await self._fail(call, error.name, error.text)
+                data = self._error(call, error.name, error.text)
             except PhosError as error:
-                return await self._fail(call, ERROR_PREFIX + error.code, str(error))
+                data = self._error(call, ERROR_PREFIX + error.code, str(error))
+            except Exception:
+                # Internal errors go to the log; the caller gets no details.
+                _log.exception("answering %s.%s failed", call.interface, call.member)
+                text = f"phosd failed while answering {call.member}; its log says why"
+                data = self._error(call, ERROR_PREFIX + "Internal", text)
+            if call.wants_reply and bus.connected:
+                await admit(len(data))
+                await bus.put_bytes(data)
         except (EOFError, OSError) as error:
             _log.info("the answer to %s was not sent: %s", call.member, error or "the bus is gone")
-        except Exception:
-            # Internal errors go to the log; the caller gets no details.
-            _log.exception("answering %s.%s failed", call.interface, call.member)
-            text = f"phosd failed while answering {call.member}; its log says why"
-            return await self._fail(call, ERROR_PREFIX + "Internal", text)
-        return 0
 
-    async def _send(self, call: Call, signature: str, values: list[Any]) -> int:
-        bus, serial = self._bus, self._bus.next_serial()
+    async def _encoded(self, call: Call, signature: str, values: list[Any]) -> bytes:
+        serial = self._bus.next_serial()
 
         def encoded() -> bytes:
             message = reply_to(call, signature, [clean(value) for value in values])
@@ -244,17 +289,13 @@ class Connection:
         large = any(isinstance(value, list | dict) and len(value) >= _LARGE for value in values)
         loop = asyncio.get_running_loop()
         data = await loop.run_in_executor(self._encoder, encoded) if large else encoded()
-        if not (call.wants_reply and bus.connected):
-            return 0
-        await bus.put_bytes(data)
-        return len(data)
-
-    async def _fail(self, call: Call, name: str, text: str) -> int:
-        if not self._answers(call):
-            return 0
-        data = self._error(call, name, text)
-        await self._bus.put_bytes(data)
-        return len(data)
+        if len(data) > MAX_ANSWER:
+            raise CallError(
+                f"{_DBUS}.Error.LimitsExceeded",
+                f"the answer to {call.member} takes {len(data)} bytes, more than {MAX_ANSWER}; "
+                "ask for less",
+            )
+        return data
 
     def refuse(self, call: Call, name: str, text: str) -> int:
         """Answer a call with an error; drop the answer when too many messages wait to be sent.

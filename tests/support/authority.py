@@ -37,7 +37,7 @@ class Authority:
     silent: set[str] = field(default_factory=set)
     questions: list[Question] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
-    tasks: set[asyncio.Task[int]] = field(default_factory=set)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def take(self, call: Call) -> None:
         task = asyncio.get_running_loop().create_task(self.connection.reply(call, self.answer))

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from phosd.bus import MAX_ARGUMENTS, Call, CallError, Connection
@@ -61,7 +62,7 @@ class _User:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """What a caller is told. ``call`` has no arguments left."""
+    """What a caller is told. ``call`` has only its sender and its serial left."""
 
     call: Call
     text: str
@@ -140,7 +141,8 @@ class CallQueue:
         self, client: _Client, call: Call, why: str, hint: str = "call again when some have come"
     ) -> None:
         """Refuse a call: at once, or when the client has read what was sent before."""
-        refusal = _Refusal(replace(call, body=b""), f"{why}; {hint}")
+        bare = replace(call, body=b"", path="", member="", signature="", interface=None)
+        refusal = _Refusal(bare, f"{why}; {hint}")
         if not client.behind:
             self._send(client, refusal)
         elif call.wants_reply and len(client.refused) < CLIENT_REFUSED:
@@ -223,7 +225,14 @@ class CallQueue:
         self._wake()
 
     async def _reply(self, client: _Client, call: Call, caller: Caller) -> None:
-        size = await self._connection.reply(call, lambda call: self._answer(call, caller))
+        await self._connection.reply(
+            call, lambda call: self._answer(call, caller), partial(self._admit, client)
+        )
+
+    async def _admit(self, client: _Client, size: int) -> None:
+        """Wait until a client has read most of what it was sent, and count what it gets next."""
+        while client.behind:
+            await asyncio.sleep(_FIRST_LOOK)
         self._count_unread(client, size)
 
     def _count_unread(self, client: _Client, size: int) -> None:
