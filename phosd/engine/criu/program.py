@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 from phosd.engine.criu import launch
 from phosd.engine.criu.action_script import FROZEN, STARTED, ActionScript
@@ -27,6 +27,8 @@ from phosd.errors import Cancelled, Internal, Timeout
 MINIMUM = (4, 2)
 """Older versions cannot dump a process with a TCP or UDP socket on Linux 6.16 or newer."""
 
+_LOG_BYTES = 64 << 10
+"""How much of the end of CRIU's log is read for its errors."""
 _LOOK_MILLISECONDS = 50
 """How often to check whether a job was cancelled; the end of CRIU is noticed at once."""
 
@@ -156,13 +158,13 @@ class Criu:
         folders = [
             os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in (invocation.images, work)
         ]
-        log = work / f"{invocation.action}.log"
+        name = f"{invocation.action}.log"
+        log = _new_log(work / name, owner)
         try:
-            log.unlink(missing_ok=True)
             # CRIU's CUDA plugin would interfere with the driver checkpoint that phosd makes.
             (work / "no-plugins").mkdir(mode=0o755, exist_ok=True)
             places = [f"/proc/self/fd/{folder}" for folder in folders]
-            line = [str(self.path), invocation.action, "--no-default-config", "-v2", "-o", log.name]
+            line = [str(self.path), invocation.action, "--no-default-config", "-v2", "-o", name]
             line += ["-D", places[0], "-W", places[1], "-L", places[1] + "/no-plugins"]
             if not owner.is_root:
                 line.append("--unprivileged")
@@ -182,6 +184,9 @@ class Criu:
                 tied=invocation.dies_with_us,
                 place=invocation.place,
             )
+        except BaseException:
+            log.close()
+            raise
         finally:
             for folder in folders:
                 os.close(folder)
@@ -191,7 +196,7 @@ class Criu:
 class Running:
     """A running CRIU. Leaving the context before its end kills it."""
 
-    def __init__(self, process: Started, action: str, log: Path) -> None:
+    def __init__(self, process: Started, action: str, log: BinaryIO) -> None:
         self._process = process
         self._action = action
         self._log = log
@@ -332,9 +337,12 @@ class Running:
         if self._process.returncode is None:
             self._process.kill()
         self._process.close()
+        self._log.close()
 
     def _failure(self, code: int, said: str) -> Internal:
-        text = self._log.read_text(errors="replace") if self._log.exists() else ""
+        end = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, end - _LOG_BYTES))
+        text = self._log.read(_LOG_BYTES).decode(errors="replace")
         errors = [re.sub(r"^\(\d+\.\d+\)\s*", "", x) for x in text.splitlines() if "Error" in x]
         # Root without CAP_SYS_RESOURCE always gets this error, which is harmless.
         errors = [line for line in errors if "RLIMIT_NOFILE for self" not in line]
@@ -344,6 +352,14 @@ class Running:
             f"criu {self._action} failed (it returned {code}): " + " | ".join(shown),
             hint=hint or "`phos doctor` checks CRIU on this machine",
         )
+
+
+def _new_log(path: Path, owner: Owner) -> BinaryIO:
+    """Make the log before CRIU runs, and open it: later the owner may put another file there."""
+    path.unlink(missing_ok=True)
+    log = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    os.fchown(log, owner.uid, owner.gid)
+    return os.fdopen(log, "rb")
 
 
 _HINTS = (
