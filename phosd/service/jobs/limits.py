@@ -15,10 +15,30 @@ class JobLimits:
     jobs: int = 16
     per_gpu: int = 4
 
-    def have_room(self, gpus: Collection[int], running: Sequence[Collection[int]]) -> bool:
-        """Whether one more job may start on ``gpus`` (ordinals) beside the running jobs."""
-        busy = Counter(gpu for theirs in running for gpu in theirs)
-        return len(running) < self.jobs and all(busy[gpu] < self.per_gpu for gpu in gpus)
+    def have_room(
+        self,
+        gpus: Collection[int],
+        running: Sequence[Collection[int]],
+        own: Sequence[Collection[int]] = (),
+    ) -> bool:
+        """Whether one more job may start on ``gpus`` (ordinals) beside the running jobs.
+
+        ``own`` are those of the same user, if it is not root. A quarter of the places is for users
+        who have none: a user decides how long a job takes.
+        """
+        busy, theirs = _by_gpu(running), _by_gpu(own)
+        return len(running) < _places(self.jobs, len(own)) and all(
+            busy[gpu] < _places(self.per_gpu, theirs[gpu]) for gpu in gpus
+        )
+
+
+def _by_gpu(jobs: Sequence[Collection[int]]) -> Counter[int]:
+    return Counter(gpu for gpus in jobs for gpu in gpus)
+
+
+def _places(limit: int, taken: int) -> int:
+    """Return how many places there are for a user who has ``taken`` some."""
+    return limit - limit // 4 if taken else limit
 
 
 def in_turn(waiting: Iterable[tuple[int, int]], running: Iterable[int]) -> list[int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from phosd.engine.job.progress import Progress
+from phosd.engine.operations.permissions import ROOT
 from phosd.errors import Busy, Cancelled, Internal, InvalidOption, PhosError, Unsupported
 from phosd.service.jobs import job_log
 from phosd.service.jobs.job import DrainFigures, Job, JobState, Outcome, Task
@@ -45,6 +46,10 @@ class Listener:
 
 class _NoSlot(Busy):
     """All slots are taken. The next job waits even if the request does not queue."""
+
+
+class _NoShare(_NoSlot):
+    """The user has as many of the slots as one may have. Such a job keeps no GPU from others."""
 
 
 class JobTable:
@@ -182,16 +187,23 @@ class JobTable:
         self.require_free(job.task.claims)
         self._require_few_stuck(job.task.owner)
         if not job.task.short:
-            self._require_slot(job.task.gpus, reserved)
+            self._require_slot(job.task, reserved)
         prepare(job)
         job.begin()
         self._claims |= dict.fromkeys(job.task.claims, job)
 
-    def _require_slot(self, gpus: frozenset[int], reserved: frozenset[int]) -> None:
-        running = [job.task.gpus for job in self._running()]
-        if gpus & reserved or not self._limits.have_room(gpus, running):
+    def _require_slot(self, task: Task, reserved: frozenset[int]) -> None:
+        running = self._running()
+        gpus = [job.task.gpus for job in running]
+        own = [job.task.gpus for job in running if job.task.owner == task.owner != ROOT]
+        if task.gpus & reserved or not self._limits.have_room(task.gpus, gpus):
             raise _NoSlot(
                 f"{len(running)} jobs run already", hint="wait until one has ended (`phos jobs`)"
+            )
+        if not self._limits.have_room(task.gpus, gpus, own):
+            raise _NoShare(
+                f"{len(own)} jobs of uid {task.owner} run already, and others may want to begin",
+                hint="wait until one has ended (`phos jobs`)",
             )
 
     def _running(self) -> list[Job]:
@@ -248,7 +260,9 @@ class JobTable:
                 job.progress.observer(job.progress)
             try:
                 self.require_free(job.task.claims)
-                self._require_slot(job.task.gpus, frozenset(reserved))
+                self._require_slot(job.task, frozenset(reserved))
+            except _NoShare:
+                continue
             except _NoSlot:
                 reserved |= job.task.gpus
             except Busy:
@@ -266,6 +280,8 @@ class JobTable:
             number, prepare = job.number, self._waiting[job.number]
             try:
                 self._admit(job, prepare, reserved)
+            except _NoShare:
+                continue
             except _NoSlot:
                 reserved |= job.task.gpus
                 continue

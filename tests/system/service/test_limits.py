@@ -38,6 +38,23 @@ def test_room_for_one_more(
     assert JobLimits(jobs=3, per_gpu=2).have_room(gpus, running) is room
 
 
+def test_nobody_takes_all_places() -> None:
+    """Who has a job already leaves a quarter to those who have none; a user decides how long a job
+    takes.
+    """
+    limits = JobLimits(jobs=8, per_gpu=4)
+    six = [(n,) for n in range(6)]
+    assert limits.have_room((7,), six[:5], six[:5])
+    assert not limits.have_room((7,), six, six[:1])
+    assert limits.have_room((7,), six, ())
+    assert limits.have_room((7,), [*six, (6,)], ())
+    assert not limits.have_room((7,), [*six, (6,), (7,)], ())
+    three = [(0,), (0,), (0, 1)]
+    assert not limits.have_room((0,), three, three[:1])
+    assert limits.have_room((1,), three, three[:1])
+    assert limits.have_room((0,), three, ())
+
+
 def test_the_user_with_the_fewest_jobs_is_next_with_the_oldest() -> None:
     waiting = [(1, 7), (2, 7), (3, 7), (4, 8), (5, 9), (6, 8)]
     assert in_turn(waiting, []) == [1, 4, 5, 2, 6, 3]
@@ -193,3 +210,22 @@ def test_the_gpus_of_a_job_are_those_of_the_processes_below_it(service: Service)
             wait_for(service, job, "done")
         child.communicate(b"\n")
         sibling.communicate(b"\n")
+
+
+def test_a_job_beyond_its_users_share_is_in_nobodys_way() -> None:
+    """It waits, and the jobs of others begin at once, also on the GPU that it waits for."""
+
+    async def run() -> None:
+        work = Work()
+        table = JobTable(Witness().listener(), limits=JobLimits(jobs=8, per_gpu=4))
+
+        def submit(name: str, owner: int) -> JobState:
+            return table.submit(work.task(name, 0, owner=owner), accept).state
+
+        running, queued = JobState.RUNNING, JobState.QUEUED
+        assert [submit(name, 1000) for name in "abcd"] == [running, running, running, queued]
+        assert submit("e", 2000) is running
+        assert submit("f", 0) is queued, "the GPU has no more places"
+        await table.close()
+
+    asyncio.run(run())
