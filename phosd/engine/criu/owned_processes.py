@@ -14,6 +14,7 @@ from pathlib import Path
 
 from phosd.engine.image.manifest import Process
 from phosd.engine.system import procfs
+from phosd.engine.system.looking import LOOKERS
 from phosd.engine.system.privileges import Capability
 
 ENDING_PATIENCE = 10.0
@@ -62,7 +63,7 @@ def end_restoring(roots: Collection[int], since: int) -> None:
         return any(carries(pid, f"{_MARK}={root}") for root in roots)
 
     give_up = time.monotonic() + ENDING_PATIENCE
-    while left := [pid for pid in procfs.pids() if restoring(pid)]:
+    while left := [pid for pid, ours in LOOKERS.each(procfs.pids(), restoring) if ours]:
         end(left, restoring)
         if time.monotonic() > give_up:
             return

@@ -33,6 +33,7 @@ from phosd.engine.image.manifest import Process
 from phosd.engine.job.affected import now
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import procfs
+from phosd.engine.system.looking import LOOKERS, describe
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, Internal, NotAuthorized
 
@@ -138,13 +139,13 @@ def require_free(processes: Sequence[Process]) -> None:
         while (holder := procfs.stat(number)) is not None:
             if not procfs.ending(number):
                 raise Busy(
-                    f"the process needs id {number}, which {procfs.describe(number)} has",
+                    f"the process needs id {number}, which {describe(number)} has",
                     hint="wait until that one ends, or end it, and try again",
                 )
             if time.monotonic() > end:
                 raise Busy(
                     f"id {number} belongs to a process that has ended, and that "
-                    f"{procfs.describe(holder.parent)} does not collect",
+                    f"{describe(holder.parent)} does not collect",
                     hint="end that parent and try again",
                 )
             time.sleep(0.01)
@@ -152,8 +153,7 @@ def require_free(processes: Sequence[Process]) -> None:
         other = procfs.stat(pid)
         if other is not None and not procfs.ending(pid) and needed & {other.group, other.session}:
             raise Busy(
-                f"{procfs.describe(pid)} is still in the session or process group of the saved "
-                "program",
+                f"{describe(pid)} is still in the session or process group of the saved program",
                 hint="it was started by the program but left its tree; end it and try again",
             )
 
@@ -163,16 +163,20 @@ def _require_unused(inodes: Sequence[Inode]) -> None:
     wanted = {(inode.device, inode.number): inode.path for inode in inodes}
     if not wanted:
         return
-    for pid in procfs.pids():
+
+    def used(pid: int) -> set[tuple[int, int]]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             found = procfs.descriptors(pid, without=OSError)
-            used = {(d.file.st_dev, d.file.st_ino) for d in found if d.writable}
-            used |= {(m.device, m.inode) for m in procfs.mappings(pid) if m.shared}
-            for key in used & wanted.keys():
-                raise Busy(
-                    f"{procfs.describe(pid)} uses {wanted[key]}, which belongs to the image",
-                    hint="end it and try again",
-                )
+            files = {(d.file.st_dev, d.file.st_ino) for d in found if d.writable}
+            return files | {(m.device, m.inode) for m in procfs.mappings(pid) if m.shared}
+        return set()
+
+    for pid, files in LOOKERS.each(procfs.pids(), used):
+        for key in files & wanted.keys():
+            raise Busy(
+                f"{describe(pid)} uses {wanted[key]}, which belongs to the image",
+                hint="end it and try again",
+            )
 
 
 @contextlib.contextmanager

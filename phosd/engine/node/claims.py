@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator
 
 from phosd.errors import Busy
 
+_QUERY_SECONDS = 30.0
+"""How long a query may take that began before the claim; one that is held up never ends."""
+
 
 class Claims:
     """The claims of one node. Safe to use from several threads."""
@@ -36,7 +39,12 @@ class Claims:
                 )
             self._claimed |= wanted
             # Queries give up after seconds, and no new ones begin.
-            self._changed.wait_for(lambda: not wanted & self._asked.keys())
+            if not self._changed.wait_for(lambda: not wanted & self._asked.keys(), _QUERY_SECONDS):
+                self._claimed -= wanted
+                raise Busy(
+                    f"process {min(wanted & self._asked.keys())} holds up whoever looks at it",
+                    hint="see what it, or the file system that it uses, waits for",
+                )
         try:
             yield
         finally:

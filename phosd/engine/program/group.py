@@ -17,6 +17,7 @@ from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program.tree import ProcessTree, TreeProcess, scan
 from phosd.engine.system import procfs
 from phosd.engine.system.kcmp import same_file
+from phosd.engine.system.looking import LOOKERS
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, NoSuchProcess, PhosError, Timeout, Unsupported
 
@@ -300,8 +301,8 @@ def _other_sharers(group: CheckpointGroup, borrowed: contextlib.ExitStack) -> di
     """Return descriptors of the shared memory of every other hooked process, by pid."""
     users = {p.uid for tree in group.trees for p in tree.living}
     found = {}
-    for pid in group.other_hooks():
-        if not process.uses_cuda(pid):
+    for pid, uses_cuda in LOOKERS.each(list(group.other_hooks()), process.uses_cuda):
+        if not uses_cuda:
             continue
         try:
             with HookLink(pid, group.runtime_dir, _PATIENCE) as other:

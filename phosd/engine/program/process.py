@@ -10,6 +10,7 @@ from types import MappingProxyType
 from phosd.engine.hook_client.link import Hello, HookBlock, HookLink, HookState
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.system import cuda, procfs
+from phosd.engine.system.looking import LOOKERS
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Timeout, Unsupported
 
@@ -161,23 +162,27 @@ def list_processes(
     """Return every GPU process of the node that this process may inspect, ordered by pid.
 
     ``asking`` tells for each whether it may be queried; it may not while a job works on it. Such a
-    process, and one that is stopped, is described as in the previous list, ``known``. Processes in
-    ``without`` are left out.
+    process, one that is stopped, and one that does not let itself be looked at, is described as in
+    the previous list, ``known``. Processes in ``without`` are left out.
     """
-    found = []
-    for pid in sorted(procfs.pids()):
-        if pid == os.getpid() or pid in without or not uses_cuda(pid):
-            continue
+
+    def look(pid: int) -> GpuProcess | None:
+        if not uses_cuda(pid):
+            return None
         try:
             with asking(pid) as free:
                 before = _known(pid, known)
                 described = _stopped(pid, before) if free else _as_before(before)
-                described = described or describe(pid, runtime_dir, ask_hook=free, before=before)
+                return described or describe(pid, runtime_dir, ask_hook=free, before=before)
         except (NoSuchProcess, FileNotFoundError, ProcessLookupError):
-            continue  # it ended meanwhile
-        if described is not None:
-            found.append(described)
-    return found
+            return None  # it ended meanwhile
+
+    pids = sorted({*procfs.pids()} - {os.getpid(), *without})
+    seen = dict(LOOKERS.each(pids, look))
+    silent = (_known(pid, known) for pid in pids if pid not in seen)
+    found = [each for each in seen.values() if each is not None]
+    found += [replace(each, reason="it does not answer") for each in silent if each is not None]
+    return sorted(found, key=lambda each: each.pid)
 
 
 def _as_before(before: GpuProcess | None) -> GpuProcess | None:

@@ -23,6 +23,7 @@ from phosd.engine.node.suspended import Register
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.system import procfs
 from phosd.engine.system.instance_lock import alone, in_use
+from phosd.engine.system.looking import LOOKERS
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, PhosError
 
@@ -220,27 +221,30 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
     Only the owner of the runtime folder can tell suspended processes, and those under a job, from
     stranded ones. For other users, processes that the driver has checkpointed are left out.
     """
-    found = []
     ours = os.access(runtime_dir, os.W_OK) or not runtime_dir.exists()
     busy = _worked_on(runtime_dir) if ours and in_use(runtime_dir) else {}
     suspended = {p for each in Register(runtime_dir).living() for p in each.pids} if ours else set()
-    for pid in sorted(procfs.pids()):
-        if pid == os.getpid() or pid in busy or not process.uses_cuda(pid):
-            continue
-        if (stat := procfs.stat(pid)) is not None and stat.stopped:
-            continue  # by a user, with a signal
+    found = []
+    for pid, state in LOOKERS.each(sorted({*procfs.pids()} - {os.getpid(), *busy}), _state):
         asleep = pid in suspended or not ours
-        if asleep and driver_checkpoint.state(pid) is driver_checkpoint.State.CHECKPOINTED:
+        if asleep and state is driver_checkpoint.State.CHECKPOINTED:
             continue
         known = procfs.process_id(pid)
-        why = _why_stranded(pid, runtime_dir) if known is not None else ""
+        why = _why_stranded(pid, state, runtime_dir) if known is not None else ""
         if known is not None and why:
             found.append(Stranded(*known, why))
     return found
 
 
-def _why_stranded(pid: int, runtime_dir: Path) -> str:
-    state = driver_checkpoint.state(pid)
+def _state(pid: int) -> driver_checkpoint.State | None:
+    """Return the driver's state of a process that was not stopped by its user."""
+    stat = procfs.stat(pid)
+    if stat is None or stat.stopped or not process.uses_cuda(pid):
+        return None
+    return driver_checkpoint.state(pid)
+
+
+def _why_stranded(pid: int, state: driver_checkpoint.State | None, runtime_dir: Path) -> str:
     if state is driver_checkpoint.State.FAILED:
         return "lost: the driver could not bring it back"
     if state not in (None, driver_checkpoint.State.RUNNING):
@@ -276,14 +280,16 @@ def _wait_for_dumps(processes: Collection[ProcessId], account: Account) -> None:
 
 def _dumped() -> set[int]:
     """Return the roots of the trees that CRIU is dumping."""
-    found = set()
-    for pid in procfs.pids():
+
+    def look(pid: int) -> str:
         with contextlib.suppress(OSError):
             words = procfs.command_line(pid)
             if "dump" in words and "--tree" in words[:-1] and is_criu(pid):
-                root = words[words.index("--tree") + 1]
-                found |= {int(root)} if root.isascii() and root.isdecimal() else set()
-    return found
+                return words[words.index("--tree") + 1]
+        return ""
+
+    roots = (root for _, root in LOOKERS.each(procfs.pids(), look))
+    return {int(root) for root in roots if root.isascii() and root.isdecimal()}
 
 
 def _line_of(pid: int) -> set[int]:

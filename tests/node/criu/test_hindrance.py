@@ -44,7 +44,7 @@ def theirs(name: bytes) -> list[int]:
 
 @contextlib.contextmanager
 def stopping(name: bytes) -> Iterator[None]:
-    """Stop whatever has this name again and again."""
+    """Stop whatever has this name, and as soon as it is continued again."""
     over = threading.Event()
 
     def stop() -> None:
@@ -56,7 +56,10 @@ def stopping(name: bytes) -> Iterator[None]:
     beside = threading.Thread(target=stop)
     beside.start()
     try:
-        yield
+        # At once is what this thread cannot be sure of on a busy machine.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hindrance, "signal", SimpleNamespace(SIGCONT=0))
+            yield
     finally:
         over.set()
         beside.join()

@@ -1,0 +1,147 @@
+"""Look at processes of others that may hold up whoever looks.
+
+What ``/proc`` says of a process's memory is read under a lock of that process, and the driver's
+state is told by the process itself. A user can keep both from being answered for ever, and who
+waits for the former cannot even be killed. So each look is made by a thread that can be left
+behind.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from phosd.engine.system import procfs
+
+PATIENCE = 3.0
+"""Seconds that one look may take."""
+_LONGEST_REST = 64.0
+"""Seconds for which a process that held up looks again and again is not looked at; at first, 1."""
+_HELD_BY_USER = 2
+"""Processes of one user that may hold up a look at a time; their others are not looked at then."""
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A process that held up its last look, or does so still."""
+
+    uid: int
+    thread: threading.Thread
+    since: float
+    rest: float
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is not to be looked at now."""
+        return self.thread.is_alive() or time.monotonic() < self.since + self.rest
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it rests for longer if it does it again."""
+        return self.counts or time.monotonic() < self.since + 10 * _LONGEST_REST
+
+
+class Lookers:
+    """Threads that look at processes, and what holds them up. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[int, _Held] = {}
+
+    def each(self, pids: Iterable[int], look: Callable[[int], _T]) -> Iterator[tuple[int, _T]]:
+        """Yield what ``look`` returns for each process, without those that hold it up.
+
+        Raises what ``look`` raises. It may go on in its thread after this has ended.
+        """
+        left = self._without_held(pids)
+        while left:
+            round_ = _Round(left, look)
+            try:
+                for pid in left:
+                    found = round_.next()
+                    self._answered(pid)
+                    yield pid, found
+                return
+            except queue.Empty:
+                self._hold(pid, round_.thread)
+                left = self._without_held(left[left.index(pid) + 1 :])
+            finally:
+                round_.leave()
+
+    def _without_held(self, pids: Iterable[int]) -> list[int]:
+        with self._lock:
+            self._held = {pid: why for pid, why in self._held.items() if why.is_known}
+            held = {pid: why for pid, why in self._held.items() if why.counts}
+        by_user = Counter(why.uid for why in held.values())
+        return [
+            pid
+            for pid in pids
+            if not held or (pid not in held and by_user[_owner(pid)] < _HELD_BY_USER)
+        ]
+
+    def _answered(self, pid: int) -> None:
+        with self._lock:
+            self._held.pop(pid, None)
+
+    def _hold(self, pid: int, thread: threading.Thread) -> None:
+        uid = _owner(pid)
+        _log.warning("process %d of user %d holds up whoever looks at it", pid, uid)
+        with self._lock:
+            before = self._held.get(pid)
+            rest = min(2 * before.rest, _LONGEST_REST) if before else 1.0
+            self._held[pid] = _Held(uid, thread, time.monotonic(), rest)
+
+
+class _Round(Generic[_T]):
+    """One thread that looks at some processes, one after the other, until it is left."""
+
+    def __init__(self, pids: Sequence[int], look: Callable[[int], _T]) -> None:
+        self._results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._left = False
+        self.thread = threading.Thread(
+            target=self._run, args=(pids, look), name="look", daemon=True
+        )
+        self.thread.start()
+
+    def next(self) -> _T:
+        """Return the next result, or raise its error. Raises :class:`queue.Empty` if it is late."""
+        found, error = self._results.get(timeout=PATIENCE)
+        if error is not None:
+            raise error
+        return found  # type: ignore[no-any-return]
+
+    def leave(self) -> None:
+        """Have the thread end after its present look."""
+        self._left = True
+
+    def _run(self, pids: Sequence[int], look: Callable[[int], _T]) -> None:
+        for pid in pids:
+            if self._left:
+                return
+            try:
+                self._results.put((look(pid), None))
+            except BaseException as error:
+                self._results.put((None, error))
+                return
+
+
+def _owner(pid: int) -> int:
+    try:
+        return (procfs.PROC / str(pid)).stat().st_uid
+    except OSError:
+        return -1
+
+
+LOOKERS = Lookers()
+"""Those of this process: what holds up one look holds up the next."""
+
+
+def describe(pid: int) -> str:
+    """Describe a process of whomever for messages; without its command if it cannot be read."""
+    return dict(LOOKERS.each([pid], procfs.describe)).get(pid, f"pid {pid}")

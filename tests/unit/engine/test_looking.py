@@ -1,0 +1,102 @@
+"""Looking at processes of which some hold up whoever looks."""
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from phosd.engine.system import looking
+from phosd.engine.system.looking import Lookers
+
+PIDS = list(range(100, 110))
+
+
+@pytest.fixture
+def owners(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """The user of each process; 1000 if it is not given."""
+    monkeypatch.setattr(looking, "PATIENCE", 0.1)
+    owners: dict[int, int] = {}
+    monkeypatch.setattr(looking, "_owner", lambda pid: owners.get(pid, 1000))
+    return owners
+
+
+@pytest.fixture
+def go() -> Iterator[threading.Event]:
+    go = threading.Event()
+    yield go
+    go.set()
+
+
+def test_all_are_seen_in_order(owners: dict[int, int]) -> None:
+    assert list(Lookers().each(PIDS, lambda pid: pid * 2)) == [(pid, 2 * pid) for pid in PIDS]
+    assert list(Lookers().each([], lambda pid: pid)) == []
+
+
+def test_errors_are_the_callers(owners: dict[int, int]) -> None:
+    seen = []
+
+    def look(pid: int) -> int:
+        if pid == 103:
+            raise ZeroDivisionError
+        return pid
+
+    with pytest.raises(ZeroDivisionError):
+        for pid, _ in Lookers().each(PIDS, look):
+            seen.append(pid)
+    assert seen == [100, 101, 102]
+
+
+def test_one_that_holds_a_look_up_is_left_out(owners: dict[int, int], go: threading.Event) -> None:
+    """It is not looked at again before that look has ended, and then is."""
+    lookers, looks = Lookers(), []
+
+    def look(pid: int) -> int:
+        looks.append(pid)
+        if pid == 103:
+            go.wait(60)
+        return pid
+
+    others = [pid for pid in PIDS if pid != 103]
+    for _ in range(3):
+        assert [pid for pid, _ in lookers.each(PIDS, look)] == others
+    assert looks.count(103) == 1
+    go.set()
+    end = time.monotonic() + 30
+    while [pid for pid, _ in lookers.each(PIDS, look)] != PIDS:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_user_costs_little_time_however_many_hold_looks_up(
+    owners: dict[int, int], go: threading.Event
+) -> None:
+    lookers = Lookers()
+    bad = set(PIDS[1:8])
+    owners |= dict.fromkeys(bad, 2000) | {PIDS[8]: 2000}
+    began = time.monotonic()
+    seen = [pid for pid, _ in lookers.each(PIDS, lambda pid: pid not in bad or go.wait(60))]
+    assert seen == [PIDS[0], PIDS[9]], "that user's others are not looked at either"
+    assert time.monotonic() - began < 0.1 * 7
+
+
+def test_who_does_it_again_and_again_is_looked_at_ever_less(
+    owners: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookers, looks = Lookers(), []
+    now = time.monotonic()
+    monkeypatch.setattr(looking, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def slow(pid: int) -> None:
+        looks.append(now)
+        time.sleep(0.15)
+
+    for _ in range(60):
+        list(lookers.each([100], slow))
+        while any(why.thread.is_alive() for why in lookers._held.values()):
+            time.sleep(0.01)
+        now += 0.5
+    rests = [round(later - sooner) for sooner, later in itertools.pairwise(looks)]
+    assert rests == [1, 2, 4, 8]
