@@ -18,8 +18,10 @@ from phosd.engine.image.cpu_manifest import MappedFile, MemoryFile, OpenFile
 from phosd.engine.system import procfs
 from phosd.engine.system.file_status import LOCAL, known_status
 from phosd.engine.system.procfs import Descriptor, Mapping
-from phosd.errors import OutOfSpace, Timeout
+from phosd.errors import Busy, OutOfSpace, Timeout
 
+_READ = os.O_RDONLY | os.O_NONBLOCK
+"""Else opening a file on which somebody has a lease waits for them, 45 s for each file."""
 _log = logging.getLogger(__name__)
 
 HASHED = 64 << 20
@@ -79,7 +81,10 @@ def _contents(descriptors: dict[_File, Descriptor], owner: Owner) -> dict[_File,
         if mounts[descriptor.pid].get(descriptor.mount) not in LOCAL:
             remote[key] = Hashed(str(descriptor.link), descriptor.file.st_size)
             continue
-        opened = os.open(descriptor.link, os.O_RDONLY)
+        try:
+            opened = os.open(descriptor.link, _READ)
+        except BlockingIOError:
+            continue
         try:
             found[key] = digest(opened, descriptor.file.st_size)
         finally:
@@ -130,7 +135,12 @@ def save_memory_files(mappings: Iterable[Mapping], folder: Path) -> tuple[Memory
 def _save(mapping: Mapping, saved: str, folder: Path) -> MemoryFile:
     target = folder / saved
     target.parent.mkdir(mode=0o700, exist_ok=True)
-    source = os.open(mapping.link, os.O_RDONLY)
+    try:
+        source = os.open(mapping.link, _READ)
+    except BlockingIOError as error:
+        raise Busy(
+            f"a process has a lease on {mapping.path}", hint="have it give the lease up"
+        ) from error
     try:
         status = os.fstat(source)
         copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -2,14 +2,19 @@
 
 import os
 import sqlite3
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from phosd.engine.criu import file_records
 from phosd.engine.criu.file_worker import Policy
-from phosd.engine.criu.program import Criu
+from phosd.engine.criu.program import Criu, Owner
+from phosd.engine.system import procfs
 from phosd.errors import Internal, Unsupported
 from tests.node.criu.life import COUNTER, USER, Life, in_order
 from tests.node.criu.test_file_worker import WRITER
@@ -202,3 +207,28 @@ def test_a_replaced_library_is_refused_before_anything_happens(life: Life) -> No
     library.unlink()
     with pytest.raises(Unsupported, match="library, which the program maps: No such file"):
         life.admit()
+
+
+LEASED = """
+import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT, 0o666)
+os.write(file, b"some")
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("leased", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_lease_holds_nobody_up(tmp_path: Path) -> None:
+    """Whoever opens such a file waits for its holder, unless told not to."""
+    words = [sys.executable, "-c", LEASED, str(tmp_path / "file")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"leased\n"
+        began = time.monotonic()
+        found = file_records.open_files(procfs.descriptors(holder.pid), Owner(0, 0, ()))
+        assert time.monotonic() - began < 20
+        holder.communicate()
+    (file,) = (each for each in found if each.path == str(tmp_path / "file"))
+    assert (file.size, file.content) == (4, None)
