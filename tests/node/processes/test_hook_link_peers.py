@@ -266,6 +266,7 @@ def test_a_socket_that_cannot_be_closed(
     monkeypatch.setattr(received, "_distrusted", set())
     path = socket_path(runtime, os.getpid())
     path.parent.mkdir()
+    all_sent = threading.Event()
     with lingering() as sent, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -283,12 +284,14 @@ def test_a_socket_that_cannot_be_closed(
                     connection.sendall(body)
                     if when != "answer":
                         socket.send_fds(connection, [b"x"], [sent.fileno()])
+                    all_sent.set()
                     if when == "unread":
                         return
 
         def attacked() -> None:
             with contextlib.suppress(PhosError), HookLink(os.getpid(), runtime) as link:
                 link.hello()
+                all_sent.wait(10)
                 if when == "after":
                     link.hello()
 
