@@ -261,8 +261,7 @@ class Connection:
         bus = self._bus
         try:
             try:
-                signature, values = await answer(call)
-                data = await self._encoded(call, signature, values)
+                data = await self._encoded(call, answer)
             except CallError as error:
                 data = self._error(call, error.name, error.text)
             except PhosError as error:
@@ -278,7 +277,8 @@ class Connection:
         except (EOFError, OSError) as error:
             _log.info("the answer to %s was not sent: %s", call.member, error or "the bus is gone")
 
-    async def _encoded(self, call: Call, signature: str, values: list[Any]) -> bytes:
+    async def _encoded(self, call: Call, answer: Answer) -> bytes:
+        signature, values = await answer(call)
         serial = self._bus.next_serial()
 
         def encoded() -> bytes:

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from phosd.bus import NAME, ROOT, CallError, Connection, Signal, Variant
@@ -17,6 +17,8 @@ _PROPERTIES = "org.freedesktop.DBus.Properties"
 _OBJECTS = "org.freedesktop.DBus.ObjectManager"
 
 _DBUS = "org.freedesktop.DBus"
+_NEWS_SECONDS = 10.0
+"""Seconds without news of a job after which phosd is asked."""
 _NO_BUS = Signal("", "", "")
 """Stands for a signal when the connection to the bus is lost."""
 _PASSWORD_SECONDS = 330.0
@@ -144,9 +146,11 @@ async def _run_job(
             job = await _properties(connection, path)
             tell(job)
             while job["State"] in ("queued", "running"):
-                await _until_news_of(path, news)
-                job = await _properties(connection, path)
-                tell(job)
+                with suppress(TimeoutError):  # a bus that has too much to deliver loses signals
+                    await asyncio.wait_for(_until_news_of(path, news), _NEWS_SECONDS)
+                before, job = job, await _properties(connection, path)
+                if job != before:
+                    tell(job)
         return job, ctrl_c.pressed
 
 
@@ -178,7 +182,8 @@ async def _until_news_of(path: str, news: "asyncio.Queue[Signal]") -> None:
         owner_changed = (heard.sender, heard.member) == (_DBUS, "NameOwnerChanged")
         if owner_changed and heard.args[0] == NAME:
             raise _gone(path)
-        if heard.path == path or (heard.member == "JobRemoved" and heard.args[0] == path):
+        # Whoever sent it: phosd is asked then.
+        if heard.path == path or heard.member == "JobRemoved":
             return
 
 

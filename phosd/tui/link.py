@@ -22,6 +22,8 @@ _DBUS = "org.freedesktop.DBus"
 _PROPERTIES = f"{_DBUS}.Properties"
 _OBJECTS = f"{_DBUS}.ObjectManager"
 _BATCH_SECONDS = 0.1
+_SILENCE_SECONDS = 30.0
+"""Seconds without a signal, of which phosd sends some all the time, after which all is read."""
 _RETRY_SECONDS = 2.0
 _PASSWORD_SECONDS = 330.0
 """Longer than phosd waits for a password."""
@@ -191,7 +193,10 @@ class _Session:
         """Read all objects whenever phosd starts, and follow its signals."""
         await self._meet()
         while True:
-            self._take(await self._news.get())
+            try:
+                self._take(await asyncio.wait_for(self._news.get(), _SILENCE_SECONDS))
+            except TimeoutError:
+                self._read_all = True  # a bus that has too much to deliver loses signals
             await asyncio.sleep(_BATCH_SECONDS)
             while not self._news.empty():
                 self._take(self._news.get_nowait())

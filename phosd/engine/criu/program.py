@@ -159,8 +159,9 @@ class Criu:
             os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in (invocation.images, work)
         ]
         name = f"{invocation.action}.log"
-        log = _new_log(work / name, owner)
+        log: BinaryIO | None = None
         try:
+            log = _new_log(work / name, owner)
             # CRIU's CUDA plugin would interfere with the driver checkpoint that phosd makes.
             (work / "no-plugins").mkdir(mode=0o755, exist_ok=True)
             places = [f"/proc/self/fd/{folder}" for folder in folders]
@@ -185,7 +186,8 @@ class Criu:
                 place=invocation.place,
             )
         except BaseException:
-            log.close()
+            if log is not None:
+                log.close()
             raise
         finally:
             for folder in folders:
@@ -357,9 +359,13 @@ class Running:
 def _new_log(path: Path, owner: Owner) -> BinaryIO:
     """Make the log before CRIU runs, and open it: later the owner may put another file there."""
     path.unlink(missing_ok=True)
-    log = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    os.fchown(log, owner.uid, owner.gid)
-    return os.fdopen(log, "rb")
+    log = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "rb")
+    try:
+        os.fchown(log.fileno(), owner.uid, owner.gid)
+    except BaseException:
+        log.close()
+        raise
+    return log
 
 
 _HINTS = (

@@ -99,11 +99,7 @@ class HookLink:
                 f"process {self.pid} has no hook (no {path})",
                 hint="start it with `phos run`, or use mode=driver",
             ) from error
-        if is_distrusted(owner):
-            raise NotAuthorized(
-                f"a hook of user {owner} has sent files or sockets instead of memory",
-                hint="phosd talks to no hook of that user any more, until it is restarted",
-            )
+        self._require_trust()
         if not fitting:
             raise NotAuthorized(
                 f"{path} is not a socket of the owner of process {self.pid}",
@@ -171,12 +167,14 @@ class HookLink:
         """Return every block with an id above ``after``, ordered by id."""
         return [block for block, _ in self._blocks(Type.LIST_BLOCKS, after)]
 
-    def export_blocks(self, after: int = 0) -> Iterator[tuple[HookBlock, int | None]]:
+    def export_blocks(
+        self, after: int = 0, most: int = MAX_EXPORTED
+    ) -> Iterator[tuple[HookBlock, int | None]]:
         """Yield the same with a descriptor each (for the caller to close), or None.
 
-        Raises :class:`Unsupported` if there are more than phosd can keep.
+        Raises :class:`Unsupported` if there are more than ``most``.
         """
-        return self._blocks(Type.EXPORT_BLOCKS, after)
+        return self._blocks(Type.EXPORT_BLOCKS, after, most)
 
     def has_imports(self) -> bool:
         """Return whether blocks are imports that cannot be exported again (:meth:`rehome`)."""
@@ -296,6 +294,7 @@ class HookLink:
                     why = error.what
                 except NotAuthorized as error:  # a file in its place: the hook cannot listen there
                     why = error.what
+                    self._require_trust()
                     self._clear_the_way()
                 found = procfs.stat(self.pid)
                 if found is None or found.dead:
@@ -314,6 +313,14 @@ class HookLink:
             with contextlib.suppress(FileNotFoundError):
                 wake.unlink()
 
+    def _require_trust(self) -> None:
+        status = procfs.status(self.pid)
+        if is_distrusted(status.uids[1]):
+            raise NotAuthorized(
+                f"a hook of user {status.uids[1]} has sent files or sockets instead of memory",
+                hint="phosd talks to no hook of that user any more, until it is restarted",
+            )
+
     def _clear_the_way(self) -> None:
         path = socket_path(self.runtime_dir, self.pid)
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -324,7 +331,9 @@ class HookLink:
 
     # -- the parts of a request ----------------------------------------------------------------
 
-    def _blocks(self, type_: Type, after: int) -> Iterator[tuple[HookBlock, int | None]]:
+    def _blocks(
+        self, type_: Type, after: int, most: int = 0
+    ) -> Iterator[tuple[HookBlock, int | None]]:
         until = time.monotonic() + self._deadline
         found, exported, more = 0, 0, True
         while more:
@@ -341,9 +350,9 @@ class HookLink:
                     if len(holders) != len(descriptors):
                         raise Garbled(f"{len(descriptors)} descriptors for {len(holders)} blocks")
                 exported += len(holders)
-                if exported > MAX_EXPORTED:
+                if exported > most:
                     raise Unsupported(
-                        f"process {self.pid} has more than {MAX_EXPORTED} blocks of device memory",
+                        f"process {self.pid} has more than {most} blocks of device memory",
                         hint="allocate in larger pieces, or use mode=driver",
                     )
                 for block in blocks:

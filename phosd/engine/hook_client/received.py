@@ -16,11 +16,11 @@ from phosd.engine.system import procfs
 from phosd.engine.system.file_status import LOCAL, known_status
 
 _distrusted: set[int] = set()
-"""Users whose hooks have sent a file that may not be closed."""
+"""Users whose hooks have sent what may not be closed."""
 
 
 def is_distrusted(uid: int) -> bool:
-    """Return whether a hook of this user has sent a file that may not be closed."""
+    """Return whether a hook of this user has sent a file or a socket that may not be closed."""
     return uid in _distrusted
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phosd.engine.hook_client.received import is_distrusted, without_files_of_others
+from phosd.engine.hook_client.received import without_files_of_others
 from phosd.engine.system.cuda import gpu_uuid
 from phosd.errors import Busy, Internal, NoSuchProcess, OutOfMemory, PhosError, Timeout, Unsupported
 
@@ -46,8 +46,10 @@ MAX_KERNELS = 1 << 16
 """Most kernels accepted from one program."""
 MAX_BLOCKS = 1 << 20
 """Most blocks accepted from one program; as many of 2 MiB would fill 2 TiB."""
-MAX_EXPORTED = 1 << 14
-"""Most blocks that one program may hand out; phosd keeps a descriptor of each."""
+MAX_EXPORTED = 1 << 17
+"""Most blocks that one program may hand out; phosd keeps a descriptor of each. PyTorch makes some
+4,200 of a GPU of 141 GB.
+"""
 U64 = struct.Struct("<Q")
 """A cursor or a count."""
 
@@ -288,6 +290,7 @@ class Channel:
         self._owner = owner
         self._socket = connection
         self._sequence = 0
+        self._tainted = False
 
     @property
     def closed(self) -> bool:
@@ -295,7 +298,11 @@ class Channel:
         return self._socket.fileno() < 0
 
     def close(self) -> None:
-        """End the connection, when all that the peer has sent is received."""
+        """End the connection, when all that the peer has sent is received.
+
+        One on which something came that may not be closed stays open, and so does all that is still
+        in it.
+        """
         if self.closed:
             return
         with contextlib.suppress(OSError):  # the peer has ended
@@ -303,10 +310,13 @@ class Channel:
         self._socket.settimeout(0)
         left: list[int] = []
         with contextlib.suppress(OSError):
-            while self._receive_some(MAX_PAYLOAD, left):
-                close_all(without_files_of_others(left, self._owner))
+            while not self._tainted and self._receive_some(MAX_PAYLOAD, left):
+                close_all(self._judged(left))
                 left.clear()
-        self._socket.close()
+        if self._tainted:
+            self._socket.detach()
+        else:
+            self._socket.close()
 
     def request(
         self, type_: Type, payload: bytes, descriptors: Sequence[int], patience: float
@@ -365,8 +375,8 @@ class Channel:
         descriptors: list[int] = []
         try:
             header = HEADER.unpack(self._receive(HEADER.size, end, descriptors))
-            descriptors = without_files_of_others(descriptors, self._owner)
-            if is_distrusted(self._owner):
+            descriptors = self._judged(descriptors)
+            if self._tainted:
                 raise Garbled("files or sockets instead of memory")
             magic, version, answer, sequence, status, length, count = header
             if (
@@ -382,8 +392,16 @@ class Channel:
                 raise Garbled("descriptors in the middle of an answer")
             return status, body, descriptors
         except BaseException:
-            close_all(without_files_of_others(descriptors, self._owner))
+            close_all(self._judged(descriptors))
             raise
+
+    def _judged(self, descriptors: Sequence[int]) -> list[int]:
+        """Return the descriptors that may be closed; if there are others, the peer is not trusted
+        any more.
+        """
+        good = without_files_of_others(descriptors, self._owner)
+        self._tainted = self._tainted or len(good) < len(descriptors)
+        return good
 
     def _receive(self, size: int, end: float, descriptors: list[int]) -> bytes:
         """Receive ``size`` bytes; add what comes with them to ``descriptors``."""

@@ -110,7 +110,7 @@ class DeviceMemory:
         """Duplicate the descriptors of blocks for the caller to close, without freed blocks."""
         with self._lock:
             return [
-                (exported, os.dup(exported.descriptor))
+                (exported, os.dup(held.descriptor))
                 for exported in blocks
                 if (held := self._exported.get((exported.pid, exported.block.id))) is not None
                 and held.key == exported.key

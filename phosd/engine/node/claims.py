@@ -38,7 +38,7 @@ class Claims:
                     hint="wait for it (`phos jobs`), or cancel it",
                 )
             self._claimed |= wanted
-            # Queries give up after seconds, and no new ones begin.
+            # Most queries give up after seconds, and no new ones begin.
             if not self._changed.wait_for(lambda: not wanted & self._asked.keys(), _QUERY_SECONDS):
                 self._claimed -= wanted
                 raise Busy(

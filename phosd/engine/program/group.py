@@ -11,18 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phosd.engine.hook_client.link import Hello, HookLink, HookState
+from phosd.engine.hook_client.wire import MAX_EXPORTED
 from phosd.engine.job.affected import AffectedProcess, AffectedSet
 from phosd.engine.memory.exported import SHARED, ExportedBlock, distinct
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program.tree import ProcessTree, TreeProcess, scan
 from phosd.engine.system import procfs
 from phosd.engine.system.kcmp import same_file
-from phosd.engine.system.looking import LOOKERS
+from phosd.engine.system.looking import LOOKERS, owner
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, NoSuchProcess, PhosError, Timeout, Unsupported
 
 _PATIENCE = 3.0
 """Seconds to wait for the hook of a process that may not be in the group."""
+_MOST_BORROWED = 1 << 14
+"""Most blocks that such a process may hand out."""
 
 
 @dataclass(frozen=True)
@@ -301,12 +304,19 @@ def _other_sharers(group: CheckpointGroup, borrowed: contextlib.ExitStack) -> di
     """Return descriptors of the shared memory of every other hooked process, by pid."""
     users = {p.uid for tree in group.trees for p in tree.living}
     found = {}
-    for pid, uses_cuda in LOOKERS.each(list(group.other_hooks()), process.uses_cuda):
-        if not uses_cuda:
+    hooks = list(group.other_hooks())
+    seen = dict(LOOKERS.each(hooks, process.uses_cuda))
+    for pid in hooks:
+        if pid not in seen and owner(pid) in users:
+            raise Busy(
+                f"process {pid}, which may share device memory with it, cannot be looked at",
+                hint="see what it, or the file system that it uses, waits for",
+            )
+        if not seen.get(pid):
             continue
         try:
             with HookLink(pid, group.runtime_dir, _PATIENCE) as other:
-                found[pid] = _shared(other, borrowed)
+                found[pid] = _shared(other, borrowed, _MOST_BORROWED)
         except NoSuchProcess:
             continue  # ended, or without a hook
         except Busy:
@@ -318,12 +328,12 @@ def _other_sharers(group: CheckpointGroup, borrowed: contextlib.ExitStack) -> di
     return {pid: descriptors for pid, descriptors in found.items() if descriptors}
 
 
-def _shared(link: HookLink, borrowed: contextlib.ExitStack) -> list[int]:
+def _shared(link: HookLink, borrowed: contextlib.ExitStack, most: int = MAX_EXPORTED) -> list[int]:
     """Return descriptors of the memory that the process exported or imported."""
     ids = [b.id for b in link.list_blocks() if b.flags & SHARED]
     found = []
     if ids:
-        for block, descriptor in link.export_blocks(ids[0] - 1):
+        for block, descriptor in link.export_blocks(ids[0] - 1, most):
             if descriptor is None:
                 continue
             if block.flags & SHARED:

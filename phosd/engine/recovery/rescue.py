@@ -225,31 +225,37 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
     busy = _worked_on(runtime_dir) if ours and in_use(runtime_dir) else {}
     suspended = {p for each in Register(runtime_dir).living() for p in each.pids} if ours else set()
     found = []
-    for pid, state in LOOKERS.each(sorted({*procfs.pids()} - {os.getpid(), *busy}), _state):
+    looks = LOOKERS.each(sorted({*procfs.pids()} - {os.getpid(), *busy}), _look)
+    for pid, (state, place) in looks:
         asleep = pid in suspended or not ours
         if asleep and state is driver_checkpoint.State.CHECKPOINTED:
             continue
         known = procfs.process_id(pid)
-        why = _why_stranded(pid, state, runtime_dir) if known is not None else ""
+        hooked = place == runtime_dir
+        why = _why_stranded(pid, state, runtime_dir, hooked=hooked) if known is not None else ""
         if known is not None and why:
             found.append(Stranded(*known, why))
     return found
 
 
-def _state(pid: int) -> driver_checkpoint.State | None:
-    """Return the driver's state of a process that was not stopped by its user."""
+def _look(pid: int) -> tuple[driver_checkpoint.State | None, Path | None]:
+    """Return the driver's state of a process that was not stopped by its user, and the runtime
+    folder of its hook.
+    """
     stat = procfs.stat(pid)
     if stat is None or stat.stopped or not process.uses_cuda(pid):
-        return None
-    return driver_checkpoint.state(pid)
+        return None, None
+    return driver_checkpoint.state(pid), process.hook_place(pid)
 
 
-def _why_stranded(pid: int, state: driver_checkpoint.State | None, runtime_dir: Path) -> str:
+def _why_stranded(
+    pid: int, state: driver_checkpoint.State | None, runtime_dir: Path, *, hooked: bool
+) -> str:
     if state is driver_checkpoint.State.FAILED:
         return "lost: the driver could not bring it back"
     if state not in (None, driver_checkpoint.State.RUNNING):
         return f"{state.name.lower()} by the driver's checkpoint"
-    if state is None or process.hook_place(pid) != runtime_dir:
+    if state is None or not hooked:
         return ""
     try:
         with HookLink(pid, runtime_dir, WAKE_SECONDS) as link:

@@ -10,8 +10,8 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -22,7 +22,11 @@ PATIENCE = 3.0
 _LONGEST_REST = 64.0
 """Seconds for which a process that held up looks again and again is not looked at; at first, 1."""
 _HELD_BY_USER = 2
-"""Processes of one user that may hold up a look at a time; their others are not looked at then."""
+"""Processes of one user that may hold up looks at a time; their others are not looked at then. Root
+may have any number: it could do worse.
+"""
+_SLOW = 0.2
+"""Seconds from which on a look counts towards what its user may cost others: 2 * PATIENCE."""
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -52,50 +56,63 @@ class Lookers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[int, _Held] = {}
+        self._held: dict[procfs.ProcessId | None, _Held] = {}
 
     def each(self, pids: Iterable[int], look: Callable[[int], _T]) -> Iterator[tuple[int, _T]]:
         """Yield what ``look`` returns for each process, without those that hold it up.
 
         Raises what ``look`` raises. It may go on in its thread after this has ended.
         """
-        left = self._without_held(pids)
+        cost: defaultdict[int, float] = defaultdict(float)
+        left = self._allowed(pids, cost)
         while left:
             round_ = _Round(left, look)
             try:
                 for pid in left:
+                    began = time.monotonic()
                     found = round_.next()
+                    took = time.monotonic() - began
                     self._answered(pid)
                     yield pid, found
-                return
+                    if took > _SLOW:
+                        cost[owner(pid)] += took
+                        break
+                else:
+                    return
             except queue.Empty:
+                cost[owner(pid)] += PATIENCE
                 self._hold(pid, round_.thread)
-                left = self._without_held(left[left.index(pid) + 1 :])
             finally:
                 round_.leave()
+            left = self._allowed(left[left.index(pid) + 1 :], cost)
 
-    def _without_held(self, pids: Iterable[int]) -> list[int]:
+    def _allowed(self, pids: Iterable[int], cost: Mapping[int, float]) -> list[int]:
+        """Return the processes to look at: none that holds looks up, or whose user does so."""
         with self._lock:
-            self._held = {pid: why for pid, why in self._held.items() if why.is_known}
-            held = {pid: why for pid, why in self._held.items() if why.counts}
+            self._held = {process: why for process, why in self._held.items() if why.is_known}
+            held = {process: why for process, why in self._held.items() if why.counts}
         by_user = Counter(why.uid for why in held.values())
+        barred = {uid for uid, count in by_user.items() if count >= _HELD_BY_USER}
+        barred |= {uid for uid, seconds in cost.items() if seconds >= 2 * PATIENCE}
+        barred.discard(0)
+        if not held and not barred:
+            return list(pids)
         return [
-            pid
-            for pid in pids
-            if not held or (pid not in held and by_user[_owner(pid)] < _HELD_BY_USER)
+            pid for pid in pids if procfs.process_id(pid) not in held and owner(pid) not in barred
         ]
 
     def _answered(self, pid: int) -> None:
-        with self._lock:
-            self._held.pop(pid, None)
+        if self._held:
+            with self._lock:
+                self._held.pop(procfs.process_id(pid), None)
 
     def _hold(self, pid: int, thread: threading.Thread) -> None:
-        uid = _owner(pid)
+        uid, process = owner(pid), procfs.process_id(pid)
         _log.warning("process %d of user %d holds up whoever looks at it", pid, uid)
         with self._lock:
-            before = self._held.get(pid)
+            before = self._held.get(process)
             rest = min(2 * before.rest, _LONGEST_REST) if before else 1.0
-            self._held[pid] = _Held(uid, thread, time.monotonic(), rest)
+            self._held[process] = _Held(uid, thread, time.monotonic(), rest)
 
 
 class _Round(Generic[_T]):
@@ -131,7 +148,8 @@ class _Round(Generic[_T]):
                 return
 
 
-def _owner(pid: int) -> int:
+def owner(pid: int) -> int:
+    """Return the user of a process; -1 if it has ended."""
     try:
         return (procfs.PROC / str(pid)).stat().st_uid
     except OSError:

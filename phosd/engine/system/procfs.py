@@ -13,7 +13,7 @@ from phosd.engine.system.file_status import known_status
 PROC = Path("/proc")
 _PF_EXITING = 4
 _PF_KTHREAD = 0x200000
-_COMMAND_BYTES = 64 << 10
+_COMMAND_BYTES = 8 << 10
 """Most bytes of a command line that are read: a process may say that it is any of its memory."""
 _ENVIRONMENT_BYTES = 6 << 20
 """The same of an environment: as much as execve(2) takes at the most."""
@@ -287,7 +287,7 @@ def namespace(pid: int, kind: str) -> str:
 
 
 def command_line(pid: int) -> tuple[str, ...]:
-    """Return the words of the command of ``pid``, as far as 64 KiB go."""
+    """Return the words of the command of ``pid``, as far as 8 KiB go."""
     raw = _beginning(PROC / str(pid) / "cmdline", _COMMAND_BYTES)
     return tuple(os.fsdecode(word) for word in raw.removesuffix(b"\0").split(b"\0")) if raw else ()
 

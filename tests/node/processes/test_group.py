@@ -86,7 +86,9 @@ def invented(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Invented:
             memory = enumerate(node.shared.get(self.pid, []), 1)
             return [HookBlock(i, 0, 1, 0, flags) for i, _ in memory]
 
-        def export_blocks(self, after: int = 0) -> Iterator[tuple[HookBlock, int | None]]:
+        def export_blocks(
+            self, after: int = 0, most: int = 0
+        ) -> Iterator[tuple[HookBlock, int | None]]:
             for block, file in zip(self.list_blocks(), node.shared[self.pid], strict=True):
                 yield block, os.dup(file)
 

@@ -80,7 +80,7 @@ def test_a_process_may_say_that_anything_is_its_command() -> None:
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        assert len(procfs.command_line(process.pid)) <= 1 + (64 << 10)
+        assert len(procfs.command_line(process.pid)) <= 1 + (8 << 10)
         assert len(procfs.environment(process.pid)) <= 1 + (6 << 20)
         assert procfs.describe(process.pid).startswith(f"pid {process.pid} (")
         assert len(procfs.describe(process.pid)) < 200

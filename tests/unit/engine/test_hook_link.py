@@ -370,7 +370,7 @@ def test_a_state_that_does_not_exist(runtime: Path) -> None:
         assert not link.connected
 
 
-def test_blocks_without_end_are_not_taken(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_without_end_are_not_taken(runtime: Path) -> None:
     """Neither more than phosd can have open, nor for longer than one request may take."""
     mine = files(1)
 
@@ -379,9 +379,9 @@ def test_blocks_without_end_are_not_taken(runtime: Path, monkeypatch: pytest.Mon
         time.sleep(0.01)
         return Answer(blocks((after + 1, HAS), more=1), mine)
 
-    def taken() -> list[int]:
+    def taken(most: int) -> list[int]:
         found = []
-        for _, descriptor in link.export_blocks():
+        for _, descriptor in link.export_blocks(most=most):
             assert descriptor is not None
             found.append(descriptor)
             os.close(descriptor)
@@ -390,10 +390,9 @@ def test_blocks_without_end_are_not_taken(runtime: Path, monkeypatch: pytest.Mon
     before = open_files()
     with fake_hook(runtime, one_more), HookLink(os.getpid(), runtime, deadline=0.3) as link:
         with pytest.raises(Timeout, match="did not answer"):
-            taken()
-        monkeypatch.setattr("phosd.engine.hook_client.link.MAX_EXPORTED", 3)
+            taken(1000)
         link.connect()
         with pytest.raises(Unsupported, match="more than 3 blocks of device memory"):
-            taken()
+            taken(3)
     assert open_files() == before
     os.close(mine[0])

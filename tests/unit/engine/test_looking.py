@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from phosd.engine.system import looking
+from phosd.engine.system import looking, procfs
 from phosd.engine.system.looking import Lookers
 
 PIDS = list(range(100, 110))
@@ -19,7 +19,8 @@ def owners(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """The user of each process; 1000 if it is not given."""
     monkeypatch.setattr(looking, "PATIENCE", 0.1)
     owners: dict[int, int] = {}
-    monkeypatch.setattr(looking, "_owner", lambda pid: owners.get(pid, 1000))
+    monkeypatch.setattr(looking, "owner", lambda pid: owners.get(pid, 1000))
+    monkeypatch.setattr(procfs, "process_id", lambda pid: procfs.ProcessId(pid, 1))
     return owners
 
 
@@ -80,6 +81,24 @@ def test_a_user_costs_little_time_however_many_hold_looks_up(
     seen = [pid for pid, _ in lookers.each(PIDS, lambda pid: pid not in bad or go.wait(60))]
     assert seen == [PIDS[0], PIDS[9]], "that user's others are not looked at either"
     assert time.monotonic() - began < 0.1 * 7
+
+
+def test_a_user_costs_little_time_however_many_are_slow(
+    owners: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answers in time, if only just."""
+    monkeypatch.setattr(looking, "_SLOW", 0.02)
+    owners |= dict.fromkeys(PIDS[1:9], 2000)
+    looks = []
+
+    def look(pid: int) -> None:
+        looks.append(pid)
+        if owners.get(pid) == 2000:
+            time.sleep(0.06)
+
+    seen = [pid for pid, _ in Lookers().each(PIDS, look)]
+    assert seen[0] == PIDS[0] and seen[-1] == PIDS[9]
+    assert 4 <= len(seen) <= 6
 
 
 def test_who_does_it_again_and_again_is_looked_at_ever_less(

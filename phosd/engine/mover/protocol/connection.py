@@ -104,7 +104,7 @@ class Connection:
                 os.close(fd)
             raise Internal(
                 "descriptors of device memory did not arrive",
-                hint="raise the limit of open files (LimitNOFILE) to 65536",
+                hint="raise the limit of open files (LimitNOFILE) to 524288",
             )
         return fds.tolist()
 
