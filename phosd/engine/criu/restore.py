@@ -39,6 +39,8 @@ from phosd.errors import Busy, Internal, NotAuthorized
 
 SETTLED = 0.05
 """Seconds that a restored program must live before it counts as restored."""
+_LEFT_SECONDS = 1.0
+"""How long what the program started just before its end may take to end as well."""
 ENDED_SECONDS = 3.0
 """How long CRIU may wait for a process that has ended. It notices most of them at once."""
 _LOOK_MILLISECONDS = 20
@@ -149,13 +151,22 @@ def require_free(processes: Sequence[Process]) -> None:
                     hint="end that parent and try again",
                 )
             time.sleep(0.01)
-    for pid in procfs.pids():
-        other = procfs.stat(pid)
-        if other is not None and not procfs.ending(pid) and needed & {other.group, other.session}:
+    end = time.monotonic() + _LEFT_SECONDS
+    while left := next(_left_in(needed), None):
+        if time.monotonic() > end:
             raise Busy(
-                f"{describe(pid)} is still in the session or process group of the saved program",
+                f"{describe(left)} is still in the session or process group of the saved program",
                 hint="it was started by the program but left its tree; end it and try again",
             )
+        time.sleep(0.01)
+
+
+def _left_in(groups: Set[int]) -> Iterator[int]:
+    """Yield the processes whose session or process group is one of these."""
+    for pid in procfs.pids():
+        other = procfs.stat(pid)
+        if other is not None and not procfs.ending(pid) and groups & {other.group, other.session}:
+            yield pid
 
 
 def _require_unused(inodes: Sequence[Inode]) -> None:

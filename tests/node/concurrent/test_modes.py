@@ -40,9 +40,13 @@ def test_values_are_equal_after_kill_and_restore(
         manifest, watch = watched(node, target, options, brake)
     assert manifest.mode == mode
     assert manifest.wrong_guesses == 0
-    # All of its three chunks a GPU are on their way to the host at once, and it waits for them.
-    if (program, mode, node.config.snapshots) != ("two_devices", "concurrent", False):
-        assert steps_beside(watch, mode) >= ITERATIONS
+    beside = steps_beside(watch, mode)
+    if mode == "concurrent" and not node.config.snapshots:
+        # A program with few chunks may soon write one that is on its way to the host, slowly, and
+        # wait for it. Those of two_devices, three a GPU, are all on their way at once.
+        assert beside >= 1 or program == "two_devices"
+    else:
+        assert beside >= ITERATIONS
     target.more_steps(AFTER)
     target.kill()
     original = target.values()
