@@ -301,14 +301,12 @@ class Connection:
         """Answer a call with an error; drop the answer when too many messages wait to be sent.
         Returns its bytes.
         """
-        if not self._answers(call) or self._bus.outgoing >= _MOST_OUTGOING:
+        bus = self._bus
+        if not (call.wants_reply and bus.connected) or bus.outgoing >= _MOST_OUTGOING:
             return 0
         data = self._error(call, name, text)
-        self._bus.put_bytes(data)
+        bus.put_bytes(data)
         return len(data)
-
-    def _answers(self, call: Call) -> bool:
-        return call.wants_reply and bool(self._bus.connected)
 
     def _error(self, call: Call, name: str, text: str) -> bytes:
         message = reply_to(call, "s", [clean(text)], error=name)

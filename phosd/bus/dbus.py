@@ -282,11 +282,6 @@ class Bus(_UntypedBus):  # type: ignore[misc]
         reply: Message | None = await self.call(message)
         return reply
 
-    def send(self, message: Message) -> "asyncio.Future[None]":
-        """Send a message; the future is done when the bus has taken it."""
-        message.serial = message.serial or self.next_serial()
-        return self.put_bytes(encode(message))
-
     def put_bytes(self, data: bytes) -> "asyncio.Future[None]":
         """Send an encoded message; the future is done when the bus has taken it."""
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -82,6 +82,7 @@ class HookLink:
         self.pid = pid
         self.runtime_dir = runtime_dir
         self._deadline = deadline
+        self._owner = -1
         self._channel: Channel | None = None
 
     def connect(self) -> Self:
@@ -92,14 +93,18 @@ class HookLink:
         """
         path = socket_path(self.runtime_dir, self.pid)
         try:
-            owner = procfs.status(self.pid).uids[1]
+            owner = self._owner = procfs.status(self.pid).uids[1]
             fitting = _is_socket_of(path, owner)
         except (FileNotFoundError, ProcessLookupError) as error:
             raise NoSuchProcess(
                 f"process {self.pid} has no hook (no {path})",
                 hint="start it with `phos run`, or use mode=driver",
             ) from error
-        self._require_trust()
+        if is_distrusted(owner):
+            raise NotAuthorized(
+                f"a hook of user {owner} has sent files or sockets instead of memory",
+                hint="phosd talks to no hook of that user any more, until it is restarted",
+            )
         if not fitting:
             raise NotAuthorized(
                 f"{path} is not a socket of the owner of process {self.pid}",
@@ -293,8 +298,9 @@ class HookLink:
                 except (NoSuchProcess, Timeout) as error:  # not listening yet
                     why = error.what
                 except NotAuthorized as error:  # a file in its place: the hook cannot listen there
+                    if is_distrusted(self._owner):
+                        raise
                     why = error.what
-                    self._require_trust()
                     self._clear_the_way()
                 found = procfs.stat(self.pid)
                 if found is None or found.dead:
@@ -312,14 +318,6 @@ class HookLink:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 wake.unlink()
-
-    def _require_trust(self) -> None:
-        status = procfs.status(self.pid)
-        if is_distrusted(status.uids[1]):
-            raise NotAuthorized(
-                f"a hook of user {status.uids[1]} has sent files or sockets instead of memory",
-                hint="phosd talks to no hook of that user any more, until it is restarted",
-            )
 
     def _clear_the_way(self) -> None:
         path = socket_path(self.runtime_dir, self.pid)

@@ -41,28 +41,40 @@ Slot* first_pass();
 void wait(Slot* slot);
 void wait_until_unsealed(Slot* slot);
 
-// Held for the duration of a call that submits work.
-class Pass {
+// A call into the driver: counted in the thread's slot, and held first while `shut` has one of the
+// bits. A nested call goes on, since the outer one counts.
+template <std::atomic<uint32_t> Slot::* Count, uint32_t Bits, void (*Wait)(Slot*)>
+class Counted {
   public:
-    Pass() : slot_(own_slot) {
+    Counted() : slot_(own_slot) {
         if (__builtin_expect(!slot_, 0)) slot_ = first_pass();
         if (__builtin_expect(!slot_, 0)) return;
-        const uint32_t depth = slot_->depth.load(std::memory_order_relaxed);
-        slot_->depth.store(depth + 1, std::memory_order_relaxed);
+        const uint32_t before = (slot_->*Count).load(std::memory_order_relaxed);
+        (slot_->*Count).store(before + 1, std::memory_order_relaxed);
         std::atomic_signal_fence(std::memory_order_seq_cst);
-        if (__builtin_expect(shut.load(std::memory_order_acquire) && depth == 0, 0)) wait(slot_);
+        if (__builtin_expect((shut.load(std::memory_order_acquire) & Bits) && before == 0, 0))
+            Wait(slot_);
     }
-    ~Pass() {
+    ~Counted() {
         if (__builtin_expect(slot_ != nullptr, 1))
-            slot_->depth.store(slot_->depth.load(std::memory_order_relaxed) - 1,
-                               std::memory_order_release);
+            (slot_->*Count)
+                .store((slot_->*Count).load(std::memory_order_relaxed) - 1,
+                       std::memory_order_release);
     }
-    Pass(const Pass&) = delete;
-    Pass& operator=(const Pass&) = delete;
+    Counted(const Counted&) = delete;
+    Counted& operator=(const Counted&) = delete;
 
   private:
     Slot* slot_;
 };
+
+// Held for the duration of a call that submits work.
+using Pass = Counted<&Slot::depth, kShut | kSealed | kParked, wait>;
+
+// Held for the duration of a call that submits nothing, but which the driver may answer from what a
+// checkpoint takes away. It goes on while the gate is closed: the work that it asks for, or waits
+// for, may be what the gate waits for.
+using Ask = Counted<&Slot::asking, kSealed, wait_until_unsealed>;
 
 // Like Pass, for optional work: does not wait, and is false at a closed gate.
 class TryPass {
@@ -84,32 +96,6 @@ class TryPass {
     TryPass(const TryPass&) = delete;
     TryPass& operator=(const TryPass&) = delete;
     explicit operator bool() const { return slot_ != nullptr; }
-
-  private:
-    Slot* slot_;
-};
-
-// Held for the duration of a call that submits nothing, but which the driver may answer from what a
-// checkpoint takes away. It goes on while the gate is closed: the work that it asks for, or waits
-// for, may be what the gate waits for.
-class Ask {
-  public:
-    Ask() : slot_(own_slot) {
-        if (__builtin_expect(!slot_, 0)) slot_ = first_pass();
-        if (__builtin_expect(!slot_, 0)) return;
-        const uint32_t asking = slot_->asking.load(std::memory_order_relaxed);
-        slot_->asking.store(asking + 1, std::memory_order_relaxed);
-        std::atomic_signal_fence(std::memory_order_seq_cst);
-        if (__builtin_expect((shut.load(std::memory_order_acquire) & kSealed) && asking == 0, 0))
-            wait_until_unsealed(slot_);
-    }
-    ~Ask() {
-        if (__builtin_expect(slot_ != nullptr, 1))
-            slot_->asking.store(slot_->asking.load(std::memory_order_relaxed) - 1,
-                                std::memory_order_release);
-    }
-    Ask(const Ask&) = delete;
-    Ask& operator=(const Ask&) = delete;
 
   private:
     Slot* slot_;

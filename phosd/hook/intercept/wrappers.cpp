@@ -23,26 +23,14 @@ auto real_function() {
     return real;
 }
 
-template <auto Member, class Function>
-struct Gated;
-template <auto Member, class... Arguments>
-struct Gated<Member, CUresult (*)(Arguments...)> {
+template <auto Member, class Hold, class Function>
+struct Held;
+template <auto Member, class Hold, class... Arguments>
+struct Held<Member, Hold, CUresult (*)(Arguments...)> {
     static CUresult call(Arguments... arguments) {
         const auto real = real_function<Member>();
         if (__builtin_expect(!real, 0)) return CUDA_ERROR_NOT_INITIALIZED;
-        const gate::Pass pass;
-        return real(arguments...);
-    }
-};
-
-template <auto Member, class Function>
-struct Asking;
-template <auto Member, class... Arguments>
-struct Asking<Member, CUresult (*)(Arguments...)> {
-    static CUresult call(Arguments... arguments) {
-        const auto real = real_function<Member>();
-        if (__builtin_expect(!real, 0)) return CUDA_ERROR_NOT_INITIALIZED;
-        const gate::Ask ask;
+        const Hold hold;
         return real(arguments...);
     }
 };
@@ -95,8 +83,8 @@ extern "C" {
 #define PHOS_WRITES(name, rule) \
     PHOS_SLOT(name,             \
               Writing<&Driver::name, write_sets::rule, is_per_thread(#name), decltype(&::name)>)
-#define PHOS_GATED(name, why) PHOS_SLOT(name, Gated<&Driver::name, decltype(&::name)>)
-#define PHOS_ASKS(name, what) PHOS_SLOT(name, Asking<&Driver::name, decltype(&::name)>)
+#define PHOS_GATED(name, why) PHOS_SLOT(name, Held<&Driver::name, gate::Pass, decltype(&::name)>)
+#define PHOS_ASKS(name, what) PHOS_SLOT(name, Held<&Driver::name, gate::Ask, decltype(&::name)>)
 #define PHOS_OWN(name) PHOS_OWNED(name, false)
 #define PHOS_ENTRY(name) PHOS_OWNED(name, true)
 #include "hooks.def"

@@ -96,11 +96,16 @@ void small_allocations_share_slabs(Client& client) {
     CHECK(client.list().size() == 1);
 }
 
-void virtual_memory_of_the_program(Client& client) {
-    constexpr size_t kSize = 4 << 20;
+CUmemAllocationProp plain_memory() {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    return properties;
+}
+
+void virtual_memory_of_the_program(Client& client) {
+    constexpr size_t kSize = 4 << 20;
+    CUmemAllocationProp properties = plain_memory();
     const CUmemAccessDesc access{properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     const size_t before = client.list().size();
     CUmemGenericAllocationHandle handle = 0;
@@ -309,9 +314,7 @@ unsigned long long buffer_id(CUdeviceptr address) {
 
 void parked_memory_keeps_its_ids(Client& client) {
     constexpr size_t kSize = 2 << 20;
-    CUmemAllocationProp properties{};
-    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    CUmemAllocationProp properties = plain_memory();
     const CUmemAccessDesc access{properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUdeviceptr at = 0;
     OK(cuMemAddressReserve(&at, 4 * kSize, 0, 0, 0));

@@ -48,7 +48,7 @@ class _NoSlot(Busy):
     """All slots are taken. The next job waits even if the request does not queue."""
 
 
-class _NoShare(_NoSlot):
+class _NoShare(Busy):
     """The user has as many of the slots as one may have. Such a job keeps no GPU from others."""
 
 
@@ -98,7 +98,7 @@ class JobTable:
         try:
             self._admit(job, prepare, self._reserved)
         except Busy as busy:
-            if not (task.queue or isinstance(busy, _NoSlot)):
+            if not (task.queue or isinstance(busy, _NoSlot | _NoShare)):
                 raise
             self._require_place(task.owner)
             self._wait(job, prepare)
@@ -261,8 +261,6 @@ class JobTable:
             try:
                 self.require_free(job.task.claims)
                 self._require_slot(job.task, frozenset(reserved))
-            except _NoShare:
-                continue
             except _NoSlot:
                 reserved |= job.task.gpus
             except Busy:
@@ -280,8 +278,6 @@ class JobTable:
             number, prepare = job.number, self._waiting[job.number]
             try:
                 self._admit(job, prepare, reserved)
-            except _NoShare:
-                continue
             except _NoSlot:
                 reserved |= job.task.gpus
                 continue

@@ -240,6 +240,18 @@ def test_files_of_a_lost_server_are_never_closed(
             os.close(descriptor)
 
 
+def test_who_is_not_trusted_is_not_waited_for(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is the hook's own socket put aside, as another's in its place would be."""
+    monkeypatch.setattr(received, "_distrusted", {os.getuid()})
+    with fake_hook(runtime, lambda _: Answer(hello())):
+        before = socket_path(runtime, os.getpid()).stat().st_ctime_ns
+        with pytest.raises(NotAuthorized, match="no hook of that user any more"):
+            HookLink(os.getpid(), runtime).reattach(20)
+        assert socket_path(runtime, os.getpid()).stat().st_ctime_ns == before
+
+
 @contextmanager
 def lingering() -> Iterator[socket.socket]:
     """A socket whose last close waits for years: its peer does not read."""
