@@ -149,7 +149,8 @@ class Ends:
         """Return the state in which a job ended, waiting for it."""
         while job not in self._ended:
             self._news.clear()
-            await asyncio.wait_for(self._news.wait(), _PATIENCE)
+            async with asyncio.timeout(_PATIENCE):
+                await self._news.wait()
         return self._ended.pop(job)
 
 

@@ -149,7 +149,8 @@ class Connection:
         """
         message = method_call(destination, path, interface, member, signature, args, interactive)
         try:
-            reply = await asyncio.wait_for(self._bus.ask(message), patience)
+            async with asyncio.timeout(patience):
+                reply = await self._bus.ask(message)
         except TimeoutError:
             text = f"{destination} did not answer {member} within {patience:.0f} s"
             raise CallError(f"{_DBUS}.Error.NoReply", text) from None

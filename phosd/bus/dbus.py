@@ -241,7 +241,8 @@ class Bus(_UntypedBus):  # type: ignore[misc]
                 bus = Bus(take, bus_type=BusType[where.upper()])
             else:
                 bus = Bus(take, bus_address=where)
-            await asyncio.wait_for(bus.connect(), _CONNECT_SECONDS)
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                await bus.connect()
         except (AuthError, InvalidAddressError, OSError, EOFError, KeyError, TimeoutError) as error:
             raise NoBusError(f"no D-Bus at {where}: {error}") from error
         return bus

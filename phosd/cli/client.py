@@ -147,7 +147,8 @@ async def _run_job(
             tell(job)
             while job["State"] in ("queued", "running"):
                 with suppress(TimeoutError):  # a bus that has too much to deliver loses signals
-                    await asyncio.wait_for(_until_news_of(path, news), _NEWS_SECONDS)
+                    async with asyncio.timeout(_NEWS_SECONDS):
+                        await _until_news_of(path, news)
                 before, job = job, await _properties(connection, path)
                 if job != before:
                     tell(job)

@@ -194,7 +194,8 @@ class _Session:
         await self._meet()
         while True:
             try:
-                self._take(await asyncio.wait_for(self._news.get(), _SILENCE_SECONDS))
+                async with asyncio.timeout(_SILENCE_SECONDS):
+                    self._take(await self._news.get())
             except TimeoutError:
                 self._read_all = True  # a bus that has too much to deliver loses signals
             await asyncio.sleep(_BATCH_SECONDS)
