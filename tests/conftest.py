@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import rotation
+from tests.support.harness import has_two_gpus
 
 # Examples are as slow as the machine is busy, which tells nothing about what is tested.
 settings.register_profile("phos", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -100,6 +101,13 @@ def nothing_is_left() -> Iterator[None]:
     while new := {pid: command for pid, command in left().items() if pid not in before}:
         assert time.monotonic() < deadline, f"left running: {new}"
         time.sleep(0.05)
+
+
+@pytest.fixture
+def two_gpus() -> None:
+    """For tests that move programs between GPUs; the software GPU is two."""
+    if not has_two_gpus():
+        pytest.skip("this node has one GPU")
 
 
 def pytest_unconfigure() -> None:

@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from phosd.engine.node.gpus import list_gpus
 from phosd.engine.system import procfs
 from phosd.engine.system.cuda import is_software
 from phosd.engine.system.native import hook_library, softgpu_folder
@@ -66,6 +67,11 @@ def environment(
     if runtime is not None:
         env["PHOS_RUNTIME_DIR"] = str(runtime)
     return env | dict(extra or {})
+
+
+def has_two_gpus() -> bool:
+    """Whether programs can move from one GPU to another: a real one may be alone."""
+    return len(list_gpus()) > 1
 
 
 def alive(pid: int) -> bool:

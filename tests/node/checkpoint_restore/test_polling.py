@@ -28,12 +28,18 @@ def test_they_go_on_where_they_were(
     run_cycle(node, start("polling"), mode, undisturbed)
 
 
-def test_they_sleep_and_move(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+def test_they_sleep(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
     target = start("polling")
     target.wait_for_steps(3)
     suspend(node, target.pid, SuspendOptions(), Progress())
     resume(node, target.pid, ResumeOptions(), Progress())
-    target.more_steps(2)
+    computes_right(target, undisturbed)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_they_move(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+    target = start("polling")
+    target.wait_for_steps(3)
     migrate(node, target.pid, MigrateOptions("1"), Progress())
     computes_right(target, undisturbed)
 
