@@ -39,8 +39,11 @@ class AdoptedBlocks:
             return self._used.setdefault(gpu, self._movers.mover(gpu))
 
     def movers(self, gpus: Iterable[int]) -> list[Mover]:
-        """Return the movers that have adopted blocks of these GPUs, in order of GPU."""
-        return [self._used[gpu] for gpu in sorted(set(gpus))]
+        """Return the movers that have adopted blocks of these GPUs, in order of GPU.
+
+        None has those of a GPU whose mover did not start; :meth:`adopt_again` is for the next job.
+        """
+        return [self._used[gpu] for gpu in sorted(set(gpus)) if gpu in self._used]
 
     def digest(self, blocks: Iterable[ExportedBlock]) -> dict[int, list[bytes]]:
         """Hash every chunk of these blocks, on all GPUs in parallel. Returns digests by key."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.job.progress import Progress
+from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
@@ -17,7 +18,7 @@ from phosd.engine.operations.swap import SwapOptions, swap
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.recovery.startup import settle
 from phosd.engine.system import cuda
-from phosd.errors import OutOfSpace
+from phosd.errors import Internal, OutOfSpace
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import (
     AFTER,
@@ -74,6 +75,27 @@ def test_two_programs_take_turns(node: Node, start: Starter, undisturbed: Undist
         assert (states[leaving.pid], states[coming.pid]) == ("suspended", "running")
         coming.more_steps(2)
     resume(node, first.pid, ResumeOptions("1"), Progress())
+    all_compute_right(undisturbed, first, second)
+
+
+def test_a_neighbour_leaves_whose_mover_did_not_start(
+    node: Node, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is exported and kept for the next job, which no mover has."""
+
+    def killed(*_: object) -> Mover:
+        raise Internal("the data mover ended", hint="try again")
+
+    first, second = start("single"), start("features")
+    for target in (first, second):
+        target.wait_for_steps(3)
+    with monkeypatch.context() as patch, pytest.raises(Internal, match="mover ended"):
+        patch.setattr(Mover, "start", killed)
+        suspend(node, first.pid, SuspendOptions(), Progress())
+    for target in (second, first):
+        suspend(node, target.pid, SuspendOptions(), Progress())
+    for target in (first, second):
+        resume(node, target.pid, ResumeOptions(), Progress())
     all_compute_right(undisturbed, first, second)
 
 
