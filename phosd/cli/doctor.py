@@ -188,9 +188,11 @@ def _stranded() -> list[Finding]:
     return [
         Finding(
             "processes",
-            "error",
+            "error" if each.certain else "warning",
             f"process {each.pid} is {each.why}",
-            f"`phos recover {each.pid}`, as root",
+            f"`phos recover {each.pid}`, as root"
+            if each.certain
+            else "see what it, or its file system, waits for",
         )
         for each in found
     ]

@@ -10,6 +10,7 @@ import re
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
@@ -19,6 +20,7 @@ import msgspec
 
 from phosd.engine.criu.file_bytes import copy_sparse, digest
 from phosd.engine.image.cpu_manifest import MappedFile, MemoryFile, OpenFile
+from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system.native import python_environment
 from phosd.engine.system.privileges import become
 from phosd.engine.system.reaping import reap_later
@@ -28,6 +30,8 @@ PATIENCE = 600.0
 """Seconds that the file work of a restore may take."""
 IMPATIENCE = 5.0
 """Seconds that it may take while a program stands still, or others wait."""
+_LOOK_SECONDS = 0.5
+"""Seconds between two looks whether it is cancelled."""
 
 _OUTPUT = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
 """The form of the folder names that ``phos run`` creates."""
@@ -117,11 +121,13 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inodes: tuple[Inode, ...] = ()
 
 
-def work(orders: Orders, patience: float = PATIENCE) -> Answer:
+def work(
+    orders: Orders, patience: float = PATIENCE, cancellation: Cancellation | None = None
+) -> Answer:
     """Run ``orders`` in a process with the owner's ids.
 
-    Raises :class:`Internal` if it fails, and :class:`Timeout` if it takes longer than ``patience``
-    seconds.
+    Raises :class:`Internal` if it fails, :class:`Timeout` if it takes longer than ``patience``
+    seconds, and :class:`Cancelled`. Only orders that change nothing may be cancelled.
     """
     worker = subprocess.Popen(
         [sys.executable, "-P", "-m", "phosd.engine.criu.file_worker"],
@@ -132,10 +138,12 @@ def work(orders: Orders, patience: float = PATIENCE) -> Answer:
         env=python_environment(),
     )
     try:
-        answer, said = worker.communicate(msgspec.json.encode(orders), patience)
-    except subprocess.TimeoutExpired:
+        answer, said = _communicate(worker, msgspec.json.encode(orders), patience, cancellation)
+    except BaseException as error:
         worker.kill()
         reap_later(worker)
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
         raise Timeout(
             f"working on the files of user {orders.uid} takes longer than {patience:.0f} s",
             hint="look whether the file systems that they are on answer, and try again",
@@ -147,6 +155,25 @@ def work(orders: Orders, patience: float = PATIENCE) -> Answer:
             hint="the files are as they were",
         )
     return msgspec.json.decode(answer, type=Answer)
+
+
+def _communicate(
+    worker: "subprocess.Popen[bytes]",
+    orders: bytes,
+    patience: float,
+    cancellation: Cancellation | None,
+) -> tuple[bytes, bytes]:
+    end = time.monotonic() + patience
+    unsent: bytes | None = orders
+    while True:
+        try:
+            return worker.communicate(unsent, min(_LOOK_SECONDS, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= end:
+                raise
+            unsent = None  # it is being sent
+            if cancellation is not None:
+                cancellation.check()
 
 
 def require_usable(answer: Answer) -> None:

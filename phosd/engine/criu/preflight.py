@@ -13,7 +13,7 @@ from phosd.engine.criu.file_records import NOT_ON_DISK
 from phosd.engine.criu.file_worker import Orders
 from phosd.engine.criu.program import Owner
 from phosd.engine.program.tree import ProcessTree
-from phosd.engine.system import procfs, sockets
+from phosd.engine.system import looking, procfs, sockets
 from phosd.engine.system.file_status import known_status
 from phosd.engine.system.procfs import Descriptor, Mapping
 from phosd.errors import Unsupported
@@ -90,7 +90,7 @@ def _of_processes(tree: ProcessTree, home: dict[str, str], frozen: bool) -> Iter
     for process in tree.living:
         name = procfs.describe(process.pid)
         if process.tracer and not frozen:
-            yield f"{name} is being traced by {procfs.describe(process.tracer)}"
+            yield f"{name} is being traced by {looking.describe(process.tracer)}"
         foreign = []
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
             foreign = [

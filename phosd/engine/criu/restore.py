@@ -79,7 +79,12 @@ class Restored:
         self._files.undo()
 
 
-def admission(criu: Criu, tree: SavedTree, options: TreeRestoreOptions) -> None:
+def admission(
+    criu: Criu,
+    tree: SavedTree,
+    options: TreeRestoreOptions,
+    cancellation: Cancellation | None = None,
+) -> None:
     """Check everything that a restore of ``tree`` needs, without changing anything.
 
     Raises :class:`Busy` if a pid or thread id is taken, :class:`Unsupported` for files that
@@ -91,7 +96,7 @@ def admission(criu: Criu, tree: SavedTree, options: TreeRestoreOptions) -> None:
     require_free(tree.processes)
     place_of(tree.details.cgroups, tree.user.uid, criu.surroundings)
     with _orders(tree, options, "check") as orders:
-        answer = file_worker.work(orders)
+        answer = file_worker.work(orders, cancellation=cancellation)
     _require_unused(answer.inodes)
     file_worker.require_usable(answer)
 

@@ -72,7 +72,7 @@ def restore(
         job.enter_context(node.claim(pids))
         require_same_machine(manifest, node.criu)
         cpu = _CpuSide(node, manifest, options)
-        cpu.admit()
+        cpu.admit(progress)
         require_device_memory(node, _needs(manifest))
         progress.check()
         progress.about_to_touch(_affected(manifest))
@@ -130,10 +130,10 @@ class _CpuSide:
         ]
         self._restored: list[Restored] = []
 
-    def admit(self) -> None:
+    def admit(self, progress: Progress) -> None:
         """Check that pids are free, files are as recorded, and the owner may restore the trees."""
         for tree in self._trees:
-            criu_restore.admission(self._criu, tree, self._options)
+            criu_restore.admission(self._criu, tree, self._options, progress)
 
     def check_bytes(self) -> None:
         """Check CRIU's files against their recorded digests."""

@@ -6,7 +6,7 @@ The states and their order are the driver's: RUNNING -lock-> LOCKED -checkpoint-
 
 import enum
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -16,12 +16,15 @@ from phosd.engine.faults import Point, point
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.reservation import Reservation
 from phosd.engine.system.cuda import call, driver
+from phosd.engine.system.looking import at_once
 from phosd.errors import Internal, NoSuchProcess, PhosError, Timeout
 
 LOCK_LIMITS_MS = (1_000, 3_000, 10_000)
 """How long the locks of a group may take, for each try. A lock waits for the work in flight, which
 may itself wait for work that the program is kept from launching.
 """
+TELLING_SECONDS = 60.0
+"""Seconds that a process may take to tell its state: it does not while the driver restores it."""
 BREATH = 0.1
 """Seconds between two tries, in which programs launch what they were kept from."""
 
@@ -42,6 +45,11 @@ def state(pid: int) -> State | None:
     if status != bindings.CUresult.CUDA_SUCCESS:
         return None
     return State(int(value))
+
+
+def states(pids: Iterable[int], seconds: float | None = None) -> dict[int, State | None]:
+    """Return :func:`state` of each process that tells it in time, as the process itself must."""
+    return at_once(pids, state, TELLING_SECONDS if seconds is None else seconds)
 
 
 def lock(pid: int, limit: int = LOCK_LIMITS_MS[-1]) -> None:

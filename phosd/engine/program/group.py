@@ -153,7 +153,7 @@ class CheckpointGroup:
             ours.setdefault(name, []).append(exported)
         for pid in self.other_hooks() if ours else ():
             theirs = _shared_with(pid, ours)
-            if theirs and process.has_hook(pid) and process.is_gpu_process(pid):
+            if theirs and _may_use_gpu(pid):
                 raise Busy(
                     f"process {theirs.pid} has begun to share its device memory with process {pid}",
                     hint="try again",
@@ -342,6 +342,15 @@ def _shared(link: HookLink, borrowed: contextlib.ExitStack, most: int = MAX_EXPO
             else:
                 os.close(descriptor)
     return found
+
+
+def _may_use_gpu(pid: int) -> bool:
+    """Whether a process uses a GPU under the hook, or does not let itself be looked at."""
+
+    def look(pid: int) -> bool:
+        return process.has_hook(pid) and process.is_gpu_process(pid)
+
+    return dict(LOOKERS.each([pid], look)).get(pid, True)
 
 
 def _below(pid: int) -> Iterator[int]:

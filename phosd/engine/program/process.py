@@ -16,6 +16,8 @@ from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Timeout, Unsu
 
 _PATIENCE = 2.0
 """Seconds that a hook may take to answer when processes are listed."""
+_SHOWN_BYTES = 2 << 10
+"""Bytes of a command that are listed: thousands of processes fit into one answer on the bus."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,7 @@ def _described(
         pid=process.pid,
         start_time=process.start_time,
         uid=(procfs.PROC / str(process.pid)).stat().st_uid,
-        command=procfs.command_line(process.pid),
+        command=procfs.command_line(process.pid, _SHOWN_BYTES),
         gpus=tuple(sorted({gpu for _, gpu in memory if gpu >= 0})),
         device_bytes=sum(block.size for block, _ in memory),
         hook_state=hook_state,

@@ -23,9 +23,9 @@ from phosd.engine.node.suspended import Register
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.system import procfs
 from phosd.engine.system.instance_lock import alone, in_use
-from phosd.engine.system.looking import LOOKERS
+from phosd.engine.system.looking import LOOKERS, at_once
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, PhosError
+from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, PhosError, Timeout
 
 GuardedBlocks = Mapping[int, Mapping[int, int]]
 """The guarded memory of one process: a descriptor by GPU and block."""
@@ -34,6 +34,7 @@ Claim = Callable[[set[int]], contextlib.AbstractContextManager[None]]
 _CRIU_SECONDS = 180.0
 """CRIU's action script gives up within seconds of phosd's end, but CRIU may call it only later."""
 _LOOK_SECONDS = 0.05
+_NOT_SEEN = "not known: it, or another one of its user, holds up whoever looks at it"
 _log = logging.getLogger(__name__)
 
 
@@ -142,11 +143,13 @@ def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
         ready = [each for each in alive if each.pid not in account.failures]
         _back_from_driver(ready, movers, read_records(runtime_dir / "journal"), account)
         memory = movers.guarded()
+        ready = [each for each in ready if each.pid not in account.failures]
+        seen = at_once((pid for pid, _ in ready), _seen, driver_checkpoint.TELLING_SECONDS)
         for each in ready:
-            if each.pid not in account.failures:
-                with _noted(account, each.pid):
-                    guarded = memory.get(each, {})
-                    _back_from_parking(each.pid, runtime_dir, guarded, movers.silent, account)
+            with _noted(account, each.pid):
+                guarded = memory.get(each, {})
+                found = _told(each.pid, seen)
+                _back_from_parking(each.pid, found, runtime_dir, guarded, movers.silent, account)
         back = [each for each in processes if each.pid not in account.failures]
         movers.let_go(back)
     return account
@@ -196,7 +199,7 @@ def bring_back(
 
 def _require_awake(pid: int, runtime_dir: Path) -> None:
     """Raise :class:`Busy` if the process is suspended and no resume had begun."""
-    if driver_checkpoint.state(pid) is driver_checkpoint.State.CHECKPOINTED:
+    if driver_checkpoint.states([pid]).get(pid) is driver_checkpoint.State.CHECKPOINTED:
         Register(runtime_dir).require_awake([pid])
 
 
@@ -208,11 +211,15 @@ def _worked_on(runtime_dir: Path) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Stranded:
-    """A process that does not run on by itself. ``why`` completes "process 7 is ..."."""
+    """A process that does not run on by itself. ``why`` completes "process 7 is ...".
+
+    ``certain`` is false for one that does not let itself be looked at.
+    """
 
     pid: int
     start_time: int
     why: str
+    certain: bool = True
 
 
 def stranded(runtime_dir: Path) -> list[Stranded]:
@@ -225,8 +232,12 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
     busy = _worked_on(runtime_dir) if ours and in_use(runtime_dir) else {}
     suspended = {p for each in Register(runtime_dir).living() for p in each.pids} if ours else set()
     found = []
-    looks = LOOKERS.each(sorted({*procfs.pids()} - {os.getpid(), *busy}), _look)
-    for pid, (state, place) in looks:
+    pids = sorted({*procfs.pids()} - {os.getpid(), *busy})
+    looks = dict(LOOKERS.each(pids, _look))
+    for pid in pids:
+        if pid not in looks and (process_id := procfs.process_id(pid)) is not None:
+            found.append(Stranded(*process_id, _NOT_SEEN, certain=False))
+    for pid, (state, place) in looks.items():
         asleep = pid in suspended or not ours
         if asleep and state is driver_checkpoint.State.CHECKPOINTED:
             continue
@@ -314,7 +325,10 @@ def _back_from_driver(
     jobs: Collection[JobRecord],
     account: Account,
 ) -> None:
-    states = {pid: driver_checkpoint.state(pid) for pid, _ in processes}
+    states = driver_checkpoint.states(pid for pid, _ in processes)
+    for pid, _ in processes:
+        with _noted(account, pid):
+            _told(pid, states)
     stopped = [
         pid for pid, state in states.items() if state not in (None, driver_checkpoint.State.RUNNING)
     ]
@@ -334,7 +348,7 @@ def _finish_moves(stopped: Collection[int], jobs: Collection[JobRecord], account
     for moves, pids in (
         (j.affected.moves, j.pids) for j in jobs if j.affected and j.affected.moves
     ):
-        states = {pid: driver_checkpoint.state(pid) for pid in pids}
+        states = driver_checkpoint.states(pids)
         behind = [pid for pid in stopped if states.get(pid) is driver_checkpoint.State.CHECKPOINTED]
         if {driver_checkpoint.State.LOCKED, driver_checkpoint.State.RUNNING} & {*states.values()}:
             for pid in behind:
@@ -342,15 +356,42 @@ def _finish_moves(stopped: Collection[int], jobs: Collection[JobRecord], account
                     driver_checkpoint.move([pid], whole(moves, len(process.gpu_uuids())))
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What a look at a process whose memory may be parked finds."""
+
+    uses_cuda: bool
+    has_hook: bool
+    is_known: bool
+    """Whether the driver tells its state."""
+
+
+def _seen(pid: int) -> _Seen:
+    known = driver_checkpoint.state(pid) is not None
+    return _Seen(process.uses_cuda(pid), process.has_hook(pid), known)
+
+
+def _told(pid: int, found: Mapping[int, _Answer]) -> _Answer:
+    """Return what was found out about a process. Raises :class:`Timeout` if it told nothing."""
+    try:
+        return found[pid]
+    except KeyError:
+        raise Timeout(
+            f"process {pid} does not let itself be looked at",
+            hint=f"see what it, or its file system, waits for; then `phos recover {pid}`",
+        ) from None
+
+
 def _back_from_parking(
     pid: int,
+    seen: _Seen,
     runtime_dir: Path,
     memory: GuardedBlocks,
     silent: Sequence[PhosError],
     account: Account,
 ) -> None:
-    if driver_checkpoint.state(pid) is None or not process.has_hook(pid):
-        if memory and process.uses_cuda(pid):
+    if not (seen.is_known and seen.has_hook):
+        if memory and seen.uses_cuda:
             raise Internal(
                 f"the driver does not tell the state of process {pid}, whose memory is kept",
                 hint=f"see its log (dmesg), then `phos recover {pid}`",

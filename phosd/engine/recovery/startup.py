@@ -3,9 +3,7 @@
 import contextlib
 import logging
 import stat
-import threading
 from collections.abc import Collection, Mapping
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -70,9 +68,10 @@ def _suspended(node: Node) -> tuple[list[Suspended], list[Suspended]]:
     asleep: list[Suspended] = []
     woken: list[Suspended] = []
     for each in node.suspended.living():
-        # For stopped processes, which cannot be queried, the file is trusted.
-        states = {driver_checkpoint.state(pid) for pid in each.pids if not _stopped(pid)}
-        (asleep if states <= {driver_checkpoint.State.CHECKPOINTED, None} else woken).append(each)
+        # For stopped processes, and others that do not tell, the file is trusted.
+        told = driver_checkpoint.states(pid for pid in each.pids if not _stopped(pid))
+        sleeps = {*told.values()} <= {driver_checkpoint.State.CHECKPOINTED, None}
+        (asleep if sleeps else woken).append(each)
     return asleep, woken
 
 
@@ -146,22 +145,10 @@ def _restored_run(node: Node, made: Mapping[int, Restored]) -> bool:
 def _runs(pid: int) -> bool:
     """Return whether the driver reports the process as running, within ``_ANSWER_SECONDS``.
 
-    The process itself answers this query. It cannot if CRIU was killed before it released the
-    process; the query then ends with the process.
+    It cannot answer if CRIU was killed before it released the process.
     """
-    answer: Future[bool] = Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(driver_checkpoint.state(pid) is driver_checkpoint.State.RUNNING)
-        except PhosError as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, name=f"state-{pid}", daemon=True).start()
-    try:
-        return answer.result(_ANSWER_SECONDS)
-    except TimeoutError:
-        return False
+    told = driver_checkpoint.states([pid], _ANSWER_SECONDS)
+    return told.get(pid) is driver_checkpoint.State.RUNNING
 
 
 def sweep_hooks(folder: Path) -> None:

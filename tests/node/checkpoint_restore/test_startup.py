@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -370,6 +371,32 @@ def test_a_folder_held_by_somebody_who_may_look_into_it(tmp_path: Path) -> None:
             assert (tmp_path / "phosd.lock").stat().st_mode & 0o777 == 0o600
     finally:
         os.close(descriptor)
+
+
+def test_nobody_waits_for_a_process_that_tells_nothing(
+    place: Path, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent, target = start("features"), start("single")
+    for each in (silent, target):
+        each.wait_for_steps(3)
+        leave_parked(place, each.pid)
+    wanted = {known for each in (silent, target) if (known := process_id(each.pid)) is not None}
+    asked, go = driver_checkpoint.state, threading.Event()
+
+    def tell(pid: int) -> driver_checkpoint.State | None:
+        if pid == silent.pid:
+            go.wait()
+        return asked(pid)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver_checkpoint, "state", tell)
+        patch.setattr(driver_checkpoint, "TELLING_SECONDS", 2.0)
+        account = free(wanted, place / "run")
+        go.set()
+    assert "does not let itself be looked at" in account.text([silent.pid])
+    computes_right(target, undisturbed)
+    assert "given back its parked memory" in free(wanted, place / "run").text([silent.pid])
+    computes_right(silent, undisturbed)
 
 
 def test_memory_is_kept_for_a_process_of_which_the_driver_tells_nothing(

@@ -18,6 +18,7 @@ from phosd.engine.criu.program import Criu
 from phosd.engine.criu.restore import Restored, TreeRestoreOptions
 from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.image.manifest import Process, Tree
+from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.progress import Progress
 from phosd.engine.program import tree
 
@@ -145,9 +146,11 @@ class Life:
         assert self.started is not None
         self.started.wait()
 
-    def admit(self, **options: Any) -> None:
+    def admit(self, cancellation: Cancellation | None = None, **options: Any) -> None:
         """Only look whether it could be restored."""
-        criu_restore.admission(self.criu, self.saved_tree, TreeRestoreOptions(**options))
+        criu_restore.admission(
+            self.criu, self.saved_tree, TreeRestoreOptions(**options), cancellation
+        )
 
     def restore(self, **options: Any) -> Restored:
         """Admit it and bring it back."""

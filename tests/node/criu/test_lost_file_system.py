@@ -15,7 +15,7 @@ import pytest
 from phosd.engine.criu import dump, owned_processes
 from phosd.engine.job.progress import Progress
 from phosd.engine.system import procfs
-from phosd.errors import Timeout, Unsupported
+from phosd.errors import Cancelled, Timeout, Unsupported
 from tests.node.criu.life import COUNTER, USER, Life
 from tests.support.hanging_folder import HangingFolder, hanging_folder
 from tests.support.harness import children
@@ -108,6 +108,25 @@ def test_lost_before(
             dump.result(10 * SOON)
     life.counts_on()
     assert not any(map(owned_processes.is_criu, children(os.getpid())))
+
+
+def test_a_restore_that_looks_there_is_cancelled(
+    life: Life, far: tuple[Path, HangingFolder]
+) -> None:
+    life.dump()
+    life.kill()
+    far[1].hang()
+    progress = Progress()
+    with ThreadPoolExecutor() as pool:
+        restore = pool.submit(life.admit, progress)
+        with pytest.raises(TimeoutError):
+            restore.result(2 * SOON)
+        progress.cancel()
+        with pytest.raises(Cancelled):
+            restore.result(10 * SOON)
+    far[1].answer()
+    life.restore()
+    life.counts_on()
 
 
 def test_others_do_not_wait_for_it(

@@ -1,6 +1,7 @@
 """A process whose memory cannot be looked at, because of a file system that its user serves."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from phosd.engine.program import process
+from phosd.engine.recovery.rescue import stranded
 from phosd.engine.system import looking, procfs
 from phosd.engine.system.looking import Lookers
 from tests.support.hanging_folder import HangingFolder, hanging_folder
@@ -71,5 +74,10 @@ def test_a_process_that_nobody_can_look_at(tmp_path: Path, monkeypatch: pytest.M
             assert pid not in seen
             assert seen
             assert time.monotonic() - began < 20
+            # Newer kernels tell what it maps, though not its command.
+            monkeypatch.setattr(process, "uses_cuda", lambda pid: not look(pid))
+            (told,) = [each for each in stranded(tmp_path / "run") if each.pid == pid]
+            assert not told.certain
+            assert looking.at_once([pid, os.getpid()], look, 0.5).keys() == {os.getpid()}
         alone.join(30)
         assert not alone.is_alive()
