@@ -89,12 +89,15 @@ def soak() -> Iterator[Round]:
     """Yield random programs, random moves, changed images, random kills (500), checkpoints whose
     steps are delayed (2,000), changed files of CRIU (10,000) and thousands of jobs.
     """
+    faults = [f"tests/system/faults/test_{name}.py" for name in ("kills", "delays")]
     for number in range(1, 101):
-        if number % 2:
+        if number % 6 == 1:
+            # Three at a time, since most of a delay is waiting.
+            seeds = (f"PHOS_TEST_SEED={3000 + number + each}" for each in range(3))
             yield Round(
-                f"kills and delays {number // 2 + 1}",
-                [_tests(*(f"tests/system/faults/test_{name}.py" for name in ("kills", "delays")))],
-                {"PHOS_TEST_ALL": "1", "PHOS_TEST_SEED": str(3000 + number)},
+                f"kills and delays {number // 6 + 1}",
+                [("env", seed, *_tests(*faults)) for seed in seeds],
+                {"PHOS_TEST_ALL": "1"},
                 busy=True,
             )
         yield Round(
