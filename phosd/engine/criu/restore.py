@@ -88,17 +88,35 @@ def admission(
     """Check everything that a restore of ``tree`` needs, without changing anything.
 
     Raises :class:`Busy` if a pid or thread id is taken, :class:`Unsupported` for files that
-    changed and limits that cannot be given back, :class:`ImageCorrupt` if CRIU's files are not
-    those of the manifest (:meth:`SavedTree.check_bytes` checks their bytes).
+    changed, and what :func:`require_restorable` raises.
     """
-    criu.require_reachable(tree.user)
-    tree.check_listing()
+    require_restorable(criu, tree)
     require_free(tree.processes)
-    place_of(tree.details.cgroups, tree.user.uid, criu.surroundings)
     with _orders(tree, options, "check") as orders:
         answer = file_worker.work(orders, cancellation=cancellation)
     _require_unused(answer.inodes)
     file_worker.require_usable(answer)
+
+
+def require_restorable(criu: Criu, tree: SavedTree) -> None:
+    """Check all that a restore needs except what may change until then: ids, files and memory.
+
+    Raises :class:`Unsupported` for limits that cannot be given back, :class:`NotAuthorized` for
+    rights that the user does not have, :class:`ImageCorrupt` if CRIU's files are not those of the
+    manifest (:meth:`SavedTree.check_bytes` checks their bytes).
+    """
+    criu.require_reachable(tree.user)
+    tree.check_listing()
+    _rights(tree)
+    place_of(tree.details.cgroups, tree.user.uid, criu.surroundings)
+
+
+def _rights(tree: SavedTree) -> Rights:
+    """Return the rights that CRIU would give the tree: a user's are no more than the user has."""
+    rights = Rights.in_images(tree.folder)
+    if not tree.user.is_root:
+        rights.require_plain(tree.user)
+    return rights
 
 
 def restore_tree(
@@ -299,9 +317,7 @@ def _run(
     made: "_Made",
 ) -> None:
     details, owner, folder = tree.details, tree.user, tree.folder
-    rights = Rights.in_images(folder)
-    if not owner.is_root:
-        rights.require_plain(owner)
+    rights = _rights(tree)
 
     def require_same_rights() -> None:
         """The restorer works in memory that its user may change: see what it has given."""

@@ -9,7 +9,7 @@ from phosd.engine.criu.dump import digests
 from phosd.engine.criu.program import Owner
 from phosd.engine.image import private_files
 from phosd.engine.image.cpu_manifest import CpuDetails
-from phosd.engine.image.manifest import Process, Tree
+from phosd.engine.image.manifest import Manifest, Process, Tree
 from phosd.errors import ImageCorrupt
 
 
@@ -73,6 +73,14 @@ class SavedTree:
                     f"{self.folder / found.path} is not what was saved",
                     hint="restore another image; this one is damaged",
                 )
+
+
+def saved_trees(manifest: Manifest, folder: Path) -> list[SavedTree]:
+    """Return the trees of an image, whose files are in ``folder``."""
+    return [
+        SavedTree(tree, [p for p in manifest.processes if p.tree == number], folder / tree.folder)
+        for number, tree in enumerate(manifest.trees)
+    ]
 
 
 def restoring_user(tree: Tree) -> Owner:

@@ -17,7 +17,7 @@ import msgspec
 from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.file_worker import Policy
 from phosd.engine.criu.restore import Restored, TreeRestoreOptions
-from phosd.engine.criu.saved_tree import SavedTree
+from phosd.engine.criu.saved_tree import saved_trees
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.link import HookLink, HookState
 from phosd.engine.image.manifest import Manifest
@@ -121,13 +121,7 @@ class _CpuSide:
         self._criu = node.criu
         output = Path(options.output) if options.output else None
         self._options = TreeRestoreOptions(files=Policy(options.files), output=output)
-        folder = node.store.images / manifest.id
-        self._trees = [
-            SavedTree(
-                tree, [p for p in manifest.processes if p.tree == number], folder / tree.folder
-            )
-            for number, tree in enumerate(manifest.trees)
-        ]
+        self._trees = saved_trees(manifest, node.store.images / manifest.id)
         self._restored: list[Restored] = []
 
     def admit(self, progress: Progress) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,15 @@ from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.restore import RestoreOptions, restore
 from phosd.engine.recovery.rescue import bring_back as recover
 from phosd.engine.recovery.rescue import left_parked
-from phosd.errors import Busy, Cancelled, OutOfSpace, PhosError, Timeout
+from phosd.errors import (
+    Busy,
+    Cancelled,
+    ImageCorrupt,
+    NotAuthorized,
+    OutOfSpace,
+    PhosError,
+    Timeout,
+)
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import (
     AFTER,
@@ -217,6 +226,33 @@ def test_criu_fails(node: Node, place: Path, start: Starter, undisturbed: Undist
         sign.unlink()
         original = target.values()
         check(bring_back(failing, target, image), original, undisturbed("single"))
+
+
+@pytest.mark.parametrize(
+    ("harm", "error"),
+    [(Path.unlink, ImageCorrupt), (partial(os.chown, uid=12345, gid=0), NotAuthorized)],
+    ids=["gone", "a user's"],
+)
+def test_what_could_not_be_restored_is_not_published(
+    harm: Callable[[Path], None],
+    error: type[PhosError],
+    node: Node,
+    start: Starter,
+    undisturbed: Undisturbed,
+) -> None:
+    """Files of the image are not as they must be for a restore, whatever the reason."""
+    target = start("single")
+    target.wait_for_steps(3)
+
+    def spoil(_: Progress) -> None:
+        (file,) = node.store.images.glob("*/criu-0/inventory.img")
+        harm(file)
+
+    with pytest.raises(error):
+        checkpoint(node, target.pid, CheckpointOptions(), at_phase("publish", spoil))
+    assert node.store.list() == []
+    computes_right(target, undisturbed)
+    save(node, target, "stop")
 
 
 def test_the_original_still_runs(node: Node, start: Starter, undisturbed: Undisturbed) -> None:

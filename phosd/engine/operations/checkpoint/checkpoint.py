@@ -23,6 +23,7 @@ from phosd.engine.operations.checkpoint.recopy import recopy
 from phosd.engine.operations.checkpoint.stop import stop
 from phosd.engine.operations.manifest_records import process_records
 from phosd.engine.operations.move_checks import claimed
+from phosd.engine.operations.restorable import require_restorable
 from phosd.engine.operations.torch_cache import release_cached
 from phosd.engine.program import landlock
 from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
@@ -125,6 +126,7 @@ class _Checkpoint:
                 wrong_guesses=progress.wrong_guesses,
                 parent=parent.id if parent is not None else None,
             )
+            require_restorable(node, manifest, writer.folder)
             writer.publish(manifest)
             progress.finish()
             return manifest
