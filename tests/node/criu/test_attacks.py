@@ -5,6 +5,7 @@ import functools
 import operator
 import os
 import select
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +15,11 @@ from typing import Any
 import pytest
 
 from phosd.engine.criu import restore as criu_restore
+from phosd.engine.criu.program import Criu
 from phosd.engine.criu.restore import ENDED_SECONDS
 from phosd.engine.system import procfs
 from phosd.engine.system.privileges import Capability
-from phosd.errors import Internal
+from phosd.errors import Internal, NotAuthorized
 from tests.node.criu.life import COUNTER, SYSTEM_PYTHON, USER, Life
 
 OTHER = USER + 1
@@ -74,6 +76,70 @@ def test_no_folder_of_others_is_entered(
     folder.unlink()
     (life.home / "moved").rename(folder)
     life.restore()
+    life.counts_on()
+
+
+CODE = 0x620000000
+"""Where the program of the next test has code for CRIU's parasite."""
+GIVEN = 1 << 21  # CAP_SYS_ADMIN
+
+TAMPERED = (
+    f"""
+import ctypes, mmap
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+assert libc.mmap({CODE}, 4096, 7, 0x32, -1, 0) == {CODE}  # private, fixed, of nobody
+capget = b"".join((
+    b"\\xb8" + ({GIVEN}).to_bytes(4, "little"),  # mov eax, the capability
+    b"\\x89\\x06\\x89\\x46\\x04",  # mov [rsi], eax; mov [rsi+4], eax: effective, permitted
+    b"\\x31\\xc0",  # xor eax, eax
+    b"\\x89\\x46\\x08\\x89\\x46\\x0c\\x89\\x46\\x10\\x89\\x46\\x14",  # the other words
+    b"\\xc3",  # ret
+))
+ctypes.memmove({CODE}, capget, len(capget))
+"""
+    + COUNTER
+)
+CAPGET = b"\xb8\x7d\0\0\0\xe9"
+"""How the system call begins in CRIU's parasite: mov eax, its number; jmp."""
+
+
+@pytest.fixture
+def tampered(criu: Criu, tmp_path_factory: pytest.TempPathFactory) -> Criu:
+    """A CRIU whose parasite gets what the program's code says for its capabilities.
+
+    It is as if the user had changed the parasite in the program's memory at the right moment.
+    """
+    folder = tmp_path_factory.mktemp("criu")
+    for each in (folder, *folder.parents):
+        if each.stat().st_uid == os.getuid():
+            each.chmod(each.stat().st_mode | 0o011)
+    program = bytearray(criu.path.read_bytes())
+    jump = b"\x48\xb8" + CODE.to_bytes(8, "little") + b"\xff\xe0"  # mov rax, the code; jmp rax
+    assert program.count(CAPGET) == 2, "in the parasite and in the restorer"
+    at = program.find(CAPGET)
+    while at >= 0:
+        program[at : at + len(jump)] = jump
+        at = program.find(CAPGET)
+    (folder / "criu").write_bytes(program)
+    (folder / "criu").chmod(0o755)
+    return Criu(folder / "criu")
+
+
+def test_what_a_parasite_says_that_was_changed_is_not_believed(
+    lives: Callable[[int], Life], tampered: Criu
+) -> None:
+    life = lives(USER)
+    life.start(TAMPERED)
+    life.counts_on()
+    own, life.criu = life.criu, tampered
+    with pytest.raises(NotAuthorized, match="has other permitted for thread"):
+        life.dump()
+    life.counts_on()
+    shutil.rmtree(life.images)
+    life.criu = own
+    life.again()
     life.counts_on()
 
 
