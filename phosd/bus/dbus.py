@@ -241,8 +241,12 @@ class Bus(_UntypedBus):  # type: ignore[misc]
                 bus = Bus(take, bus_type=BusType[where.upper()])
             else:
                 bus = Bus(take, bus_address=where)
-            async with asyncio.timeout(_CONNECT_SECONDS):
-                await bus.connect()
+            try:
+                async with asyncio.timeout(_CONNECT_SECONDS):
+                    await bus.connect()
+            except BaseException:
+                bus.leave()
+                raise
         except (AuthError, InvalidAddressError, OSError, EOFError, KeyError, TimeoutError) as error:
             raise NoBusError(f"no D-Bus at {where}: {error}") from error
         return bus

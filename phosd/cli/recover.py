@@ -52,7 +52,10 @@ def recover(settings: Settings, pids: tuple[int, ...], runtime_dir: Path | None)
 
 
 def _list(settings: Settings, runtime_dir: Path) -> None:
-    rows = [{"pid": each.pid, "state": each.why} for each in stranded(runtime_dir)]
+    rows = [
+        {"pid": each.pid, "state": each.why, "certain": each.certain}
+        for each in stranded(runtime_dir)
+    ]
     settings.rows(rows, {"PID": lambda row: str(row["pid"]), "IS": lambda row: str(row["state"])})
     if not rows and not settings.json:
         settings.say("no process is left locked, checkpointed or parked")

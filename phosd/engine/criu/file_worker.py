@@ -129,16 +129,20 @@ def work(
     Raises :class:`Internal` if it fails, :class:`Timeout` if it takes longer than ``patience``
     seconds, and :class:`Cancelled`. Only orders that change nothing may be cancelled.
     """
-    worker = subprocess.Popen(
-        [sys.executable, "-P", "-m", "phosd.engine.criu.file_worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=orders.sources,
-        env=python_environment(),
-    )
+    # No pipe: it takes 64 KiB, and communicate() sends no more after its first timeout.
+    with os.fdopen(os.memfd_create("orders"), "w+b") as sent:
+        sent.write(msgspec.json.encode(orders))
+        sent.seek(0)
+        worker = subprocess.Popen(
+            [sys.executable, "-P", "-m", "phosd.engine.criu.file_worker"],
+            stdin=sent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=orders.sources,
+            env=python_environment(),
+        )
     try:
-        answer, said = _communicate(worker, msgspec.json.encode(orders), patience, cancellation)
+        answer, said = _wait(worker, patience, cancellation)
     except BaseException as error:
         worker.kill()
         reap_later(worker)
@@ -157,21 +161,16 @@ def work(
     return msgspec.json.decode(answer, type=Answer)
 
 
-def _communicate(
-    worker: "subprocess.Popen[bytes]",
-    orders: bytes,
-    patience: float,
-    cancellation: Cancellation | None,
+def _wait(
+    worker: "subprocess.Popen[bytes]", patience: float, cancellation: Cancellation | None
 ) -> tuple[bytes, bytes]:
     end = time.monotonic() + patience
-    unsent: bytes | None = orders
     while True:
         try:
-            return worker.communicate(unsent, min(_LOOK_SECONDS, end - time.monotonic()))
+            return worker.communicate(timeout=min(_LOOK_SECONDS, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             if time.monotonic() >= end:
                 raise
-            unsent = None  # it is being sent
             if cancellation is not None:
                 cancellation.check()
 

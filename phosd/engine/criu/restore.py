@@ -88,10 +88,11 @@ def admission(
     """Check everything that a restore of ``tree`` needs, without changing anything.
 
     Raises :class:`Busy` if a pid or thread id is taken, :class:`Unsupported` for files that
-    changed, and what :func:`require_restorable` raises.
+    changed and limits that cannot be given back, and what :func:`require_restorable` raises.
     """
     require_restorable(criu, tree)
     require_free(tree.processes)
+    place_of(tree.details.cgroups, tree.user.uid, criu.surroundings)
     with _orders(tree, options, "check") as orders:
         answer = file_worker.work(orders, cancellation=cancellation)
     _require_unused(answer.inodes)
@@ -99,16 +100,14 @@ def admission(
 
 
 def require_restorable(criu: Criu, tree: SavedTree) -> None:
-    """Check all that a restore needs except what may change until then: ids, files and memory.
+    """Check what a restore needs and what does not change until then, as ids, files and cgroups do.
 
-    Raises :class:`Unsupported` for limits that cannot be given back, :class:`NotAuthorized` for
-    rights that the user does not have, :class:`ImageCorrupt` if CRIU's files are not those of the
-    manifest (:meth:`SavedTree.check_bytes` checks their bytes).
+    Raises :class:`NotAuthorized` for rights that the user does not have, :class:`ImageCorrupt` if
+    CRIU's files are not those of the manifest (:meth:`SavedTree.check_bytes` checks their bytes).
     """
     criu.require_reachable(tree.user)
     tree.check_listing()
     _rights(tree)
-    place_of(tree.details.cgroups, tree.user.uid, criu.surroundings)
 
 
 def _rights(tree: SavedTree) -> Rights:

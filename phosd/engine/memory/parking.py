@@ -14,7 +14,7 @@ from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.exported import if_alive
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import PhosError, Timeout
+from phosd.errors import Internal, PhosError, Timeout
 
 _AGAIN_SECONDS = 5.0
 """Seconds for which memory is offered to a program whose hook fails to take it."""
@@ -80,7 +80,10 @@ def guard(memory: DeviceMemory) -> None:
         # Otherwise it has ended, and parks nothing.
         if (process := processes[exported.pid]) is not None:
             rows.setdefault(exported.gpu, []).append((process, exported.block.id, exported.key))
-    for mover in memory.movers():
+    movers = memory.movers()
+    if nobody := rows.keys() - {mover.gpu for mover in movers}:
+        raise Internal(f"no data mover has the memory on GPU {min(nobody)}", hint="try again")
+    for mover in movers:
         mover.guard(rows.get(mover.gpu, ()))
 
 

@@ -125,20 +125,23 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
             undo.add(shelf.delete, manifest.id)
             suspended = _entry(manifest, group, where, needs)
             suspended.require_alive()
+            undo.add(node.suspended.remove, suspended)
             node.suspended.write(suspended)
+            movers = memory.movers()
             undo.forget()
         progress.phase("release", stopped=True)
-        reservation.release()
-        with Undo() as each:
-            # Last, and even after an error: the mover stays until then.
-            for mover in memory.movers():
-                each.add(if_alive, mover, partial(mover.unguard, group.process_ids))
-            # First: blocks kept beyond this would be mistaken for blocks that the program makes
-            # later.
-            node.kept_memory.let_go(group)
-            point(Point.SUSPEND_RELEASE)
-        if options.leave:
-            node.movers.leave(needs, group.pids)
+        try:
+            with Undo() as last_first:
+                if options.leave:
+                    last_first.add(node.movers.leave, needs, group.pids)
+                for mover in movers:
+                    last_first.add(if_alive, mover, partial(mover.unguard, group.process_ids))
+                # Blocks kept beyond this would be mistaken for blocks that the program makes later.
+                last_first.add(node.kept_memory.let_go, group)
+                last_first.add(reservation.release)
+                point(Point.SUSPEND_RELEASE)
+        except PhosError as error:  # the program is suspended nevertheless
+            progress.note(f"not all that the program had on its GPUs was given back: {error}")
         progress.finish()
         return suspended
 

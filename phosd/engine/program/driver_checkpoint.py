@@ -25,6 +25,8 @@ may itself wait for work that the program is kept from launching.
 """
 TELLING_SECONDS = 60.0
 """Seconds that a process may take to tell its state: it does not while the driver restores it."""
+BACK_SECONDS = 600.0
+"""Seconds that the driver may take to bring processes back that nobody waits for but recovery."""
 BREATH = 0.1
 """Seconds between two tries, in which programs launch what they were kept from."""
 
@@ -191,7 +193,9 @@ def require_running(pids: Collection[int]) -> None:
 
 
 def back_to_running(pids: Sequence[int]) -> dict[int, PhosError | None]:
-    """Bring processes back to RUNNING, in parallel. Returns an error for each that is not."""
+    """Bring processes back to RUNNING, in parallel. Returns an error for each that is not, at the
+    latest after :data:`BACK_SECONDS`.
+    """
 
     def one(pid: int) -> PhosError | None:
         try:
@@ -200,8 +204,16 @@ def back_to_running(pids: Sequence[int]) -> dict[int, PhosError | None]:
             return error
         return None
 
-    with ThreadPoolExecutor(max_workers=max(1, len(pids))) as pool:
-        return dict(zip(pids, pool.map(one, pids), strict=True))
+    done = at_once(pids, one, BACK_SECONDS)
+    late = {
+        pid: Timeout(
+            f"the driver has not brought process {pid} back within {BACK_SECONDS:.0f} s",
+            hint=f"see what it waits for and the driver's log (dmesg); then `phos recover {pid}`",
+        )
+        for pid in pids
+        if pid not in done
+    }
+    return {**done, **late}
 
 
 def _back_to_running(pid: int) -> None:

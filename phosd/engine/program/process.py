@@ -16,8 +16,8 @@ from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Timeout, Unsu
 
 _PATIENCE = 2.0
 """Seconds that a hook may take to answer when processes are listed."""
-_SHOWN_BYTES = 2 << 10
-"""Bytes of a command that are listed: thousands of processes fit into one answer on the bus."""
+_SHOWN = 2 << 10
+"""Characters of a command in lists: thousands of processes fit into one answer on the bus."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,17 @@ class GpuProcess:
     def id(self) -> ProcessId:
         """The pid and start time, which no later process has."""
         return ProcessId(self.pid, self.start_time)
+
+    @property
+    def shown_command(self) -> list[str]:
+        """The command for lists, as far as 2,048 characters go."""
+        shown, left = [], _SHOWN
+        for word in self.command:
+            shown.append(word[:left])
+            left -= len(word) + 1
+            if left <= 0:
+                break
+        return shown
 
 
 def uses_cuda(pid: int) -> bool:
@@ -267,7 +278,7 @@ def _described(
         pid=process.pid,
         start_time=process.start_time,
         uid=(procfs.PROC / str(process.pid)).stat().st_uid,
-        command=procfs.command_line(process.pid, _SHOWN_BYTES),
+        command=procfs.command_line(process.pid),
         gpus=tuple(sorted({gpu for _, gpu in memory if gpu >= 0})),
         device_bytes=sum(block.size for block, _ in memory),
         hook_state=hook_state,

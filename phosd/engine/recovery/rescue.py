@@ -23,7 +23,7 @@ from phosd.engine.node.suspended import Register
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.system import procfs
 from phosd.engine.system.instance_lock import alone, in_use
-from phosd.engine.system.looking import LOOKERS, at_once
+from phosd.engine.system.looking import LOOKERS, at_once, owner
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, PhosError, Timeout
 
@@ -199,7 +199,8 @@ def bring_back(
 
 def _require_awake(pid: int, runtime_dir: Path) -> None:
     """Raise :class:`Busy` if the process is suspended and no resume had begun."""
-    if driver_checkpoint.states([pid]).get(pid) is driver_checkpoint.State.CHECKPOINTED:
+    asleep = driver_checkpoint.State.CHECKPOINTED
+    if driver_checkpoint.states([pid]).get(pid, asleep) is asleep:
         Register(runtime_dir).require_awake([pid])
 
 
@@ -234,9 +235,6 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
     found = []
     pids = sorted({*procfs.pids()} - {os.getpid(), *busy})
     looks = dict(LOOKERS.each(pids, _look))
-    for pid in pids:
-        if pid not in looks and (process_id := procfs.process_id(pid)) is not None:
-            found.append(Stranded(*process_id, _NOT_SEEN, certain=False))
     for pid, (state, place) in looks.items():
         asleep = pid in suspended or not ours
         if asleep and state is driver_checkpoint.State.CHECKPOINTED:
@@ -246,7 +244,13 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
         why = _why_stranded(pid, state, runtime_dir, hooked=hooked) if known is not None else ""
         if known is not None and why:
             found.append(Stranded(*known, why))
-    return found
+    return found + _not_seen(pid for pid in pids if pid not in looks)
+
+
+def _not_seen(pids: Iterable[int]) -> list[Stranded]:
+    """Return one process of each user that could not be looked at."""
+    by_user = {owner(pid): process for pid in pids if (process := procfs.process_id(pid))}
+    return [Stranded(*process, _NOT_SEEN, certain=False) for process in by_user.values()]
 
 
 def _look(pid: int) -> tuple[driver_checkpoint.State | None, Path | None]:
@@ -334,8 +338,12 @@ def _back_from_driver(
     ]
     if not stopped:
         return
-    movers.ask_each(lambda mover: mover.unreserve(processes))
-    _finish_moves(stopped, jobs, account)
+    # Those that tell nothing keep their room, unless it is also that of one which comes back.
+    together = {pid for job in jobs for pid in job.pids if not {*stopped}.isdisjoint(job.pids)}
+    known = [each for each in processes if each.pid in states or each.pid in together]
+    movers.ask_each(lambda mover: mover.unreserve(known))
+    unclear = _finish_moves(stopped, jobs, account)
+    stopped = [pid for pid in stopped if pid not in unclear]
     for pid, error in driver_checkpoint.back_to_running(stopped).items():
         if error is None:
             account.deeds.setdefault(pid, []).append("brought back from the driver's checkpoint")
@@ -343,17 +351,30 @@ def _back_from_driver(
             account.failures[pid] = error
 
 
-def _finish_moves(stopped: Collection[int], jobs: Collection[JobRecord], account: Account) -> None:
-    """Move processes after those of their job that the driver has already moved to other GPUs."""
+def _finish_moves(
+    stopped: Collection[int], jobs: Collection[JobRecord], account: Account
+) -> set[int]:
+    """Move processes after those of their job that the driver has already moved to other GPUs.
+
+    Returns processes that must stay as they are: one of their job does not tell where it is.
+    """
+    unclear = set()
     for moves, pids in (
         (j.affected.moves, j.pids) for j in jobs if j.affected and j.affected.moves
     ):
         states = driver_checkpoint.states(pids)
+        silent = [pid for pid in pids if pid not in states and procfs.process_id(pid) is not None]
         behind = [pid for pid in stopped if states.get(pid) is driver_checkpoint.State.CHECKPOINTED]
         if {driver_checkpoint.State.LOCKED, driver_checkpoint.State.RUNNING} & {*states.values()}:
             for pid in behind:
                 with _noted(account, pid):
                     driver_checkpoint.move([pid], whole(moves, len(process.gpu_uuids())))
+        elif silent:
+            unclear |= {*behind}
+            for pid in behind:
+                with _noted(account, pid):
+                    _told(silent[0], states)
+    return unclear
 
 
 @dataclass(frozen=True)
@@ -367,8 +388,8 @@ class _Seen:
 
 
 def _seen(pid: int) -> _Seen:
-    known = driver_checkpoint.state(pid) is not None
-    return _Seen(process.uses_cuda(pid), process.has_hook(pid), known)
+    known, hooked = driver_checkpoint.state(pid) is not None, process.has_hook(pid)
+    return _Seen(process.uses_cuda(pid), hooked, known)
 
 
 def _told(pid: int, found: Mapping[int, _Answer]) -> _Answer:

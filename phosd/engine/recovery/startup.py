@@ -41,9 +41,9 @@ def settle(node: Node, interrupted: Collection[InterruptedJob]) -> dict[int, str
         for each in job.affected.processes
         if each.start_time is not None
     }
-    asleep, woken = _suspended(node)
-    rest = {process for each in asleep for process in each.processes}
-    let_rest(rest, node.config.runtime_dir)
+    asleep, silent, woken = _suspended(node)
+    let_rest({process for each in asleep for process in each.processes}, node.config.runtime_dir)
+    rest = {process for each in (*asleep, *silent) for process in each.processes}
     waking = {process for each in woken for process in each.processes}
     wanted = (touched | left_parked(node.config.runtime_dir) | waking) - rest
     account = free(wanted, node.config.runtime_dir)
@@ -63,16 +63,25 @@ def settle(node: Node, interrupted: Collection[InterruptedJob]) -> dict[int, str
     return said
 
 
-def _suspended(node: Node) -> tuple[list[Suspended], list[Suspended]]:
-    """Return the programs that are suspended, and those whose resume had begun."""
+def _suspended(node: Node) -> tuple[list[Suspended], list[Suspended], list[Suspended]]:
+    """Return the programs that are suspended, those that only their file says this of, as they are
+    stopped or do not tell, and those whose resume had begun.
+    """
     asleep: list[Suspended] = []
+    silent: list[Suspended] = []
     woken: list[Suspended] = []
-    for each in node.suspended.living():
-        # For stopped processes, and others that do not tell, the file is trusted.
-        told = driver_checkpoint.states(pid for pid in each.pids if not _stopped(pid))
-        sleeps = {*told.values()} <= {driver_checkpoint.State.CHECKPOINTED, None}
-        (asleep if sleeps else woken).append(each)
-    return asleep, woken
+    programs = list(node.suspended.living())
+    pids = {pid for each in programs for pid in each.pids}
+    told = driver_checkpoint.states(pid for pid in pids if not _stopped(pid))
+    for each in programs:
+        states = {told[pid] for pid in each.pids & told.keys()}
+        if not states:
+            silent.append(each)
+        elif states <= {driver_checkpoint.State.CHECKPOINTED, None}:
+            asleep.append(each)
+        else:
+            woken.append(each)
+    return asleep, silent, woken
 
 
 def _stopped(pid: int) -> bool:

@@ -286,9 +286,9 @@ def namespace(pid: int, kind: str) -> str:
     return str((PROC / str(pid) / "ns" / kind).readlink())
 
 
-def command_line(pid: int, size: int = _COMMAND_BYTES) -> tuple[str, ...]:
-    """Return the words of the command of ``pid``, as far as ``size`` bytes go (8 KiB)."""
-    raw = _beginning(PROC / str(pid) / "cmdline", size)
+def command_line(pid: int) -> tuple[str, ...]:
+    """Return the words of the command of ``pid``, as far as 8 KiB go."""
+    raw = _beginning(PROC / str(pid) / "cmdline", _COMMAND_BYTES)
     return tuple(os.fsdecode(word) for word in raw.removesuffix(b"\0").split(b"\0")) if raw else ()
 
 

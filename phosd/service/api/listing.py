@@ -69,7 +69,7 @@ class Lists:
             (
                 p.pid,
                 p.uid,
-                " ".join(p.command),
+                " ".join(p.shown_command),
                 p.device_bytes,
                 p.hook_state,
                 p.state,

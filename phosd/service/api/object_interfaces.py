@@ -49,7 +49,7 @@ def process_interface(methods: ProcessMethods | type[ProcessMethods]) -> Interfa
                 "CommandLine",
                 "as",
                 "Its arguments.",
-                lambda view: list(view.process.command),
+                lambda view: view.process.shown_command,
                 private=True,
             ),
             Property(

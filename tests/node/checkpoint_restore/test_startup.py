@@ -385,12 +385,12 @@ def test_nobody_waits_for_a_process_that_tells_nothing(
 
     def tell(pid: int) -> driver_checkpoint.State | None:
         if pid == silent.pid:
-            go.wait()
+            go.wait(60)
         return asked(pid)
 
     with monkeypatch.context() as patch:
         patch.setattr(driver_checkpoint, "state", tell)
-        patch.setattr(driver_checkpoint, "TELLING_SECONDS", 2.0)
+        patch.setattr(driver_checkpoint, "TELLING_SECONDS", 5.0)
         account = free(wanted, place / "run")
         go.set()
     assert "does not let itself be looked at" in account.text([silent.pid])

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from phosd.engine.criu import file_worker
 from phosd.engine.criu.file_worker import Policy
 from phosd.engine.program import tree
 from phosd.engine.system import procfs
@@ -193,3 +194,11 @@ def test_capabilities_of_a_user_are_for_administrators(lives: Callable[[int], Li
     (process,) = tree.scan(life.pid).processes
     capable = tree.ProcessTree((dataclasses.replace(process, capabilities=1 << 12),))
     assert "has capabilities" in capable.privileged
+
+
+def test_orders_of_any_length_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a pipe takes, though the worker begins to read after the first look at it."""
+    monkeypatch.setattr(file_worker, "_LOOK_SECONDS", 0.01)
+    folders = tuple(f"{tmp_path}/{'x' * 90}/{number}" for number in range(3000))
+    orders = file_worker.Orders(os.getuid(), os.getgid(), (), mark="", folders=folders)
+    assert file_worker.work(orders, 30).closed == folders

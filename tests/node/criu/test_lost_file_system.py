@@ -119,12 +119,14 @@ def test_a_restore_that_looks_there_is_cancelled(
     progress = Progress()
     with ThreadPoolExecutor() as pool:
         restore = pool.submit(life.admit, progress)
-        with pytest.raises(TimeoutError):
-            restore.result(2 * SOON)
-        progress.cancel()
-        with pytest.raises(Cancelled):
-            restore.result(10 * SOON)
-    far[1].answer()
+        try:
+            with pytest.raises(TimeoutError):
+                restore.result(2 * SOON)
+            progress.cancel()
+            with pytest.raises(Cancelled):
+                restore.result(10 * SOON)
+        finally:
+            far[1].answer()
     life.restore()
     life.counts_on()
 

@@ -78,6 +78,6 @@ def test_a_process_that_nobody_can_look_at(tmp_path: Path, monkeypatch: pytest.M
             monkeypatch.setattr(process, "uses_cuda", lambda pid: not look(pid))
             (told,) = [each for each in stranded(tmp_path / "run") if each.pid == pid]
             assert not told.certain
-            assert looking.at_once([pid, os.getpid()], look, 0.5).keys() == {os.getpid()}
+            assert looking.at_once([pid, os.getpid()], look, 3).keys() == {os.getpid()}
         alone.join(30)
         assert not alone.is_alive()

@@ -80,7 +80,11 @@ def test_another_tool_left_it_to_the_driver(
         driver_checkpoint.checkpoint(target.pid)
     word = {"lock": "locked", "checkpoint": "checkpointed"}[steps]
     assert listed(place, target) == [
-        {"pid": target.pid, "state": f"{word} by the driver's checkpoint"}
+        {
+            "pid": target.pid,
+            "state": f"{word} by the driver's checkpoint",
+            "certain": True,
+        }
     ]
     (row,) = recover(place, str(target.pid))
     assert (row["pid"], row["runs"]) == (target.pid, True)

@@ -69,8 +69,8 @@ def test_random_kills(seed: int, plant: Plant, start: Starter, undisturbed: Undi
             time.sleep(0.1 * rng.random())
         else:
             time.sleep(LATEST * rng.random() ** 2)
-        story += f" ({plant.phase_of(path)})" if path else ""
-        hit(plant, victim, worker)
+        story += "" if hit(plant, victim, worker) else ", which is not there"
+        story += f" ({plant.phase_of(path)})" if path and victim != "phosd" else ""
         if victim != "phosd" and path:
             assert plant.end_of(path) in ("done", "failed", DIED), story
         if not plant.dead and rng.random() < 0.5:
@@ -121,17 +121,20 @@ def delete(plant: Plant, image: str) -> None:
         plant.call("DeleteImage", "sa{sv}", image, 0)
 
 
-def hit(plant: Plant, victim: str, program: Target) -> None:
-    """kill -9, of one of them, if there is any."""
+def hit(plant: Plant, victim: str, program: Target) -> bool:
+    """kill -9, of one of them. Returns whether there was one."""
     if victim == "phosd":
         plant.kill()
-        return
+        return True
     if victim == "program":
         program.kill()
-        return
+        return True
     found = plant.movers() if victim == "mover" else list(crius(plant))
-    if found:
-        os.kill(found[0], signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        for pid in found[:1]:
+            os.kill(pid, signal.SIGKILL)
+            return True
+    return False
 
 
 def crius(plant: Plant) -> Iterator[int]:
