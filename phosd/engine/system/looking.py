@@ -155,8 +155,8 @@ def at_once(pids: Iterable[int], look: Callable[[int], _T], seconds: float) -> d
     Nobody is asked again while the thread of an earlier question still waits for the answer.
     """
     with _asking_lock:
-        for process in [each for each, thread in _asking.items() if not thread.is_alive()]:
-            del _asking[process]
+        for answered in [each for each, thread in _asking.items() if not thread.is_alive()]:
+            del _asking[answered]
         asked = [pid for pid in {*pids} if procfs.process_id(pid) not in _asking]
         rounds = {pid: _Round([pid], look) for pid in asked}
     end = time.monotonic() + seconds
@@ -166,12 +166,13 @@ def at_once(pids: Iterable[int], look: Callable[[int], _T], seconds: float) -> d
             found[pid] = each.next(max(0.0, end - time.monotonic()))
         except queue.Empty:
             _log.warning("process %d of user %d does not let itself be looked at", pid, owner(pid))
-            with _asking_lock:
-                _asking[procfs.process_id(pid)] = each.thread
+            if (process := procfs.process_id(pid)) is not None:
+                with _asking_lock:
+                    _asking[process] = each.thread
     return found
 
 
-_asking: dict[procfs.ProcessId | None, threading.Thread] = {}
+_asking: dict[procfs.ProcessId, threading.Thread] = {}
 """Processes that have not answered in time, each with the thread that waits."""
 _asking_lock = threading.Lock()
 

@@ -45,7 +45,7 @@ class Lists:
 
     @method("GetProcess", "u", process="o")
     async def get_process(self, caller: Caller, pid: int) -> str:
-        """The object of a GPU process."""
+        """Return the object of a GPU process."""
         if self._inventory.process(pid) is None:
             identify(pid)
             await self._inventory.refresh_processes()
@@ -60,8 +60,8 @@ class Lists:
 
     @method("ListProcesses", processes="a(uustsso)")
     async def list_processes(self, caller: Caller) -> list[ProcessRow]:
-        """The GPU processes that the caller may see: pid, user, command line, device bytes, hook
-        state, state, path.
+        """List the GPU processes that the caller may see: pid, user, command line, device bytes,
+        hook state, state, path.
         """
         await self._inventory.refresh_processes()
         found = sorted(self._inventory.processes.items(), key=lambda item: item[1].pid)
@@ -80,8 +80,8 @@ class Lists:
 
     @method("ListImages", images="a(stuttso)")
     async def list_images(self, caller: Caller) -> list[ImageRow]:
-        """The images that the caller may see: id, created, owner, total bytes, stored bytes, mode,
-        path.
+        """List the images that the caller may see: id, created, owner, total bytes, stored bytes,
+        mode, path.
         """
         await self._inventory.refresh_images()
         found = sorted(self._inventory.images.items())
@@ -100,7 +100,7 @@ class Lists:
 
     @method("ListJobs", jobs="a(ussso)")
     async def list_jobs(self, caller: Caller) -> list[JobRow]:
-        """The jobs that the caller may see: number, operation, target, state, path."""
+        """List the jobs that the caller may see: number, operation, target, state, path."""
         return [
             (job.number, job.task.operation, job.task.target, str(job.state), job_path(job))
             for job in await self._seen(caller, self._jobs, lambda job: job.task.owner)
@@ -108,7 +108,7 @@ class Lists:
 
     @method("ListGPUs", gpus="a(usstto)")
     async def list_gpus(self) -> list[GpuRow]:
-        """The GPUs: ordinal, UUID, name, memory, used memory, path."""
+        """List the GPUs: ordinal, UUID, name, memory, used memory, path."""
         await self._inventory.refresh_gpus()
         return [
             (gpu.ordinal, gpu.uuid, gpu.name, gpu.memory_total, gpu.memory_used or 0, path)
@@ -119,7 +119,7 @@ class Lists:
     async def list_history(
         self, caller: Caller, options: HistoryOptions
     ) -> list[dict[str, Variant]]:
-        """The latest jobs that the caller may see, newest first, with their phases; options:
+        """List the latest jobs that the caller may see, newest first, with their phases; options:
         {options}.
         """
         owner = None if await self._rights.inspects(caller) else caller.uid
@@ -136,7 +136,7 @@ class Lists:
 
     @method("ListEvents", "a{sv}", events="aa{sv}")
     async def list_events(self, caller: Caller, options: EventOptions) -> list[dict[str, Variant]]:
-        """What happened lately of which the caller may know, newest first; options: {options}."""
+        """List the latest events that the caller may see, newest first; options: {options}."""
         owner = None if await self._rights.inspects(caller) else caller.uid
         found = await self._readers.run(caller.uid, queries.events, self._history, options, owner)
         return [_told(row) for row in found]

@@ -132,9 +132,8 @@ class Moves:
 
     @method("PlanEvacuation", "sa{sv}", steps="a(ustsss)")
     async def plan_evacuation(self, caller: Caller, gpu: str) -> list[StepRow]:
-        """What would become of the caller's processes if this GPU were to be cleared, a step for
-        each: pid, migrate, suspend or stay, bytes on the GPU, destination for Migrate, why,
-        command line.
+        """Plan how to clear a GPU of the processes that the caller may see, a step for each: pid,
+        migrate, suspend or stay, bytes on the GPU, destination for Migrate, why, command line.
         """
         await self._inventory.refresh_gpus()
         await self._inventory.refresh_processes()
@@ -147,8 +146,8 @@ class Moves:
 
     @method("Recover", "ua{sv}", done="s")
     async def recover(self, caller: Caller, pid: int) -> str:
-        """Set a process running again that was left locked, checkpointed or parked; returns what
-        was done when it is over.
+        """Let a process run again that was left locked, checkpointed or parked. Returns afterwards,
+        with what was done.
         """
         target = identify(pid)
         await self._rights.require(

@@ -43,32 +43,32 @@ SampleRow = tuple[int, float, int, float, float]
 
 
 class BlockOptions(Options, frozen=True):
-    """How many at most, of the lowest ids."""
+    """``limit``: return at most this many, of the lowest ids."""
 
     limit: _Limit = 5_000
 
 
 class KernelOptions(Options, frozen=True):
-    """How many at most, suspects first."""
+    """``limit``: return at most this many, suspects first."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=4_000)] = 500
 
 
 class TrustOptions(Options, frozen=True):
-    """Those of this name only; empty: all."""
+    """``kernel``: those of this name only; empty: all."""
 
     kernel: str = ""
 
 
 class ImageBlockOptions(Options, frozen=True):
-    """How many at most, after the first ``offset``."""
+    """``limit``: return at most this many, after the first ``offset``."""
 
     limit: _Limit = 5_000
     offset: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)] = 0
 
 
 class SampleOptions(Options, frozen=True):
-    """The figures of ``since`` or later."""
+    """``since``: return the figures of this time or later."""
 
     since: Time = 0
 
@@ -88,8 +88,8 @@ class ProcessMethods:
     async def list_blocks(
         self, caller: Caller, view: ProcessView, options: BlockOptions
     ) -> list[BlockRow]:
-        """Its device memory, in order of id: id, address, size, GPU (-1: host memory), flags;
-        options: {options}.
+        """List the device memory of the process by id: id, address, size, GPU (-1: host memory),
+        flags; options: {options}.
         """
         found = await self._ask(caller, view, lambda _, process: self._engine.blocks(process))
         return [_block(block, gpu) for block, gpu in found[: options.limit]]
@@ -98,9 +98,9 @@ class ProcessMethods:
     async def list_kernels(
         self, caller: Caller, view: ProcessView, options: KernelOptions
     ) -> list[KernelRow]:
-        """The kernels launched since a checkpoint last began to copy on write, and its program's
-        suspects that were not (0 launches), suspects first: name, hash of the module, launches,
-        whether it is a suspect; options: {options}.
+        """List the kernels launched since a checkpoint last began to copy on write, and the
+        program's suspects that were not (0 launches), suspects first: name, hash of the module,
+        launches, whether it is a suspect; options: {options}.
         """
 
         def read(target: Target, process: ProcessId) -> list[KernelRow]:
@@ -120,8 +120,8 @@ class ProcessMethods:
 
     @method("TrustKernels", "a{sv}", count="u")
     async def trust_kernels(self, caller: Caller, view: ProcessView, options: TrustOptions) -> int:
-        """Clear suspects of its program: from the next checkpoint on, what they write is predicted
-        from their arguments again; options: {options} (those of this name only). How many.
+        """Clear suspects of the program: from the next checkpoint on, what they write is predicted
+        from their arguments again; options: {options} (those of this name only). Returns how many.
         """
         target = _still(view)
         await self._rights.require(
@@ -145,7 +145,7 @@ class ProcessMethods:
 
     @method("ReadLog", "a{sv}", log="s")
     async def read_log(self, caller: Caller, view: ProcessView) -> str:
-        """What the hook in it has counted and noted, a line each."""
+        """Return what the hook in the process has counted and noted, a line each."""
         return await self._ask(caller, view, lambda _, process: self._engine.hook_log(process))
 
     async def _ask(
@@ -167,9 +167,9 @@ class ImageMethods:
     async def list_blocks(
         self, caller: Caller, view: ImageView, options: ImageBlockOptions
     ) -> list[ImageBlockRow]:
-        """Its device memory, in the order in which it is loaded: pid, id, address, size, GPU (-1:
-        host memory), chunks (0: another row has them), stored bytes, bytes of those that an
-        older image holds, too; options: {options}.
+        """List the device memory of the image in the order in which it is loaded: pid, id, address,
+        size, GPU (-1: host memory), chunks (0: another row has them), stored bytes, bytes of those
+        that an older image holds, too; options: {options}.
         """
         manifest = view.manifest
         await self._rights.require_sight(caller, manifest.owner, f"image {manifest.id}")
@@ -184,9 +184,9 @@ class GpuMethods:
 
     @method("ListSamples", "a{sv}", samples="a(tdtdd)")
     async def list_samples(self, gpu: GpuInfo, options: SampleOptions) -> list[SampleRow]:
-        """What it did during the last ten minutes, oldest first: time in microseconds since the
-        epoch, utilisation, used memory, temperature, power, as the properties have them;
-        options: {options}.
+        """Return the samples of the last ten minutes, oldest first: time in microseconds since the
+        epoch, utilisation, used memory, temperature, power, as the properties have them; options:
+        {options}.
         """
         found = self._samples.of(gpu.uuid)
         if not found:
