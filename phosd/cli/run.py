@@ -53,9 +53,12 @@ def run(
       phos run --gpu soft -- python train.py     on a machine without a GPU
 
     A program that sees a file as its output may hold it back for a while (`python -u` does not).
+    libuv is told not to use io_uring, which cannot be saved, unless UV_USE_IO_URING says otherwise.
     """
     environment = dict(os.environ)
     _prepend(environment, "LD_PRELOAD", hook_library())
+    # CRIU does not save io_uring, which libuv would use: that of PyTorch's TCPStore, for one.
+    environment.setdefault("UV_USE_IO_URING", "0")
     if _use_software_gpu(gpu):
         _prepend(environment, "LD_LIBRARY_PATH", cuda.software_gpu())
         why = "as you asked" if gpu == "soft" else "there is no GPU here"

@@ -23,6 +23,7 @@ TCP_POLICIES = ("refuse", "close")
 # Not the time namespace: CRIU saves it, and gives each restored program one of its own.
 _NAMESPACES = ("mnt", "pid", "user", "net", "ipc", "uts", "cgroup")
 _ANONYMOUS = ("eventfd", "eventpoll", "signalfd", "timerfd", "inotify", "fanotify", "pidfd")
+_REMEDIES = {"io_uring": " (programs with libuv do without when UV_USE_IO_URING=0 is set)"}
 _SOCKETS = ("UNIX", "TCP", "TCPv6", "UDP", "UDPv6", "UDPLITE", "RAW", "RAWv6", "NETLINK", "PACKET")
 _MEMORY_DEVICES = 1
 _TERMINALS = (4, 5, *range(136, 144))
@@ -108,7 +109,8 @@ def _of_descriptors(descriptors: Iterable[Descriptor], user: int | None) -> Iter
         if descriptor.target.startswith("anon_inode:"):
             kind = descriptor.target.removeprefix("anon_inode:").strip("[]")
             if kind not in _ANONYMOUS:
-                yield f"{where} is of a kind that cannot be saved"
+                remedy = _REMEDIES.get(kind, "")
+                yield f"{where} is of a kind that cannot be saved{remedy}"
             elif descriptor.watches and user is not None:
                 # It names files by handles, and to open those would be to open any file.
                 yield f"{where} watches files, which only a program of root's may have saved"

@@ -202,21 +202,27 @@ def test_a_reader_that_goes_away_does_not_hurt_the_program(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("home")
-def test_the_environment_changes_by_the_hook_and_the_software_gpu_only() -> None:
+def test_the_environment_changes_by_the_hook_and_the_software_gpu_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     code = "import json, os; print(json.dumps(dict(os.environ)))"
+    monkeypatch.delenv("UV_USE_IO_URING", raising=False)
     bare = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     done = phos_run(sys.executable, "-c", code)
     before, after = json.loads(bare.stdout), json.loads(done.stdout)
     changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
-    assert changed == {"LD_PRELOAD", "LD_LIBRARY_PATH"}
+    assert changed == {"LD_PRELOAD", "LD_LIBRARY_PATH", "UV_USE_IO_URING"}
+    assert after["UV_USE_IO_URING"] == "0"
     assert after["LD_PRELOAD"].split(":")[0].endswith("libphos_hook.so")
     assert (Path(after["LD_LIBRARY_PATH"].split(":")[0]) / "libcuda.so.1").exists()
 
 
 @pytest.mark.usefixtures("home")
-def test_what_was_preloaded_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/lib")
-    done = phos_run("sh", "-c", "echo $LD_LIBRARY_PATH")
+    monkeypatch.setenv("UV_USE_IO_URING", "1")
+    done = phos_run("sh", "-c", "echo $UV_USE_IO_URING $LD_LIBRARY_PATH")
+    assert done.stdout.startswith("1 ")
     assert done.stdout.strip().endswith(":/opt/lib")
 
 
