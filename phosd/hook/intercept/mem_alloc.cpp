@@ -127,8 +127,8 @@ void answer_as_before(CUpointer_attribute attribute, void* data, CUdeviceptr add
     if (!mapping) return;
     if (attribute == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES)
         put<unsigned long long>(data, mapping->second.block->asked);
-    if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && mapping->second.block->buffer_id)
-        put<unsigned long long>(data, mapping->second.block->buffer_id);
+    if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && mapping->second.buffer_id)
+        put<unsigned long long>(data, mapping->second.buffer_id);
 }
 
 bool is_mapped_block(CUdeviceptr address) {

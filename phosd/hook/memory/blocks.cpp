@@ -77,7 +77,7 @@ CUresult map(Block* block, uint64_t address, uint64_t size, uint64_t offset,
              unsigned long long flags) {
     const CUresult result = driver.cuMemMap(address, size, offset, block->handle, flags);
     if (result != CUDA_SUCCESS) return result;
-    by_address[address] = Mapping{size, offset, block, {}};
+    by_address[address] = Mapping{size, offset, block, {}, 0};
     block->mappings.insert(address);
     if ((block->flags & wire::kImported) && offset + size > block->size)
         block->size = offset + size;
@@ -157,15 +157,18 @@ CUresult export_descriptor(const Block& block, int* descriptor) {
     return result;
 }
 
-void keep_buffer_id(Block& block) {
+void keep_buffer_ids(const Block& block) {
     // Memory that the hook makes for cuMemAlloc has ids of the hook's.
-    const bool is_known = block.flags & (wire::kProgramVmm | wire::kImported);
-    if (block.buffer_id || !is_known || block.mappings.empty()) return;
+    if (!(block.flags & (wire::kProgramVmm | wire::kImported))) return;
     const Current current(contexts::any_on(block.device() < 0 ? 0 : block.device()));
-    unsigned long long id = 0;
-    if (current && driver.cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID,
-                                                *block.mappings.begin()) == CUDA_SUCCESS)
-        block.buffer_id = id;
+    if (!current) return;
+    for (const uint64_t address : block.mappings) {
+        uint64_t& known = by_address.at(address).buffer_id;
+        unsigned long long id = 0;
+        if (!known && driver.cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, address) ==
+                          CUDA_SUCCESS)
+            known = id;
+    }
 }
 
 CUmemGenericAllocationHandle virtual_handle(const Block& block) {

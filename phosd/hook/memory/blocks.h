@@ -26,7 +26,6 @@ struct Block {
     bool handed_out = false;  // a client has, or had, a descriptor of it
     int descriptor = -1;      // kept only if the program exports or imports the block
     uint32_t references = 0;  // handles that the program holds
-    uint64_t buffer_id = 0;   // that of its first memory; 0 until that is replaced
     std::set<uint64_t> mappings;
 
     int device() const {
@@ -41,6 +40,7 @@ struct Mapping {
     uint64_t offset;
     Block* block;
     std::vector<CUmemAccessDesc> access;
+    uint64_t buffer_id = 0;  // by which the program knows it; 0 until its memory is replaced
 };
 
 // Guards the tables. Taken after passing the gate, and never held while waiting for the device.
@@ -72,9 +72,10 @@ bool needs_reexport(const Block& block);
 // Returns a descriptor of the block for the caller to close; a kept one is duplicated.
 CUresult export_descriptor(const Block& block, int* descriptor);
 
-// Notes the id by which the program knows the memory, before other memory takes its place: that has
-// another. Libraries know by it what they have registered with network cards.
-void keep_buffer_id(Block& block);
+// Notes the ids by which the program knows the block's mappings, before other memory takes its
+// place: each new mapping has another. Libraries know by it what they have registered with network
+// cards.
+void keep_buffer_ids(const Block& block);
 
 // The program's handle of a block, and the reverse: null for a handle that is not the hook's.
 CUmemGenericAllocationHandle virtual_handle(const Block& block);

@@ -95,7 +95,7 @@ Outcome park() {
             return {wire::Status::wrong_state, 0,
                     "block " + std::to_string(id) + " was never exported to a client"};
     for (auto& [id, block] : blocks::by_id)
-        if (!block.foreign) blocks::keep_buffer_id(block);
+        if (!block.foreign) blocks::keep_buffer_ids(block);
     Outcome outcome = for_all_mappings(
         "unmapping",
         [](uint64_t address, const Mapping& mapping) {

@@ -47,7 +47,7 @@ CUresult make_own(Block& block) {
     CUcontext context = contexts::any_on(block.device() < 0 ? 0 : block.device());
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     const Current current(context);
-    blocks::keep_buffer_id(block);
+    blocks::keep_buffer_ids(block);
     CUmemAllocationProp properties = block.properties;
     properties.requestedHandleTypes = static_cast<CUmemAllocationHandleType>(
         block.asked | CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);

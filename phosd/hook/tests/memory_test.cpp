@@ -350,15 +350,18 @@ void parked_memory_keeps_its_ids(Client& client) {
     CUmemGenericAllocationHandle handle = 0;
     OK(cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(at)));
     map_again(at + 3 * kSize, handle);
-    CHECK(buffer_id(at + 3 * kSize) == first);
+    const unsigned long long again = buffer_id(at + 3 * kSize);
+    CHECK(again != first && again != second);
+    park();
+    CHECK(buffer_id(at) == first && buffer_id(at + 3 * kSize) == again);
     map(at + 2 * kSize);
     const unsigned long long third = buffer_id(at + 2 * kSize);
-    CHECK(third != first && third != second);
+    CHECK(third != first && third != second && third != again);
     // Other memory at the same place is known as other memory.
     OK(cuMemUnmap(at, kSize));
     map(at);
     const unsigned long long other = buffer_id(at);
-    CHECK(other != first && other != second && other != third);
+    CHECK(other != first && other != second && other != third && other != again);
     CHECK(buffer_id(at + kSize) == second);
     OK(cuMemUnmap(at, 4 * kSize));
     OK(cuMemAddressFree(at, 4 * kSize));

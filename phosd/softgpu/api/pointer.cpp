@@ -36,7 +36,7 @@ struct Pointer {
     }
     size_t size() const { return heap ? allocation.size : device() ? mapping.size : host.size; }
     uint64_t id() const {
-        return heap ? allocation.id : device() ? mapping.memory->id | 1ull << 32 : host.id;
+        return heap ? allocation.id : device() ? mapping.id | 1ull << 32 : host.id;
     }
 };
 

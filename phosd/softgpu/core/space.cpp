@@ -112,7 +112,7 @@ void Space::map(uint64_t address, size_t size, size_t offset, std::shared_ptr<Me
         require(before.address + before.size <= address);
     }
     memory->map_at(address, size, offset, PROT_NONE);
-    mappings_[address] = {address, size, offset, std::move(memory)};
+    mappings_[address] = {address, size, offset, std::move(memory), 0, false, ++last_id_};
 }
 
 std::pair<Space::Mappings::iterator, Space::Mappings::iterator> Space::whole(uint64_t address,

@@ -21,6 +21,7 @@ struct Mapping {
     std::shared_ptr<Memory> memory;
     uint8_t access = 0;  // as AddressSpace::pages
     bool host = false;   // the program's own code may touch it
+    uint64_t id = 0;     // CU_POINTER_ATTRIBUTE_BUFFER_ID: each mapping has its own
 };
 
 class Space final : public AddressSpace {
@@ -78,6 +79,7 @@ class Space final : public AddressSpace {
     mutable std::mutex mutex_;
     std::map<uint64_t, size_t> reservations_;
     Mappings mappings_;
+    uint64_t last_id_ = 0;  // of a mapping
 
     // Host pages: three levels, never freed, so that the interpreter reads without a lock.
     static constexpr unsigned kLeafBits = 11, kMiddleBits = 12, kTopBits = 12, kHostShift = 12;
