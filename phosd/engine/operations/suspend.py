@@ -140,7 +140,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
                 last_first.add(node.kept_memory.let_go, group)
                 last_first.add(reservation.release)
                 point(Point.SUSPEND_RELEASE)
-        except PhosError as error:  # the program is suspended nevertheless
+        except (PhosError, OSError) as error:  # the program is suspended nevertheless
             progress.note(f"not all that the program had on its GPUs was given back: {error}")
         progress.finish()
         return suspended

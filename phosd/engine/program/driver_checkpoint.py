@@ -25,7 +25,7 @@ may itself wait for work that the program is kept from launching.
 """
 TELLING_SECONDS = 60.0
 """Seconds that a process may take to tell its state: it does not while the driver restores it."""
-BACK_SECONDS = 600.0
+BACK_SECONDS = 300.0
 """Seconds that the driver may take to bring processes back that nobody waits for but recovery."""
 BREATH = 0.1
 """Seconds between two tries, in which programs launch what they were kept from."""
@@ -193,8 +193,8 @@ def require_running(pids: Collection[int]) -> None:
 
 
 def back_to_running(pids: Sequence[int]) -> dict[int, PhosError | None]:
-    """Bring processes back to RUNNING, in parallel. Returns an error for each that is not, at the
-    latest after :data:`BACK_SECONDS`.
+    """Bring processes back to RUNNING, in parallel. Returns an error for each that is not within
+    :data:`BACK_SECONDS`, or that has not told its state yet.
     """
 
     def one(pid: int) -> PhosError | None:
@@ -207,7 +207,7 @@ def back_to_running(pids: Sequence[int]) -> dict[int, PhosError | None]:
     done = at_once(pids, one, BACK_SECONDS)
     late = {
         pid: Timeout(
-            f"the driver has not brought process {pid} back within {BACK_SECONDS:.0f} s",
+            f"the driver has not brought process {pid} back in time",
             hint=f"see what it waits for and the driver's log (dmesg); then `phos recover {pid}`",
         )
         for pid in pids

@@ -34,6 +34,8 @@ Claim = Callable[[set[int]], contextlib.AbstractContextManager[None]]
 _CRIU_SECONDS = 180.0
 """CRIU's action script gives up within seconds of phosd's end, but CRIU may call it only later."""
 _LOOK_SECONDS = 0.05
+_MOVED_SECONDS = 120.0
+"""Seconds that a process may take to tell its state on which the GPUs of others depend."""
 _NOT_SEEN = "not known: it, or another one of its user, holds up whoever looks at it"
 _log = logging.getLogger(__name__)
 
@@ -141,7 +143,8 @@ def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
             with _noted(account, pid):
                 process.require_going(pid)
         ready = [each for each in alive if each.pid not in account.failures]
-        _back_from_driver(ready, movers, read_records(runtime_dir / "journal"), account)
+        jobs = read_records(runtime_dir / "journal")
+        _back_from_driver(ready, processes, movers, jobs, account)
         memory = movers.guarded()
         ready = [each for each in ready if each.pid not in account.failures]
         seen = at_once((pid for pid, _ in ready), _seen, driver_checkpoint.TELLING_SECONDS)
@@ -192,7 +195,13 @@ def bring_back(
                 f"job {job} of a running phosd works on process {pid}",
                 hint=f"wait for its end, or cancel it (`phos jobs --cancel {job}`)",
             )
-        others = {each for each in parked if each.pid not in worked_on}
+        suspended = {
+            each
+            for program in Register(runtime_dir).living()
+            if pid not in program.pids
+            for each in program.processes
+        }
+        others = {each for each in parked - suspended if each.pid not in worked_on}
         stack.enter_context(claim({each.pid for each in {wanted} | others}))
         return free({wanted} | others, runtime_dir)
 
@@ -248,9 +257,13 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
 
 
 def _not_seen(pids: Iterable[int]) -> list[Stranded]:
-    """Return one process of each user that could not be looked at."""
-    by_user = {owner(pid): process for pid in pids if (process := procfs.process_id(pid))}
-    return [Stranded(*process, _NOT_SEEN, certain=False) for process in by_user.values()]
+    """Return those of root's that could not be looked at, and one of each other user."""
+    found: dict[tuple[int, int], ProcessId] = {}
+    for pid in pids:
+        if (process_id := procfs.process_id(pid)) is not None:
+            uid = owner(pid)
+            found.setdefault((uid, 0 if uid else pid), process_id)
+    return [Stranded(*each, _NOT_SEEN, certain=False) for each in found.values()]
 
 
 def _look(pid: int) -> tuple[driver_checkpoint.State | None, Path | None]:
@@ -325,10 +338,14 @@ def _line_of(pid: int) -> set[int]:
 
 def _back_from_driver(
     processes: Collection[ProcessId],
+    everyone: Collection[ProcessId],
     movers: _Movers,
     jobs: Collection[JobRecord],
     account: Account,
 ) -> None:
+    """Bring back those of ``processes`` that are stopped. ``everyone`` has those that belong to
+    them, too.
+    """
     states = driver_checkpoint.states(pid for pid, _ in processes)
     for pid, _ in processes:
         with _noted(account, pid):
@@ -336,14 +353,13 @@ def _back_from_driver(
     stopped = [
         pid for pid, state in states.items() if state not in (None, driver_checkpoint.State.RUNNING)
     ]
+    unclear = _unclear(stopped, jobs, account)
+    stopped = [pid for pid in stopped if pid not in unclear]
     if not stopped:
         return
-    # Those that tell nothing keep their room, unless it is also that of one which comes back.
-    together = {pid for job in jobs for pid in job.pids if not {*stopped}.isdisjoint(job.pids)}
-    known = [each for each in processes if each.pid in states or each.pid in together]
-    movers.ask_each(lambda mover: mover.unreserve(known))
-    unclear = _finish_moves(stopped, jobs, account)
-    stopped = [pid for pid in stopped if pid not in unclear]
+    rooms = _rooms(stopped, everyone, jobs)
+    movers.ask_each(lambda mover: mover.unreserve(rooms))
+    _finish_moves(stopped, jobs, account)
     for pid, error in driver_checkpoint.back_to_running(stopped).items():
         if error is None:
             account.deeds.setdefault(pid, []).append("brought back from the driver's checkpoint")
@@ -351,30 +367,46 @@ def _back_from_driver(
             account.failures[pid] = error
 
 
-def _finish_moves(
-    stopped: Collection[int], jobs: Collection[JobRecord], account: Account
-) -> set[int]:
-    """Move processes after those of their job that the driver has already moved to other GPUs.
-
-    Returns processes that must stay as they are: one of their job does not tell where it is.
+def _rooms(
+    stopped: Collection[int], everyone: Collection[ProcessId], jobs: Collection[JobRecord]
+) -> Collection[ProcessId]:
+    """Return those whose device memory may be reserved together with that of ``stopped``. A mover
+    releases the room of a group as a whole; groups of other jobs keep theirs.
     """
-    unclear = set()
+    records = [job.pids for job in jobs if not {*stopped}.isdisjoint(job.pids)]
+    if not {*stopped} <= {pid for pids in records for pid in pids}:
+        return everyone
+    others = {pid for job in jobs if job.pids not in records for pid in job.pids}
+    return [each for each in everyone if each.pid not in others]
+
+
+def _unclear(stopped: Collection[int], jobs: Collection[JobRecord], account: Account) -> set[int]:
+    """Return those of ``stopped`` that must stay as they are, and note why: another process of the
+    job that moved them does not tell on which GPU it is, and they stay together.
+    """
+    unclear: set[int] = set()
+    for pids in (job.pids for job in jobs if job.affected and job.affected.moves):
+        states = driver_checkpoint.states(pids, _MOVED_SECONDS)
+        silent = [pid for pid in pids if pid not in states and procfs.process_id(pid) is not None]
+        waiting = {*stopped} & {*pids} if silent else set()
+        for pid in waiting:
+            with _noted(account, pid):
+                _told(silent[0], states)
+        unclear |= waiting
+    return unclear
+
+
+def _finish_moves(stopped: Collection[int], jobs: Collection[JobRecord], account: Account) -> None:
+    """Move processes after those of their job that the driver has already moved to other GPUs."""
     for moves, pids in (
         (j.affected.moves, j.pids) for j in jobs if j.affected and j.affected.moves
     ):
         states = driver_checkpoint.states(pids)
-        silent = [pid for pid in pids if pid not in states and procfs.process_id(pid) is not None]
         behind = [pid for pid in stopped if states.get(pid) is driver_checkpoint.State.CHECKPOINTED]
         if {driver_checkpoint.State.LOCKED, driver_checkpoint.State.RUNNING} & {*states.values()}:
             for pid in behind:
                 with _noted(account, pid):
                     driver_checkpoint.move([pid], whole(moves, len(process.gpu_uuids())))
-        elif silent:
-            unclear |= {*behind}
-            for pid in behind:
-                with _noted(account, pid):
-                    _told(silent[0], states)
-    return unclear
 
 
 @dataclass(frozen=True)

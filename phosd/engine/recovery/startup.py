@@ -49,7 +49,8 @@ def settle(node: Node, interrupted: Collection[InterruptedJob]) -> dict[int, str
     account = free(wanted, node.config.runtime_dir)
     for each in woken:
         _settle_resume(node, each, account)
-    said = {job.job: _text(node, job, account) for job in interrupted}
+    still = {pid: each.pid for each in (*asleep, *silent) for pid in each.pids}
+    said = {job.job: _text(node, job, account, still) for job in interrupted}
     for what, clear in (
         ("sockets of hooks", partial(sweep_hooks, node.config.runtime_dir / "hook")),
         ("files in memory", node.staging.sweep),
@@ -101,11 +102,14 @@ def _settle_resume(node: Node, suspended: Suspended, account: Account) -> None:
         )
 
 
-def _text(node: Node, job: InterruptedJob, account: Account) -> str:
+def _text(node: Node, job: InterruptedJob, account: Account, asleep: Mapping[int, int]) -> str:
+    """Say what became of a job. ``asleep`` maps processes to the roots of suspended programs."""
     if job.affected is None:
         return f"nothing had been touched; {_AGAIN}"
     if not job.affected.image:
         pids = [each.pid for each in job.affected.processes]
+        if root := next((asleep[pid] for pid in pids if pid in asleep), 0):
+            return f"process {root} is suspended; `phos resume {root}`"
         return f"{account.text(pids) or 'its processes run'}; {_AGAIN}"
     try:
         return _settle_restore(node, node.store.get(job.affected.image), job.affected.since)

@@ -152,13 +152,19 @@ def at_once(pids: Iterable[int], look: Callable[[int], _T], seconds: float) -> d
     """Return what ``look`` returns for each process, without those that take longer than that.
 
     Each is looked at by a thread of its own: none waits for another. Raises what ``look`` raises.
-    Nobody is asked again while the thread of an earlier question still waits for the answer.
+    A process that has not answered yet is not asked another question, and not the same one twice.
     """
+    rounds: dict[int, _Round[_T]] = {}
     with _asking_lock:
-        for answered in [each for each, thread in _asking.items() if not thread.is_alive()]:
+        for answered in [each for each, (_, held) in _asking.items() if not held.thread.is_alive()]:
             del _asking[answered]
-        asked = [pid for pid in {*pids} if procfs.process_id(pid) not in _asking]
-        rounds = {pid: _Round([pid], look) for pid in asked}
+        for pid in {*pids}:
+            process = procfs.process_id(pid)
+            before, held = _asking.get(process, (None, None)) if process else (None, None)
+            if held is None:
+                rounds[pid] = _Round([pid], look)
+            elif before == look:
+                rounds[pid] = held
     end = time.monotonic() + seconds
     found = {}
     for pid, each in rounds.items():
@@ -168,12 +174,12 @@ def at_once(pids: Iterable[int], look: Callable[[int], _T], seconds: float) -> d
             _log.warning("process %d of user %d does not let itself be looked at", pid, owner(pid))
             if (process := procfs.process_id(pid)) is not None:
                 with _asking_lock:
-                    _asking[process] = each.thread
+                    _asking[process] = look, each
     return found
 
 
-_asking: dict[procfs.ProcessId, threading.Thread] = {}
-"""Processes that have not answered in time, each with the thread that waits."""
+_asking: dict[procfs.ProcessId, tuple[Callable[[int], Any], _Round[Any]]] = {}
+"""Processes that have not answered in time, each with the question and who waits for them."""
 _asking_lock = threading.Lock()
 
 

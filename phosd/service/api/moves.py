@@ -273,5 +273,5 @@ def _mapping(moved: Mapping[int, int]) -> str:
 def _told(gpu: int, step: Step) -> StepRow:
     process = step.tenant.process
     to = f"{gpu}:{step.to}" if step.fate is Fate.MIGRATE else ""
-    command = " ".join(process.command)
+    command = " ".join(process.shown_command)
     return process.pid, str(step.fate), step.tenant.bytes, to, step.why, command

@@ -8,6 +8,8 @@ from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program.driver_checkpoint import State
 from phosd.engine.recovery import rescue
 from phosd.engine.recovery.rescue import Account
+from phosd.engine.system import procfs
+from phosd.engine.system.procfs import ProcessId
 
 FIRST, SECOND = 11, 12
 
@@ -48,3 +50,26 @@ def test_who_belongs_together_moves_together(
     rescue._finish_moves(stopped, [record(moves)], account)
     assert moved == [(pid, [1, 0]) for pid in follow]
     assert not account.failures
+
+
+@pytest.mark.parametrize("moves", [{0: 1}, {}], ids=["moved", "not begun"])
+def test_nobody_follows_who_does_not_tell_where_they_are(
+    moves: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {SECOND: State.CHECKPOINTED}
+    monkeypatch.setattr(driver_checkpoint, "states", lambda pids, seconds: told)
+    monkeypatch.setattr(procfs, "process_id", lambda pid: ProcessId(pid, 1))
+    account = Account()
+    unclear = rescue._unclear([SECOND], [record(moves)], account)
+    assert unclear == account.failures.keys() == ({SECOND} if moves else set())
+
+
+def test_whose_room_is_given_back() -> None:
+    """A mover releases the room of a group only as a whole."""
+    first, second, other = (ProcessId(pid, 1) for pid in (FIRST, SECOND, 13))
+    known = record({})
+    elsewhere = JobRecord(2, "suspend", "13", 0, 0.0, "this boot", 13, 1, AffectedSet((), (0,)))
+    everyone = [first, second, other]
+    assert rescue._rooms([FIRST], everyone, [known, elsewhere]) == [first, second]
+    assert rescue._rooms([FIRST], everyone, [elsewhere]) == everyone
+    assert rescue._rooms([FIRST, 13], everyone, [known, elsewhere]) == everyone
