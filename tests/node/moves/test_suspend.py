@@ -43,11 +43,11 @@ def free(gpu: int) -> int:
 def test_off_and_on_again(
     program: str, where: str, node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
-    before = free(0), free(1)
+    before = free(0), free(1)  # a mover of an earlier test may be about to end
     target = start(program)
     target.wait_for_steps(5)
     suspended = suspend(node, target.pid, SuspendOptions(where=where), Progress())
-    assert (free(0), free(1)) == before
+    assert free(0) >= before[0] and free(1) >= before[1]
     assert suspended.where == where
     (listed,) = [p for p in node.processes() if p.pid == target.pid]
     assert (listed.state, listed.gpus, listed.device_bytes) == ("suspended", (), 0)
