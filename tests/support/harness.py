@@ -196,18 +196,20 @@ def start(
     *,
     hooked: bool = True,
     runtime: Path | None = None,
+    interpreter: Sequence[str | Path] = (sys.executable,),
     arguments: Sequence[str] = ("0",),
     extra: Mapping[str, str] | None = None,
     stdout: int | IO[bytes] | None = None,
 ) -> Target:
     """Start a program of :data:`PROGRAMS`; its log and errors go into ``folder``.
 
-    ``stdout`` replaces the log, for programs that print elsewhere.
+    ``interpreter`` are the words before the script; ``stdout`` replaces the log, for programs that
+    print elsewhere.
     """
     log, errors = folder / f"{program}.log", folder / f"{program}.err"
     with log.open("ab") as out, errors.open("ab") as err:
         process = subprocess.Popen(
-            [sys.executable, str(script(program)), *arguments],
+            [*interpreter, str(script(program)), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=out if stdout is None else stdout,
             stderr=err,

@@ -142,16 +142,11 @@ def work(
             env=python_environment(),
         )
     try:
-        answer, said = _wait(worker, patience, cancellation)
-    except BaseException as error:
+        answer, said = _wait(worker, orders.uid, patience, cancellation)
+    except BaseException:
         worker.kill()
         reap_later(worker)
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
-        raise Timeout(
-            f"working on the files of user {orders.uid} takes longer than {patience:.0f} s",
-            hint="look whether the file systems that they are on answer, and try again",
-        ) from None
+        raise
     if worker.returncode != 0:
         last = said.decode(errors="replace").strip().splitlines()[-1:]
         raise Internal(
@@ -162,7 +157,7 @@ def work(
 
 
 def _wait(
-    worker: "subprocess.Popen[bytes]", patience: float, cancellation: Cancellation | None
+    worker: "subprocess.Popen[bytes]", uid: int, patience: float, cancellation: Cancellation | None
 ) -> tuple[bytes, bytes]:
     end = time.monotonic() + patience
     while True:
@@ -170,7 +165,10 @@ def _wait(
             return worker.communicate(timeout=min(_LOOK_SECONDS, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             if time.monotonic() >= end:
-                raise
+                raise Timeout(
+                    f"working on the files of user {uid} takes longer than {patience:.0f} s",
+                    hint="look whether the file systems that they are on answer, and try again",
+                ) from None
             if cancellation is not None:
                 cancellation.check()
 

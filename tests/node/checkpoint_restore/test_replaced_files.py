@@ -5,9 +5,7 @@ It goes on in any case. Either nothing is saved, and it is said why, or what was
 
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -18,9 +16,10 @@ from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.system.native import hook_library
 from phosd.errors import PhosError
+from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, bring_back, computed_right
 from tests.node.checkpoint_restore.test_trouble import at_phase
-from tests.support.harness import Target, alive, environment, script, wait_until
+from tests.support.harness import Target, alive, wait_until
 
 PROGRAM = """
 import ctypes, runpy, sys
@@ -49,22 +48,13 @@ def own(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def target(node: Node, own: Path) -> Iterator[Target]:
-    log, errors = own / "single.log", own / "single.err"
-    found = {"LD_PRELOAD": str(own / FILES["hook"])}
-    words = ["-c", PROGRAM, str(own / FILES["library"]), str(script("single")), "0"]
-    with log.open("ab") as out, errors.open("ab") as err:
-        process = subprocess.Popen(
-            [own / FILES["executable"], *words],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env=environment(hooked=True, runtime=node.config.runtime_dir, extra=found),
-            start_new_session=True,
-        )
-    made = Target("single", log, errors, process)
-    yield made
-    made.kill()
+def target(start: Starter, own: Path) -> Target:
+    """The program, which runs from these files."""
+    return start(
+        "single",
+        interpreter=[own / FILES["executable"], "-c", PROGRAM, own / FILES["library"]],
+        extra={"LD_PRELOAD": str(own / FILES["hook"])},
+    )
 
 
 @pytest.mark.rotated(of=6)
