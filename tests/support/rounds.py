@@ -5,7 +5,8 @@ to timing (``tests/timing-modules.txt``) 30 times, together and beside two busy 
 everything else twice.
 ``... soak`` plays tests that take hours. Each round adds a line of JSON to ``build/PLAN.jsonl``:
 the commit, the round, its result, its seconds, and the failures. Rounds of this commit in that file
-are not repeated. Exits with 1 when any of them has failed.
+are not repeated. Exits with 1 when any of them has failed. ``--only NAME`` plays those whose names
+begin so.
 """
 
 import argparse
@@ -182,11 +183,13 @@ def play(rounds: Iterator[Round], record: Path, end: float) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("plan", choices=PLANS)
+    parser.add_argument("--only", default="", help="rounds whose names begin so")
     parser.add_argument("--minutes", type=float, default=120, help="begin no round after these")
     options = parser.parse_args()
     record = ROOT / "build" / f"{options.plan}.jsonl"
     record.parent.mkdir(exist_ok=True)
-    passed = play(PLANS[options.plan](), record, time.monotonic() + 60 * options.minutes)
+    rounds = (each for each in PLANS[options.plan]() if each.name.startswith(options.only))
+    passed = play(rounds, record, time.monotonic() + 60 * options.minutes)
     sys.exit(0 if passed else 1)
 
 

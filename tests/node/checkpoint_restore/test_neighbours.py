@@ -4,10 +4,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
+from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
@@ -19,7 +20,7 @@ from phosd.engine.program import driver_checkpoint
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, all_compute_right, computes_right, save
 from tests.node.checkpoint_restore.test_trouble import at_phase
-from tests.node.moves.test_midway import taken
+from tests.support.gpu_memory import taken
 from tests.support.harness import Target
 
 
@@ -67,6 +68,25 @@ def test_two_checkpoints_at_once(
     with taken(0), ThreadPoolExecutor(2) as pool:
         list(pool.map(save, targets))
     all_compute_right(undisturbed, *targets)
+
+
+@pytest.mark.rotated(of=3)
+@pytest.mark.parametrize("mode", ["concurrent", "recopy", "stop", "driver"])
+def test_a_neighbour_takes_all_memory(
+    mode: str, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """As a phase begins, whichever: the program is saved, and computes on."""
+    target = start("single")
+    target.wait_for_steps(3)
+    whole = Progress()
+    checkpoint(node, target.pid, CheckpointOptions(mode=mode), whole)
+    for phase in whole.phases:
+        with ExitStack() as neighbours:
+            progress = at_phase(phase.name, lambda _: neighbours.enter_context(taken()))
+            image = checkpoint(node, target.pid, CheckpointOptions(mode=mode), progress).id
+            target.more_steps(2)
+        verify(node.store, image, Progress())
+    computes_right(target, undisturbed)
 
 
 @pytest.mark.parametrize("how", ["migrate", "resume", "restore"])

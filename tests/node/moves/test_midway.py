@@ -1,7 +1,7 @@
 """What happens around a move that is under way: deaths, neighbours, second thoughts, others."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
@@ -10,13 +10,13 @@ from phosd.engine.node.node import Node
 from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
-from phosd.engine.system import cuda
 from phosd.errors import Cancelled, Internal, NoSuchProcess, OutOfMemory
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, computes_right
 from tests.node.checkpoint_restore.test_fault_points import kill
 from tests.node.checkpoint_restore.test_trouble import at_phase
 from tests.node.moves.random_moves import gpus_of
+from tests.support.gpu_memory import free, taken
 from tests.support.harness import Target, wait_until
 
 Act = Callable[[Node, int, Progress], object]
@@ -56,23 +56,6 @@ def awake(node: Node, target: Target) -> None:
     if any(target.pid in each.pids for each in node.suspended.all()):
         resume(node, target.pid, ResumeOptions(), Progress())
     assert not node.suspended.all()
-
-
-def free(gpu: int) -> int:
-    """Free memory of a GPU, in bytes."""
-    with using(gpu):
-        return int(cuda.call("cuMemGetInfo")[0])
-
-
-@contextmanager
-def using(gpu: int) -> Iterator[None]:
-    """This thread has a context on the GPU inside."""
-    cuda.call("cuCtxPushCurrent", cuda.call("cuDevicePrimaryCtxRetain", gpu))
-    try:
-        yield
-    finally:
-        cuda.call("cuCtxPopCurrent")
-        cuda.call("cuDevicePrimaryCtxRelease", gpu)
 
 
 @pytest.mark.rotated(of=3)
@@ -140,23 +123,6 @@ def test_a_second_thought(act: Act, node: Node, start: Starter, undisturbed: Und
     assert cancelled >= ({"load"} if act is wake else {"quiesce"} if act is sleep else {"precopy"})
 
 
-@contextmanager
-def taken(gpu: int) -> Iterator[None]:
-    """Somebody has all memory of the GPU that is left."""
-    with using(gpu):
-        blocks, size = [], 1 << 30
-        while size >= 2 << 20:
-            try:
-                blocks.append(cuda.call("cuMemAlloc", size))
-            except OutOfMemory:
-                size //= 2
-        try:
-            yield
-        finally:
-            for block in blocks:
-                cuda.call("cuMemFree", block)
-
-
 @pytest.mark.rotated(of=2)
 @pytest.mark.parametrize("program", ["single", "features"])
 @pytest.mark.parametrize("act", [go, wake])
@@ -182,8 +148,7 @@ def test_a_neighbour_takes_all_memory(
         with ExitStack() as stack:
 
             def take(_: Progress) -> None:
-                for gpu in (0, 1):
-                    stack.enter_context(taken(gpu))
+                stack.enter_context(taken())
                 neighbours.append(None)  # noqa: B023
 
             try:

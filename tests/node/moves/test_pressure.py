@@ -12,7 +12,7 @@ from tests.node.concurrent.conftest import surroundings
 from tests.node.concurrent.conftest import undisturbed as variant_undisturbed
 from tests.node.concurrent.test_pressure import whole
 from tests.node.moves.random_moves import gpus_of
-from tests.node.moves.test_midway import taken
+from tests.support.gpu_memory import taken
 
 __all__ = ["surroundings", "variant_undisturbed"]
 

@@ -29,7 +29,7 @@ from tests.node.checkpoint_restore.cycle import (
     save,
 )
 from tests.node.checkpoint_restore.test_trouble import at_phase
-from tests.node.moves.test_midway import taken
+from tests.support.gpu_memory import taken
 
 
 def free(gpu: int) -> int:
@@ -128,8 +128,7 @@ def test_it_fails_when_a_neighbour_has_all_memory(
     with ExitStack() as neighbours:
 
         def fill_up(_: Progress) -> None:
-            for gpu in (0, 1):
-                neighbours.enter_context(taken(gpu))
+            neighbours.enter_context(taken())
             raise OutOfSpace("the disk is full", hint="delete images")
 
         with pytest.raises(OutOfSpace) as raised:
@@ -162,7 +161,7 @@ suspend(node, int(sys.argv[2]), SuspendOptions("disk"), Progress())
         fault = os.environ | {"PHOS_FAULT": "suspend-publish:kill"}
         done = subprocess.run(words, env=fault, stderr=said, timeout=60)
     assert done.returncode == -signal.SIGKILL, log.read_text()
-    with taken(0), taken(1), Node(NodeConfig(place / "state", place / "run")) as node:
+    with taken(), Node(NodeConfig(place / "state", place / "run")) as node:
         settle(node, [])
         assert driver_checkpoint.state(target.pid) is driver_checkpoint.State.RUNNING
         target.more_steps(AFTER)

@@ -22,7 +22,7 @@ from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, all_compute_right, computes_right
 from tests.node.checkpoint_restore.test_trouble import at_phase
 from tests.node.moves.random_moves import gpus_of
-from tests.node.moves.test_midway import taken
+from tests.support.gpu_memory import taken
 from tests.support.harness import wait_until
 
 
