@@ -3,7 +3,7 @@
 The driver's restore is final if it finds too little memory (hazard 19), so movers reserve what its
 checkpoint freed. The amount is the difference of the GPU's free memory before and after. Programs
 therefore leave and return one at a time on each GPU: otherwise the memory of one would be reserved
-for another.
+for another. What its checkpoint itself needs, movers keep until then (hazard 51).
 """
 
 import contextlib
@@ -15,15 +15,27 @@ from functools import partial
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.exported import if_alive
-from phosd.engine.mover.client.mover import Mover
+from phosd.engine.mover.client.mover import ROOM, Mover
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, PhosError
+from phosd.errors import Busy, OutOfMemory, PhosError
 
 _LOOK_SECONDS = 0.05
 _BACK_SECONDS = 60.0
 """Seconds that a returning program waits for the locks of its GPUs, so that another program which
 the driver never releases cannot block it for ever.
 """
+
+
+def require_room(gpu: int, free: int) -> None:
+    """Raise :class:`OutOfMemory` if ``free`` bytes of a GPU are too few for the driver to take a
+    program off it.
+    """
+    if free < ROOM:
+        raise OutOfMemory(
+            f"GPU {gpu} has {free >> 20} MiB of memory free, and the driver needs {ROOM >> 20} MiB"
+            " to take a program off it",
+            hint="the program goes on unharmed; try again when another program has freed memory",
+        )
 
 
 class GpuLocks:
@@ -116,13 +128,17 @@ class Reservation:
         """Lock the GPUs and record their free memory, once the processes allocate no more.
 
         Returns False if another program is leaving or returning; this one must not leave yet.
+        Raises :class:`OutOfMemory`; see :func:`require_room`.
         """
         if not self._locks.acquire(self._gpus):
             return False
         self._left = self._ours = True
         for mover in self._movers:
             with self._noted(mover):  # the mover is dead; all that it had to save is saved
+                mover.lend_room()
                 self._free[mover] = mover.free_memory()[0]
+        for mover, free in self._free.items():
+            require_room(mover.gpu, free)
         return True
 
     def wait(self) -> None:
@@ -146,18 +162,27 @@ class Reservation:
                 each.add(if_alive, mover, partial(mover.unreserve, self._processes))
 
     def claim_back(self) -> None:
-        """Lock the GPUs, then release the reserved memory: only these processes can take it."""
+        """Lock the GPUs, then release the reserved memory and what the movers keep: only these
+        processes can take it.
+        """
         if not self._left:
             return
         self._left = False
         self._ours = self._ours or self._locks.acquire(self._gpus, _BACK_SECONDS)
-        self.release()
+        with Undo() as each:
+            each.add(self.release)
+            for mover in self._free:
+                each.add(if_alive, mover, mover.lend_room)
 
     def end(self) -> None:
         """Unlock the GPUs, so that other programs may leave and return."""
         if self._ours:
             self._ours = False
-            self._locks.release(self._gpus)
+            try:
+                for mover in self._free:
+                    if_alive(mover, mover.keep_room)
+            finally:
+                self._locks.release(self._gpus)
 
     @contextlib.contextmanager
     def _noted(self, mover: Mover) -> Iterator[None]:

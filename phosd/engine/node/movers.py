@@ -58,6 +58,7 @@ class Movers:
                 mover = self._movers[gpu] = Mover.start(
                     gpu, self.ring_bytes, self._key, self._runtime_dir
                 )
+                mover.keep_room()
             return mover
 
     def turn_to_copy(

@@ -27,8 +27,9 @@ from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.exported import distinct, if_alive
 from phosd.engine.memory.parking import own_again, park
-from phosd.engine.memory.reservation import Reservation
+from phosd.engine.memory.reservation import Reservation, require_room
 from phosd.engine.mover.client.mover import Mover
+from phosd.engine.node.gpus import list_gpus
 from phosd.engine.node.machine import describe_gpus, this_host
 from phosd.engine.node.node import Node
 from phosd.engine.node.staging import available_memory
@@ -199,11 +200,15 @@ def _by_driver(suspension: _Suspension, gpus: Iterable[int]) -> Reservation:
 
 def _keeper(suspension: _Suspension, gpu: int) -> Mover | None:
     """Return the mover that reserves memory on a GPU, or None if the GPU has no room for a mover: a
-    full GPU may be the reason for the suspension.
+    full GPU may be the reason for the suspension. Raises :class:`OutOfMemory` if it has none for
+    the driver either.
     """
     try:
         return suspension.node.movers.mover(gpu)
     except PhosError as error:
+        for found in list_gpus():
+            if found.ordinal == gpu and found.memory_used is not None:
+                require_room(gpu, found.memory_total - found.memory_used)
         suspension.progress.note(f"no device memory could be reserved on GPU {gpu}: {error}")
         return None
 

@@ -12,6 +12,22 @@
 namespace phos::softgpu {
 namespace {
 
+// Memory that must be free on each GPU of the process (H200: 8 MiB, hazard 51).
+constexpr uint64_t kRoom = 8 << 20;
+
+bool all_have_room(Runtime& rt) {
+    for (int ordinal = 0; ordinal < rt.device_count(); ++ordinal) {
+        Device& device = rt.device(ordinal);
+        const bool used = [&] {
+            const std::lock_guard lock(device.mutex);
+            return device.primary != nullptr;
+        }();
+        Registry& registry = device.registry();
+        if (used && registry.total() - registry.used() < kRoom) return false;
+    }
+    return true;
+}
+
 // Which GPU each GPU's content goes to. The pairs name every GPU of the machine, once.
 std::array<unsigned, kMaxGpus> moves_of(const ControlRequest& request) {
     std::array<unsigned, kMaxGpus> to{0, 1, 2, 3};
@@ -76,6 +92,10 @@ void Checkpoint::checkpoint() {
     Runtime& rt = runtime();
     require(!rt.host.any(HostRange::Kind::managed) && !rt.pools.any_managed_memory(),
             CUDA_ERROR_NOT_SUPPORTED);
+    // As the driver's: once there was too little room, it fails for good, though the process runs.
+    require(!lacked_room_, CUDA_ERROR_UNKNOWN);
+    lacked_room_ = !all_have_room(rt);
+    require(!lacked_room_, CUDA_ERROR_OUT_OF_MEMORY);
     state_ = CU_PROCESS_STATE_FAILED;  // unless it is done in full
     std::map<Memory*, uint64_t> mapped_at;
     for (const Mapping& mapping : rt.space().mappings())

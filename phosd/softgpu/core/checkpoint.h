@@ -29,6 +29,7 @@ class Checkpoint {
     void need(CUprocessState state) const;
 
     CUprocessState state_ = CU_PROCESS_STATE_RUNNING;
+    bool lacked_room_ = false;
     std::vector<std::shared_ptr<Memory>> saved_;
 };
 

@@ -75,7 +75,9 @@ def test_two_checkpoints_at_once(
 def test_a_neighbour_takes_all_memory(
     mode: str, node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
-    """As a phase begins, whichever: the program is saved, and computes on."""
+    """As a phase begins, whichever: the program is saved, since the mover has kept what the driver
+    needs, and computes on.
+    """
     target = start("single")
     target.wait_for_steps(3)
     whole = Progress()

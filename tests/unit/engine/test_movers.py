@@ -21,6 +21,9 @@ class Fake:
     def close(self) -> None:
         self.closed += 1
 
+    def keep_room(self) -> None:
+        pass
+
 
 def test_a_dead_one_is_closed_once_though_the_next_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ import pytest
 
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
+from phosd.engine.memory import reservation as reservation_module
 from phosd.engine.memory.reservation import GpuLocks, Reservation
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.program import driver_checkpoint
@@ -37,6 +38,7 @@ class Gpu:
         self.after: dict[tuple[str, int], Callable[[], object]] = {}
         self._lock = threading.RLock()
         monkeypatch.setattr(driver_checkpoint, "BREATH", 0)
+        monkeypatch.setattr(reservation_module, "ROOM", 0)
         monkeypatch.setattr(driver_checkpoint, "state", self.states.get)
         steps: dict[str, tuple[State, State, Callable[[int], object]]] = {
             "lock": (State.RUNNING, State.LOCKED, lambda _: None),
@@ -84,6 +86,12 @@ class Gpu:
     def unreserve(self, processes: Collection[ProcessId]) -> None:
         with self._lock:
             self.free += self.reserved.pop(frozenset(processes), 0)
+
+    def lend_room(self) -> None:
+        pass
+
+    def keep_room(self) -> None:
+        pass
 
     def kept(self, pid: int) -> int:
         """Bytes that are kept for a process."""
@@ -190,6 +198,25 @@ def test_what_others_do_before_the_lock_holds_does_not_count(
     gpu.before["lock", A] = time_out_once
     with driver_checkpoint.checkpointed([A], reservation(A)):
         assert gpu.kept(A) == SIZES[A]
+
+
+def test_nobody_leaves_a_gpu_that_has_no_room_for_the_driver(
+    gpu: Gpu,
+    gpu_locks: GpuLocks,
+    reservation: Callable[..., Reservation],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the driver cannot save once for want of room, it never saves."""
+    monkeypatch.setattr(reservation_module, "ROOM", 50)
+    gpu.free = 49
+    gpu.before["checkpoint", A] = partial(pytest.fail, "the driver was asked")
+    with (
+        pytest.raises(OutOfMemory, match="GPU 0"),
+        driver_checkpoint.checkpointed([A], reservation(A)),
+    ):
+        pytest.fail("it was taken off the GPU")
+    assert gpu.states[A] is State.RUNNING
+    assert gpu_locks.acquire({0})
 
 
 def test_who_waits_for_others_runs(

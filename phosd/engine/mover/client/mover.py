@@ -32,11 +32,15 @@ from phosd.engine.mover.protocol.connection import Connection
 from phosd.engine.mover.protocol.endpoint import connect, folder_of, path_of
 from phosd.engine.system import cuda
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Internal, PhosError, Timeout
+from phosd.errors import Internal, OutOfMemory, PhosError, Timeout
 
 RING_BYTES = 512 << 20
 """Pinned memory of a mover on a real GPU; as much device memory is used for staging."""
 SOFTWARE_RING_BYTES = 32 << 20
+ROOM = 16 << 20
+"""Device memory that NVIDIA's driver needs to take a program off a GPU: measured are 8 MiB
+(hazard 51).
+"""
 START_SECONDS = 120.0
 """``cuInit`` can take seconds, pinning half a second per GB."""
 _END_SECONDS = 10.0
@@ -341,6 +345,15 @@ class Mover:
     def unreserve(self, processes: Iterable[ProcessId] = ()) -> None:
         """Release the memory that :meth:`reserve` reserved for these processes."""
         self._aside.ask(wire.Reserve(0, list(processes)), wire.Done)
+
+    def keep_room(self) -> None:
+        """Keep :data:`ROOM` from other programs, if it is free, until :meth:`lend_room`."""
+        with contextlib.suppress(OutOfMemory):  # who needs it looks whether it is there
+            self.reserve(ROOM)
+
+    def lend_room(self) -> None:
+        """Release what :meth:`keep_room` keeps."""
+        self.unreserve()
 
     def guard(self, blocks: Iterable[tuple[ProcessId, int, int]]) -> None:
         """Guard blocks, as (process, block id, key), that are about to be parked.

@@ -30,15 +30,18 @@ class Attempt:
     cpu: CpuParts
     options: CheckpointOptions
     progress: Progress
+    gpus: frozenset[int]
+    """Ordinals of the GPUs that the group used when the attempt began."""
 
     def save_processes(
         self,
-        movers: Sequence[Mover],
+        movers: Sequence[Mover] = (),
         *,
         runs: bool = False,
         beside: Callable[[], object] = lambda: None,
     ) -> None:
-        """Run the driver's checkpoint and CRIU's dump; ``movers`` reserve the freed device memory.
+        """Run the driver's checkpoint and CRIU's dump. Movers reserve device memory that is freed:
+        those of the group's GPUs, and ``movers``, which have its blocks.
 
         ``runs``: the gates are open, so the program runs until the driver locks it, and may wait
         for the locks of its GPUs. ``beside`` is called once the driver is done with the GPUs, while
@@ -47,8 +50,10 @@ class Attempt:
         self.progress.phase("control", stopped=True)
         point(Point.CHECKPOINT_CONTROL)
         limit = None if runs else self.options.deadline
+        keepers = {gpu: self.node.movers.mover(gpu) for gpu in self.gpus}
+        keepers |= {mover.gpu: mover for mover in movers}
         reservation = Reservation(
-            self.node.gpu_locks, movers, self.group.process_ids, self.progress, limit
+            self.node.gpu_locks, keepers.values(), self.group.process_ids, self.progress, limit
         )
         with driver_checkpoint.checkpointed(self.group.gpu_pids, reservation):
             self.progress.phase("cpu", stopped=True)

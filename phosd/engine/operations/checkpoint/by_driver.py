@@ -3,18 +3,16 @@
 from phosd.engine.image.manifest import Block
 from phosd.engine.memory.parking import detached, own_again
 from phosd.engine.operations.checkpoint.attempt import Attempt
-from phosd.engine.operations.move_checks import gpus_in_use
 
 
 def by_driver(attempt: Attempt) -> tuple[Block, ...]:
     """Save the group without packs. Returns no blocks: they are in the processes' host memory."""
     group, progress = attempt.group, attempt.progress
     attempt.node.kept_memory.let_go(group)
-    movers = [attempt.node.movers.mover(gpu) for gpu in sorted(gpus_in_use(group))]
     own_again(group.links, progress, attempt.options.deadline)
     attempt.cpu.prepare(group.trees)
     progress.phase("detach")
     with detached(group.links):
-        attempt.save_processes(movers, runs=True)
+        attempt.save_processes(runs=True)
     progress.finish()
     return ()

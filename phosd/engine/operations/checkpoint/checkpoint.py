@@ -22,7 +22,7 @@ from phosd.engine.operations.checkpoint.options import CheckpointOptions
 from phosd.engine.operations.checkpoint.recopy import recopy
 from phosd.engine.operations.checkpoint.stop import stop
 from phosd.engine.operations.manifest_records import process_records
-from phosd.engine.operations.move_checks import claimed
+from phosd.engine.operations.move_checks import claimed, gpus_in_use
 from phosd.engine.operations.restorable import require_restorable
 from phosd.engine.operations.torch_cache import release_cached
 from phosd.engine.program import landlock
@@ -105,7 +105,11 @@ class _Checkpoint:
             # How much of the memory the parent has is known only after the copying.
             writer.reserve(needs.cpu + (needs.gpu if parent is None else 0))
             node.store.spares.preallocate(needs.gpu)
-            blocks = _MODES[choice.mode](Attempt(node, group, writer, cpu, self.options, progress))
+            gpus = frozenset(gpus_in_use(group))
+            for gpu in gpus:
+                node.movers.mover(gpu)  # starting it takes seconds
+            attempt = Attempt(node, group, writer, cpu, self.options, progress, gpus)
+            blocks = _MODES[choice.mode](attempt)
             progress.phase("persist")
             point(Point.CHECKPOINT_PERSIST)
             trees = cpu.persist()
