@@ -51,6 +51,8 @@ MASKED = (
     "e2scrub_all.timer",
     "e2scrub_reap.service",
 )
+BINDS: list[str] = []
+"""Options of ``systemd-nspawn`` for what machines share with the host."""
 _PATIENCE = 90.0
 _NOT_CARRIED = ("__pycache__", "*.cpp", "*.pyx", "*.pxd")
 
@@ -62,7 +64,7 @@ fi
 mkdir /sys/fs/cgroup/{name}
 echo 0 >/sys/fs/cgroup/{name}/cgroup.procs
 exec setpriv --pdeathsig TERM systemd-nspawn --quiet --boot --directory={tree} --machine={name} \\
-    --register=no --keep-unit --capability=all --private-network \\
+    --register=no --keep-unit --capability=all --private-network {binds} \\
     --console=read-only --resolv-conf=off --timezone=off --tmpfs=/dev/shm:mode=1777
 """
 _END = """\
@@ -100,7 +102,8 @@ class Machine:
 
     def start(self) -> None:
         """Boot, and wait until systemd has started everything."""
-        script = _BOOT.format(tree=shlex.quote(str(self.tree)), name=self.name)
+        tree = shlex.quote(str(self.tree))
+        script = _BOOT.format(tree=tree, name=self.name, binds=shlex.join(BINDS))
         variables = {"SYSTEMD_SECCOMP": "0", "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "yes"}
         with self.console.open("ab") as console:
             self._nspawn = subprocess.Popen(

@@ -14,14 +14,14 @@ import cuda.bindings
 from tests.boot.machine import Machine
 from tests.support.harness import PROGRAMS, parse, wait_until
 
-_PROGRAMS, _PACKAGES, _KERNELS = "/opt/target/programs", "/opt/target/python", "/opt/target/kernels"
-VARIABLES = {"PYTHONPATH": _PACKAGES, "PHOS_TEST_CACHE": _KERNELS}
+PLACE, KERNELS, _PACKAGES = "/opt/target/programs", "/opt/target/kernels", "/opt/target/python"
+VARIABLES = {"PYTHONPATH": _PACKAGES, "PHOS_TEST_CACHE": KERNELS}
 """What a target needs in its environment."""
 
 
 def prepare(machine: Machine) -> None:
     """Bring the programs, their compiled kernels and the packages that they import."""
-    machine.carry(PROGRAMS, _PROGRAMS)
+    machine.carry(PROGRAMS, PLACE)
     packages = Path(cuda.bindings.__path__[0]).parent
     for name in ("bindings", "pathfinder"):
         machine.carry(packages / name, f"{_PACKAGES}/cuda/{name}")
@@ -32,12 +32,12 @@ def prepare(machine: Machine) -> None:
             env=os.environ | {"PHOS_TEST_CACHE": kernels, "PYTHONPATH": str(PROGRAMS)},
             check=True,
         )
-        machine.carry(Path(kernels), _KERNELS)
+        machine.carry(Path(kernels), KERNELS)
 
 
 def command(program: str, *arguments: str) -> str:
     """The shell's words for running a program; it needs :data:`VARIABLES`."""
-    return shlex.join(["/usr/bin/python3", f"{_PROGRAMS}/{program}.py", *(arguments or ("0",))])
+    return shlex.join(["/usr/bin/python3", f"{PLACE}/{program}.py", *(arguments or ("0",))])
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,11 @@ class Target:
         wait_until(lambda: self.machine.run(gone, check=False, unit=False), f"{self.pid} to go")
 
 
-def start(machine: Machine, user: str = "ann", program: str = "single") -> Target:
-    """``phos run`` of a program; returns when it computes."""
-    line = f"phos --json run --gpu soft --detach -- {command(program)}"
+def start(
+    machine: Machine, user: str = "ann", program: str = "single", *, gpu: str = "--gpu soft"
+) -> Target:
+    """``phos run`` of a program, with the option ``gpu``; returns when it computes."""
+    line = f"phos --json run {gpu} --detach -- {command(program)}"
     said = machine.run(line, user=user, variables=VARIABLES)
     told = json.loads(said.splitlines()[-1])
     target = Target(machine, told["pid"], told["stdout"])

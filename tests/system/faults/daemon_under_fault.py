@@ -41,6 +41,7 @@ class Plant:
         (self.place / "phosd.toml").touch()
         environment = {k: v for k, v in os.environ.items() if k != "PHOS_FAULT"}
         environment |= {"DBUS_SESSION_BUS_ADDRESS": self.bus, "PHOS_TEST_LINGER": _LINGER}
+        environment["PYTHONFAULTHANDLER"] = "1"
         if fault:
             environment["PHOS_FAULT"] = fault
         if delay:
@@ -48,11 +49,16 @@ class Plant:
         before = self.said()
         with self.log.open("ab") as file:
             self.daemon = subprocess.Popen(command, env=environment, stderr=file)
-        wait_until(
-            lambda: b"serves org.phos" in self.said(before) or self.dead,
-            "phosd to come up",
-            _PATIENCE,
-        )
+        try:
+            wait_until(
+                lambda: b"serves org.phos" in self.said(before) or self.dead,
+                "phosd to come up",
+                _PATIENCE,
+            )
+        except AssertionError:
+            self.daemon.send_signal(signal.SIGABRT)  # its log tells what each thread waits for
+            self.daemon.wait(_PATIENCE)
+            raise
         assert not self.dead, self.log.read_text()
 
     def said(self, since: bytes = b"") -> bytes:
