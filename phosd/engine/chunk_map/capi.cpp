@@ -112,8 +112,12 @@ PHOS_EXPORT uint32_t phos_board_posted(View* view) {
     return view->header().posted.load(std::memory_order_acquire);
 }
 
-PHOS_EXPORT int phos_board_wait(View* view, uint32_t seen, double seconds) {
-    return view->wait_posted(seen, seconds);
+PHOS_EXPORT int phos_board_watch(View* view, uint32_t seen, int pidfd) {
+    return static_cast<int>(view->watch(seen, pidfd));
+}
+
+PHOS_EXPORT void phos_board_stop_watching(View* view) {
+    view->stop_watching();
 }
 
 // `ids` has room for kFreedRing. The number of ids, or -1 when some were lost.

@@ -37,6 +37,14 @@ class Phase(enum.IntEnum):
     ABORTED = 2
 
 
+class Event(enum.Enum):
+    """What :meth:`ChunkMap.next_event` has waited for."""
+
+    STOPPED = 0
+    POSTED = 1
+    ENDED = 2
+
+
 class ChunkState(enum.IntEnum):
     """The low three bits of a chunk's word."""
 
@@ -201,11 +209,17 @@ class ChunkMap:
         """Tell the hook that the blocks from :meth:`freed` are released: allocations go on."""
         library().phos_board_freed_taken(self._view)
 
-    def wait(self, seconds: float) -> bool:
-        """Wait at most ``seconds`` for a post of the hook. Returns whether it has posted."""
-        library().phos_board_wait(self._view, self._posted, seconds)
-        before, self._posted = self._posted, library().phos_board_posted(self._view)
-        return before != self._posted
+    def next_event(self, pidfd: int) -> Event:
+        """Wait for a post of the hook, the end of the process of ``pidfd``, or
+        :meth:`stop_watching`. The interpreter has nothing to do meanwhile.
+        """
+        event = Event(library().phos_board_watch(self._view, self._posted, pidfd))
+        self._posted = library().phos_board_posted(self._view)
+        return event
+
+    def stop_watching(self) -> None:
+        """Have :meth:`next_event` return on the other thread, within a tenth of a second."""
+        library().phos_board_stop_watching(self._view)
 
     def close(self) -> None:
         """Unmap the chunk map and close its descriptor. Can be called twice."""
@@ -260,7 +274,8 @@ def library() -> ctypes.CDLL:
         ("hold", None, (pointer, number, ctypes.c_uint64)),
         ("is_starving", ctypes.c_int, (pointer,)),
         ("posted", number, (pointer,)),
-        ("wait", ctypes.c_int, (pointer, number, ctypes.c_double)),
+        ("watch", ctypes.c_int, (pointer, number, ctypes.c_int)),
+        ("stop_watching", None, (pointer,)),
         ("freed", ctypes.c_int, (pointer, pointer)),
         ("freed_taken", None, (pointer,)),
     ):

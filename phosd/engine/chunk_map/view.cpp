@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -144,6 +145,17 @@ bool View::wait_posted(uint32_t seen, double seconds) {
     if (posted.load(std::memory_order_acquire) == seen)
         syscall(SYS_futex, &posted, FUTEX_WAIT, seen, &patience, nullptr, 0);
     return posted.load(std::memory_order_acquire) != seen;
+}
+
+View::Event View::watch(uint32_t seen, int pidfd) {
+    constexpr double kLook = 0.1;  // seconds between looks at what does not wake us
+    while (!stopped_.load(std::memory_order_relaxed)) {
+        const bool posted = wait_posted(seen, kLook);
+        pollfd process{pidfd, POLLIN, 0};
+        if (poll(&process, 1, 0) == 1) return Event::ended;
+        if (posted) return Event::posted;
+    }
+    return Event::stopped;
 }
 
 bool View::freed(std::vector<uint64_t>& ids) {

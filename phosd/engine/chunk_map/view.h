@@ -41,6 +41,11 @@ class View {
     // Until `posted` is no longer `seen`, at most so long. Whether it changed.
     bool wait_posted(uint32_t seen, double seconds);
 
+    enum class Event : int { stopped, posted, ended };
+    // Waits until the hook has posted, the process of `pidfd` has ended, or for stop_watching().
+    Event watch(uint32_t seen, int pidfd);
+    void stop_watching() { stopped_.store(true, std::memory_order_relaxed); }
+
     // Ids freed since this view last asked, at most kFreedRing. False: some were lost.
     bool freed(std::vector<uint64_t>& ids);
     // What `freed` has given is let go of.
@@ -60,6 +65,7 @@ class View {
     std::atomic<uint32_t>* touched_ = nullptr;
     SlabRow* slabs_ = nullptr;
     uint64_t freed_seen_ = 0;
+    std::atomic<bool> stopped_{false};
 };
 
 inline uint64_t now_ns() {

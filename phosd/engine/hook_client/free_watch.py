@@ -1,17 +1,15 @@
 """Watch which blocks a program frees, so that the engine can release their memory."""
 
+import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable
 
-from phosd.engine.chunk_map.chunk_map import ChunkMap
-from phosd.engine.system import procfs
+from phosd.engine.chunk_map.chunk_map import ChunkMap, Event
 from phosd.errors import PhosError
 
 _log = logging.getLogger(__name__)
-
-_LOOK_SECONDS = 0.1
-"""Seconds between checks whether the process still lives, which keeps its memory until it ends."""
 
 
 class FreeWatcher:
@@ -34,8 +32,9 @@ class FreeWatcher:
         self._freed = freed
         self._gone = gone
         self._over = threading.Event()
-        stat = procfs.stat(pid)
-        self._start = None if stat is None else stat.start_time
+        self._process: int | None = None
+        with contextlib.suppress(ProcessLookupError):
+            self._process = os.pidfd_open(pid)
         self._thread = threading.Thread(target=self._run, name=f"watch-{pid}", daemon=True)
         self._thread.start()
 
@@ -51,6 +50,7 @@ class FreeWatcher:
     def end(self) -> None:
         """Stop watching. May be called from the callbacks."""
         self._over.set()
+        self.chunk_map.stop_watching()
         if threading.current_thread() is not self._thread:
             self._thread.join()
             self.chunk_map.close()
@@ -58,15 +58,20 @@ class FreeWatcher:
     def _run(self) -> None:
         try:
             while not self._over.is_set():
-                posted = self.chunk_map.wait(_LOOK_SECONDS)
-                stat = procfs.stat(self._pid)
-                if stat is None or stat.dead or stat.start_time != self._start:
+                event = self._next_event()
+                if event is Event.ENDED:
                     self._gone()
                     return
-                if posted:
+                if event is Event.POSTED:
                     self._take()
         except PhosError as error:
             _log.warning("what process %d frees is no longer known: %s", self._pid, error)
+        finally:
+            if self._process is not None:
+                os.close(self._process)
+
+    def _next_event(self) -> Event:
+        return Event.ENDED if self._process is None else self.chunk_map.next_event(self._process)
 
     def _take(self) -> None:
         freed = self.chunk_map.freed()

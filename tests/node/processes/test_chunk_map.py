@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -16,6 +17,7 @@ from phosd.engine.chunk_map.chunk_map import (
     ChunkMap,
     ChunkMapStatistics,
     ChunkState,
+    Event,
     KernelRow,
     Phase,
 )
@@ -130,12 +132,22 @@ def test_giving_up_wakes_everybody(chunk_map: ChunkMap, hook: FakeHook) -> None:
     assert time.monotonic() - start < 5
 
 
+@contextmanager
+def process(pid: int) -> Iterator[int]:
+    """A descriptor of the process."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        yield pidfd
+    finally:
+        os.close(pidfd)
+
+
 def test_freed_blocks_are_told_until_they_are_taken(chunk_map: ChunkMap, hook: FakeHook) -> None:
     assert chunk_map.freed() == []
     hook.free(4)
     hook.free(9)
-    assert chunk_map.wait(0)
-    assert not chunk_map.wait(0.01)
+    with process(os.getpid()) as me:
+        assert chunk_map.next_event(me) is Event.POSTED
     assert chunk_map.freed() == [4, 9]
     assert chunk_map.freed() == []
     assert not hook.await_taken(0)
@@ -165,13 +177,28 @@ def test_a_ring_that_runs_over_says_so(chunk_map: ChunkMap, hook: FakeHook) -> N
 def test_waiting_ends_when_something_is_posted(chunk_map: ChunkMap, hook: FakeHook) -> None:
     timer = threading.Timer(0.1, hook.urge, [3])
     timer.start()
-    start = time.monotonic()
-    assert chunk_map.wait(30)
-    assert time.monotonic() - start < 10
+    with process(os.getpid()) as me:
+        assert chunk_map.next_event(me) is Event.POSTED
     timer.join()
-    start = time.monotonic()
-    assert not chunk_map.wait(0.2)
-    assert time.monotonic() - start >= 0.19
+
+
+def test_waiting_ends_when_it_is_told_to(chunk_map: ChunkMap) -> None:
+    timer = threading.Timer(0.1, chunk_map.stop_watching)
+    timer.start()
+    with process(os.getpid()) as me:
+        assert chunk_map.next_event(me) is Event.STOPPED
+    timer.join()
+
+
+def test_waiting_ends_with_the_process(chunk_map: ChunkMap, hook: FakeHook) -> None:
+    """Also when its hook has posted: what it freed is gone with it."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child, process(child.pid) as pidfd:
+        timer = threading.Timer(0.1, child.kill)
+        timer.start()
+        assert chunk_map.next_event(pidfd) is Event.ENDED
+        timer.join()
+        hook.free(1)
+        assert chunk_map.next_event(pidfd) is Event.ENDED
 
 
 def test_another_process_sees_the_same(chunk_map: ChunkMap) -> None:
