@@ -113,14 +113,17 @@ class Reservation:
         progress: Progress,
         limit: float | None = None,
     ) -> None:
-        """``limit``: the seconds that :meth:`wait` may take; None while the group runs."""
+        """``movers``: of each GPU a living one counts. ``limit``: the seconds that :meth:`wait` may
+        take; None while the group runs.
+        """
         self._locks = locks
-        self._movers = tuple(movers)
+        self._movers = tuple({mover.gpu: mover for mover in movers if mover.alive}.values())
         self._gpus = frozenset(mover.gpu for mover in self._movers)
         self._processes = processes
         self._progress = progress
         self._limit = limit
         self._free: dict[Mover, int] = {}
+        self._lent: list[Mover] = []
         self._left = False
         self._ours = False
 
@@ -135,7 +138,7 @@ class Reservation:
         self._left = self._ours = True
         for mover in self._movers:
             with self._noted(mover):  # the mover is dead; all that it had to save is saved
-                mover.lend_room()
+                self._lend(mover)
                 self._free[mover] = mover.free_memory()[0]
         for mover, free in self._free.items():
             require_room(mover.gpu, free)
@@ -172,17 +175,27 @@ class Reservation:
         with Undo() as each:
             each.add(self.release)
             for mover in self._free:
-                each.add(if_alive, mover, mover.lend_room)
+                each.add(if_alive, mover, partial(self._lend, mover))
 
     def end(self) -> None:
-        """Unlock the GPUs, so that other programs may leave and return."""
+        """Have the movers keep their room again, and unlock the GPUs: other programs may leave and
+        return.
+        """
+        while self._lent:
+            mover = self._lent.pop()
+            with self._noted(mover):
+                mover.keep_room()
         if self._ours:
             self._ours = False
-            try:
-                for mover in self._free:
-                    if_alive(mover, mover.keep_room)
-            finally:
-                self._locks.release(self._gpus)
+            self._locks.release(self._gpus)
+
+    def fits(self, processes: int) -> bool:
+        """Return whether so many processes may leave at the same time: each may need the room."""
+        return all(free >= processes * ROOM for free in self._free.values())
+
+    def _lend(self, mover: Mover) -> None:
+        self._lent.append(mover)
+        mover.lend_room()
 
     @contextlib.contextmanager
     def _noted(self, mover: Mover) -> Iterator[None]:

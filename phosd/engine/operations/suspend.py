@@ -108,17 +108,18 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
             require_suspendable(quota, owner, size, before)
         job.callback(shelf.spares.drop)
         shelf.spares.preallocate(size)
+        kept = _keepers(node, needs, progress)
         progress.check()
         progress.about_to_touch(group.affected)
         job.enter_context(explain_death(group, "suspension"))
         if not parks:
             node.kept_memory.let_go(group)
         with node.kept_memory.of(group) as memory, Undo() as undo:
-            suspension = _Suspension(node, group, options, progress, undo)
+            suspension = _Suspension(node, group, options, progress, undo, kept)
             if parks:
                 reservation, blocks = _parked(suspension, MemoryDump(memory, group.links, writer))
             else:
-                reservation, blocks = _by_driver(suspension, needs), ()
+                reservation, blocks = _by_driver(suspension), ()
             progress.phase("publish", stopped=True)
             point(Point.SUSPEND_PUBLISH)
             manifest = _manifest(writer, group, needs, blocks)
@@ -156,13 +157,21 @@ class _Suspension:
     options: SuspendOptions
     progress: Progress
     undo: Undo
+    keepers: tuple[Mover, ...]
+    """Movers of the GPUs that the group uses."""
 
     def stop(self, movers: Iterable[Mover], limit: float | None) -> Reservation:
-        """Have the driver checkpoint the processes; ``movers`` reserve the freed memory."""
+        """Have the driver checkpoint the processes. The keepers, and ``movers``, which have blocks
+        of the group, reserve the freed memory.
+        """
         self.progress.phase("control", stopped=True)
         point(Point.SUSPEND_CONTROL)
         reservation = Reservation(
-            self.node.gpu_locks, movers, self.group.process_ids, self.progress, limit
+            self.node.gpu_locks,
+            (*self.keepers, *movers),
+            self.group.process_ids,
+            self.progress,
+            limit,
         )
         driver_checkpoint.stop(self.group.gpu_pids, reservation, self.undo)
         return reservation
@@ -191,26 +200,27 @@ def _parked(suspension: _Suspension, dump: MemoryDump) -> tuple[Reservation, tup
     return reservation, block_records(group.trees, exported, chunks)
 
 
-def _by_driver(suspension: _Suspension, gpus: Iterable[int]) -> Reservation:
+def _by_driver(suspension: _Suspension) -> Reservation:
     """Have the driver save everything, device memory included, in the process."""
-    movers = [mover for gpu in sorted(gpus) if (mover := _keeper(suspension, gpu)) is not None]
     own_again(suspension.group.links, suspension.progress, suspension.options.deadline)
-    return suspension.stop(movers, None)
+    return suspension.stop((), None)
 
 
-def _keeper(suspension: _Suspension, gpu: int) -> Mover | None:
-    """Return the mover that reserves memory on a GPU, or None if the GPU has no room for a mover: a
-    full GPU may be the reason for the suspension. Raises :class:`OutOfMemory` if it has none for
-    the driver either.
+def _keepers(node: Node, gpus: Iterable[int], progress: Progress) -> tuple[Mover, ...]:
+    """Return the movers of these GPUs, which may take seconds to start. A GPU that is full, perhaps
+    the reason for the suspension, may have no room for one; raises :class:`OutOfMemory` if it has
+    none for the driver either.
     """
-    try:
-        return suspension.node.movers.mover(gpu)
-    except PhosError as error:
-        for found in list_gpus():
-            if found.ordinal == gpu and found.memory_used is not None:
-                require_room(gpu, found.memory_total - found.memory_used)
-        suspension.progress.note(f"no device memory could be reserved on GPU {gpu}: {error}")
-        return None
+    found = []
+    for gpu in sorted(gpus):
+        try:
+            found.append(node.movers.mover(gpu))
+        except PhosError as error:
+            for known in list_gpus():
+                if known.ordinal == gpu and known.memory_used is not None:
+                    require_room(gpu, known.memory_total - known.memory_used)
+            progress.note(f"no device memory could be reserved on GPU {gpu}: {error}")
+    return tuple(found)
 
 
 def _place(node: Node, group: CheckpointGroup, wanted: str, size: int) -> str:

@@ -165,7 +165,11 @@ def _stop(pids: Sequence[int], reservation: Reservation) -> None:
         require_running(pids)
         reservation.wait()
         _lock(pids)
-    _together(checkpoint, pids)
+    if reservation.fits(len(pids)):
+        _together(checkpoint, pids)
+    else:  # each that has left has given its context's memory back
+        for pid in pids:
+            checkpoint(pid)
     reservation.hold()
 
 

@@ -10,15 +10,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
 
-from msgspec import structs
-
 from phosd.engine.criu.owned_processes import is_criu
 from phosd.engine.hook_client.link import WAKE_SECONDS, HookLink, HookState, reach
-from phosd.engine.job.journal import JobRecord, Journal, read_records
+from phosd.engine.job.journal import JobRecord, read_records
 from phosd.engine.mover.client.rescue_client import RescueClient, rescue_clients
 from phosd.engine.node.placement import whole
 from phosd.engine.node.suspended import Register
@@ -38,10 +36,6 @@ _CRIU_SECONDS = 180.0
 _LOOK_SECONDS = 0.05
 _MOVED_SECONDS = 120.0
 """Seconds that a process may take to tell its state on which the GPUs of others depend."""
-_KNOWN_SECONDS = 1.0
-"""Seconds that a process may take to tell its state when all has been done for it."""
-_MOVES = "moves"
-"""A folder of records like the journal's, in the runtime folder."""
 _NOT_SEEN = "not known: it, or another one of its user, holds up whoever looks at it"
 _log = logging.getLogger(__name__)
 
@@ -149,7 +143,7 @@ def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
             with _noted(account, pid):
                 process.require_going(pid)
         ready = [each for each in alive if each.pid not in account.failures]
-        jobs = read_records(runtime_dir / "journal") + _unfinished_moves(runtime_dir)
+        jobs = read_records(runtime_dir / "journal")
         _back_from_driver(ready, processes, movers, jobs, account)
         memory = movers.guarded()
         ready = [each for each in ready if each.pid not in account.failures]
@@ -161,8 +155,6 @@ def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
                 _back_from_parking(each.pid, found, runtime_dir, guarded, movers.silent, account)
         back = [each for each in processes if each.pid not in account.failures]
         movers.let_go(back)
-        ours = {pid for pid, _ in processes}
-        _keep_moves(runtime_dir, [job for job in jobs if job.pids & ours])
     return account
 
 
@@ -416,42 +408,6 @@ def _finish_moves(stopped: Collection[int], jobs: Collection[JobRecord], account
             for pid in behind:
                 with _noted(account, pid):
                     driver_checkpoint.move([pid], whole(moves, len(process.gpu_uuids())))
-
-
-def _keep_moves(runtime_dir: Path, jobs: Collection[JobRecord]) -> None:
-    """Keep the records of moves until all their processes run, or have ended: who comes back later
-    follows the others. The journal's records go with the jobs.
-    """
-    for job in jobs:
-        if not (job.affected and job.affected.moves):
-            continue
-        pids = {pid for pid in job.pids if procfs.process_id(pid) is not None}
-        told = driver_checkpoint.states(pids, _KNOWN_SECONDS)
-        done = pids <= told.keys() and {*told.values()} <= {None, driver_checkpoint.State.RUNNING}
-        try:
-            kept = Journal(runtime_dir / _MOVES)
-            kept.remove(job.job) if done else kept.write(job)
-        except (PhosError, OSError) as error:
-            _log.error(
-                "where job %d has moved processes %s is not known to a later `phos recover`: %s",
-                *(job.job, sorted(pids), error),
-            )
-
-
-def _unfinished_moves(runtime_dir: Path) -> list[JobRecord]:
-    """Return the records that :func:`_keep_moves` has kept, each with those processes that live."""
-    found = []
-    for record in read_records(runtime_dir / _MOVES):
-        if record.affected is None:
-            continue
-        living = tuple(
-            each
-            for each in record.affected.processes
-            if (known := procfs.process_id(each.pid)) and known.start_time == each.start_time
-        )
-        affected = replace(record.affected, processes=living)
-        found.append(structs.replace(record, pid=None, start_time=None, affected=affected))
-    return found
 
 
 @dataclass(frozen=True)

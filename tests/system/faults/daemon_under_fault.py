@@ -41,7 +41,6 @@ class Plant:
         (self.place / "phosd.toml").touch()
         environment = {k: v for k, v in os.environ.items() if k != "PHOS_FAULT"}
         environment |= {"DBUS_SESSION_BUS_ADDRESS": self.bus, "PHOS_TEST_LINGER": _LINGER}
-        environment["PYTHONFAULTHANDLER"] = "1"
         if fault:
             environment["PHOS_FAULT"] = fault
         if delay:

@@ -1,6 +1,5 @@
 """What recovery does with processes some of which the driver had moved when phosd was killed."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -93,42 +92,6 @@ def test_who_could_not_follow_is_not_brought_back_elsewhere(
 
 def _no_room(pids: list[int], to: list[int]) -> None:
     raise OutOfMemory("GPU 1 is full", hint="free some memory")
-
-
-def test_a_move_is_known_until_all_are_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next `phos recover` finishes it, though the journal has nothing any more."""
-    me = procfs.process_id(os.getpid())
-    assert me is not None
-    states: dict[int, State | None] = {}
-    monkeypatch.setattr(driver_checkpoint, "states", lambda pids, seconds: states)
-    living, ended = (
-        AffectedProcess(*me, gpu=True, hooked=True),
-        AffectedProcess(me.pid, me.start_time - 1, gpu=True, hooked=True),
-    )
-    affected = AffectedSet((living, ended), (0, 1), moves={0: 1})
-    moved = JobRecord(7, "migrate", str(me.pid), 0, 0.0, "this boot", *me, affected)
-    for state in ({}, {me.pid: State.CHECKPOINTED}):
-        states.clear()
-        states.update(state)
-        rescue._keep_moves(tmp_path, [moved])
-        (kept,) = rescue._unfinished_moves(tmp_path)
-        assert kept.affected is not None
-        assert (kept.pids, kept.affected.processes) == ({me.pid}, (living,))
-    states[me.pid] = State.RUNNING
-    rescue._keep_moves(tmp_path, [kept])
-    assert rescue._unfinished_moves(tmp_path) == []
-
-
-def test_a_full_runtime_folder_keeps_nobody_from_coming_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(driver_checkpoint, "states", lambda pids, seconds: {})
-    monkeypatch.setattr(procfs, "process_id", lambda pid: ProcessId(pid, 1))
-    (tmp_path / "moves").touch()
-    rescue._keep_moves(tmp_path, [record({0: 1})])
-    assert "job 1" in caplog.text
 
 
 def test_whose_room_is_given_back() -> None:

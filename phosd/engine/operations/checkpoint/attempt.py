@@ -30,8 +30,8 @@ class Attempt:
     cpu: CpuParts
     options: CheckpointOptions
     progress: Progress
-    gpus: frozenset[int]
-    """Ordinals of the GPUs that the group used when the attempt began."""
+    keepers: tuple[Mover, ...]
+    """Movers of the GPUs that the group used when the attempt began."""
 
     def save_processes(
         self,
@@ -40,8 +40,8 @@ class Attempt:
         runs: bool = False,
         beside: Callable[[], object] = lambda: None,
     ) -> None:
-        """Run the driver's checkpoint and CRIU's dump. Movers reserve device memory that is freed:
-        those of the group's GPUs, and ``movers``, which have its blocks.
+        """Run the driver's checkpoint and CRIU's dump. The keepers, and ``movers``, which have
+        blocks of the group, reserve the freed memory.
 
         ``runs``: the gates are open, so the program runs until the driver locks it, and may wait
         for the locks of its GPUs. ``beside`` is called once the driver is done with the GPUs, while
@@ -50,10 +50,9 @@ class Attempt:
         self.progress.phase("control", stopped=True)
         point(Point.CHECKPOINT_CONTROL)
         limit = None if runs else self.options.deadline
-        keepers = {gpu: self.node.movers.mover(gpu) for gpu in self.gpus}
-        keepers |= {mover.gpu: mover for mover in movers}
+        keepers = (*self.keepers, *movers)
         reservation = Reservation(
-            self.node.gpu_locks, keepers.values(), self.group.process_ids, self.progress, limit
+            self.node.gpu_locks, keepers, self.group.process_ids, self.progress, limit
         )
         with driver_checkpoint.checkpointed(self.group.gpu_pids, reservation):
             self.progress.phase("cpu", stopped=True)

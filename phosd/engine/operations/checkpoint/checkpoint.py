@@ -105,10 +105,8 @@ class _Checkpoint:
             # How much of the memory the parent has is known only after the copying.
             writer.reserve(needs.cpu + (needs.gpu if parent is None else 0))
             node.store.spares.preallocate(needs.gpu)
-            gpus = frozenset(gpus_in_use(group))
-            for gpu in gpus:
-                node.movers.mover(gpu)  # starting it takes seconds
-            attempt = Attempt(node, group, writer, cpu, self.options, progress, gpus)
+            kept = tuple(map(node.movers.mover, sorted(gpus_in_use(group))))
+            attempt = Attempt(node, group, writer, cpu, self.options, progress, kept)
             blocks = _MODES[choice.mode](attempt)
             progress.phase("persist")
             point(Point.CHECKPOINT_PERSIST)
