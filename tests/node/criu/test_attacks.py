@@ -20,7 +20,7 @@ from phosd.engine.criu.restore import ENDED_SECONDS
 from phosd.engine.system import procfs
 from phosd.engine.system.privileges import Capability
 from phosd.errors import Internal, NotAuthorized
-from tests.node.criu.life import COUNTER, SYSTEM_PYTHON, USER, Life
+from tests.node.criu.life import COUNTER, SYSTEM_PYTHON, USER, Life, wait_for
 
 OTHER = USER + 1
 
@@ -72,7 +72,7 @@ def test_no_folder_of_others_is_entered(
         patched.setattr(criu_restore, "_run", swapped)
         with pytest.raises(Internal, match="Permission denied"):
             life.restore()
-    assert procfs.stat(life.pid) is None
+    wait_for(lambda: procfs.stat(life.pid) is None)
     folder.unlink()
     (life.home / "moved").rename(folder)
     life.restore()

@@ -15,7 +15,7 @@ from phosd.engine.criu import hindrance
 from phosd.engine.criu.dump import Dump
 from phosd.engine.system import procfs
 from phosd.errors import Internal, Timeout
-from tests.node.criu.life import COUNTER, USER, Life
+from tests.node.criu.life import COUNTER, USER, Life, wait_for
 from tests.support.harness import children
 
 ENOUGH = 0.6
@@ -120,7 +120,7 @@ def test_a_restore_that_is_stopped_again_and_again_ends(life: Life) -> None:
     with stopping(b"criu"), pytest.raises(Internal, match="restore was stopped again and again"):
         life.restore()
     assert time.monotonic() - began < 20
-    assert procfs.stat(life.pid) is None
+    wait_for(lambda: procfs.stat(life.pid) is None)
     life.restore()
     life.counts_on()
 

@@ -106,7 +106,7 @@ def test_an_image_that_gives_more_is_not_restored(lives: Callable[[int], Life]) 
     forge(life.images / f"core-{life.pid}.img", "permitted", "effective")
     with pytest.raises(NotAuthorized, match="has capabilities"):
         criu_restore.restore_tree(life.criu, life.saved_tree, TreeRestoreOptions())
-    assert procfs.stat(life.pid) is None
+    wait_for(lambda: procfs.stat(life.pid) is None)
 
 
 def more_than_it_had(monkeypatch: pytest.MonkeyPatch, thread: int) -> list[str]:
