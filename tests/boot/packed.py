@@ -44,10 +44,8 @@ def pack(folder: Path) -> None:
     """Make what :func:`play` needs."""
     folder.mkdir(parents=True, exist_ok=True)
     build_package(folder)
-    compile_kernels = [sys.executable, "-c", "import gpu; gpu.compile_ptx(gpu.SOURCE)"]
     (folder / _KERNELS).mkdir(exist_ok=True)
-    places = {"PHOS_TEST_CACHE": str(folder.resolve() / _KERNELS), "PYTHONPATH": str(PROGRAMS)}
-    subprocess.run(compile_kernels, cwd=PROGRAMS, env=os.environ | places, check=True)
+    target.compile_kernels(folder / _KERNELS)
     with tempfile.TemporaryDirectory() as scratch:
         tree = Path(scratch) / "tree"
         packages = ",".join((*machine.PACKAGES, "systemd-container"))

@@ -26,13 +26,19 @@ def prepare(machine: Machine) -> None:
     for name in ("bindings", "pathfinder"):
         machine.carry(packages / name, f"{_PACKAGES}/cuda/{name}")
     with tempfile.TemporaryDirectory() as kernels:
-        subprocess.run(
-            [sys.executable, "-c", "import gpu; gpu.compile_ptx(gpu.SOURCE)"],
-            cwd=PROGRAMS,
-            env=os.environ | {"PHOS_TEST_CACHE": kernels, "PYTHONPATH": str(PROGRAMS)},
-            check=True,
-        )
+        compile_kernels(Path(kernels))
         machine.carry(Path(kernels), KERNELS)
+
+
+def compile_kernels(folder: Path) -> None:
+    """Compile the kernels of the programs into a folder."""
+    places = {"PHOS_TEST_CACHE": str(folder.resolve()), "PYTHONPATH": str(PROGRAMS)}
+    subprocess.run(
+        [sys.executable, "-c", "import gpu; gpu.compile_ptx(gpu.SOURCE)"],
+        cwd=PROGRAMS,
+        env=os.environ | places,
+        check=True,
+    )
 
 
 def command(program: str, *arguments: str) -> str:

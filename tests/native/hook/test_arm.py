@@ -13,6 +13,7 @@ from phosd.engine.chunk_map.chunk_map import ChunkMap, ChunkState, Event, Phase
 from phosd.engine.hook_client.link import HookLink
 from phosd.errors import Busy, Internal
 from tests.native.hook.live import Live, linked, live
+from tests.support.events import next_event
 from tests.support.harness import wait_until
 
 CHUNK = 2 << 20
@@ -79,20 +80,14 @@ def maps_a_chunk_map(pid: int) -> bool:
     return "phos-board" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def next_event(program: Live, chunk_map: ChunkMap) -> Event:
-    pidfd = os.pidfd_open(program.process.pid)
-    try:
-        return chunk_map.next_event(pidfd)
-    finally:
-        os.close(pidfd)
-
-
 def test_a_thread_waits_for_the_first_chunk_alone(tmp_path: Path) -> None:
     with live(WRITES, tmp_path) as program:
         assert program.hears() == "ready"
         with armed(program) as chunk_map:
             program.tell()
-            assert next_event(program, chunk_map) is Event.POSTED, "the hook asks for a chunk"
+            assert next_event(chunk_map, program.process.pid) is Event.POSTED, (
+                "the hook asks for a chunk"
+            )
             (block_id, count) = rows(program.link)[-1]
             urgent = [word >> 3 & 1 for word in chunk_map.states(block_id)]
             assert urgent == [1] + [0] * (count - 1)
@@ -115,7 +110,7 @@ def test_a_lost_client_lets_the_program_go_on(tmp_path: Path) -> None:
         assert program.hears() == "ready"
         with armed(program) as chunk_map:
             program.tell()
-            assert next_event(program, chunk_map) is Event.POSTED
+            assert next_event(chunk_map, program.process.pid) is Event.POSTED
             program.link.close()
             assert program.hears() == "written"
             assert chunk_map.phase is Phase.ABORTED

@@ -17,7 +17,6 @@ from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.operations.swap import SwapOptions, swap
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.recovery.startup import settle
-from phosd.engine.system import cuda
 from phosd.errors import Internal, OutOfSpace
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import (
@@ -29,13 +28,7 @@ from tests.node.checkpoint_restore.cycle import (
     save,
 )
 from tests.node.checkpoint_restore.test_trouble import at_phase
-from tests.support.gpu_memory import taken
-
-
-def free(gpu: int) -> int:
-    """Free memory of a software GPU, in bytes."""
-    cuda.call("cuCtxSetCurrent", cuda.call("cuDevicePrimaryCtxRetain", gpu))
-    return int(cuda.call("cuMemGetInfo")[0])
+from tests.support.gpu_memory import free, taken
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -23,6 +22,7 @@ from phosd.engine.chunk_map.chunk_map import (
 )
 from phosd.errors import Internal
 from tests.node.mover.fake_hook import FakeHook
+from tests.support.events import PATIENCE, next_event
 
 BLOCKS = [(3, 5), (4, 1), (9, 700)]
 SLABS = [(0, 16), (0, 4), (1, 32)]
@@ -132,22 +132,11 @@ def test_giving_up_wakes_everybody(chunk_map: ChunkMap, hook: FakeHook) -> None:
     assert time.monotonic() - start < 5
 
 
-@contextmanager
-def process(pid: int) -> Iterator[int]:
-    """A descriptor of the process."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        yield pidfd
-    finally:
-        os.close(pidfd)
-
-
 def test_freed_blocks_are_told_until_they_are_taken(chunk_map: ChunkMap, hook: FakeHook) -> None:
     assert chunk_map.freed() == []
     hook.free(4)
     hook.free(9)
-    with process(os.getpid()) as me:
-        assert chunk_map.next_event(me) is Event.POSTED
+    assert next_event(chunk_map, os.getpid()) is Event.POSTED
     assert chunk_map.freed() == [4, 9]
     assert chunk_map.freed() == []
     assert not hook.await_taken(0)
@@ -177,28 +166,28 @@ def test_a_ring_that_runs_over_says_so(chunk_map: ChunkMap, hook: FakeHook) -> N
 def test_waiting_ends_when_something_is_posted(chunk_map: ChunkMap, hook: FakeHook) -> None:
     timer = threading.Timer(0.1, hook.urge, [3])
     timer.start()
-    with process(os.getpid()) as me:
-        assert chunk_map.next_event(me) is Event.POSTED
+    assert next_event(chunk_map, os.getpid()) is Event.POSTED
     timer.join()
 
 
 def test_waiting_ends_when_it_is_told_to(chunk_map: ChunkMap) -> None:
     timer = threading.Timer(0.1, chunk_map.stop_watching)
     timer.start()
-    with process(os.getpid()) as me:
-        assert chunk_map.next_event(me) is Event.STOPPED
+    began = time.monotonic()
+    assert next_event(chunk_map, os.getpid()) is Event.STOPPED
+    assert time.monotonic() - began < PATIENCE / 2
     timer.join()
 
 
 def test_waiting_ends_with_the_process(chunk_map: ChunkMap, hook: FakeHook) -> None:
     """Also when its hook has posted: what it freed is gone with it."""
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child, process(child.pid) as pidfd:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
         timer = threading.Timer(0.1, child.kill)
         timer.start()
-        assert chunk_map.next_event(pidfd) is Event.ENDED
+        assert next_event(chunk_map, child.pid) is Event.ENDED
         timer.join()
-        hook.free(1)
-        assert chunk_map.next_event(pidfd) is Event.ENDED
+        hook.free(1)  # a zombie until the end of the block
+        assert next_event(chunk_map, child.pid) is Event.ENDED
 
 
 def test_another_process_sees_the_same(chunk_map: ChunkMap) -> None:
