@@ -5,6 +5,7 @@ The states and their order are the driver's: RUNNING -lock-> LOCKED -checkpoint-
 """
 
 import enum
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import Any
 from phosd.engine.faults import Point, point
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.reservation import Reservation
+from phosd.engine.system import procfs
 from phosd.engine.system.cuda import call, driver
 from phosd.engine.system.looking import at_once
 from phosd.errors import Internal, NoSuchProcess, PhosError, Timeout
@@ -27,6 +29,7 @@ TELLING_SECONDS = 60.0
 """Seconds that a process may take to tell its state: it does not while the driver restores it."""
 BACK_SECONDS = 300.0
 """Seconds that the driver may take to bring processes back that nobody waits for but recovery."""
+_log = logging.getLogger(__name__)
 BREATH = 0.1
 """Seconds between two tries, in which programs launch what they were kept from."""
 
@@ -38,15 +41,24 @@ class State(enum.Enum):
     LOCKED = 1
     CHECKPOINTED = 2
     FAILED = 3
+    UNKNOWN = -1
+    """The driver answered with an error. It may do so once, or for ever (hazard 51)."""
 
 
 def state(pid: int) -> State | None:
-    """Return the driver's state of ``pid``; None if it is no CUDA process."""
+    """Return the driver's state of ``pid``; None if it is no CUDA process, or is ending."""
     bindings = driver()
     status, value = bindings.cuCheckpointProcessGetState(pid)
-    if status != bindings.CUresult.CUDA_SUCCESS:
+    if status == bindings.CUresult.CUDA_SUCCESS:
+        return State(int(value))
+    # The driver says NOT_INITIALIZED of a process without CUDA, and OPERATING_SYSTEM of one that is
+    # not there, or ends while it is asked (H200, 580.159); INVALID_VALUE is documented.
+    kinds = bindings.CUresult
+    without = (kinds.CUDA_ERROR_NOT_INITIALIZED, kinds.CUDA_ERROR_INVALID_VALUE)
+    if status in without or procfs.ending(pid):
         return None
-    return State(int(value))
+    _log.warning("the driver does not tell the state of process %d: %s", pid, status.name)
+    return State.UNKNOWN
 
 
 def states(pids: Iterable[int], seconds: float | None = None) -> dict[int, State | None]:
@@ -231,6 +243,11 @@ def _back_to_running(pid: int) -> None:
         raise Internal(
             f"the driver could not bring process {pid} back: it is lost",
             hint="end it and restore its last image; the driver's log (dmesg) says more",
+        )
+    if now is State.UNKNOWN:
+        raise Internal(
+            f"the driver does not tell the state of process {pid}",
+            hint=f"see the driver's log (dmesg); then `phos recover {pid}`",
         )
     if now is State.CHECKPOINTED:
         restore(pid)

@@ -177,6 +177,11 @@ class CheckpointGroup:
             state = driver_checkpoint.state(pid)
             if state is None:
                 continue  # CUDA is loaded but not initialised: a data-loader worker
+            if state is driver_checkpoint.State.UNKNOWN:
+                raise Unsupported(
+                    f"the driver does not tell the state of process {pid}, and will not save it",
+                    hint="see the driver's log (dmesg); the program goes on unharmed",
+                )
             if state is not driver_checkpoint.State.RUNNING:
                 raise Unsupported(
                     f"process {pid} is {state.name.lower()} by the driver's checkpoint",

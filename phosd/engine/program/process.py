@@ -10,12 +10,14 @@ from types import MappingProxyType
 from phosd.engine.hook_client.link import Hello, HookBlock, HookLink, HookState
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.system import cuda, procfs
-from phosd.engine.system.looking import LOOKERS
+from phosd.engine.system.looking import LOOKERS, fairly
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Timeout, Unsupported
 
 _PATIENCE = 2.0
 """Seconds that a hook may take to answer when processes are listed."""
+_LIST_SECONDS = 8.0
+"""Seconds that a list may take; whom there was no time to look at is described as before."""
 _SHOWN = 2 << 10
 """Characters of a command in lists: thousands of processes fit into one answer on the bus."""
 
@@ -190,8 +192,8 @@ def list_processes(
         except (NoSuchProcess, FileNotFoundError, ProcessLookupError):
             return None  # it ended meanwhile
 
-    pids = sorted({*procfs.pids()} - {os.getpid(), *without})
-    seen = dict(LOOKERS.each(pids, look))
+    pids = fairly({*procfs.pids()} - {os.getpid(), *without})
+    seen = dict(LOOKERS.each(pids, look, _LIST_SECONDS))
     silent = (_known(pid, known) for pid in pids if pid not in seen)
     found = [each for each in seen.values() if each is not None]
     found += [replace(each, reason="it does not answer") for each in silent if each is not None]

@@ -21,6 +21,7 @@ from phosd.engine.mover.client.rescue_client import RescueClient, rescue_clients
 from phosd.engine.node.placement import whole
 from phosd.engine.node.suspended import Register
 from phosd.engine.program import driver_checkpoint, process
+from phosd.engine.recovery.overdue import overdue
 from phosd.engine.system import procfs
 from phosd.engine.system.instance_lock import alone, in_use
 from phosd.engine.system.looking import LOOKERS, at_once, owner
@@ -137,19 +138,24 @@ def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
     """
     account = Account()
     alive = [each for each in processes if procfs.process_id(each.pid) == each]
+    pids = ", ".join(str(pid) for pid, _ in alive)
     with _Movers(runtime_dir) as movers:
-        _wait_for_dumps(alive, account)
+        with overdue(f"waiting for CRIU to let go of {pids}"):
+            _wait_for_dumps(alive, account)
         for pid in {pid for pid, _ in alive} - account.failures.keys():
             with _noted(account, pid):
                 process.require_going(pid)
         ready = [each for each in alive if each.pid not in account.failures]
         jobs = read_records(runtime_dir / "journal")
-        _back_from_driver(ready, processes, movers, jobs, account)
-        memory = movers.guarded()
+        with overdue(f"bringing {pids} back from the driver's checkpoint"):
+            _back_from_driver(ready, processes, movers, jobs, account)
+        with overdue("waiting for the movers"):
+            memory = movers.guarded()
         ready = [each for each in ready if each.pid not in account.failures]
-        seen = at_once((pid for pid, _ in ready), _seen, driver_checkpoint.TELLING_SECONDS)
+        with overdue(f"waiting for {pids} to tell their state"):
+            seen = at_once((pid for pid, _ in ready), _seen, driver_checkpoint.TELLING_SECONDS)
         for each in ready:
-            with _noted(account, each.pid):
+            with _noted(account, each.pid), overdue(f"waiting for the hook of {each.pid}"):
                 guarded = memory.get(each, {})
                 found = _told(each.pid, seen)
                 _back_from_parking(each.pid, found, runtime_dir, guarded, movers.silent, account)
@@ -281,6 +287,8 @@ def _why_stranded(
 ) -> str:
     if state is driver_checkpoint.State.FAILED:
         return "lost: the driver could not bring it back"
+    if state is driver_checkpoint.State.UNKNOWN:
+        return "not known: the driver answers with an error"
     if state not in (None, driver_checkpoint.State.RUNNING):
         return f"{state.name.lower()} by the driver's checkpoint"
     if state is None or not hooked:

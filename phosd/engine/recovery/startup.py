@@ -17,6 +17,7 @@ from phosd.engine.job.affected import InterruptedJob
 from phosd.engine.node.node import Node
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.program import driver_checkpoint
+from phosd.engine.recovery.overdue import overdue
 from phosd.engine.recovery.rescue import Account, free, left_parked, let_rest
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
@@ -41,7 +42,8 @@ def settle(node: Node, interrupted: Collection[InterruptedJob]) -> dict[int, str
         for each in job.affected.processes
         if each.start_time is not None
     }
-    asleep, silent, woken = _suspended(node)
+    with overdue("waiting for suspended programs to tell their state"):
+        asleep, silent, woken = _suspended(node)
     let_rest({process for each in asleep for process in each.processes}, node.config.runtime_dir)
     rest = {process for each in (*asleep, *silent) for process in each.processes}
     waking = {process for each in woken for process in each.processes}
@@ -50,7 +52,8 @@ def settle(node: Node, interrupted: Collection[InterruptedJob]) -> dict[int, str
     for each in woken:
         _settle_resume(node, each, account)
     still = {pid: each.pid for each in (*asleep, *silent) for pid in each.pids}
-    said = {job.job: _text(node, job, account, still) for job in interrupted}
+    with overdue("settling restores that had begun"):
+        said = {job.job: _text(node, job, account, still) for job in interrupted}
     for what, clear in (
         ("sockets of hooks", partial(sweep_hooks, node.config.runtime_dir / "hook")),
         ("files in memory", node.staging.sweep),

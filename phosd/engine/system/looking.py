@@ -7,7 +7,9 @@ behind.
 """
 
 import logging
+import math
 import queue
+import random
 import threading
 import time
 from collections import Counter, defaultdict
@@ -25,8 +27,8 @@ _HELD_BY_USER = 2
 """Processes of one user that may hold up looks at a time; their others are not looked at then. Root
 may have any number: it could do worse.
 """
-_SLOW = 0.2
-"""Seconds from which on a look counts towards what its user may cost others: 2 * PATIENCE."""
+_BY_USER = 2 * PATIENCE
+"""Seconds that looks at processes of one user may cost others; root's may cost any."""
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -58,11 +60,15 @@ class Lookers:
         self._lock = threading.Lock()
         self._held: dict[procfs.ProcessId | None, _Held] = {}
 
-    def each(self, pids: Iterable[int], look: Callable[[int], _T]) -> Iterator[tuple[int, _T]]:
-        """Yield what ``look`` returns for each process, without those that hold it up.
+    def each(
+        self, pids: Iterable[int], look: Callable[[int], _T], seconds: float = math.inf
+    ) -> Iterator[tuple[int, _T]]:
+        """Yield what ``look`` returns for each process, without those that hold it up, and without
+        the rest of a user's processes, or of all, when looking at them has taken too long.
 
         Raises what ``look`` raises. It may go on in its thread after this has ended.
         """
+        end = time.monotonic() + seconds
         cost: defaultdict[int, float] = defaultdict(float)
         left = self._allowed(pids, cost)
         while left:
@@ -70,16 +76,20 @@ class Lookers:
             try:
                 for pid in left:
                     began = time.monotonic()
-                    found = round_.next(PATIENCE)
+                    found = round_.next(max(0.0, min(PATIENCE, end - began)))
                     took = time.monotonic() - began
                     self._answered(pid)
                     yield pid, found
-                    if took > _SLOW:
-                        cost[owner(pid)] += took
+                    user = owner(pid)
+                    cost[user] += took
+                    if user != 0 and cost[user] >= _BY_USER:
                         break
                 else:
                     return
             except queue.Empty:
+                if time.monotonic() >= end:
+                    _log.warning("there was no time to look at all processes")
+                    return
                 cost[owner(pid)] += PATIENCE
                 self._hold(pid, round_.thread)
             finally:
@@ -93,7 +103,7 @@ class Lookers:
             held = {process: why for process, why in self._held.items() if why.counts}
         by_user = Counter(why.uid for why in held.values())
         barred = {uid for uid, count in by_user.items() if count >= _HELD_BY_USER}
-        barred |= {uid for uid, seconds in cost.items() if seconds >= 2 * PATIENCE}
+        barred |= {uid for uid, seconds in cost.items() if seconds >= _BY_USER}
         barred.discard(0)
         if not held and not barred:
             return list(pids)
@@ -181,6 +191,18 @@ def at_once(pids: Iterable[int], look: Callable[[int], _T], seconds: float) -> d
 _asking: dict[procfs.ProcessId, tuple[Callable[[int], Any], _Round[Any]]] = {}
 """Processes that have not answered in time, each with the question and who waits for them."""
 _asking_lock = threading.Lock()
+
+
+def fairly(pids: Iterable[int]) -> list[int]:
+    """Return processes in an order in which nobody is left out for ever when time runs out.
+
+    Those of users with few processes are first; of one user's, each time others.
+    """
+    by_user: defaultdict[int, list[int]] = defaultdict(list)
+    for pid in pids:
+        by_user[owner(pid)].append(pid)
+    crowds = sorted(by_user.values(), key=len)
+    return [pid for crowd in crowds for pid in random.sample(crowd, len(crowd))]
 
 
 def owner(pid: int) -> int:

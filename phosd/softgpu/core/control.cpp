@@ -1,6 +1,7 @@
 #include "core/control.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -105,14 +106,17 @@ void close_control_in_child() {
 }
 
 ControlReply ask(int pid, const ControlRequest& request) {
-    require(pid > 0);
+    // As the driver says it of who is not there, and of who has no GPU (H200, 580.159).
+    const bool exists = pid > 0 && (kill(pid, 0) == 0 || errno != ESRCH);
+    require(exists, CUDA_ERROR_OPERATING_SYSTEM);
     const Descriptor connection(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     require(bool(connection), CUDA_ERROR_OPERATING_SYSTEM);
     sockaddr_un address;
     const socklen_t size = address_of(pid, address);
-    require(connect(connection.get(), reinterpret_cast<sockaddr*>(&address), size) == 0);
+    require(connect(connection.get(), reinterpret_cast<sockaddr*>(&address), size) == 0,
+            CUDA_ERROR_NOT_INITIALIZED);
     // Anybody may bind the name; only the process itself is believed.
-    require(peer_of(connection.get()).pid == pid);
+    require(peer_of(connection.get()).pid == pid, CUDA_ERROR_NOT_INITIALIZED);
     ControlRequest sent = request;
     ControlReply reply{};
     transfer(connection.get(), &sent, sizeof sent, true);

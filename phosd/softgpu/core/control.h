@@ -27,8 +27,9 @@ struct ControlReply {
 void start_control();
 void close_control_in_child();
 
-// Asks the process `pid`. Throws CUDA_ERROR_INVALID_VALUE when it has no software GPU and
-// CUDA_ERROR_NOT_PERMITTED when it belongs to another user.
+// Asks the process `pid`. Throws CUDA_ERROR_OPERATING_SYSTEM when there is none,
+// CUDA_ERROR_NOT_INITIALIZED when it has no software GPU, and CUDA_ERROR_NOT_PERMITTED when it
+// belongs to another user or ends.
 ControlReply ask(int pid, const ControlRequest& request);
 
 }  // namespace phos::softgpu

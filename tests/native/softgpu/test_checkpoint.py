@@ -240,9 +240,10 @@ while input() != "end": print(it(0), it(1))
         assert told() == [(uuids[0], bus_0), (uuids[1], bus_1)]
 
 
-def test_who_is_no_gpu_process_is_an_invalid_value(
+def test_the_state_of_who_is_no_gpu_process(
     tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:
     _, it = begin("use(); print('ready'); input()", tmp_path, processes)
-    for pid in (1, -1, 0, 2**22 + 5):
-        assert it.do(f"d.cuCheckpointProcessGetState({pid})") == "ERROR_INVALID_VALUE"
+    assert it.do("d.cuCheckpointProcessGetState(1)") == "ERROR_NOT_INITIALIZED"
+    for pid in (-1, 0, 2**22 + 5):
+        assert it.do(f"d.cuCheckpointProcessGetState({pid})") == "ERROR_OPERATING_SYSTEM"

@@ -1,5 +1,6 @@
 """The driver's checkpoint of several processes: whatever fails, the others run on."""
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -10,6 +11,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.memory.reservation import GpuLocks, Reservation
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.driver_checkpoint import State
+from phosd.engine.system.cuda import driver
 from phosd.errors import Internal, NoSuchProcess, PhosError, Timeout
 
 PIDS = [11, 12, 13]
@@ -151,3 +153,31 @@ def test_of_nobody(fake: FakeDriver) -> None:
     with checkpointed([]):
         driver_checkpoint.resume([])
     assert not fake.calls
+
+
+def test_a_driver_that_does_not_tell_a_state(fake: FakeDriver) -> None:
+    """Neither "it runs" nor "it is no GPU process": nobody may rely on either."""
+    fake.states[12] = State.UNKNOWN
+    back = driver_checkpoint.back_to_running(PIDS)
+    assert [pid for pid, error in back.items() if error is not None] == [12]
+    assert "does not tell the state of process 12" in str(back[12])
+    assert fake.calls == [], "nothing is asked of it blindly"
+
+
+@pytest.mark.parametrize(
+    ("status", "known"),
+    [
+        ("CUDA_ERROR_NOT_INITIALIZED", None),
+        ("CUDA_ERROR_INVALID_VALUE", None),
+        ("CUDA_ERROR_UNKNOWN", State.UNKNOWN),
+        ("CUDA_ERROR_OPERATING_SYSTEM", State.UNKNOWN),
+    ],
+)
+def test_what_the_driver_says_of_a_process(
+    status: str, known: State | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bindings = driver()
+    answer = (getattr(bindings.CUresult, status), None)
+    monkeypatch.setattr(bindings, "cuCheckpointProcessGetState", lambda pid: answer)
+    assert driver_checkpoint.state(os.getpid()) is known
+    assert driver_checkpoint.state(2**22 + 5) is None, "who has ended is no GPU process"

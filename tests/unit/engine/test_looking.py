@@ -18,6 +18,7 @@ PIDS = list(range(100, 110))
 def owners(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """The user of each process; 1000 if it is not given."""
     monkeypatch.setattr(looking, "PATIENCE", 0.1)
+    monkeypatch.setattr(looking, "_BY_USER", 0.2)
     owners: dict[int, int] = {}
     monkeypatch.setattr(looking, "owner", lambda pid: owners.get(pid, 1000))
     monkeypatch.setattr(procfs, "process_id", lambda pid: procfs.ProcessId(pid, 1))
@@ -84,10 +85,9 @@ def test_a_user_costs_little_time_however_many_hold_looks_up(
 
 
 def test_a_user_costs_little_time_however_many_are_slow(
-    owners: dict[int, int], monkeypatch: pytest.MonkeyPatch
+    owners: dict[int, int],
 ) -> None:
     """Each answers in time, if only just."""
-    monkeypatch.setattr(looking, "_SLOW", 0.02)
     owners |= dict.fromkeys(PIDS[1:9], 2000)
     looks = []
 
@@ -99,6 +99,26 @@ def test_a_user_costs_little_time_however_many_are_slow(
     seen = [pid for pid, _ in Lookers().each(PIDS, look)]
     assert seen[0] == PIDS[0] and seen[-1] == PIDS[9]
     assert 4 <= len(seen) <= 6
+
+
+def test_the_others_are_left_out_when_the_time_is_over(owners: dict[int, int]) -> None:
+    """That is nobody's fault: all are looked at the next time."""
+    lookers = Lookers()
+    owners |= {pid: 2000 + pid for pid in PIDS}
+
+    def look(pid: int) -> None:
+        time.sleep(0.05)
+
+    seen = [pid for pid, _ in lookers.each(PIDS, look, 0.18)]
+    assert seen == PIDS[: len(seen)] and len(seen) <= 4
+    assert [pid for pid, _ in lookers.each(PIDS, look)] == PIDS
+
+
+def test_a_fair_order_begins_with_those_who_have_few(owners: dict[int, int]) -> None:
+    owners |= dict.fromkeys(PIDS[:7], 2000)
+    orders = {tuple(looking.fairly(PIDS)) for _ in range(50)}
+    assert all({*order[:3]} == {*PIDS[7:]} and {*order} == {*PIDS} for order in orders)
+    assert len({order[3] for order in orders}) > 1, "of a crowd, each time others are first"
 
 
 def test_who_does_it_again_and_again_is_looked_at_ever_less(

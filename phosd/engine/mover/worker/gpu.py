@@ -18,6 +18,8 @@ from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, PhosError
 
 _POINTER = struct.Struct("<Q")
+_TABLE_CHUNKS = 1 << 16
+"""Chunks that one launch hashes at most: 128 GiB; their table and digests take 2 MiB."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ class Gpu:
         self._neighbours: dict[int, Any] = {}
         self._reserved: dict[frozenset[ProcessId], Any] = {}
         self._reserving = threading.Lock()
-        self._table = 0
-        self._table_chunks = 0
+        # Now, as a neighbour may have all memory when a program is stopped.
+        self._table = int(call("cuMemAlloc", 2 * SIZE * _TABLE_CHUNKS, about="the digest table"))
         self._hashing = threading.Lock()
         self._users: Counter[int] = Counter()
         self._using = threading.Lock()
@@ -200,24 +202,26 @@ class Gpu:
         return self.blocks[key]
 
     def digest(self, keys: Sequence[int]) -> list[bytes]:
-        """Return the digests of each block's chunks, 16 bytes each, by one launch. Thread-safe."""
+        """Return the digests of each block's chunks, 16 bytes each. Thread-safe."""
         tables = [self.block(key).table for key in keys]
         table = b"".join(tables)
-        count = len(table) // SIZE
-        if not count:
-            return [b""] * len(keys)
-        digests = bytearray(SIZE * count)
-        with self._hashing:
-            self._reserve_table(count)
-            call("cuMemcpyHtoD", self._table, table, len(table))
-            self.launch_digest(0, self._table, count, self._table + len(table))
-            call("cuMemcpyDtoH", digests, self._table + len(table), len(digests))
+        most = SIZE * _TABLE_CHUNKS
+        digests = b"".join(self._hash(table[at : at + most]) for at in range(0, len(table), most))
         blobs = []
         at = 0
-        for part in tables:  # a table entry and a digest have the same length
-            blobs.append(bytes(digests[at : at + len(part)]))
+        for part in tables:
+            blobs.append(digests[at : at + len(part)])
             at += len(part)
         return blobs
+
+    def _hash(self, table: bytes) -> bytes:
+        """Return the digests for a table, by one launch; an entry is as long as its digest."""
+        digests = bytearray(len(table))
+        with self._hashing:
+            call("cuMemcpyHtoD", self._table, table, len(table))
+            self.launch_digest(0, self._table, len(table) // SIZE, self._table + len(table))
+            call("cuMemcpyDtoH", digests, self._table + len(table), len(digests))
+        return bytes(digests)
 
     def launch_digest(self, stream: Any, table: int, count: int, digests: int) -> None:
         """Hash ``count`` chunks on a stream; ``table`` and ``digests`` are device addresses."""
@@ -366,16 +370,6 @@ class Gpu:
         call("cuMemUnmap", mapped.address, mapped.size)
         call("cuMemAddressFree", mapped.address, mapped.size + CHUNK)
         call("cuMemRelease", mapped.handle)
-
-    def _reserve_table(self, count: int) -> None:
-        """Allocate device memory for ``count`` table entries and digests, and keep it."""
-        if count > self._table_chunks:
-            if self._table:
-                call("cuMemFree", self._table)
-                self._table = self._table_chunks = 0
-            room = max(1024, 2 * count)
-            self._table = int(call("cuMemAlloc", 2 * SIZE * room, about="the digest table"))
-            self._table_chunks = room
 
     def _allocation_properties(self, ordinal: int) -> Any:
         b = self._bindings

@@ -1,0 +1,28 @@
+"""Say in the log what a recovery waits for: it ends before phosd serves anybody."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+PATIENCE = 5.0
+"""Seconds after which a step is worth a word. Most take milliseconds."""
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def overdue(step: str) -> Iterator[None]:
+    """Log ``step`` (as in "waiting for CRIU") once it takes longer than :data:`PATIENCE`, and then
+    how long it took.
+    """
+    began = time.monotonic()
+    late = threading.Timer(PATIENCE, lambda: _log.warning("recovery: still %s", step))
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+        if (took := time.monotonic() - began) > PATIENCE:
+            _log.warning("recovery: %.1f s of %s", took, step)
