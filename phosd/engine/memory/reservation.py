@@ -206,6 +206,16 @@ class Reservation:
 
 
 @contextlib.contextmanager
+def lent_room(movers: Iterable[Mover]) -> Iterator[None]:
+    """Have movers lend the driver, inside the context, what they keep for it (hazard 51)."""
+    with Undo() as undo:
+        for mover in movers:
+            undo.add(if_alive, mover, mover.keep_room)
+            if_alive(mover, mover.lend_room)
+        yield
+
+
+@contextlib.contextmanager
 def reserve_ahead(
     needs: Mapping[Mover, int], processes: Collection[ProcessId]
 ) -> Iterator[Callable[[], None]]:

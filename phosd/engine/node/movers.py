@@ -47,6 +47,11 @@ class Movers:
         with self._lock:
             return {mover.pid for mover in self._movers.values()}
 
+    def running(self, gpus: Collection[int]) -> list[Mover]:
+        """Return those movers of these GPUs that have been started."""
+        with self._lock:
+            return [mover for gpu, mover in self._movers.items() if gpu in gpus]
+
     def mover(self, gpu: int) -> Mover:
         """Return the mover of a GPU; start it at its first use, and again if it died."""
         with self._lock:

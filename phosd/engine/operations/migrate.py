@@ -17,7 +17,7 @@ from phosd.engine.job.affected import AffectedSet
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.parking import detached, own_again, park
-from phosd.engine.memory.reservation import Reservation, reserve_ahead
+from phosd.engine.memory.reservation import Reservation, lent_room, reserve_ahead
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.gpus import GpuInfo, list_gpus
 from phosd.engine.node.node import Node
@@ -109,14 +109,18 @@ class _Move:
     def cross(
         self, move: Callable[[Sequence[int]], None], release: Callable[[], None] = lambda: None
     ) -> None:
-        """Have the driver restore the processes on the new GPUs, all of them or none. ``release``
-        frees the memory reserved there, and is called just before.
+        """Have the driver restore the processes on the new GPUs, all of them or none: with these
+        GPUs to itself, as those that have arrived may have to leave again. ``release`` frees the
+        memory reserved there, and is called just before.
         """
         self.progress.about_to_touch(replace(self.affected, moves=self.moves))
         point(Point.MIGRATE_MOVE)
         try:
             new = self.moves.values()
-            with self.node.gpu_locks.locked(new, self.progress, self.deadline):
+            with (
+                self.node.gpu_locks.locked(new, self.progress, self.deadline),
+                lent_room(self.node.movers.running(new)),
+            ):
                 release()
                 move(whole(self.moves, len(self.gpus)))
         except PhosError:

@@ -151,17 +151,21 @@ def move(pids: Sequence[int], to: Sequence[int]) -> None:
 def _move_all(pids: Sequence[int], reservation: Reservation, undo: Undo, to: Sequence[int]) -> None:
     try:
         move(pids, to)
-    except PhosError:
-        undo.add(_take_back, pids, to)
+    except PhosError as error:
+        moved = [pid for pid in pids if state(pid) is State.LOCKED]
+        undo.add(_move_back, moved, to)
         undo.add(reservation.claim_back)
+        try:  # now, as the caller has the new GPUs for itself
+            _together(checkpoint, moved)
+        except PhosError as another:
+            error.add_note(f"besides, {another}")
         raise
 
 
-def _take_back(pids: Sequence[int], to: Sequence[int]) -> None:
-    """Move processes back that :func:`move` brought to other GPUs; they are LOCKED then."""
-    moved = [pid for pid in pids if state(pid) is State.LOCKED]
-    _together(checkpoint, moved)
-    move(moved, [to.index(gpu) for gpu in range(len(to))])
+def _move_back(moved: Sequence[int], to: Sequence[int]) -> None:
+    """Restore processes on the GPUs that :func:`move` took them from; they are LOCKED then."""
+    away = [pid for pid in moved if state(pid) is State.CHECKPOINTED]
+    move(away, [to.index(gpu) for gpu in range(len(to))])
 
 
 def _pair(old: Any, new: Any) -> Any:

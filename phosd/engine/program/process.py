@@ -16,7 +16,7 @@ from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Timeout, Unsu
 
 _PATIENCE = 2.0
 """Seconds that a hook may take to answer when processes are listed."""
-_LIST_SECONDS = 8.0
+_LIST_SECONDS = 6.0
 """Seconds that a list may take; whom there was no time to look at is described as before."""
 _SHOWN = 2 << 10
 """Characters of a command in lists: thousands of processes fit into one answer on the bus."""

@@ -104,11 +104,14 @@ def test_one_of_two_processes_cannot_move(
     target.wait_for_steps(3)
     refused = [target.pid, *children(target.pid)][which]
     asked: list[int] = []
+    left: list[bool] = []
 
     def call(name: str, *arguments: Any, about: str = "") -> Any:
         if name == "cuCheckpointProcessRestore" and arguments[0] == refused and not asked:
             asked.append(refused)
             raise OutOfMemory("the new GPU is full")
+        if name == "cuCheckpointProcessCheckpoint" and asked:
+            left.append(node.gpu_locks.acquire([1]))
         return cuda.call(name, *arguments, about=about)
 
     told: list[AffectedSet] = []
@@ -118,6 +121,7 @@ def test_one_of_two_processes_cannot_move(
             move(node, target, "1", Progress(recorder=told.append))
     assert not getattr(raised.value, "__notes__", ())
     assert [affected.moves for affected in told] == [{}, {0: 1}, {}]
+    assert left == [False], "the other left the new GPU while no other job could use it"
     runs_at(node, target, 0, undisturbed)
 
 
