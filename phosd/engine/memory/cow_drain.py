@@ -62,6 +62,9 @@ class CowDrain(Undoing):
     needed.
     """
 
+    keeps_waiting = True
+    """Whether a program may wait for chunks to be saved."""
+
     def __init__(
         self,
         dump: MemoryDump,

@@ -1,7 +1,6 @@
 """Save a group's device memory into an image: blocks, their destination, and the packs."""
 
 from collections.abc import Sequence
-from functools import partial
 
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.image.manifest import ChunkRef
@@ -9,14 +8,15 @@ from phosd.engine.image.writer import ImageWriter, Pack
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo, Undoing
 from phosd.engine.memory.device_memory import DeviceMemory
-from phosd.engine.memory.exported import distinct, if_alive, keys_by_gpu
+from phosd.engine.memory.exported import distinct, keys_by_gpu
+from phosd.engine.memory.pack_pinning import PackPinning
 from phosd.errors import changed_in_the_stop
 
 
 class MemoryDump(Undoing):
     """Save the device memory of the processes with the hooks ``links`` through ``writer``.
 
-    Leaving its context unpins the packs that :meth:`prepare_packs` has pinned.
+    Leaving its context unpins the packs.
     """
 
     def __init__(
@@ -26,16 +26,36 @@ class MemoryDump(Undoing):
         self.links = links
         self.writer = writer
         self._packs: dict[int, list[Pack]] = {}
+        self._pinning: list[PackPinning] = []
         self._undo = Undo()
 
-    def prepare_packs(self) -> None:
-        """Prepare and pin packs for all blocks of the processes, while they still run. Call it with
-        a turn to copy: it may be as much host memory as the processes have device memory.
+    def make_packs(self) -> None:
+        """Make packs for all blocks of the processes, while they still run, and begin to pin them.
+        Call it with a turn to copy: it may be as much host memory as the processes have device
+        memory.
         """
         for gpu, count in self.memory.gpus.chunks(self.links).items():
             packs = self._packs[gpu] = self.writer.packs(count)
-            mover = self.memory.adopted.mover(gpu)
-            self._undo.add(if_alive, mover, partial(mover.unpin, mover.pin(packs)))
+            pinning = PackPinning(self.memory.adopted.mover(gpu), packs)
+            self._pinning.append(pinning)
+            self._undo.add(pinning.end)
+
+    def wait_until_pinned(self, progress: Progress) -> None:
+        """Wait until all packs are pinned: for who copies while somebody waits. Others may write
+        to packs that are not pinned yet, if more slowly. Raises :class:`Cancelled`.
+        """
+        for pinning in self._pinning:
+            pinning.wait(progress)
+
+    def let_pinning_rest(self) -> None:
+        """Leave the cores of the host to the stop. Waits for what has begun."""
+        for pinning in self._pinning:
+            pinning.rest()
+
+    def go_on_pinning(self) -> None:
+        """Pin the other packs: the program runs again."""
+        for pinning in self._pinning:
+            pinning.go_on()
 
     def packs(self, gpu: int) -> list[Pack]:
         """Return the packs that are ready for a GPU's chunks; each may be used once."""

@@ -57,6 +57,9 @@ class Snapshot(Undoing):
     limit).
     """
 
+    keeps_waiting = False
+    """Whether a program may wait for chunks to be saved."""
+
     def __init__(
         self,
         dump: MemoryDump,

@@ -78,18 +78,23 @@ def packs_of(writer: ImageWriter, mover: Mover) -> tuple[list[Pack], int]:
     return packs, mover.pin(packs)
 
 
-def test_a_later_pass_replaces_what_it_copies_again(program: Owner, store: Store) -> None:
+@pytest.mark.parametrize("pinned_after", [0, 1], ids=["pinned first", "pinned between the passes"])
+def test_a_later_pass_replaces_what_it_copies_again(
+    pinned_after: int, program: Owner, store: Store
+) -> None:
     store.spares.preallocate(64 << 20)
     with Mover.start(0, RING, store.key) as mover:
         data = adopted(program, mover)
         with store.begin(0) as writer:
             progress = Progress()
             progress.phase("copy")
-            packs, pinned = packs_of(writer, mover)
+            packs = writer.packs(len(EVERY))
+            pins = [mover.pin(packs)] if pinned_after == 0 else []
             copies = Copies(writer, packs)
             first = mover.copy(EVERY[1:], copies, progress)
             assert first == {k: d for k, d in digests_of(store, data).items() if k != EVERY[0]}
             before = dict(copies.refs)
+            pins += [mover.pin(packs)] if pinned_after == 1 else []
             for block, index in ((0, 2), (1, 0), (1, 1), (1, 4)):
                 change(program, data, block, index)
             again = [(11, 4), (10, 2), (11, 1), (11, 0), (11, 1), (10, 0)]
@@ -107,7 +112,7 @@ def test_a_later_pass_replaces_what_it_copies_again(program: Owner, store: Store
                 for b, size in enumerate(SIZES)
                 if (chunks := tuple(copies.refs[k] for k in EVERY if k[0] == 10 + b))
             ]
-            mover.unpin(pinned)
+            mover.unpin(pins[0])
             made = manifest_of(writer, blocks, [Tree(7, "criu-0", ())])
             writer.publish(made)
         verify(store, made.id, Progress())

@@ -294,7 +294,7 @@ class Mover:
     def pin(self, packs: Sequence[Pack]) -> int:
         """Map and pin the packs that are in memory. Returns the number for :meth:`unpin`.
 
-        It takes seconds for tens of GB, so call it early.
+        It takes seconds for tens of GB, and all cores of the host.
         """
         answer, _ = self._pinning.ask(wire.Pin(), wire.Pinned, [pack.fd for pack in packs])
         return answer.number

@@ -27,6 +27,7 @@ from phosd.engine.image.manifest import CHUNK
 from phosd.engine.image.packs import HEADER, RECORD, header_fields, record_size
 from phosd.engine.image.private_files import space_errors
 from phosd.engine.mover.protocol.wire import Packs
+from phosd.engine.mover.worker.pinned_packs import pack_file
 from phosd.engine.mover.worker.ring import Slot
 from phosd.engine.mover.worker.transfer import (
     Transfer,
@@ -35,7 +36,6 @@ from phosd.engine.mover.worker.transfer import (
     copy_rows,
     reopen_direct,
     runs,
-    streams,
 )
 from phosd.engine.system.cuda import call
 from phosd.errors import OutOfSpace
@@ -170,7 +170,7 @@ class CopyOut:
         self._gpu = transfer.gpu
         self._ring = transfer.ring
         self._packs = packs
-        self._pinned = [transfer.pinned_packs.find(fd) for fd in descriptors]
+        self._files = [pack_file(fd) for fd in descriptors]
         self._buffered = descriptors
         self._copied = copied
         self._stack = ExitStack()
@@ -179,8 +179,9 @@ class CopyOut:
         with ExitStack() as stack:
             self._direct = [reopen_direct(fd, os.O_WRONLY) for fd in self._buffered]
             stack.callback(close_all, self._direct)
-            self._stagers = cycle(stack.enter_context(streams(_STAGERS)))
-            self._all_buses = stack.enter_context(streams(2))
+            lent = self._gpu.streams.lent
+            self._stagers = cycle(stack.enter_context(lent(_STAGERS)))
+            self._all_buses = stack.enter_context(lent(2))
             self._buses = cycle(self._all_buses)
             self._workers = stack.enter_context(WorkerPool(self._transfer, _WRITERS))
             self._watcher = stack.enter_context(WorkerPool(self._transfer, 1))
@@ -339,7 +340,9 @@ class CopyOut:
         return [self._move(slot, run) for run in _joined(items)]
 
     def _move(self, slot: Slot, run: _Run) -> _Move:
-        pack, end = self._pinned[run.pack], run.offset + run.size
+        # Looked up each time, as packs may still be on their way to being pinned.
+        pack = self._transfer.pinned_packs.find(self._files[run.pack])
+        end = run.offset + run.size
         if pack is not None and end <= len(pack.view):
             return _Move(run, pack.address + run.offset, pack.view[run.offset : end], True)
         first, last = run.slot_offset, run.slot_offset + run.size

@@ -6,7 +6,7 @@ from phosd.engine.faults import Point, point
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.mover.protocol.wire import Fetch
 from phosd.engine.mover.worker.gpu import Gpu, GpuBlock
-from phosd.engine.mover.worker.transfer import Transfer, streams
+from phosd.engine.mover.worker.transfer import Transfer
 from phosd.engine.system.cuda import call
 from phosd.errors import Cancelled, Internal
 
@@ -20,7 +20,7 @@ def fetch(transfer: Transfer, request: Fetch) -> None:
     Programs may write the chunks meanwhile; compare digests to know whether the copies are equal.
     """
     gpu = transfer.gpu
-    with streams(1) as (stream,):
+    with gpu.streams.lent(1) as (stream,):
         queued = 0
 
         def settle() -> None:

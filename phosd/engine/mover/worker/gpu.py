@@ -13,11 +13,14 @@ from typing import Any
 from phosd.engine.digest import KERNEL, LANES, SIZE, DigestKey, pack_chunks, ptx
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.image.packs import PAGE
+from phosd.engine.mover.worker.streams import Streams
 from phosd.engine.system.cuda import call, driver
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, PhosError
 
 _POINTER = struct.Struct("<Q")
+_STREAMS = 14
+"""Streams for a copy out, a load and a fetch at the same time."""
 _TABLE_CHUNKS = 1 << 16
 """Chunks that one launch hashes at most: 128 GiB; their table and digests take 2 MiB."""
 
@@ -72,9 +75,12 @@ class Gpu:
         self._neighbours: dict[int, Any] = {}
         self._reserved: dict[frozenset[ProcessId], Any] = {}
         self._reserving = threading.Lock()
-        # Now, as a neighbour may have all memory when a program is stopped.
+        # All that a stop needs is made now, as a neighbour may have all memory then. The driver
+        # loads the kernel when it is first launched.
+        self.streams = Streams(_STREAMS)
         self._table = int(call("cuMemAlloc", 2 * SIZE * _TABLE_CHUNKS, about="the digest table"))
         self._hashing = threading.Lock()
+        self._hash(pack_chunks([(self._table, PAGE)]))
         self._users: Counter[int] = Counter()
         self._using = threading.Lock()
         self.blocks: dict[int, GpuBlock] = {}

@@ -22,7 +22,6 @@ from phosd.engine.mover.worker.transfer import (
     copy_rows,
     reopen_direct,
     runs,
-    streams,
 )
 from phosd.engine.system.cuda import call
 from phosd.errors import ImageCorrupt, Internal
@@ -107,12 +106,12 @@ def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
 
     try:
         with (
-            streams(2) as pair,
+            gpu.streams.lent(2) as pair,
             WorkerPool(transfer, min(_READERS, len(ring.slots))) as workers,
         ):
             for batch in _batches(chunks, ring.records):
                 workers.submit(fetch, batch)
-        with streams(1) as (stream,):
+        with gpu.streams.lent(1) as (stream,):
             for chunk in chunks:
                 for address in chunk.addresses[1:]:
                     size = chunk.ref.length

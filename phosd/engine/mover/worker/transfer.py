@@ -1,6 +1,5 @@
-"""Provide threads, cancellation, streams and 2D copies for copies out and in."""
+"""Provide threads, cancellation and 2D copies for copies out and in."""
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -87,21 +86,6 @@ def reopen_direct(fd: int, flags: int) -> int:
         return os.open(f"/proc/self/fd/{fd}", flags | os.O_DIRECT)
     except OSError:
         return -1
-
-
-@contextlib.contextmanager
-def streams(count: int) -> Iterator[list[Any]]:
-    """Create CUDA streams for one request; synchronise and destroy them at the end."""
-    flag = driver().CUstream_flags.CU_STREAM_NON_BLOCKING
-    made: list[Any] = []
-    try:
-        for _ in range(count):
-            made.append(call("cuStreamCreate", flag))
-        yield made
-    finally:
-        for stream in made:
-            call("cuStreamSynchronize", stream)
-            call("cuStreamDestroy", stream)
 
 
 def runs(places: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, int, int]]:

@@ -5,6 +5,7 @@ hooks save, from before the gates open, what the program is about to overwrite (
 """
 
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 
 from phosd.engine.faults import Point, point
@@ -32,10 +33,15 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
         gpus = memory.gpus.chunks(group.links)
         memory.take(group.links)
         stack.enter_context(attempt.node.movers.turn_to_copy(gpus, progress))
-        dump.prepare_packs()
-        saving = _with_room(attempt, dump, stack)
-        attempt.cpu.prepare(group.trees)
+        dump.make_packs()
+        with ThreadPoolExecutor(1) as beside:
+            criu = beside.submit(attempt.cpu.prepare, group.trees)
+            saving = _with_room(attempt, dump, stack)
+            criu.result()
+        if saving.keeps_waiting:
+            dump.wait_until_pinned(progress)
         progress.check()
+        dump.let_pinning_rest()
         progress.phase("quiesce", stopped=True)
         point(Point.CHECKPOINT_QUIESCE)
         with closed_gates(group.links, progress, attempt.options.deadline):
@@ -51,6 +57,7 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
                 saving.begin()
                 attempt.save_processes(memory.movers(), beside=saving.copy)
             saving.arm()
+        dump.go_on_pinning()
         progress.phase("drain", bytes_total=saving.bytes_total)
         point(Point.CHECKPOINT_DRAIN)
         chunks = saving.finish(progress)

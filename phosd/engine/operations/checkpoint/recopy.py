@@ -21,7 +21,8 @@ def recopy(attempt: Attempt) -> tuple[Block, ...]:
     ):
         gpus = memory.gpus.chunks(group.links)
         with attempt.node.movers.turn_to_copy(gpus, progress), Precopy(dump) as copies:
-            dump.prepare_packs()
+            dump.make_packs()
+            dump.wait_until_pinned(progress)
             copies.while_running(progress, interruptible=group.interruptible())
             attempt.cpu.prepare(group.trees)
             progress.phase("quiesce", stopped=True)
