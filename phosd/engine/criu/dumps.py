@@ -17,9 +17,9 @@ from phosd.engine.program.tree import ProcessTree
 class CpuParts(Undoing):
     """The CRIU dumps of a group, one per tree.
 
-    ``staging`` is a folder in memory, or None to write directly to the disk; ``pages`` is how many
-    bytes of it the trees' memory may take. :meth:`prepare` may be called while the program runs,
-    :meth:`dump` when it is stopped.
+    ``staging`` is a folder in memory, in which the trees' memory may take ``pages`` bytes; without
+    it, or if they are not free, CRIU writes directly to the disk. :meth:`prepare` may be called
+    while the program runs, :meth:`dump` when it is stopped.
     """
 
     def __init__(
@@ -41,18 +41,24 @@ class CpuParts(Undoing):
         self._undo = Undo()
 
     def prepare(self, trees: list[ProcessTree]) -> None:
-        """Start CRIU for each tree, where it waits, and allocate memory for its pages."""
-        for index, tree in enumerate(trees):
+        """Allocate memory for the pages of each tree, and start CRIU, which waits."""
+        self._pages = self._allocated(len(trees))
+        for index, (tree, pages) in enumerate(zip(trees, self._pages, strict=True)):
             folder = self._base / f"criu-{index}"
             folder.mkdir(mode=0o700)
-            pages = None
-            if self._page_bytes:
-                pages = PageStore.if_there_is_room(self._base, self._page_bytes // len(trees))
-            if pages is not None:
-                self._undo.enter(pages)
-            self._pages.append(pages)
             dump = Dump(self._program, tree, folder, self._options, pages)
             self._prepared.append(self._undo.enter(dump))
+
+    def _allocated(self, count: int) -> list[PageStore | None]:
+        """Return a page store for each tree. Without room for all, everything goes to the disk."""
+        stores: list[PageStore | None] = []
+        while self._page_bytes and len(stores) < count:
+            store = PageStore.if_there_is_room(self._base, self._page_bytes // count)
+            if store is None:
+                self._base = self._writer.folder
+                break
+            stores.append(self._undo.enter(store))
+        return stores if len(stores) == count else [None] * count
 
     def dump(self, cancellation: Cancellation) -> None:
         """Freeze and dump each tree, and let it go."""

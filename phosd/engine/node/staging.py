@@ -1,7 +1,6 @@
 """Create folders in memory for CRIU's files until they are written to the disk."""
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
@@ -25,15 +24,15 @@ class Staging:
     def folder(self, byte_count: int) -> Iterator[Path | None]:
         """Create a folder in memory for ``byte_count`` bytes of CRIU's files; remove it at the end.
 
-        Yields None if that is more than may be kept in memory: the files then go directly to the
-        disk.
+        Yields None if that is more than may be kept in memory. It may no longer be free when it is
+        allocated.
         """
         if byte_count > self._free_bytes():
             yield None
             return
         folder, lock = _locked_folder()
         try:
-            yield folder if _find_pages(folder, byte_count) else None
+            yield folder
         finally:
             try:
                 shutil.rmtree(folder)
@@ -75,23 +74,6 @@ def _locked_folder() -> tuple[Path, int]:
         if os.fstat(lock).st_nlink:
             return folder, lock
         os.close(lock)  # another engine took it for a leftover
-
-
-def _find_pages(folder: Path, byte_count: int) -> bool:
-    """Allocate as much memory as will be needed, and free it; return False if there is not enough.
-
-    This also makes pages that :class:`PageStore` does not hold cheaper in the stop: the kernel
-    reuses what was freed last, and a page that a hypervisor has to back first costs several times
-    as much.
-    """
-    with tempfile.TemporaryFile(dir=folder) as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, max(byte_count, 1))
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
-                raise
-            return False  # another process took it
-        return True
 
 
 def available_memory() -> int:

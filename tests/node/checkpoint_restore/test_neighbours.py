@@ -5,11 +5,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
+from phosd.engine.criu.page_store import PageStore
 from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
+from phosd.engine.node import staging
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.migrate import MigrateOptions, migrate
@@ -18,7 +21,13 @@ from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.program import driver_checkpoint
 from tests.node.checkpoint_restore.conftest import Starter
-from tests.node.checkpoint_restore.cycle import Undisturbed, all_compute_right, computes_right, save
+from tests.node.checkpoint_restore.cycle import (
+    Undisturbed,
+    all_compute_right,
+    computes_right,
+    run_cycle,
+    save,
+)
 from tests.node.checkpoint_restore.test_trouble import at_phase
 from tests.support.gpu_memory import taken
 from tests.support.harness import Target
@@ -136,3 +145,19 @@ def test_nobody_comes_while_another_leaves(
             node.gpu_locks.release({gpu})
         job.result()
     computes_right(target, undisturbed)
+
+
+def test_a_neighbour_takes_the_host_memory(
+    node: Node, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the taking: then CRIU's files go to the disk, not to what is left."""
+    target = start("single")
+    folders: list[Path] = []
+
+    def full(folder: Path, byte_count: int) -> None:
+        folders.append(folder)
+
+    monkeypatch.setattr(PageStore, "if_there_is_room", full)
+    run_cycle(node, target, "concurrent", undisturbed)
+    assert [folder.parent for folder in folders] == [staging.MEMORY]
+    assert not folders[0].exists()

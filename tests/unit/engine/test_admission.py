@@ -1,7 +1,6 @@
 """What a node has, who works on what, and whether there is room: asked before anything stops."""
 
 import os
-import tempfile
 import threading
 from collections import namedtuple
 from collections.abc import Iterator
@@ -109,16 +108,6 @@ def test_staging_leaves_memory_to_others(node: Node, monkeypatch: pytest.MonkeyP
         assert folder is not None
     with node.staging.folder(4001) as folder:
         assert folder is None
-
-
-def test_somebody_else_took_the_memory(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look and the taking: then the files go to the disk."""
-    monkeypatch.setattr(staging_module.Staging, "_free_bytes", lambda self: 1 << 62)
-    with tempfile.TemporaryDirectory(prefix="phos-test-", dir="/dev/shm") as memory:
-        monkeypatch.setattr(staging_module, "MEMORY", Path(memory))
-        with node.staging.folder(1 << 45) as folder:
-            assert folder is None
-        assert not any(Path(memory).iterdir())
 
 
 def test_sockets_of_every_user_have_a_place(node: Node) -> None:
