@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from phosd.engine.system.native import pages_library
+from phosd.engine.system.touching import allocate
 from phosd.errors import Internal, Timeout
 
 _MAGIC = 0x5345474150534F50
@@ -46,7 +47,7 @@ class PageStore:
         self._library = os.open(pages_library(), os.O_RDONLY)
         try:
             # Have the kernel, and a hypervisor, allocate the pages now, not during the stop.
-            os.posix_fallocate(self.descriptor, 0, _DATA + byte_count)
+            allocate(self.descriptor, _DATA + byte_count)
             os.pwrite(self.descriptor, _HEAD.pack(_MAGIC, _DATA, _ENTRIES), 0)
             self._ledger = mmap.mmap(self.descriptor, _DATA, prot=mmap.PROT_READ)
         except BaseException:

@@ -1,14 +1,12 @@
 """Map and pin packs in memory, so that the device writes chunks directly into them.
 
 A pack on a tmpfs is host memory already. Copying out into pinned packs runs at the speed of the
-bus, while writing through the file system with 16 threads took twice as long. Touching fresh pages
+bus, while writing through the file system with 16 threads took twice as long. Allocating the pages
 is what takes time: 16 GB in 1.2 s by 16 threads, 0.6 s if they are huge, and several times as long
 if a hypervisor has to back them first; pinning them then takes 0.8 s, or 0.45 s if they are huge
 (H200, driver 580.159).
 """
 
-import ctypes
-import functools
 import itertools
 import logging
 import mmap
@@ -20,13 +18,10 @@ from dataclasses import dataclass
 from phosd.engine.mover.worker.gpu import Gpu
 from phosd.engine.system import procfs
 from phosd.engine.system.cuda import call
+from phosd.engine.system.touching import PIECE, THREADS, address_of, touch
 from phosd.errors import PhosError
 
 _log = logging.getLogger(__name__)
-_THREADS = max(4, min(16, os.cpu_count() or 1))
-_PIECE = 64 << 20
-"""Bytes that a thread touches at a time."""
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 
 @dataclass(frozen=True)
@@ -58,9 +53,12 @@ class PinnedPacks:
         number = next(self._numbers)
         pinned = self._pins[number] = []
         found = [(fd, pack) for fd in descriptors if (pack := _map(fd)) is not None]
-        with ThreadPoolExecutor(_THREADS, initializer=self._gpu.attach) as pool:
+        with ThreadPoolExecutor(THREADS, initializer=self._gpu.attach) as pool:
             touching = [
-                [pool.submit(_touch, pack, at) for at in range(0, len(pack.view), _PIECE)]
+                [
+                    pool.submit(touch, pack.address + at, min(PIECE, len(pack.view) - at))
+                    for at in range(0, len(pack.view), PIECE)
+                ]
                 for _, pack in found
             ]
             for (fd, pack), pieces in zip(found, touching, strict=True):
@@ -92,7 +90,7 @@ class PinnedPacks:
         packs = [self._packs.pop(file) for file in files]
         if not packs:
             return
-        with ThreadPoolExecutor(_THREADS, initializer=self._gpu.attach) as pool:
+        with ThreadPoolExecutor(THREADS, initializer=self._gpu.attach) as pool:
             list(pool.map(_unpin, packs))
 
 
@@ -108,24 +106,7 @@ def _map(descriptor: int) -> PinnedPack | None:
     if status.st_dev not in procfs.memory_devices() or not status.st_size:
         return None
     view = memoryview(mmap.mmap(descriptor, status.st_size))
-    return PinnedPack(ctypes.addressof(ctypes.c_char.from_buffer(view)), view)
-
-
-def _touch(pack: PinnedPack, at: int) -> None:
-    """Have the kernel allocate the pages of a piece. Not by ``mmap.madvise``, which keeps the
-    interpreter's lock, so that one thread at a time would touch and no other would run.
-    """
-    length = min(_PIECE, len(pack.view) - at)
-    if _libc().madvise(pack.address + at, length, _POPULATE_WRITE):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return libc
+    return PinnedPack(address_of(view), view)
 
 
 def _register(pack: PinnedPack) -> None:

@@ -1,0 +1,63 @@
+"""Pages of files in memory are there before anybody needs them."""
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.system import touching
+
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    with tempfile.TemporaryFile(dir=MEMORY) as made:
+        yield made.fileno()
+
+
+@pytest.mark.parametrize("size", [1, 4096, touching.PIECE, touching.PIECE + 4097])
+def test_all_pages_are_there_and_empty(size: int, file: int) -> None:
+    touching.allocate(file, size)
+    status = os.fstat(file)
+    assert status.st_size == size and status.st_blocks * 512 >= size
+    assert os.pread(file, size, 0) == bytes(size)
+
+
+def test_more_than_there_is_takes_nothing(file: int) -> None:
+    with pytest.raises(OSError) as raised:
+        touching.allocate(file, 1 << 45)
+    assert raised.value.errno == errno.ENOSPC
+    assert os.fstat(file).st_blocks == 0
+
+
+def test_somebody_takes_the_memory_meanwhile(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full file system answers with EFAULT: a write would end in SIGBUS."""
+    asked: list[int] = []
+
+    def touch(address: int, length: int) -> None:
+        asked.append(length)
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(touching, "touch", touch)
+    with pytest.raises(OSError, match="full"):
+        touching.allocate(file, touching.PIECE)
+    assert asked == [touching.PIECE]
+
+
+def test_a_kernel_that_cannot_touch(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def touch(address: int, length: int) -> None:
+        raise OSError(errno.EINVAL, "what is 23?")
+
+    monkeypatch.setattr(touching, "touch", touch)
+    touching.allocate(file, 8192)
+    assert os.fstat(file).st_blocks * 512 == 8192
+
+
+def test_memory_that_is_not_mapped() -> None:
+    with pytest.raises(OSError) as raised:
+        touching.touch(0, 4096)
+    assert raised.value.errno == errno.ENOMEM
