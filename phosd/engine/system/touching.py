@@ -13,8 +13,8 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 THREADS = max(4, min(16, os.cpu_count() or 1))
-PIECE = 64 << 20
-"""Bytes that a thread touches at a time."""
+PIECE = 8 << 20
+"""Bytes that a thread touches at a time: nothing can be mapped into the process meanwhile."""
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 

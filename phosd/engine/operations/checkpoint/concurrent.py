@@ -33,10 +33,10 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
         gpus = memory.gpus.chunks(group.links)
         memory.take(group.links)
         stack.enter_context(attempt.node.movers.turn_to_copy(gpus, progress))
-        dump.make_packs()
         with ThreadPoolExecutor(1) as beside:
             criu = beside.submit(attempt.cpu.prepare, group.trees)
             saving = _with_room(attempt, dump, stack)
+            dump.make_packs()  # not before: mapping device memory would wait for the pinning
             criu.result()
         if saving.keeps_waiting:
             dump.wait_until_pinned(progress)
