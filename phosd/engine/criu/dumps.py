@@ -1,6 +1,7 @@
 """Dump the trees of a group with CRIU: into memory during the stop, into the image afterwards."""
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 from phosd.engine.criu.dump import Dump, DumpOptions, TreeDump
@@ -51,14 +52,19 @@ class CpuParts(Undoing):
 
     def _allocated(self, count: int) -> list[PageStore | None]:
         """Return a page store for each tree. Without room for all, everything goes to the disk."""
-        stores: list[PageStore | None] = []
-        while self._page_bytes and len(stores) < count:
-            store = PageStore.if_there_is_room(self._base, self._page_bytes // count)
-            if store is None:
-                self._base = self._writer.folder
-                break
-            stores.append(self._undo.enter(store))
-        return stores if len(stores) == count else [None] * count
+        nowhere: list[PageStore | None] = [None] * count
+        if not self._page_bytes:
+            return nowhere
+        with ExitStack() as stores:
+            found: list[PageStore | None] = []
+            for _ in range(count):
+                store = PageStore.if_there_is_room(self._base, self._page_bytes // count)
+                if store is None:
+                    self._base = self._writer.folder
+                    return nowhere
+                found.append(stores.enter_context(store))
+            self._undo.add(stores.pop_all().close)
+            return found
 
     def dump(self, cancellation: Cancellation) -> None:
         """Freeze and dump each tree, and let it go."""

@@ -13,6 +13,7 @@ from functools import partial
 
 from phosd.engine.image.writer import Pack
 from phosd.engine.job.progress import Progress
+from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.exported import if_alive
 from phosd.engine.mover.client.mover import Mover
 
@@ -61,9 +62,10 @@ class PackPinning:
         self._going.set()
         self._pool.shutdown()
         if error := self._pinned.exception():
-            _log.warning("packs could not be pinned, and were written without: %s", error)
-        for number in self._pins:
-            if_alive(self._mover, partial(self._mover.unpin, number))
+            _log.warning("packs could not be pinned: %s", error)
+        with Undo() as each:
+            for number in self._pins:
+                each.add(if_alive, self._mover, partial(self._mover.unpin, number))
 
     def _pin(self) -> None:
         while self._parts:

@@ -7,6 +7,7 @@ for another. What its checkpoint itself needs, movers keep until then (hazard 51
 """
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from phosd.engine.mover.client.mover import ROOM, Mover
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, OutOfMemory, PhosError
 
+_log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.05
 _BACK_SECONDS = 60.0
 """Seconds that a returning program waits for the locks of its GPUs, so that another program which
@@ -207,12 +209,25 @@ class Reservation:
 
 @contextlib.contextmanager
 def lent_room(movers: Iterable[Mover]) -> Iterator[None]:
-    """Have movers lend the driver, inside the context, what they keep for it (hazard 51)."""
-    with Undo() as undo:
-        for mover in movers:
-            undo.add(if_alive, mover, mover.keep_room)
-            if_alive(mover, mover.lend_room)
+    """Have movers lend the driver, inside the context, what they keep for it (hazard 51).
+
+    A mover that fails is left alone: whoever moves does not depend on it.
+    """
+    asked = [*movers]
+    for mover in asked:
+        _try(mover, mover.lend_room)
+    try:
         yield
+    finally:
+        for mover in asked:
+            _try(mover, mover.keep_room)
+
+
+def _try(mover: Mover, ask: Callable[[], None]) -> None:
+    try:
+        ask()
+    except PhosError as error:
+        _log.warning("the data mover of GPU %d: %s", mover.gpu, error)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from phosd.engine.memory.reservation import Reservation
 from phosd.engine.system import procfs
 from phosd.engine.system.cuda import call, driver
 from phosd.engine.system.looking import at_once
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, NoSuchProcess, PhosError, Timeout
 
 LOCK_LIMITS_MS = (1_000, 3_000, 10_000)
@@ -30,6 +31,8 @@ TELLING_SECONDS = 60.0
 BACK_SECONDS = 300.0
 """Seconds that the driver may take to bring processes back that nobody waits for but recovery."""
 _log = logging.getLogger(__name__)
+_untold: set[ProcessId] = set()
+"""Processes whose state the driver did not tell, as the log says."""
 BREATH = 0.1
 """Seconds between two tries, in which programs launch what they were kept from."""
 
@@ -42,7 +45,7 @@ class State(enum.Enum):
     CHECKPOINTED = 2
     FAILED = 3
     UNKNOWN = -1
-    """The driver answered with an error. It may do so once, or for ever (hazard 51)."""
+    """The driver answered with an error."""
 
 
 def state(pid: int) -> State | None:
@@ -57,13 +60,19 @@ def state(pid: int) -> State | None:
     without = (kinds.CUDA_ERROR_NOT_INITIALIZED, kinds.CUDA_ERROR_INVALID_VALUE)
     if status in without or procfs.ending(pid):
         return None
-    _log.warning("the driver does not tell the state of process %d: %s", pid, status.name)
+    process = procfs.process_id(pid)
+    if process is not None and process not in _untold:
+        _untold.add(process)
+        _log.warning("the driver does not tell the state of process %d: %s", pid, status.name)
     return State.UNKNOWN
 
 
 def states(pids: Iterable[int], seconds: float | None = None) -> dict[int, State | None]:
-    """Return :func:`state` of each process that tells it in time, as the process itself must."""
-    return at_once(pids, state, TELLING_SECONDS if seconds is None else seconds)
+    """Return :func:`state` of each process of which the driver tells it in time, as the process
+    itself must.
+    """
+    told = at_once(pids, state, TELLING_SECONDS if seconds is None else seconds)
+    return {pid: found for pid, found in told.items() if found is not State.UNKNOWN}
 
 
 def lock(pid: int, limit: int = LOCK_LIMITS_MS[-1]) -> None:
@@ -155,10 +164,11 @@ def _move_all(pids: Sequence[int], reservation: Reservation, undo: Undo, to: Seq
         moved = [pid for pid in pids if state(pid) is State.LOCKED]
         undo.add(_move_back, moved, to)
         undo.add(reservation.claim_back)
-        try:  # now, as the caller has the new GPUs for itself
-            _together(checkpoint, moved)
-        except PhosError as another:
-            error.add_note(f"besides, {another}")
+        for pid in moved:  # now, as the caller has the new GPUs for itself
+            try:  # one after the other, as each may need all room that there is
+                checkpoint(pid)
+            except PhosError as another:
+                error.add_note(f"besides, {another}")
         raise
 
 

@@ -16,7 +16,7 @@ from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Timeout, Unsu
 
 _PATIENCE = 2.0
 """Seconds that a hook may take to answer when processes are listed."""
-_LIST_SECONDS = 6.0
+_LIST_SECONDS = 8.0
 """Seconds that a list may take; whom there was no time to look at is described as before."""
 _SHOWN = 2 << 10
 """Characters of a command in lists: thousands of processes fit into one answer on the bus."""
@@ -194,9 +194,9 @@ def list_processes(
 
     pids = fairly({*procfs.pids()} - {os.getpid(), *without})
     seen = dict(LOOKERS.each(pids, look, _LIST_SECONDS))
-    silent = (_known(pid, known) for pid in pids if pid not in seen)
+    unseen = [before for pid in pids if pid not in seen and (before := _known(pid, known))]
     found = [each for each in seen.values() if each is not None]
-    found += [replace(each, reason="it does not answer") for each in silent if each is not None]
+    found += [replace(each, reason="it could not be looked at") for each in unseen]
     return sorted(found, key=lambda each: each.pid)
 
 
@@ -240,6 +240,9 @@ def describe(
     if stat is None or state is None:
         return None
     process = ProcessId(pid, stat.start_time)
+    if state is driver_checkpoint.State.UNKNOWN:
+        why = "the driver does not tell its state (see phosd's log)"
+        return _described(process, "unsupported", why, state.name)
     if not ask_hook:
         return _described(process, "hooked", "a job works on it", state.name)
     hook_state, reason, gate = "driver", "", HookState.RUNNING

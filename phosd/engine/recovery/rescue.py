@@ -429,7 +429,8 @@ class _Seen:
 
 
 def _seen(pid: int) -> _Seen:
-    known, hooked = driver_checkpoint.state(pid) is not None, process.has_hook(pid)
+    untold = (None, driver_checkpoint.State.UNKNOWN)
+    known, hooked = driver_checkpoint.state(pid) not in untold, process.has_hook(pid)
     return _Seen(process.uses_cuda(pid), hooked, known)
 
 

@@ -27,8 +27,8 @@ _HELD_BY_USER = 2
 """Processes of one user that may hold up looks at a time; their others are not looked at then. Root
 may have any number: it could do worse.
 """
-_BY_USER = 2 * PATIENCE
-"""Seconds that looks at processes of one user may cost others; root's may cost any."""
+_BY_USER = 2.0
+"""Seconds that looks at processes of one user may cost others, and one more look; root's any."""
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -75,12 +75,11 @@ class Lookers:
             round_ = _Round(left, look)
             try:
                 for pid in left:
-                    began = time.monotonic()
+                    began, user = time.monotonic(), owner(pid)
                     found = round_.next(max(0.0, min(PATIENCE, end - began)))
                     took = time.monotonic() - began
                     self._answered(pid)
                     yield pid, found
-                    user = owner(pid)
                     cost[user] += took
                     if user != 0 and cost[user] >= _BY_USER:
                         break
@@ -90,7 +89,7 @@ class Lookers:
                 if time.monotonic() >= end:
                     _log.warning("there was no time to look at all processes")
                     return
-                cost[owner(pid)] += PATIENCE
+                cost[user] += PATIENCE
                 self._hold(pid, round_.thread)
             finally:
                 round_.leave()
@@ -194,15 +193,16 @@ _asking_lock = threading.Lock()
 
 
 def fairly(pids: Iterable[int]) -> list[int]:
-    """Return processes in an order in which nobody is left out for ever when time runs out.
+    """Return processes in an order for looks that may run out of time.
 
-    Those of users with few processes are first; of one user's, each time others.
+    Root's are first, then those of users with few processes; of one user's, each time others.
     """
     by_user: defaultdict[int, list[int]] = defaultdict(list)
     for pid in pids:
         by_user[owner(pid)].append(pid)
-    crowds = sorted(by_user.values(), key=len)
-    return [pid for crowd in crowds for pid in random.sample(crowd, len(crowd))]
+    users = random.sample([*by_user], len(by_user))
+    users.sort(key=lambda user: (user != 0, len(by_user[user])))
+    return [pid for user in users for pid in random.sample(by_user[user], len(by_user[user]))]
 
 
 def owner(pid: int) -> int:

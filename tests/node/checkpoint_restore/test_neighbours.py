@@ -6,10 +6,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from phosd.engine.criu.dump import Dump
 from phosd.engine.criu.page_store import PageStore
+from phosd.engine.criu.program import Criu
 from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
 from phosd.engine.node import staging
@@ -20,6 +23,7 @@ from phosd.engine.operations.restore import RestoreOptions, restore
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.program import driver_checkpoint
+from phosd.engine.program.tree import ProcessTree
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import (
     Undisturbed,
@@ -158,6 +162,15 @@ def test_a_neighbour_takes_the_host_memory(
         folders.append(folder)
 
     monkeypatch.setattr(PageStore, "if_there_is_room", full)
+    dumped: list[Path] = []
+    began = Dump.__init__
+
+    def begin(self: Dump, criu: Criu, tree: ProcessTree, folder: Path, *rest: Any) -> None:
+        dumped.append(folder)
+        began(self, criu, tree, folder, *rest)
+
+    monkeypatch.setattr(Dump, "__init__", begin)
     run_cycle(node, target, "concurrent", undisturbed)
     assert [folder.parent for folder in folders] == [staging.MEMORY]
+    assert [folder.is_relative_to(node.store.images) for folder in dumped] == [True]
     assert not folders[0].exists()

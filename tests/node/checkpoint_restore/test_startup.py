@@ -399,6 +399,29 @@ def test_nobody_waits_for_a_process_that_tells_nothing(
     computes_right(silent, undisturbed)
 
 
+def test_a_suspended_program_of_which_the_driver_tells_nothing_rests(
+    node: Node, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the driver does not mean that it was being resumed."""
+    target = start("single")
+    target.wait_for_steps(3)
+    suspend(node, target.pid, SuspendOptions(), Progress())
+    asked: list[int] = []
+
+    def tell(pid: int) -> driver_checkpoint.State | None:
+        asked.append(pid)
+        known = driver_checkpoint.State
+        return known.UNKNOWN if len(asked) == 1 else known.CHECKPOINTED
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver_checkpoint, "state", tell)
+        settle(node, [])
+    assert asked, "it was asked"
+    assert driver_checkpoint.state(target.pid) is driver_checkpoint.State.CHECKPOINTED
+    resume(node, target.pid, ResumeOptions(), Progress())
+    computes_right(target, undisturbed)
+
+
 def test_memory_is_kept_for_a_process_of_which_the_driver_tells_nothing(
     place: Path, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from phosd.engine.program import process
 from phosd.engine.system import looking, procfs
 from phosd.engine.system.looking import Lookers
 
@@ -101,24 +102,46 @@ def test_a_user_costs_little_time_however_many_are_slow(
     assert 4 <= len(seen) <= 6
 
 
-def test_the_others_are_left_out_when_the_time_is_over(owners: dict[int, int]) -> None:
+def test_the_others_are_left_out_when_the_time_is_over(
+    owners: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That is nobody's fault: all are looked at the next time."""
+    monkeypatch.setattr(looking, "PATIENCE", 30.0)
     lookers = Lookers()
     owners |= {pid: 2000 + pid for pid in PIDS}
 
     def look(pid: int) -> None:
-        time.sleep(0.05)
+        time.sleep(0 if pid == PIDS[0] else 0.3)
 
-    seen = [pid for pid, _ in lookers.each(PIDS, look, 0.18)]
-    assert seen == PIDS[: len(seen)] and len(seen) <= 4
-    assert [pid for pid, _ in lookers.each(PIDS, look)] == PIDS
+    seen = [pid for pid, _ in lookers.each(PIDS, look, 1.0)]
+    assert seen == PIDS[: len(seen)] and 1 <= len(seen) <= 4
+    assert [pid for pid, _ in lookers.each(PIDS, lambda pid: pid)] == PIDS
+
+
+def test_one_user_never_costs_all_the_time_of_a_list() -> None:
+    """Not even with looks of which each ends just in time, so that nobody is held."""
+    assert looking._BY_USER + looking.PATIENCE < process._LIST_SECONDS - 2
+
+
+def test_whoever_ends_after_a_look_is_charged_for_it(owners: dict[int, int]) -> None:
+    lookers = Lookers()
+    owners |= dict.fromkeys(PIDS[:9], 2000)
+
+    def look(pid: int) -> None:
+        if pid in PIDS[:9]:
+            time.sleep(0.06)
+            owners[pid] = -1
+
+    seen = [pid for pid, _ in lookers.each(PIDS, look)]
+    assert seen[-1] == PIDS[9] and len(seen) <= 6
 
 
 def test_a_fair_order_begins_with_those_who_have_few(owners: dict[int, int]) -> None:
-    owners |= dict.fromkeys(PIDS[:7], 2000)
+    owners |= dict.fromkeys(PIDS[:5], 0) | dict.fromkeys(PIDS[5:8], 2000)
     orders = {tuple(looking.fairly(PIDS)) for _ in range(50)}
-    assert all({*order[:3]} == {*PIDS[7:]} and {*order} == {*PIDS} for order in orders)
-    assert len({order[3] for order in orders}) > 1, "of a crowd, each time others are first"
+    assert all({*order[:5]} == {*PIDS[:5]} and {*order} == {*PIDS} for order in orders), "root's"
+    assert all({*order[5:7]} == {*PIDS[8:]} for order in orders), "then those of who has few"
+    assert len({order[7] for order in orders}) > 1, "of a crowd, each time others are first"
 
 
 def test_who_does_it_again_and_again_is_looked_at_ever_less(

@@ -14,7 +14,7 @@ from phosd.engine.memory.pack_pinning import PackPinning
 from phosd.engine.mover.client.mover import Mover
 from phosd.errors import Cancelled, Internal
 
-PACKS = [Pack(number, -1) for number in range(7)]
+PACKS = [Pack(number, -1) for number in range(18)]
 
 
 class FakeMover:
@@ -65,7 +65,7 @@ def test_all_packs_are_pinned_once_and_unpinned_at_the_end(mover: FakeMover) -> 
     for _ in PACKS:
         mover.may.release()
     pinning.wait(Progress())
-    assert [*chain(*mover.begun)] == list(range(7)) and len(mover.pinned) == len(mover.begun)
+    assert [*chain(*mover.begun)] == list(range(18)) and len(mover.pinned) == len(mover.begun)
     pinning.end()
     assert mover.pinned == []
 
@@ -85,7 +85,7 @@ def test_nothing_is_pinned_while_the_program_is_stopped(mover: FakeMover) -> Non
     assert len(mover.begun) == 1 and mover.pinned == [1]
     pinning.go_on()
     pinning.wait(Progress())
-    assert [*chain(*mover.begun)] == list(range(7))
+    assert [*chain(*mover.begun)] == list(range(18))
     pinning.end()
 
 
@@ -100,6 +100,7 @@ def test_a_job_that_ends_early_pins_no_more(stopped: bool, mover: FakeMover) -> 
     known = len(mover.begun)
     ending = threading.Thread(target=pinning.end)
     ending.start()
+    until(lambda: pinning._over)
     mover.may.release()
     ending.join(30)
     assert not ending.is_alive() and mover.pinned == []

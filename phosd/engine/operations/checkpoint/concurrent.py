@@ -36,6 +36,8 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
         with ThreadPoolExecutor(1) as beside:
             criu = beside.submit(attempt.cpu.prepare, group.trees)
             saving = _with_room(attempt, dump, stack)
+            if criu.done():
+                criu.result()
             dump.make_packs()  # not before: mapping device memory would wait for the pinning
             criu.result()
         if saving.keeps_waiting:
