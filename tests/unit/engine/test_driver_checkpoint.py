@@ -155,6 +155,42 @@ def test_of_nobody(fake: FakeDriver) -> None:
     assert not fake.calls
 
 
+@pytest.mark.parametrize("stays", [None, 11])
+def test_those_who_arrived_leave_again_when_not_all_could_move(
+    stays: int | None, fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, and at once; who cannot leave is not asked to come back."""
+    moves: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+
+    def move(pids: Sequence[int], to: Sequence[int]) -> None:
+        moves.append((tuple(pids), tuple(to)))
+        for pid in pids:
+            if len(moves) > 1 or pid != 13:
+                fake.states[pid] = State.LOCKED
+        if len(moves) == 1:
+            raise Timeout("one cannot move", hint="try again")
+
+    monkeypatch.setattr(driver_checkpoint, "move", move)
+    reservation = Reservation(GpuLocks(), (), (), Progress())
+    with (
+        pytest.raises(Timeout, match="cannot move") as raised,
+        driver_checkpoint.checkpointed(PIDS, reservation) as bring,
+    ):
+        if stays is not None:
+            fake.broken["checkpoint", stays] = refuse
+        fake.calls.clear()
+        try:
+            bring([1, 2, 0])
+        finally:
+            assert fake.calls == [("checkpoint", 11), ("checkpoint", 12)]
+            away = {pid for pid in PIDS if fake.states[pid] is State.CHECKPOINTED}
+            assert away == {11, 12, 13} - {stays}
+    assert moves == [((11, 12, 13), (1, 2, 0)), (tuple(sorted(away - {13})), (2, 0, 1))]
+    assert set(fake.states.values()) == {State.RUNNING}
+    notes = getattr(raised.value, "__notes__", [])
+    assert [("no safe point" in note) for note in notes] == ([True] if stays else [])
+
+
 def test_a_driver_that_does_not_tell_a_state(fake: FakeDriver) -> None:
     """Neither "it runs" nor "it is no GPU process": nobody may rely on either."""
     fake.states[12] = State.UNKNOWN

@@ -13,7 +13,7 @@ import pytest
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory import reservation as reservation_module
-from phosd.engine.memory.reservation import GpuLocks, Reservation
+from phosd.engine.memory.reservation import GpuLocks, Reservation, lent_room
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.driver_checkpoint import State
@@ -294,3 +294,39 @@ def test_who_stays_away_needs_no_room(
     assert (gpu.free, gpu.reserved) == (SIZES[A], {})
     assert gpu.states[A] is State.CHECKPOINTED
     assert gpu_locks.acquire({0})
+
+
+class Lender:
+    """A mover that fails at a step."""
+
+    gpu = 3
+
+    def __init__(self, fails: str) -> None:
+        self.fails = fails
+        self.asked: list[str] = []
+
+    def lend_room(self) -> None:
+        self._answer("lend")
+
+    def keep_room(self) -> None:
+        self._answer("keep")
+
+    def _answer(self, step: str) -> None:
+        self.asked.append(step)
+        if step == self.fails:
+            raise Internal("its driver does not answer")
+
+
+@pytest.mark.parametrize("fails", ["lend", "keep", ""])
+def test_a_move_does_not_depend_on_who_lends_room(
+    fails: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The processes may have arrived: an error then would have half of it undone."""
+    broken, whole = Lender(fails), Lender("")
+    with lent_room(cast(list[Mover], [broken, whole])):
+        assert (broken.asked, whole.asked) == (["lend"], ["lend"])
+    assert (broken.asked, whole.asked) == (["lend", "keep"], ["lend", "keep"])
+    assert ("GPU 3: its driver does not answer" in caplog.text) == bool(fails)
+    with pytest.raises(ZeroDivisionError), lent_room(cast(list[Mover], [broken])):
+        raise ZeroDivisionError
+    assert broken.asked[-1] == "keep"
