@@ -75,12 +75,10 @@ class Gpu:
         self._neighbours: dict[int, Any] = {}
         self._reserved: dict[frozenset[ProcessId], Any] = {}
         self._reserving = threading.Lock()
-        # All that a stop needs is made now, as a neighbour may have all memory then. The driver
-        # loads the kernel when it is first launched.
+        # All that a stop needs is made now, as a neighbour may have all memory then.
         self.streams = Streams(_STREAMS)
         self._table = int(call("cuMemAlloc", 2 * SIZE * _TABLE_CHUNKS, about="the digest table"))
         self._hashing = threading.Lock()
-        self._hash(pack_chunks([(self._table, PAGE)]))
         self._users: Counter[int] = Counter()
         self._using = threading.Lock()
         self.blocks: dict[int, GpuBlock] = {}

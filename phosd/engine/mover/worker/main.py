@@ -237,6 +237,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format=f"mover {options.gpu}: %(message)s")
     allow_many_descriptors()
+    # Have the driver load the digest kernel at the start, not when it is first launched: in a stop
+    # there may be no device memory for it, and it must not run beside programs (hazard 47).
+    os.environ["CUDA_MODULE_LOADING"] = "EAGER"
     try:
         with listening(options.runtime_dir, options.gpu) as listener:
             Supervisor().ready()
