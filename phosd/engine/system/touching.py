@@ -10,7 +10,7 @@ import errno
 import functools
 import mmap
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 THREADS = max(4, min(16, os.cpu_count() or 1))
 PIECE = 8 << 20
@@ -28,18 +28,21 @@ def allocate(descriptor: int, size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.ftruncate(descriptor, size)
     with mmap.mmap(descriptor, size) as memory, ThreadPoolExecutor(THREADS) as pool:
-        address = address_of(memory)
-        touched = [
-            pool.submit(touch, address + at, min(PIECE, size - at)) for at in range(0, size, PIECE)
-        ]
         try:
-            for piece in touched:
+            for piece in touch_all(pool, address_of(memory), size):
                 piece.result()
         except OSError as error:
             pool.shutdown(cancel_futures=True)
             if error.errno != errno.EINVAL:
                 raise
             os.posix_fallocate(descriptor, 0, size)
+
+
+def touch_all(pool: ThreadPoolExecutor, address: int, length: int) -> list[Future[None]]:
+    """Have the threads of ``pool`` :func:`touch` mapped pages, piece by piece."""
+    return [
+        pool.submit(touch, address + at, min(PIECE, length - at)) for at in range(0, length, PIECE)
+    ]
 
 
 def touch(address: int, length: int) -> None:

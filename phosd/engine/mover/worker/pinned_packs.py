@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from phosd.engine.mover.worker.gpu import Gpu
 from phosd.engine.system import procfs
 from phosd.engine.system.cuda import call
-from phosd.engine.system.touching import PIECE, THREADS, address_of, touch
+from phosd.engine.system.touching import THREADS, address_of, touch_all
 from phosd.errors import PhosError
 
 _log = logging.getLogger(__name__)
@@ -54,13 +54,7 @@ class PinnedPacks:
         pinned = self._pins[number] = []
         found = [(fd, pack) for fd in descriptors if (pack := _map(fd)) is not None]
         with ThreadPoolExecutor(THREADS, initializer=self._gpu.attach) as pool:
-            touching = [
-                [
-                    pool.submit(touch, pack.address + at, min(PIECE, len(pack.view) - at))
-                    for at in range(0, len(pack.view), PIECE)
-                ]
-                for _, pack in found
-            ]
+            touching = [touch_all(pool, pack.address, len(pack.view)) for _, pack in found]
             for (fd, pack), pieces in zip(found, touching, strict=True):
                 try:
                     for piece in pieces:
