@@ -33,6 +33,8 @@ namespace {
 
 // Rounds in which no block finished before it begins another one beside them.
 constexpr unsigned kPatience = 64;
+// Such rounds after which others get the processor, for which these blocks may be spinning.
+constexpr unsigned kRoundsToYield = 16;
 constexpr size_t kMostResident = 64;
 
 // The operations expect rounding to nearest and subnormal numbers.
@@ -79,8 +81,9 @@ class Grid {
                     rounds = 0;
                     continue;
                 }
-                ::sched_yield();
-                if (++rounds >= patience && wanted < most) {
+                // Not each time: on a busy machine every yield costs the kernel a time slice.
+                if (++rounds % kRoundsToYield == 0) ::sched_yield();
+                if (rounds >= patience && wanted < most) {
                     rounds = 0;
                     ++wanted;
                     patience += kPatience;
