@@ -238,7 +238,7 @@ class Dump:
         noted.mapped_files = file_records.mapped_files(found.mappings)
         noted.memory_files = file_records.save_memory_files(found.mappings, self._folder)
         if self._pages is not None:
-            self._pages.wait()
+            self._pages.wait(self._running.goes_on)
 
 
 def _require_plain(tree: ProcessTree, rights: Rights) -> None:

@@ -10,7 +10,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -78,18 +78,25 @@ class PageStore:
         """The descriptors that CRIU must inherit."""
         return [self.descriptor, self._library]
 
-    def wait(self) -> None:
+    def wait(self, running: Callable[[], bool]) -> None:
         """Wait until all pages that CRIU submitted are copied. CRIU must have submitted all.
 
-        Raises :class:`Internal` if a copy failed, and :class:`Timeout`.
+        ``running`` tells whether CRIU, whose threads copy, still runs. Raises :class:`Internal` if
+        it does not, or if a copy failed, and :class:`Timeout`.
         """
         give_up = time.monotonic() + _PATIENCE
         while True:
+            copying = running()  # asked first: its last copies count
             submitted, completed, failed = _COUNTS.unpack_from(self._ledger, _HEAD.size)
             if failed:
                 raise Internal("copying pages of memory failed", hint="try again")
             if submitted == completed:
                 return
+            if not copying:
+                raise Internal(
+                    "criu dump ended before it had copied all pages of memory",
+                    hint="somebody with its user's rights has ended it; try again",
+                )
             if time.monotonic() > give_up:
                 raise Timeout("copying pages of memory takes too long", hint="try again")
             time.sleep(0.0005)

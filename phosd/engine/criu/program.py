@@ -204,6 +204,10 @@ class Running:
         self._log = log
         self._hindrance = Hindrance(process.pid)
 
+    def goes_on(self) -> bool:
+        """Return whether CRIU has not ended. Raises :class:`Internal` if that cannot be told."""
+        return self._poll() is None
+
     def wait(
         self,
         deadline: float,

@@ -1,6 +1,7 @@
 """Memory that goes into a store while the program stands still, and into the image afterwards."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,15 @@ def test_a_ledger_that_points_elsewhere_is_refused(life: Life) -> None:
 
 def test_no_room_is_no_error(life: Life) -> None:
     assert PageStore.if_there_is_room(Path("/dev/shm"), 1 << 50) is None
+
+
+def test_nobody_waits_for_the_copies_of_one_that_was_killed(life: Life) -> None:
+    """CRIU's threads copy: without them the program would stand still until a deadline."""
+    with PageStore(life.private, 1 << 20) as store:
+        os.pwrite(store.descriptor, (1).to_bytes(8, "little"), 24)  # submitted, and not completed
+        began = time.monotonic()
+        with pytest.raises(Internal, match="ended before it had copied"):
+            store.wait(lambda: False)
+        assert time.monotonic() - began < 5
+        os.pwrite(store.descriptor, (1).to_bytes(8, "little"), 32)
+        store.wait(lambda: False)
