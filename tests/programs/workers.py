@@ -53,7 +53,8 @@ class PipeFeed:
     def __init__(self) -> None:
         read_request, self._requests = os.pipe()
         self._batches, write_batch = os.pipe()
-        if os.fork() == 0:
+        self._worker = os.fork()
+        if self._worker == 0:
             os.close(self._requests)
             os.close(self._batches)
             generator = Generator(b"pipe")
@@ -65,6 +66,12 @@ class PipeFeed:
     def batch(self, request: bytes) -> bytes:
         write_all(self._requests, request)
         return read_exactly(self._batches, BATCH)
+
+    def end(self) -> None:
+        """Let the worker, which sees that its pipe has no other end, end."""
+        os.close(self._requests)
+        os.close(self._batches)
+        os.waitpid(self._worker, 0)
 
 
 class SharedFeed:

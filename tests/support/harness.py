@@ -34,7 +34,10 @@ SELDOM = {"PHOS_TEST_PACE": "0.1"}
 UNDISTURBED = Path(__file__).parents[2] / "build" / "undisturbed"
 """Folder in which values of undisturbed programs are kept between test runs."""
 _NVIDIA = "/proc/driver/nvidia/version"
-_OF_NO_MATTER = ("PYTHONPATH", "PHOS_TEST_CACHE", "PHOS_TEST_PACE", "PHOS_SOFTGPU_DIR")
+_OF_NO_MATTER = (
+    *("PYTHONPATH", "PHOS_TEST_CACHE", "PHOS_TEST_PACE"),
+    *("PHOS_SOFTGPU_DIR", "PHOS_SOFTGPU_DEVICE_FILE"),
+)
 """Variables that do not affect values."""
 
 T = TypeVar("T")

@@ -14,6 +14,8 @@ from typing import Self
 from phosd.engine.criu import cgroup_place, file_records, preflight, stdio
 from phosd.engine.criu.action_script import FROZEN, ActionScript
 from phosd.engine.criu.core_image import parent_death_signal
+from phosd.engine.criu.driver_files import DriverDevices
+from phosd.engine.criu.inert import make_inert
 from phosd.engine.criu.page_store import PageStore
 from phosd.engine.criu.preflight import TreeResources
 from phosd.engine.criu.program import Criu, Invocation, Owner
@@ -24,8 +26,9 @@ from phosd.engine.image.private_files import file_digest
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.program.tree import ProcessTree, scan
 from phosd.engine.system import procfs
+from phosd.engine.system.native import criu_plugins
 from phosd.engine.system.privileges import Capability
-from phosd.errors import Busy, Internal, InvalidOption, NoSuchProcess
+from phosd.errors import Busy, Internal, InvalidOption, NoSuchProcess, Unsupported
 
 GHOST_LIMIT = "2G"
 """Size limit of unlinked files that go into an image (data loaders unlink their shared memory)."""
@@ -38,12 +41,14 @@ _START_SECONDS = 30.0
 class DumpOptions:
     """Options of a dump. ``tcp``: ``refuse`` connected TCP sockets, or ``close`` them.
 
-    ``deadline`` in seconds. ``leave_running=False`` ends the tree after the dump.
+    ``deadline`` in seconds. ``leave_running=False`` ends the tree after the dump. ``checkpointed``
+    are the processes that the driver has checkpointed when the tree is frozen.
     """
 
     tcp: str = "refuse"
     deadline: float = 600.0
     leave_running: bool = True
+    checkpointed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class TreeDump:
     tree: ProcessTree
     folder: Path
     details: CpuDetails
+    inheritors: frozenset[int]
+    """Processes that had devices of the GPU driver's, which are restored as inert."""
 
     def record(self, name: str) -> Tree:
         """Return the manifest's entry; ``name`` is the folder's path in the image.
@@ -72,6 +79,7 @@ class _Noted:
     open_files: tuple[OpenFile, ...] = ()
     memory_files: tuple[MemoryFile, ...] = ()
     mapped_files: tuple[MappedFile, ...] = ()
+    inheritors: frozenset[int] = frozenset()
 
 
 def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan:
@@ -87,7 +95,14 @@ def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan
         # A descriptor that the running program closes during the check can no longer be read.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             resources = TreeResources.of(tree)
-            preflight.require_dumpable(resources, tcp, criu.namespaces)
+            try:
+                preflight.require_dumpable(resources, tcp, criu.namespaces)
+            except Unsupported:
+                # What leads to a process that was forked meanwhile seems to lead outside.
+                tree, before = scan(tree.root.pid), tree
+                if {p.id for p in tree.living} == {p.id for p in before.living}:
+                    raise
+                continue
             _require_plain(tree, Rights.known_to_kernel(tree.living))
             return stdio.plan(tree, resources.descriptors)
         if not tree.root.alive:
@@ -162,8 +177,10 @@ class Dump:
                         images=self._folder,
                         work=work,
                         descriptors=self._pages.descriptors if self._pages else [],
-                        environment=self._pages.environment if self._pages else None,
+                        environment=DriverDevices.here().environment
+                        | (self._pages.environment if self._pages else {}),
                         capabilities=_to_dump(),
+                        plugins=criu_plugins(),
                     )
                 )
             )
@@ -180,6 +197,8 @@ class Dump:
         self._running.wait(self._options.deadline)
         self._stack.close()  # from here on only root can write to the folder
         self._noted.rights.require_equal(Rights.in_images(self._folder))
+        if self._noted.inheritors:
+            make_inert(self._folder)
 
     def finish(self, cancellation: Cancellation | None = None) -> TreeDump:
         """Let CRIU continue until it has released the tree. Raises as :func:`dump_tree` does."""
@@ -212,7 +231,7 @@ class Dump:
             mapped_files=noted.mapped_files,
             cgroups=self._cgroups,
         )
-        return TreeDump(noted.tree, self._folder, details)
+        return TreeDump(noted.tree, self._folder, details, noted.inheritors)
 
     def __exit__(
         self,
@@ -233,12 +252,31 @@ class Dump:
         found = TreeResources.of(noted.tree)
         noted.rights = Rights.known_to_kernel(noted.tree.living)
         _require_plain(noted.tree, noted.rights)
-        preflight.require_dumpable(found, self._options.tcp, self._criu.namespaces, frozen=True)
+        preflight.require_dumpable(
+            found, self._options.tcp, self._criu.namespaces, self._options.checkpointed
+        )
+        self._replan(found)
+        mappings = found.own_mappings
         noted.open_files = file_records.open_files(found.descriptors, dumping_user(noted.tree))
-        noted.mapped_files = file_records.mapped_files(found.mappings)
-        noted.memory_files = file_records.save_memory_files(found.mappings, self._folder)
+        noted.mapped_files = file_records.mapped_files(mappings)
+        noted.memory_files = file_records.save_memory_files(mappings, self._folder)
+        noted.inheritors = found.users_of_driver
         if self._pages is not None:
             self._pages.wait(self._running.goes_on)
+
+    def _replan(self, found: TreeResources) -> None:
+        """Plan again where the tree's output leads. Of who came and went while the tree ran, only
+        one end of a pipe may have been seen; a restore would take its other end for lost.
+
+        Raises :class:`Busy` if CRIU would have to be told something else.
+        """
+        before, self._plan = self._plan, stdio.plan(found.tree, found.descriptors)
+        if set(before.words) != set(self._plan.words):
+            raise Busy(
+                f"{procfs.describe(found.tree.root.pid)} changed its session, or where its output "
+                "leads, while it was saved",
+                hint="try again",
+            )
 
 
 def _require_plain(tree: ProcessTree, rights: Rights) -> None:

@@ -76,6 +76,11 @@ class CpuParts(Undoing):
         """The trees as they were when frozen."""
         return [dump.tree for dump in self._dumps]
 
+    @property
+    def inheritors(self) -> frozenset[int]:
+        """Processes that had devices of the GPU driver's when frozen, restored as inert."""
+        return frozenset().union(*(dump.inheritors for dump in self._dumps))
+
     def persist(self) -> tuple[Tree, ...]:
         """Write everything to the disk. Returns the manifest's entries."""
         records = []

@@ -3,12 +3,14 @@
 import contextlib
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
 from phosd.engine.criu import file_worker, stdio
+from phosd.engine.criu.driver_files import DriverDevices
 from phosd.engine.criu.file_records import NOT_ON_DISK
 from phosd.engine.criu.file_worker import Orders
 from phosd.engine.criu.program import Owner
@@ -40,6 +42,29 @@ class TreeResources:
     descriptors: list[Descriptor]
     mappings: list[Mapping]
 
+    @cached_property
+    def of_driver(self) -> list[Descriptor | Mapping]:
+        """What is open and mapped of the GPU driver's devices."""
+        devices = DriverDevices.here()
+        return [*devices.open_in(self.descriptors), *devices.mapped_in(self.mappings)]
+
+    @property
+    def users_of_driver(self) -> frozenset[int]:
+        """The processes with such a descriptor or mapping."""
+        return frozenset(each.pid for each in self.of_driver)
+
+    @property
+    def own_descriptors(self) -> list[Descriptor]:
+        """The descriptors without those of the driver's devices."""
+        without = {id(each) for each in self.of_driver}
+        return [each for each in self.descriptors if id(each) not in without]
+
+    @property
+    def own_mappings(self) -> list[Mapping]:
+        """The mappings without those of the driver's devices."""
+        without = {id(each) for each in self.of_driver}
+        return [each for each in self.mappings if id(each) not in without]
+
     @classmethod
     def of(cls, tree: ProcessTree) -> Self:
         """Read the descriptors and mappings of every living process of the tree.
@@ -62,21 +87,25 @@ class TreeResources:
 
 
 def require_dumpable(
-    resources: TreeResources, tcp: str, home: dict[str, str], *, frozen: bool = False
+    resources: TreeResources,
+    tcp: str,
+    home: dict[str, str],
+    checkpointed: Collection[int] | None = None,
 ) -> None:
     """Raise :class:`Unsupported` naming everything in the tree that CRIU cannot save.
 
-    ``home`` has the namespaces that CRIU runs in, by kind. ``frozen``: CRIU has frozen the tree, so
-    it is CRIU that traces it.
+    ``home`` has the namespaces that CRIU runs in, by kind. If CRIU has frozen the tree, so that it
+    is CRIU that traces it, ``checkpointed`` are the processes that the driver has checkpointed.
     """
-    tree = resources.tree
+    tree, descriptors = resources.tree, resources.own_descriptors
     reasons = [
-        *_of_processes(tree, home, frozen),
+        *_of_processes(tree, home, frozen=checkpointed is not None),
+        *_of_driver(resources, checkpointed or ()),
         *_of_descriptors(
-            resources.descriptors, None if tree.privileged or not tree.root.uid else tree.root.uid
+            descriptors, None if tree.privileged or not tree.root.uid else tree.root.uid
         ),
-        *_of_sockets(resources.descriptors, tcp),
-        *_of_mappings(tree, resources.mappings),
+        *_of_sockets(descriptors, tcp),
+        *_of_mappings(tree, resources.own_mappings),
     ]
     if reasons:
         shown = "; ".join(reasons[:5])
@@ -87,7 +116,7 @@ def require_dumpable(
         )
 
 
-def _of_processes(tree: ProcessTree, home: dict[str, str], frozen: bool) -> Iterator[str]:
+def _of_processes(tree: ProcessTree, home: dict[str, str], *, frozen: bool) -> Iterator[str]:
     for process in tree.living:
         name = procfs.describe(process.pid)
         if process.tracer and not frozen:
@@ -99,6 +128,21 @@ def _of_processes(tree: ProcessTree, home: dict[str, str], frozen: bool) -> Iter
             ]
         if foreign:
             yield f"{name} is in a container or sandbox (its own {', '.join(foreign)} namespace)"
+
+
+def _of_driver(resources: TreeResources, checkpointed: Collection[int]) -> Iterator[str]:
+    """Yield who has devices of the GPU driver's that they have not inherited from a user of CUDA.
+
+    Who has inherited them has the library mapped, too, and cannot use it, which the driver is asked
+    about (:meth:`~phosd.engine.operations.checkpoint.attempt.Attempt.save_processes`).
+    """
+    loaded = {each.pid for each in resources.mappings if "/libcuda.so" in each.path}
+    for pid in sorted(resources.users_of_driver):
+        name = procfs.describe(pid)
+        if pid in checkpointed:
+            yield f"{name} still has the GPU driver's devices, after the driver's checkpoint"
+        elif pid not in loaded:
+            yield f"{name} uses the GPU driver's devices without CUDA"
 
 
 def _of_descriptors(descriptors: Iterable[Descriptor], user: int | None) -> Iterator[str]:
@@ -116,7 +160,7 @@ def _of_descriptors(descriptors: Iterable[Descriptor], user: int | None) -> Iter
                 yield f"{where} watches files, which only a program of root's may have saved"
         elif stat.S_ISBLK(mode):
             yield f"{where} is a block device"
-        elif stat.S_ISCHR(mode) and not _known_device(descriptor.target, device):
+        elif stat.S_ISCHR(mode) and not _known_device(device):
             yield f"{where} is a device that cannot be saved"
         elif user is not None and stdio.is_terminal(descriptor) and descriptor.file.st_uid != user:
             # CRIU gives the new terminal to the owner of the old one.
@@ -128,15 +172,13 @@ def _of_descriptors(descriptors: Iterable[Descriptor], user: int | None) -> Iter
                 yield f"{where} is a socket of a kind that cannot be saved ({protocol})"
 
 
-def _known_device(path: str, device: int) -> bool:
+def _known_device(device: int) -> bool:
     major = os.major(device)
-    # The driver closes its own devices before the dump.
-    gpu = path.startswith("/dev/nvidia")
-    return gpu or major == _MEMORY_DEVICES or major in _TERMINALS or device == _TUN
+    return major == _MEMORY_DEVICES or major in _TERMINALS or device == _TUN
 
 
 def _foreign_device(path: str) -> bool:
-    own = ("/dev/shm/", "/dev/hugepages/", "/dev/zero", "/dev/nvidia", "/dev/mem")
+    own = ("/dev/shm/", "/dev/hugepages/", "/dev/zero", "/dev/mem")
     return path.startswith("/dev/") and not path.startswith(own)
 
 

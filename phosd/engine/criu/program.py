@@ -56,7 +56,8 @@ class Invocation:
     """A run of ``criu action words`` as ``owner``.
 
     The folders ``images`` and ``work`` may be inside private ones. ``descriptors`` are inherited;
-    ``environment`` is added to CRIU's; ``capabilities`` are all that CRIU has, unless the owner is
+    ``environment`` is added to CRIU's, which loads the plugins of the folder ``plugins`` and no
+    others; ``capabilities`` are all that CRIU has, unless the owner is
     root. ``wrap`` may put a command around CRIU's. ``place``: see :func:`launch.launch`.
     """
 
@@ -70,6 +71,7 @@ class Invocation:
     capabilities: Collection[Capability] = (Capability.CHECKPOINT_RESTORE,)
     dies_with_us: bool = False
     place: Place | None = None
+    plugins: Path | None = None
     wrap: Callable[[list[str]], list[str]] = list
 
 
@@ -155,18 +157,21 @@ class Criu:
         """
         owner, work = invocation.owner, invocation.work
         self.require_reachable(owner)
+        # Not its CUDA plugin, which would interfere with the driver checkpoint that phosd makes.
+        plugins = invocation.plugins or work / "no-plugins"
+        if not invocation.plugins:
+            plugins.mkdir(mode=0o755, exist_ok=True)
         folders = [
-            os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in (invocation.images, work)
+            os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            for folder in (invocation.images, work, plugins)
         ]
         name = f"{invocation.action}.log"
         log: BinaryIO | None = None
         try:
             log = _new_log(work / name, owner)
-            # CRIU's CUDA plugin would interfere with the driver checkpoint that phosd makes.
-            (work / "no-plugins").mkdir(mode=0o755, exist_ok=True)
             places = [f"/proc/self/fd/{folder}" for folder in folders]
             line = [str(self.path), invocation.action, "--no-default-config", "-v2", "-o", name]
-            line += ["-D", places[0], "-W", places[1], "-L", places[1] + "/no-plugins"]
+            line += ["-D", places[0], "-W", places[1], "-L", places[2]]
             if not owner.is_root:
                 line.append("--unprivileged")
             command = privileges.command(

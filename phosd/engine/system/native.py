@@ -54,6 +54,11 @@ def pages_library() -> Path:
     return _find("libphos_pages.so")
 
 
+def criu_plugins() -> Path:
+    """Return the folder of what ``criu dump`` loads as plugins."""
+    return _find("criu_plugin/libphos_criu.so").parent
+
+
 def python_environment() -> dict[str, str]:
     """Return an environment in which another Python finds this package and its dependencies."""
     folders = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]

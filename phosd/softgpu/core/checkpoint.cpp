@@ -105,6 +105,7 @@ void Checkpoint::checkpoint() {
         if (mapped_at.emplace(memory.get(), 0).second) saved_.push_back(memory);
     for (const auto& memory : saved_) memory->save(mapped_at.at(memory.get()));
     rt.space().hide();
+    rt.device_file().give_up();
     state_ = CU_PROCESS_STATE_CHECKPOINTED;
 }
 
@@ -120,6 +121,7 @@ void Checkpoint::restore(const ControlRequest& request) {
     for (int ordinal = 0; ordinal < rt.device_count(); ++ordinal)
         if (Device& device = rt.device(ordinal); to[device.gpu()] != device.gpu())
             device.move_to(to[device.gpu()]);
+    rt.device_file().take(rt.config().device_file);
     for (const auto& memory : saved_) memory->load();
     rt.space().reveal();
     for (const auto& memory : saved_) memory->settle();

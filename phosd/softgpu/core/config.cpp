@@ -71,6 +71,7 @@ Config Config::from_environment() {
     config.peers = peers == 1;
     config.latency = number("PHOS_SOFTGPU_LATENCY", 0, "a number of seconds");
     if (const char* trace = std::getenv("PHOS_SOFTGPU_TRACE")) config.trace = trace;
+    if (const char* file = std::getenv("PHOS_SOFTGPU_DEVICE_FILE")) config.device_file = file;
     const char* folder = std::getenv("PHOS_SOFTGPU_DIR");
     config.folder = folder && *folder ? folder : "/dev/shm/phos-softgpu";
     return config;

@@ -16,7 +16,8 @@ struct Config {
     double latency = 0;      // PHOS_SOFTGPU_LATENCY: seconds before each operation
     bool peers = true;       // PHOS_SOFTGPU_PEERS: whether a GPU reaches the memory of another
     std::string trace;       // PHOS_SOFTGPU_TRACE: file for the access trace, or empty
-    std::string folder;      // PHOS_SOFTGPU_DIR: where memory is accounted
+    std::string device_file;  // PHOS_SOFTGPU_DEVICE_FILE: open and mapped as a driver's, or empty
+    std::string folder;       // PHOS_SOFTGPU_DIR: where memory is accounted
 
     // Throws CUDA_ERROR_INVALID_VALUE for a setting that means nothing, and says which on stderr.
     static Config from_environment();

@@ -233,6 +233,7 @@ void initialize() {
     g_runtime = made;
     try {
         made->add_devices();
+        made->device_file().take(made->config().device_file);
         start_control();
     } catch (...) {
         g_runtime = nullptr;  // what was made so far is small, and a second cuInit is rare

@@ -14,6 +14,7 @@
 #include "core/config.h"
 #include "core/context.h"
 #include "core/device.h"
+#include "core/device_file.h"
 #include "core/event.h"
 #include "core/gate.h"
 #include "core/graph.h"
@@ -100,6 +101,7 @@ class Runtime {
 
     const Config& config() const { return config_; }
     Gate& gate() { return gate_; }
+    DeviceFile& device_file() { return device_file_; }
     Space& space() { return space_; }
     void add_devices();
     int device_count() const { return static_cast<int>(devices_.size()); }
@@ -138,6 +140,7 @@ class Runtime {
   private:
     const Config config_;
     Gate gate_;
+    DeviceFile device_file_;
     Space space_;
     std::deque<Device> devices_;
 };

@@ -70,10 +70,18 @@ class Attempt:
         return block_records(self.cpu.trees, blocks, chunks)
 
     def _require_no_newcomers(self) -> None:
-        """Raise :class:`Busy` if a process began to use a GPU after the stop, and is not saved."""
+        """Raise :class:`Busy` if a process may have begun to use a GPU, and was not saved so.
+
+        It is asked now, as no frozen process answers the driver. Who has ended since does not tell
+        whether it had only inherited the driver's devices.
+        """
         for found in (p for tree in self.cpu.trees for p in tree.living):
-            if found.pid not in self.group.gpu_pids and is_gpu_process(found.pid):
+            if found.pid in self.group.gpu_pids:
+                continue
+            ended = found.pid in self.cpu.inheritors and not found.alive
+            if ended or is_gpu_process(found.pid):
                 raise Busy(
-                    f"process {found.pid} began to use the GPU during the checkpoint",
+                    f"process {found.pid} began to use the GPU during the checkpoint"
+                    + (", or ended" if ended else ""),
                     hint="try again when the program has started all its processes",
                 )

@@ -97,7 +97,11 @@ class _Checkpoint:
             ) as writer,
             node.staging.folder(needs.cpu) as staging,
             CpuParts(
-                node.criu, writer, staging, DumpOptions(tcp=self.options.tcp), pages=needs.cpu
+                node.criu,
+                writer,
+                staging,
+                DumpOptions(tcp=self.options.tcp, checkpointed=frozenset(group.gpu_pids)),
+                pages=needs.cpu,
             ) as cpu,
         ):
             if parent is not None:

@@ -1,0 +1,67 @@
+// Loaded into `criu dump` as a plugin: has it save a process that has the GPU driver's devices open
+// or mapped.
+//
+// A process that was forked from one that uses CUDA has inherited them and cannot use them: CUDA
+// forbids it. Plain CRIU refuses such a process. Here it learns to note the mappings, without their
+// contents, and the descriptors; phosd then writes into the image what they are to be after a
+// restore (phosd/engine/criu/inert.py), so that the restore needs no plugin. It is also phosd that
+// decides for which processes this is right, while CRIU holds them (preflight.py).
+//
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+
+#include <cerrno>
+#include <cstdlib>
+
+#include "criu_abi.h"
+
+namespace {
+
+using phos::criu::Plugin;
+
+// Whether it is a device of the driver's: PHOS_DRIVER_DEVICES has their kinds and major numbers,
+// such as "c195 c238", as /proc/devices tells phosd. Parsed each time: CRIU has no thousands.
+bool of_driver(const struct stat& file) {
+    const char kind = S_ISCHR(file.st_mode) ? 'c' : S_ISBLK(file.st_mode) ? 'b' : 0;
+    const char* text = std::getenv("PHOS_DRIVER_DEVICES");
+    while (kind && text && *text) {
+        char* rest = nullptr;
+        const unsigned long number = std::strtoul(text + 1, &rest, 10);
+        if (rest == text + 1) return false;
+        if (*text == kind && number == major(file.st_rdev)) return true;
+        text = *rest == ' ' ? rest + 1 : rest;
+    }
+    return false;
+}
+
+int handle_mapping(int, const struct stat* file) {
+    return of_driver(*file) ? 0 : -ENOTSUP;
+}
+
+int dump_file(int descriptor, int) {
+    struct stat file;
+    if (fstat(descriptor, &file) != 0) return -errno;
+    return of_driver(file) ? 0 : -ENOTSUP;
+}
+
+int init(int) {
+    return 0;
+}
+
+void end(int, int) {}
+
+}  // namespace
+
+extern "C" {
+
+__attribute__((visibility("default"))) Plugin CR_PLUGIN_DESC = {
+    "phos",
+    init,
+    end,
+    phos::criu::kVersion,
+    phos::criu::kHooks,
+    {nullptr, nullptr, reinterpret_cast<void*>(dump_file), nullptr, nullptr, nullptr, nullptr,
+     reinterpret_cast<void*>(handle_mapping)},
+};
+}

@@ -1,0 +1,75 @@
+"""Tell the GPU driver's devices from other files.
+
+A process that uses CUDA has them open and mapped, and so has what it forks, which cannot use them.
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from phosd.engine.system import procfs
+from phosd.engine.system.file_status import known_status
+from phosd.engine.system.procfs import Descriptor, Mapping
+
+_DRIVER = "nvidia"
+_KINDS = {"Character devices:": "c", "Block devices:": "b"}
+
+
+@dataclass(frozen=True)
+class DriverDevices:
+    """The devices of the GPU driver, as ``c`` or ``b`` with the major number, such as ``c195``."""
+
+    kinds: frozenset[str]
+
+    @classmethod
+    def here(cls) -> Self:
+        """Return those of this machine. The software GPU has the device that its user names."""
+        found = frozenset(_registered((procfs.PROC / "devices").read_text()))
+        pretended = os.environ.get("PHOS_SOFTGPU_DEVICE_FILE")
+        return cls(found | {_kind(Path(pretended).stat())} if pretended else found)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variable that tells CRIU's plugin."""
+        return {"PHOS_DRIVER_DEVICES": " ".join(sorted(self.kinds))}
+
+    def has(self, file: os.stat_result) -> bool:
+        """Return whether a file is one of the devices."""
+        return _kind(file) in self.kinds
+
+    def open_in(self, descriptors: Iterable[Descriptor]) -> Iterator[Descriptor]:
+        """Yield the descriptors of the devices."""
+        return (each for each in descriptors if self.has(each.file))
+
+    def mapped_in(self, mappings: Iterable[Mapping]) -> Iterator[Mapping]:
+        """Yield the mappings of the devices."""
+        known: dict[tuple[int, int], bool] = {}
+        for mapping in mappings:
+            if not mapping.path.startswith("/"):
+                continue
+            file = (mapping.device, mapping.inode)
+            if file not in known:
+                try:
+                    known[file] = self.has(known_status(mapping.link))
+                except (FileNotFoundError, PermissionError):  # unmapped meanwhile; a user's own
+                    continue
+            if known[file]:
+                yield mapping
+
+
+def _registered(text: str) -> Iterator[str]:
+    """Yield the driver's entries of ``/proc/devices``."""
+    kind = ""
+    for line in text.splitlines():
+        kind = _KINDS.get(line, kind)
+        major, _, name = line.strip().partition(" ")
+        if kind and name.startswith(_DRIVER) and major.isdecimal():
+            yield f"{kind}{major}"
+
+
+def _kind(file: os.stat_result) -> str:
+    letter = "c" if stat.S_ISCHR(file.st_mode) else "b" if stat.S_ISBLK(file.st_mode) else ""
+    return f"{letter}{os.major(file.st_rdev)}" if letter else ""
