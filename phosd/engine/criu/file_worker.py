@@ -5,6 +5,7 @@ named, perhaps on a file system that never answers. It reads orders as a JSON ob
 input and writes the answer as one.
 """
 
+import contextlib
 import os
 import re
 import stat
@@ -45,11 +46,14 @@ class Policy(StrEnum):
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A change of ``path``. ``beside`` holds what was there: a file's tail, or the whole file."""
+    """A change of ``path``. ``beside`` holds what was there: a file's tail, or the whole file.
+    ``folder`` marks a folder that was made.
+    """
 
     path: str
     beside: str
     cut_to: int | None = None
+    folder: bool = False
 
 
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,7 +80,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``mark`` goes into the names of files kept beside. ``undo`` are changes to undo; ``settle`` are
     changes to keep, so that replaced memory files can be removed (cut tails are kept). ``folders``
     are those in which the owner is to make files, and ``identified`` files of which to return the
-    inodes.
+    inodes. ``needed`` are folders that are made if they are missing.
     """
 
     uid: int
@@ -95,6 +99,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hashed: tuple[Hashed, ...] = ()
     folders: tuple[str, ...] = ()
     identified: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()
 
 
 class Inode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -192,7 +197,7 @@ def _perform(orders: Orders) -> Answer:
     for change in reversed(orders.undo):
         _undo(change)
     for change in orders.settle:
-        if change.cut_to is None and change.beside:
+        if change.cut_to is None and change.beside and not change.folder:
             Path(change.beside).unlink()
     problems: list[str] = []
     cuts: list[OpenFile] = []
@@ -202,6 +207,7 @@ def _perform(orders: Orders) -> Answer:
         cuts += [file] if cut else []
     problems += filter(None, map(_examine_memory, orders.memory_files))
     problems += filter(None, map(_examine_mapped, orders.mapped_files))
+    problems += filter(None, map(_examine_needed, orders.needed))
     if problems or not orders.apply:
         return Answer(tuple(problems), inodes=inodes)
     changes: list[Change] = []
@@ -210,6 +216,8 @@ def _perform(orders: Orders) -> Answer:
             changes.append(_cut(file, orders.mark))
         for memory, source in zip(orders.memory_files, orders.sources, strict=True):
             changes.append(_put_back(memory, source, orders.mark))
+        for path in orders.needed:
+            _make(Path(path), changes)
     except OSError as error:
         for change in reversed(changes):
             _undo(change)
@@ -301,6 +309,24 @@ def _examine_mapped(file: MappedFile) -> str:
     return "" if size == file.size else f"{file.path}, which the program maps, was replaced"
 
 
+def _examine_needed(path: str) -> str:
+    """Return why a folder is missing and cannot be made; empty if it can, or is there."""
+    there = Path(path)
+    while not there.exists():
+        there = there.parent
+    if there.is_dir() and (str(there) == path or os.access(there, os.W_OK | os.X_OK)):
+        return ""
+    return f"{path}, in which a socket of the program's was, is gone and cannot be made in {there}"
+
+
+def _make(folder: Path, changes: list[Change]) -> None:
+    """Make a folder, and those above it, for their owner alone; add them to ``changes``."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=0o700)
+        changes.append(Change(str(each), "", folder=True))
+
+
 def _cut(file: OpenFile, mark: str) -> Change:
     beside = f"{file.path}.phos-tail-{mark}"
     with _opened(file.path, os.O_RDWR) as descriptor:
@@ -355,6 +381,9 @@ def _undo(change: Change) -> None:
         Path(change.beside).unlink()
     elif change.beside:
         Path(change.beside).rename(change.path)
+    elif change.folder:
+        with contextlib.suppress(OSError):  # somebody else uses it by now
+            Path(change.path).rmdir()
     else:
         Path(change.path).unlink(missing_ok=True)
 

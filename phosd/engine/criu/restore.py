@@ -28,6 +28,7 @@ from phosd.engine.criu.owned_processes import (
 from phosd.engine.criu.program import Criu, Invocation, Owner
 from phosd.engine.criu.rights import Rights
 from phosd.engine.criu.saved_tree import SavedTree
+from phosd.engine.criu.socket_folders import socket_folders
 from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.image.manifest import Process
 from phosd.engine.job.affected import now
@@ -234,6 +235,7 @@ def _orders(tree: SavedTree, options: TreeRestoreOptions, mark: str) -> Iterator
             mapped_files=details.mapped_files,
             sources=tuple(sources),
             identified=(*cut, *(file.path for file in details.memory_files)),
+            needed=socket_folders(tree.folder),
         )
 
 
@@ -292,7 +294,7 @@ class _Files:
         with _orders(tree, options, secrets.token_hex(4)) as orders:
             self._orders = Orders(orders.uid, orders.gid, orders.groups, orders.mark)
             self._changes: tuple[Change, ...] = ()
-            if orders.open_files or orders.memory_files:
+            if orders.open_files or orders.memory_files or orders.needed:
                 answer = file_worker.work(msgspec.structs.replace(orders, apply=True))
                 file_worker.require_usable(answer)
                 self._changes = answer.changes
