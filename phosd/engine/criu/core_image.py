@@ -10,6 +10,7 @@ from pathlib import Path
 from phosd.engine.criu.image_file import ImageFile, fields, strange
 from phosd.engine.system.procfs import Credentials
 
+_LIMIT = 1 << 20
 _THREAD_CORE = 5
 _PARENT_DEATH_SIGNAL, _CREDENTIALS, _SECCOMP_MODE = 8, 10, 11
 _IDS = range(1, 9)
@@ -58,7 +59,7 @@ def credentials(path: Path) -> Credentials | None:
 
 
 def _thread_core(path: Path) -> _Fields:
-    messages = ImageFile.read(path).messages
+    messages = ImageFile.read(path, _LIMIT).messages
     if len(messages) != 1:
         raise strange(path)
     found = _read(path, messages[0]).get(_THREAD_CORE, ())

@@ -29,7 +29,8 @@ class DriverDevices:
         """Return those of this machine. The software GPU has the device that its user names."""
         found = frozenset(_registered((procfs.PROC / "devices").read_text()))
         pretended = os.environ.get("PHOS_SOFTGPU_DEVICE_FILE")
-        return cls(found | {_kind(Path(pretended).stat())} if pretended else found)
+        kinds = {_kind(Path(pretended).stat())} if pretended else set()
+        return cls((found | kinds) - {""})
 
     @property
     def environment(self) -> dict[str, str]:
@@ -38,7 +39,7 @@ class DriverDevices:
 
     def has(self, file: os.stat_result) -> bool:
         """Return whether a file is one of the devices."""
-        return _kind(file) in self.kinds
+        return bool(self.kinds) and _kind(file) in self.kinds
 
     def open_in(self, descriptors: Iterable[Descriptor]) -> Iterator[Descriptor]:
         """Yield the descriptors of the devices."""

@@ -91,14 +91,16 @@ def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan
     if tcp not in preflight.TCP_POLICIES:
         choices = ", ".join(preflight.TCP_POLICIES)
         raise InvalidOption(f"there is no tcp policy {tcp!r}", hint=f"use one of {choices}")
+    refused: Unsupported | None = None
     for _ in range(_LOOKS):
         # A descriptor that the running program closes during the check can no longer be read.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             resources = TreeResources.of(tree)
             try:
                 preflight.require_dumpable(resources, tcp, criu.namespaces)
-            except Unsupported:
+            except Unsupported as error:
                 # What leads to a process that was forked meanwhile seems to lead outside.
+                refused = error
                 tree, before = scan(tree.root.pid), tree
                 if {p.id for p in tree.living} == {p.id for p in before.living}:
                     raise
@@ -107,6 +109,8 @@ def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan
             return stdio.plan(tree, resources.descriptors)
         if not tree.root.alive:
             raise NoSuchProcess(f"process {tree.root.pid} has ended", hint="start it again")
+    if refused is not None:
+        raise refused
     raise Busy(
         f"{procfs.describe(tree.root.pid)} opens and closes files too quickly to be looked at",
         hint="try again",
@@ -158,6 +162,8 @@ class Dump:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
+            self._devices = DriverDevices.here()
+            self._known_of_driver = TreeResources.of(self._tree).places_of_driver()
             self._plan = check(self._criu, self._tree, self._options.tcp)
             self._cgroups = cgroup_place.noted(self._tree)
             owner = dumping_user(self._tree)
@@ -177,10 +183,10 @@ class Dump:
                         images=self._folder,
                         work=work,
                         descriptors=self._pages.descriptors if self._pages else [],
-                        environment=DriverDevices.here().environment
+                        environment=self._devices.environment
                         | (self._pages.environment if self._pages else {}),
                         capabilities=_to_dump(),
-                        plugins=criu_plugins(),
+                        plugins=criu_plugins() if self._devices.kinds else None,
                     )
                 )
             )
@@ -197,7 +203,7 @@ class Dump:
         self._running.wait(self._options.deadline)
         self._stack.close()  # from here on only root can write to the folder
         self._noted.rights.require_equal(Rights.in_images(self._folder))
-        if self._noted.inheritors:
+        if self._devices.kinds:
             make_inert(self._folder)
 
     def finish(self, cancellation: Cancellation | None = None) -> TreeDump:
@@ -261,8 +267,22 @@ class Dump:
         noted.mapped_files = file_records.mapped_files(mappings)
         noted.memory_files = file_records.save_memory_files(mappings, self._folder)
         noted.inheritors = found.users_of_driver
+        self._require_inherited(found)
         if self._pages is not None:
             self._pages.wait(self._running.goes_on)
+
+    def _require_inherited(self, found: TreeResources) -> None:
+        """Raise :class:`Busy` if a process has devices of the driver's that none had at the start.
+
+        It may be about to begin to use CUDA, of which the driver does not know yet.
+        """
+        for place, pid in found.places_of_driver().items():
+            if place not in self._known_of_driver:
+                raise Busy(
+                    f"{procfs.describe(pid)} began to use the GPU during the checkpoint, or was "
+                    "forked from one that uses more of it than before",
+                    hint="try again when the program has started all its processes",
+                )
 
     def _replan(self, found: TreeResources) -> None:
         """Plan again where the tree's output leads. Of who came and went while the tree ran, only
@@ -271,7 +291,8 @@ class Dump:
         Raises :class:`Busy` if CRIU would have to be told something else.
         """
         before, self._plan = self._plan, stdio.plan(found.tree, found.descriptors)
-        if set(before.words) != set(self._plan.words):
+        told, needed = set(before.words), set(self._plan.words)
+        if needed - told or before.shell_job != self._plan.shell_job:
             raise Busy(
                 f"{procfs.describe(found.tree.root.pid)} changed its session, or where its output "
                 "leads, while it was saved",

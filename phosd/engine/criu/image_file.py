@@ -16,7 +16,7 @@ from phosd.errors import Internal
 
 _MAGIC_BYTES = 8
 _LENGTH = struct.Struct("<I")
-_LIMIT = 64 << 20
+_LIMIT = 16 << 20
 """Most bytes of a file: CRIU may have written it with the rights of the program's user."""
 _VARINT, _BYTES = 0, 2
 _FIXED = {1: 8, 5: 4}
@@ -50,9 +50,9 @@ class ImageFile:
     messages: tuple[bytes, ...]
 
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a file. Raises :class:`Internal` if it is none of CRIU's, or too large."""
-        data = _bytes(path)
+    def read(cls, path: Path, limit: int = _LIMIT) -> Self:
+        """Read a file. Raises :class:`Internal` if it is none, or over ``limit`` bytes."""
+        data = _bytes(path, limit)
         messages, at = [], _MAGIC_BYTES
         while at < len(data):
             if at + _LENGTH.size > len(data):
@@ -120,13 +120,16 @@ def strange(path: Path) -> Internal:
     return Internal(f"{path.name} is not an image of CRIU 4", hint="report this")
 
 
-def _bytes(path: Path) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+def _bytes(path: Path, limit: int) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise strange(path) from error
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _LIMIT:
+        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
             raise strange(path)
-        return file.read(_LIMIT)
+        return file.read(limit)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -53,6 +53,17 @@ class TreeResources:
         """The processes with such a descriptor or mapping."""
         return frozenset(each.pid for each in self.of_driver)
 
+    def places_of_driver(self) -> dict[tuple[int | str, ...], int]:
+        """Return a process for each descriptor and mapping of the driver's devices: by number or
+        addresses, and by path. What a process inherits is where it was in its parent.
+        """
+        return {
+            (each.number, each.target)
+            if isinstance(each, Descriptor)
+            else (each.start, each.end, each.path): each.pid
+            for each in self.of_driver
+        }
+
     @property
     def own_descriptors(self) -> list[Descriptor]:
         """The descriptors without those of the driver's devices."""
@@ -100,7 +111,7 @@ def require_dumpable(
     tree, descriptors = resources.tree, resources.own_descriptors
     reasons = [
         *_of_processes(tree, home, frozen=checkpointed is not None),
-        *_of_driver(resources, checkpointed or ()),
+        *(_of_driver(resources, checkpointed) if checkpointed is not None else ()),
         *_of_descriptors(
             descriptors, None if tree.privileged or not tree.root.uid else tree.root.uid
         ),
@@ -133,8 +144,8 @@ def _of_processes(tree: ProcessTree, home: dict[str, str], *, frozen: bool) -> I
 def _of_driver(resources: TreeResources, checkpointed: Collection[int]) -> Iterator[str]:
     """Yield who has devices of the GPU driver's that they have not inherited from a user of CUDA.
 
-    Who has inherited them has the library mapped, too, and cannot use it, which the driver is asked
-    about (:meth:`~phosd.engine.operations.checkpoint.attempt.Attempt.save_processes`).
+    For a frozen tree: before, others may be about to end. Who has inherited them has the library
+    mapped, too, and cannot use it, about which the driver is asked once the tree runs again.
     """
     loaded = {each.pid for each in resources.mappings if "/libcuda.so" in each.path}
     for pid in sorted(resources.users_of_driver):
@@ -142,7 +153,7 @@ def _of_driver(resources: TreeResources, checkpointed: Collection[int]) -> Itera
         if pid in checkpointed:
             yield f"{name} still has the GPU driver's devices, after the driver's checkpoint"
         elif pid not in loaded:
-            yield f"{name} uses the GPU driver's devices without CUDA"
+            yield f"{name} uses the GPU driver's devices without CUDA (as for OpenGL or Vulkan)"
 
 
 def _of_descriptors(descriptors: Iterable[Descriptor], user: int | None) -> Iterator[str]:

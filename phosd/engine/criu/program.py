@@ -383,6 +383,7 @@ _HINTS = (
         "get rlimit",
         "root needs CAP_SYS_RESOURCE to save a program of other users or under seccomp filters",
     ),
+    ("Unable to load", "CRIU could not load its plugin; run `make build`, or install the package"),
     ("No space left", "make room and try again"),
     ("tcp", "see the option tcp=close"),
     ("bad size", "the file has changed since the checkpoint"),

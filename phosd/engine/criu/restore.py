@@ -240,8 +240,10 @@ def _orders(tree: SavedTree, options: TreeRestoreOptions, mark: str) -> Iterator
 
 
 def _checkable(details: CpuDetails) -> tuple[OpenFile, ...]:
+    # What the kernel tells of a process of the tree is there again when CRIU opens it.
     replaced = {file.path for file in details.memory_files}
-    return tuple(file for file in details.open_files if file.path not in replaced)
+    there = (file for file in details.open_files if not file.path.startswith("/proc/"))
+    return tuple(file for file in there if file.path not in replaced)
 
 
 class _Made:

@@ -6,6 +6,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -21,6 +22,7 @@ namespace phos::softgpu {
 namespace {
 
 int g_listener = -1;
+std::atomic<int> g_connection{-1};  // the one that is served
 int g_thread_id = 0;
 
 socklen_t address_of(int pid, sockaddr_un& address) {
@@ -68,6 +70,8 @@ void serve(int connection) {
         reply.result = error.code;
     }
     transfer(connection, &reply, sizeof reply, true);
+    // A child that was forked meanwhile has the connection, too: closing it would not end it.
+    shutdown(connection, SHUT_RDWR);
 }
 
 void listen_forever() {
@@ -75,10 +79,13 @@ void listen_forever() {
     g_thread_id = gettid();
     while (true) {
         const Descriptor connection(accept4(g_listener, nullptr, nullptr, SOCK_CLOEXEC));
-        if (connection)
+        if (connection) {
+            g_connection = connection.get();
             serve(connection.get());
-        else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM)
+            g_connection = -1;
+        } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
             usleep(10'000);
+        }
     }
 }
 
@@ -103,6 +110,7 @@ void start_control() {
 void close_control_in_child() {
     if (g_listener >= 0) close(g_listener);
     g_listener = -1;
+    if (const int connection = g_connection.exchange(-1); connection >= 0) close(connection);
 }
 
 ControlReply ask(int pid, const ControlRequest& request) {
