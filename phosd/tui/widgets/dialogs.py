@@ -44,12 +44,17 @@ class Dialog(ModalScreen[_T]):
         return 0 < self._in_sight <= key.time
 
     def node_changed(self) -> None:
-        """Check whether the subject still exists."""
+        """Check whether the subject still exists.
+
+        A change may come before the dialog is composed: there is nothing to draw yet, and it checks
+        once it is mounted.
+        """
         why = self._gone()
-        place = self.query_one(".gone", Static)
-        place.update(plain(why))
-        place.display = bool(why)
-        self.query_one(self._YES, Button).disabled = bool(why)
+        for place in self.query(".gone").results(Static):
+            place.update(plain(why))
+            place.display = bool(why)
+        for yes in self.query(self._YES).results(Button):
+            yes.disabled = bool(why)
 
 
 class Question(Dialog[bool]):

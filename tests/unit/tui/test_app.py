@@ -2,9 +2,12 @@
 
 import asyncio
 
+from textual.widgets import Button
+
 from phosd.tui.app import PhosApp
+from phosd.tui.widgets.dialogs import Question
 from tests.support.tui.fakes import fake_node, gpu, process
-from tests.support.tui.opened import LARGE, opened, run, until, until_told
+from tests.support.tui.opened import LARGE, opened, run, until, until_shown, until_told
 
 
 def test_the_key_c_checkpoints_the_process_under_the_cursor() -> None:
@@ -37,5 +40,25 @@ def test_of_many_toasts_most_are_counted() -> None:
             assert len(app._notifications) <= 9
             app.tell("later", "is told again")
             await until_told(pilot, "later", "is told again")
+
+    run(body)
+
+
+def test_the_node_changes_before_a_dialog_is_composed() -> None:
+    """What the change took away is shown once the dialog is there."""
+    node, _ = fake_node(gpu(), process(1))
+    reasons = [""]
+
+    async def body() -> None:
+        async with opened(node, LARGE) as pilot:
+            question = Question("Delete it?", "Delete", lambda: reasons[0])
+            pilot.app.push_screen(question)
+            reasons[0] = "It is gone"
+            question.node_changed()  # nothing of it is mounted
+            await until_shown(pilot, "It is gone")
+            assert question.query_one("#yes", Button).disabled
+            reasons[0] = ""
+            question.node_changed()
+            assert not question.query_one("#yes", Button).disabled
 
     run(body)
