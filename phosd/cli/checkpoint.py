@@ -54,8 +54,8 @@ def interval(text: str) -> float:
     type=click.Choice(["refuse", "close"]),
     default="refuse",
     show_default=True,
-    help="What becomes of connected TCP sockets: refuse to save the program, or close them "
-    "when it is restored.",
+    help="What becomes of TCP connections that lead out of the process tree: refuse to save the "
+    "program, or close them when it is restored. Those within the tree are saved.",
 )
 @click.option(
     "--release-cached",

@@ -4,17 +4,21 @@ A process that uses CUDA has them open and mapped, and so has what it forks, whi
 """
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from phosd.engine.criu.program import Owner
 from phosd.engine.system import procfs
 from phosd.engine.system.file_status import known_status
 from phosd.engine.system.procfs import Descriptor, Mapping
 
 _DRIVER = "nvidia"
+_PLACE = re.compile(r"/dev/(nvidia-caps/)?nvidia[\w-]*")
+_PRETENDED = "PHOS_SOFTGPU_DEVICE_FILE"
 _KINDS = {"Character devices:": "c", "Block devices:": "b"}
 
 
@@ -28,8 +32,9 @@ class DriverDevices:
     def here(cls) -> Self:
         """Return those of this machine. The software GPU has the device that its user names."""
         found = frozenset(_registered((procfs.PROC / "devices").read_text()))
-        pretended = os.environ.get("PHOS_SOFTGPU_DEVICE_FILE")
-        kinds = {_kind(Path(pretended).stat())} if pretended else set()
+        pretended = os.environ.get(_PRETENDED, "")
+        exists = pretended and Path(pretended).exists()
+        kinds = {_kind(Path(pretended).stat())} if exists else set()
         return cls((found | kinds) - {""})
 
     @property
@@ -40,6 +45,21 @@ class DriverDevices:
     def has(self, file: os.stat_result) -> bool:
         """Return whether a file is one of the devices."""
         return bool(self.kinds) and _kind(file) in self.kinds
+
+    def openable(self, path: str, owner: Owner) -> bool:
+        """Return whether it is one of the devices, and ``owner`` may open it."""
+        if path != os.environ.get(_PRETENDED) and not _PLACE.fullmatch(path):
+            return False
+        try:
+            file = Path(path).lstat()
+        except FileNotFoundError:
+            return False
+        needed = 0o006
+        if owner.uid == file.st_uid:
+            needed = 0o600
+        elif file.st_gid in (owner.gid, *owner.groups):
+            needed = 0o060
+        return self.has(file) and (owner.is_root or file.st_mode & needed == needed)
 
     def open_in(self, descriptors: Iterable[Descriptor]) -> Iterator[Descriptor]:
         """Yield the descriptors of the devices."""
@@ -55,7 +75,8 @@ class DriverDevices:
             if file not in known:
                 try:
                     known[file] = self.has(known_status(mapping.link))
-                except (FileNotFoundError, PermissionError):  # unmapped meanwhile; a user's own
+                # It has ended, or unmapped it; the file system is a user's own.
+                except (FileNotFoundError, ProcessLookupError, PermissionError):
                     continue
             if known[file]:
                 yield mapping

@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,35 +12,40 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from phosd.engine.criu import cgroup_place, file_records, preflight, stdio
+from phosd.engine.criu import cgroup_place, connections, file_records, preflight, relinked, stdio
 from phosd.engine.criu.action_script import FROZEN, ActionScript
+from phosd.engine.criu.connection_record import UNREAD
+from phosd.engine.criu.connections import Saved, cut_out
 from phosd.engine.criu.core_image import parent_death_signal
 from phosd.engine.criu.driver_files import DriverDevices
 from phosd.engine.criu.inert import make_inert
+from phosd.engine.criu.owned_processes import dump_mark, without_orphans
 from phosd.engine.criu.page_store import PageStore
 from phosd.engine.criu.preflight import TreeResources
 from phosd.engine.criu.program import Criu, Invocation, Owner
 from phosd.engine.criu.rights import Rights
 from phosd.engine.image.cpu_manifest import CpuDetails, MappedFile, MemoryFile, OpenFile
 from phosd.engine.image.manifest import FileDigest, Tree
-from phosd.engine.image.private_files import file_digest
+from phosd.engine.image.private_files import file_digest, write_durably
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.program.tree import ProcessTree, scan
 from phosd.engine.system import procfs
 from phosd.engine.system.native import criu_plugins
 from phosd.engine.system.privileges import Capability
+from phosd.engine.system.procfs import Descriptor
 from phosd.errors import Busy, Internal, InvalidOption, NoSuchProcess, Unsupported
 
 GHOST_LIMIT = "2G"
 """Size limit of unlinked files that go into an image (data loaders unlink their shared memory)."""
 
 _LOOKS = 5
+_BETWEEN_LOOKS = 0.05
 _START_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class DumpOptions:
-    """Options of a dump. ``tcp``: ``refuse`` connected TCP sockets, or ``close`` them.
+    """Options of a dump. ``tcp``: ``refuse`` connections that lead outside, or ``close`` them.
 
     ``deadline`` in seconds. ``leave_running=False`` ends the tree after the dump. ``checkpointed``
     are the processes that the driver has checkpointed when the tree is frozen.
@@ -80,6 +86,9 @@ class _Noted:
     memory_files: tuple[MemoryFile, ...] = ()
     mapped_files: tuple[MappedFile, ...] = ()
     inheritors: frozenset[int] = frozenset()
+    reopened: tuple[Descriptor, ...] = ()
+    relinked: dict[str, str] = field(default_factory=dict)
+    connections: Saved = field(default_factory=Saved)
 
 
 def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan:
@@ -99,11 +108,13 @@ def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan
             try:
                 preflight.require_dumpable(resources, tcp, criu.namespaces)
             except Unsupported as error:
-                # What leads to a process that was forked meanwhile seems to lead outside.
-                refused = error
-                tree, before = scan(tree.root.pid), tree
-                if {p.id for p in tree.living} == {p.id for p in before.living}:
+                # What leads to a process that was forked meanwhile seems to lead outside, and a
+                # connection may be about to be accepted: what is there twice is there to stay.
+                if refused is not None and str(refused) == str(error):
                     raise
+                refused = error
+                tree = scan(tree.root.pid)
+                time.sleep(_BETWEEN_LOOKS)
                 continue
             _require_plain(tree, Rights.known_to_kernel(tree.living))
             return stdio.plan(tree, resources.descriptors)
@@ -163,11 +174,14 @@ class Dump:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             self._devices = DriverDevices.here()
-            self._known_of_driver = TreeResources.of(self._tree).places_of_driver()
+            known = TreeResources.of(self._tree)
+            self._known_of_driver = known.places_of_driver()
             self._plan = check(self._criu, self._tree, self._options.tcp)
             self._cgroups = cgroup_place.noted(self._tree)
             owner = dumping_user(self._tree)
+            relinked.remove_stale_links(known.mappings, owner)
             work = stack.enter_context(working_folder(self._folder, owner))
+            stack.enter_context(without_orphans())
             self._script = stack.enter_context(ActionScript(work, owner.uid, self._note))
             stack.enter_context(_lent(self._folder, owner))
             self._running = stack.enter_context(
@@ -183,7 +197,8 @@ class Dump:
                         images=self._folder,
                         work=work,
                         descriptors=self._pages.descriptors if self._pages else [],
-                        environment=self._devices.environment
+                        environment=dump_mark(self._tree.root.pid)
+                        | self._devices.environment
                         | (self._pages.environment if self._pages else {}),
                         capabilities=_to_dump(),
                         plugins=criu_plugins() if self._devices.kinds else None,
@@ -204,7 +219,12 @@ class Dump:
         self._stack.close()  # from here on only root can write to the folder
         self._noted.rights.require_equal(Rights.in_images(self._folder))
         if self._devices.kinds:
-            make_inert(self._folder)
+            make_inert(self._folder, self._noted.reopened)
+        saved = self._noted.connections
+        cut_out(self._folder, saved.inodes, close_others=self._options.tcp == "close")
+        if any(saved.unread):
+            write_durably(self._folder / UNREAD, b"".join(saved.unread))
+        relinked.relink(self._folder, self._noted.relinked, dumping_user(self._noted.tree))
 
     def finish(self, cancellation: Cancellation | None = None) -> TreeDump:
         """Let CRIU continue until it has released the tree. Raises as :func:`dump_tree` does."""
@@ -236,6 +256,8 @@ class Dump:
             memory_files=noted.memory_files,
             mapped_files=noted.mapped_files,
             cgroups=self._cgroups,
+            connections=noted.connections.connections,
+            devices=tuple(sorted({each.target for each in noted.reopened})),
         )
         return TreeDump(noted.tree, self._folder, details, noted.inheritors)
 
@@ -265,8 +287,11 @@ class Dump:
         mappings = found.own_mappings
         noted.open_files = file_records.open_files(found.descriptors, dumping_user(noted.tree))
         noted.mapped_files = file_records.mapped_files(mappings)
-        noted.memory_files = file_records.save_memory_files(mappings, self._folder)
+        noted.relinked = relinked.names(mappings)
+        noted.memory_files = file_records.save_memory_files(mappings, self._folder, noted.relinked)
         noted.inheritors = found.users_of_driver
+        noted.reopened = tuple(found.of_management)
+        noted.connections = connections.save(connections.find(found.descriptors), found.descriptors)
         self._require_inherited(found)
         if self._pages is not None:
             self._pages.wait(self._running.goes_on)
@@ -336,11 +361,12 @@ def _digest(path: Path, folder: Path) -> FileDigest:
 
 def _words(tree: ProcessTree, options: DumpOptions) -> list[str]:
     words = ["--tree", str(tree.root.pid), "--file-locks", "--ghost-limit", GHOST_LIMIT]
-    words += ["--manage-cgroups=ignore", "--link-remap"]
+    # Which connections there are is looked at when the tree is frozen.
+    words += ["--manage-cgroups=ignore", "--link-remap", "--tcp-close"]
     if options.leave_running:
         words.append("--leave-running")
     if options.tcp == "close":
-        words += ["--tcp-close", "--skip-in-flight"]
+        words.append("--skip-in-flight")
     return words
 
 

@@ -14,6 +14,7 @@ from phosd.engine.criu import file_worker
 from phosd.engine.criu.file_bytes import copy_sparse, digest
 from phosd.engine.criu.file_worker import Hashed, Orders
 from phosd.engine.criu.program import Owner
+from phosd.engine.criu.relinked import DELETED
 from phosd.engine.image.cpu_manifest import MappedFile, MemoryFile, OpenFile
 from phosd.engine.system import procfs
 from phosd.engine.system.file_status import LOCAL, known_status
@@ -108,16 +109,18 @@ def mapped_files(mappings: Iterable[Mapping]) -> tuple[MappedFile, ...]:
         for mapping in mappings
         if mapping.path.startswith("/")
         and not mapping.path.startswith(NOT_ON_DISK)
-        and not mapping.path.endswith(" (deleted)")
+        and not mapping.path.endswith(DELETED)
         and not (mapping.shared and mapping.device in in_memory)
     }
     return tuple(MappedFile(path, known_status(found[path].link).st_size) for path in sorted(found))
 
 
-def save_memory_files(mappings: Iterable[Mapping], folder: Path) -> tuple[MemoryFile, ...]:
+def save_memory_files(
+    mappings: Iterable[Mapping], folder: Path, names: dict[str, str]
+) -> tuple[MemoryFile, ...]:
     """Copy every named tmpfs file that the tree maps shared to ``folder/memory/``.
 
-    Raises :class:`OutOfSpace`.
+    ``names`` are those of files that are mapped under one that is gone. Raises :class:`OutOfSpace`.
     """
     in_memory = procfs.memory_devices()
     found: dict[tuple[int, int], MemoryFile] = {}
@@ -125,22 +128,21 @@ def save_memory_files(mappings: Iterable[Mapping], folder: Path) -> tuple[Memory
         key = (mapping.device, mapping.inode)
         if not mapping.shared or mapping.device not in in_memory or key in found:
             continue
-        if not mapping.path.startswith("/") or mapping.path.endswith(" (deleted)"):
+        path = names.get(mapping.path, mapping.path)
+        if not path.startswith("/") or path.endswith(DELETED):
             continue
         saved = f"{MEMORY_FOLDER}/{len(found)}"
-        found[key] = _save(mapping, saved, folder)
+        found[key] = _save(mapping, path, saved, folder)
     return tuple(found.values())
 
 
-def _save(mapping: Mapping, saved: str, folder: Path) -> MemoryFile:
+def _save(mapping: Mapping, path: str, saved: str, folder: Path) -> MemoryFile:
     target = folder / saved
     target.parent.mkdir(mode=0o700, exist_ok=True)
     try:
         source = os.open(mapping.link, _READ)
     except BlockingIOError as error:
-        raise Busy(
-            f"a process has a lease on {mapping.path}", hint="have it give the lease up"
-        ) from error
+        raise Busy(f"a process has a lease on {path}", hint="have it give the lease up") from error
     try:
         status = os.fstat(source)
         copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -148,11 +150,11 @@ def _save(mapping: Mapping, saved: str, folder: Path) -> MemoryFile:
             copy_sparse(source, copy, status.st_size)
         except OSError as error:
             raise OutOfSpace(
-                f"copying {mapping.path} into the image failed: {error.strerror}",
+                f"copying {path} into the image failed: {error.strerror}",
                 hint="make room and try again",
             ) from error
         finally:
             os.close(copy)
     finally:
         os.close(source)
-    return MemoryFile(mapping.path, saved, status.st_size, stat.S_IMODE(status.st_mode))
+    return MemoryFile(path, saved, status.st_size, stat.S_IMODE(status.st_mode))

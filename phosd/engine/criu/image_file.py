@@ -7,7 +7,7 @@ message have numbers, which CRIU's ``.proto`` files name.
 import os
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -113,6 +113,17 @@ def message(of: Iterable[Field]) -> bytes:
             parts += _encoded(len(field.value))
         parts += field.value
     return bytes(parts)
+
+
+def rewrite(path: Path, change: Callable[[list[Field]], Iterable[Field]]) -> None:
+    """Change every message of a file; a file without changes is left as it is."""
+    found = ImageFile.read(path)
+    try:
+        changed = tuple(message(change([*fields(each)])) for each in found.messages)
+    except ValueError as error:
+        raise strange(path) from error
+    if changed != found.messages:
+        ImageFile(found.magic, changed).write(path)
 
 
 def strange(path: Path) -> Internal:

@@ -1,18 +1,20 @@
-"""Change an image of CRIU's so that what it has of the GPU driver's devices is restored as inert.
+"""Change an image of CRIU's so that what it has of the GPU driver's devices can be restored.
 
-CRIU notes mappings and descriptors of these devices for its plugin, which does not restore them:
-whoever has them has inherited them and cannot use them. Here the mappings become memory that nobody
-can access, at the same place, and the descriptors become counters that never count (eventfd), which
-may be waited for and closed like any other. The fields are those of ``vma.proto``, ``mm.proto``,
-``fdinfo.proto``, ``ext-file.proto`` and ``eventfd.proto``.
+CRIU notes mappings and descriptors of these devices for its plugin, which does not restore them.
+Who has inherited them cannot use them: the mappings become memory that nobody can access, at the
+same place, and the descriptors become counters that never count (eventfd), which may be waited for
+and closed like any other. What NVML has open becomes a file of that path: it can begin anew with
+it. The fields are those of ``vma.proto``, ``mm.proto``, ``fdinfo.proto``, ``ext-file.proto``,
+``eventfd.proto``, ``regfile.proto`` and ``core.proto`` (``task_kobj_ids_entry``).
 """
 
 import mmap
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from phosd.engine.criu.image_file import Field, ImageFile, fields, message, strange
+from phosd.engine.criu.image_file import Field, ImageFile, fields, message, rewrite, strange
+from phosd.engine.system.procfs import Descriptor
 from phosd.errors import Unsupported
 
 _MM_VMAS = 14
@@ -23,49 +25,66 @@ _NO_RESERVE = 0x4000
 """``MAP_NORESERVE``: the mapping may be larger than the memory, and nothing of it is used."""
 _NO_DESCRIPTOR = 1
 """-1 as a ``sint64``."""
-_FILE_TYPE, _FILE_ID, _FILE_COUNTER, _FILE_EXTERNAL = 1, 2, 8, 15
-_DESCRIPTOR_ID, _DESCRIPTOR_TYPE = 1, 3
+_FILE_TYPE, _FILE_ID, _FILE_REGULAR, _FILE_COUNTER, _FILE_EXTERNAL = 1, 2, 3, 8, 15
+_DESCRIPTOR_ID, _DESCRIPTOR_TYPE, _DESCRIPTOR_NUMBER = 1, 3, 4
+_IDS_FILES = 2
 _EXTERNAL_OWNER = 5
 _COUNTER_ID, _COUNTER_FLAGS, _COUNTER_OWNER, _COUNTER_VALUE = range(1, 5)
-_EVENTFD, _EXTERNAL = 6, 16
+_PATH_ID, _PATH_FLAGS, _PATH_POSITION, _PATH_OWNER, _PATH_NAME = 1, 2, 3, 5, 6
+_REGULAR_FILE, _EVENTFD, _EXTERNAL = 1, 6, 16
 """CRIU's types of files."""
 
 
-def make_inert(folder: Path) -> None:
-    """Change the images of ``folder``.
+def make_inert(folder: Path, reopened: Iterable[Descriptor] = ()) -> None:
+    """Change the images of ``folder``. Restore is to open the files of ``reopened`` anew.
 
     Raises :class:`~phosd.errors.Internal` if they are not CRIU's, and :class:`Unsupported` for a
     file of the driver's that no process has open: it is on its way to one, which could use it.
     """
-    inherited: set[int | bytes] = set()
+    anew = _file_numbers(folder, reopened)
+    held: set[int | bytes] = set()
 
     def descriptor(found: list[Field]) -> Iterable[Field]:
         values = {field.number: field.value for field in found}
         if values.get(_DESCRIPTOR_TYPE) != _EXTERNAL:
             return found
-        inherited.add(values.get(_DESCRIPTOR_ID, 0))
-        counter = Field.of(_DESCRIPTOR_TYPE, _EVENTFD)
-        return [counter if field.number == _DESCRIPTOR_TYPE else field for field in found]
+        number = values.get(_DESCRIPTOR_ID, 0)
+        held.add(number)
+        kind = Field.of(_DESCRIPTOR_TYPE, _REGULAR_FILE if number in anew else _EVENTFD)
+        return [kind if field.number == _DESCRIPTOR_TYPE else field for field in found]
 
     def file(found: list[Field]) -> Iterable[Field]:
-        return _file(found, inherited)
+        return _file(found, held, anew)
 
     for path in folder.glob("mm-*.img"):
-        _rewrite(path, _memory)
+        rewrite(path, _memory)
     for path in folder.glob("fdinfo-*.img"):
-        _rewrite(path, descriptor)
-    _rewrite(folder / "files.img", file)
+        rewrite(path, descriptor)
+    rewrite(folder / "files.img", file)
 
 
-def _rewrite(path: Path, change: Callable[[list[Field]], Iterable[Field]]) -> None:
-    """Change every message of a file; a file without changes is left as it is."""
-    found = ImageFile.read(path)
+def _file_numbers(folder: Path, descriptors: Iterable[Descriptor]) -> dict[int | bytes, Descriptor]:
+    """Return what CRIU numbers the files of these descriptors."""
+    by_process: dict[int, dict[int | bytes, Descriptor]] = {}
+    for each in descriptors:
+        by_process.setdefault(each.pid, {})[each.number] = each
+    found = {}
+    for pid, wanted in by_process.items():
+        ids = next(_values(folder / f"ids-{pid}.img"), {})
+        for entry in _values(folder / f"fdinfo-{ids.get(_IDS_FILES)!r}.img"):
+            descriptor = wanted.get(entry.get(_DESCRIPTOR_NUMBER, 0))
+            if descriptor and entry.get(_DESCRIPTOR_TYPE) == _EXTERNAL:
+                found[entry.get(_DESCRIPTOR_ID, 0)] = descriptor
+    return found
+
+
+def _values(path: Path) -> Iterator[dict[int, int | bytes]]:
+    """Yield the fields of each message of a file."""
     try:
-        changed = tuple(message(change([*fields(each)])) for each in found.messages)
+        for each in ImageFile.read(path).messages:
+            yield {field.number: field.value for field in fields(each)}
     except ValueError as error:
         raise strange(path) from error
-    if changed != found.messages:
-        ImageFile(found.magic, changed).write(path)
 
 
 def _memory(found: list[Field]) -> Iterable[Field]:
@@ -94,18 +113,35 @@ def _mapping(found: list[Field]) -> Iterable[Field]:
     return [Field.of(number, value) for number, value in inaccessible.items()]
 
 
-def _file(found: list[Field], inherited: Collection[int | bytes]) -> Iterable[Field]:
+def _file(
+    found: list[Field],
+    held: Collection[int | bytes],
+    anew: Mapping[int | bytes, Descriptor],
+) -> Iterable[Field]:
     values = {field.number: field.value for field in found}
     external = values.get(_FILE_EXTERNAL)
     if values.get(_FILE_TYPE) != _EXTERNAL or not isinstance(external, bytes):
         return found
     owner = {field.number: field.value for field in fields(external)}.get(_EXTERNAL_OWNER, b"")
     number = values.get(_FILE_ID, 0)
-    if number not in inherited:
+    if number not in held:
         raise Unsupported(
             "a file of the GPU driver is on its way through a socket of the program, and cannot be "
             "saved",
             hint="the program goes on; try again when it has been received",
+        )
+    if number in anew:
+        path = (
+            Field.of(_PATH_ID, number),
+            Field.of(_PATH_FLAGS, anew[number].flags & ~os.O_CLOEXEC),
+            Field.of(_PATH_POSITION, 0),
+            Field.of(_PATH_OWNER, owner),
+            Field.of(_PATH_NAME, anew[number].target.encode()),
+        )
+        return (
+            Field.of(_FILE_TYPE, _REGULAR_FILE),
+            Field.of(_FILE_ID, number),
+            Field.of(_FILE_REGULAR, message(path)),
         )
     counter = (
         Field.of(_COUNTER_ID, number),

@@ -9,7 +9,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from phosd.engine.image.manifest import Process
@@ -20,7 +20,8 @@ from phosd.engine.system.privileges import Capability
 ENDING_PATIENCE = 10.0
 """Seconds for killed processes to free their memory, and for parents to reap them."""
 
-_MARK = "PHOS_RESTORE"
+_RESTORE_MARK = "PHOS_RESTORE"
+_DUMP_MARK = "PHOS_DUMP"
 _NOT_A_PROCESS = (errno.ESRCH, errno.EINVAL, errno.ENOENT)
 """Errors of ``pidfd_open(2)`` for a free id or one of a mere thread, by kernel version."""
 
@@ -40,13 +41,47 @@ def is_criu(pid: int) -> bool:
     return False
 
 
-def mark(root: int) -> dict[str, str]:
+def restore_mark(root: int) -> dict[str, str]:
     """Return the environment of a CRIU that restores the tree of ``root``.
 
     All processes of CRIU's own keep it, helpers included. A restored process has the environment
     with which it was saved.
     """
-    return {_MARK: str(root)}
+    return {_RESTORE_MARK: str(root)}
+
+
+def dump_mark(root: int) -> dict[str, str]:
+    """Return the environment of a CRIU that dumps the tree of ``root``. Helpers keep it."""
+    return {_DUMP_MARK: str(root)}
+
+
+def end_orphans() -> None:
+    """Kill the helpers of each CRIU of phosd's that was killed while it began to dump.
+
+    CRIU tries out what the kernel can do on a child that sleeps for ever, with CRIU's own command
+    line (``fork_and_ptrace_attach`` in CRIU's util.c). It would be taken for a dump under way.
+    """
+    orphans = [pid for pid, is_one in LOOKERS.each(procfs.pids(), _is_orphan) if is_one]
+    end(orphans, _is_orphan)
+
+
+@contextlib.contextmanager
+def without_orphans() -> Iterator[None]:
+    """Kill such helpers if what runs in the context fails."""
+    try:
+        yield
+    except BaseException:
+        end_orphans()
+        raise
+
+
+def _is_orphan(pid: int) -> bool:
+    found = procfs.stat(pid)
+    if found is None or found.dead or found.session == pid:
+        return False
+    leader = procfs.stat(found.session)  # phosd starts each CRIU in a session of its own
+    gone = leader is None or leader.dead
+    return gone and is_criu(pid) and carried(pid, _DUMP_MARK) is not None
 
 
 def end_restoring(roots: Collection[int], since: int) -> None:
@@ -56,11 +91,13 @@ def end_restoring(roots: Collection[int], since: int) -> None:
     start of the restore in clock ticks since boot.
     """
 
+    trees = {str(root) for root in roots}
+
     def restoring(pid: int) -> bool:
         found = procfs.stat(pid)
         if found is None or found.dead or found.start_time < since:
             return False
-        return any(carries(pid, f"{_MARK}={root}") for root in roots)
+        return carried(pid, _RESTORE_MARK) in trees
 
     give_up = time.monotonic() + ENDING_PATIENCE
     while left := [pid for pid, ours in LOOKERS.each(procfs.pids(), restoring) if ours]:
@@ -69,11 +106,13 @@ def end_restoring(roots: Collection[int], since: int) -> None:
             return
 
 
-def carries(pid: int, variable: str) -> bool:
-    """Return whether a process has this ``NAME=VALUE`` in the environment that it began with."""
+def carried(pid: int, name: str) -> str | None:
+    """Return the value of a variable in the environment that a process began with, if it has it."""
     with contextlib.suppress(OSError):  # the process has ended
-        return variable.encode() in procfs.environment(pid)
-    return False
+        for each in procfs.environment(pid):
+            if each.startswith(f"{name}=".encode()):
+                return each.partition(b"=")[2].decode(errors="replace")
+    return None
 
 
 def is_made(process: Process, user: int, since: int) -> bool:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from phosd.engine.criu import file_worker, stdio
+from phosd.engine.criu import connections, file_worker, stdio
 from phosd.engine.criu.driver_files import DriverDevices
 from phosd.engine.criu.file_records import NOT_ON_DISK
 from phosd.engine.criu.file_worker import Orders
@@ -52,6 +52,17 @@ class TreeResources:
     def users_of_driver(self) -> frozenset[int]:
         """The processes with such a descriptor or mapping."""
         return frozenset(each.pid for each in self.of_driver)
+
+    @cached_property
+    def of_management(self) -> list[Descriptor]:
+        """What processes have open of the driver's devices for NVML, which maps nothing of them.
+
+        CUDA, OpenGL and Vulkan do; the driver's checkpoint takes CUDA's away.
+        """
+        mapped = {each.pid for each in self.of_driver if isinstance(each, Mapping)}
+        users = {each.pid for each in self.mappings if "/libnvidia-ml.so" in each.path} - mapped
+        opened = (each for each in self.of_driver if isinstance(each, Descriptor))
+        return [each for each in opened if each.pid in users]
 
     def places_of_driver(self) -> dict[tuple[int | str, ...], int]:
         """Return a process for each descriptor and mapping of the driver's devices: by number or
@@ -142,13 +153,15 @@ def _of_processes(tree: ProcessTree, home: dict[str, str], *, frozen: bool) -> I
 
 
 def _of_driver(resources: TreeResources, checkpointed: Collection[int]) -> Iterator[str]:
-    """Yield who has devices of the GPU driver's that they have not inherited from a user of CUDA.
+    """Yield who has devices of the GPU driver's that they have not inherited from a user of CUDA,
+    and not opened for NVML.
 
     For a frozen tree: before, others may be about to end. Who has inherited them has the library
     mapped, too, and cannot use it, about which the driver is asked once the tree runs again.
     """
     loaded = {each.pid for each in resources.mappings if "/libcuda.so" in each.path}
-    for pid in sorted(resources.users_of_driver):
+    management = {each.pid for each in resources.of_management}
+    for pid in sorted(resources.users_of_driver - management):
         name = procfs.describe(pid)
         if pid in checkpointed:
             yield f"{name} still has the GPU driver's devices, after the driver's checkpoint"
@@ -206,14 +219,13 @@ def _of_sockets(descriptors: list[Descriptor], tcp: str) -> Iterator[str]:
                 f"connected to {end}, outside the process tree"
             )
     if tcp == "refuse":
-        for pid in {d.pid for d in descriptors}:
-            connected = sockets.connected_tcp(pid)
-            for descriptor in descriptors:
-                if descriptor.pid == pid and descriptor.file.st_ino in connected:
-                    yield (
-                        f"descriptor {descriptor.number} of pid {pid} is a connected TCP socket "
-                        "(the option tcp=close has it closed in the restored program)"
-                    )
+        refused = connections.find(descriptors).refused
+        for descriptor in descriptors:
+            if why := refused.get(descriptor.file.st_ino):
+                yield (
+                    f"descriptor {descriptor.number} of pid {descriptor.pid} is {why} "
+                    "(the option tcp=close has it closed in the restored program)"
+                )
 
 
 def _of_ours(socket: sockets.UnixSocket, pid: int) -> bool:
@@ -245,7 +257,7 @@ def _of_mappings(tree: ProcessTree, mappings: Iterable[Mapping]) -> Iterator[str
         elif mapping.path.endswith(_DELETED) and not mapping.path.startswith(NOT_ON_DISK):
             deleted.append(mapping)
     for mapping in {mapping.device: mapping for mapping in mappings}.values():
-        with contextlib.suppress(FileNotFoundError):  # unmapped meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # unmapped meanwhile
             try:
                 known_status(mapping.link)
             except PermissionError:

@@ -384,6 +384,11 @@ _HINTS = (
         "root needs CAP_SYS_RESOURCE to save a program of other users or under seccomp filters",
     ),
     ("Unable to load", "CRIU could not load its plugin; run `make build`, or install the package"),
+    (
+        "Can't link remap",
+        "another program is being saved whose shared memory needs such a link, or somebody left "
+        "/dev/shm/link_remap.*; try again, or remove it",
+    ),
     ("No space left", "make room and try again"),
     ("tcp", "see the option tcp=close"),
     ("bad size", "the file has changed since the checkpoint"),

@@ -17,15 +17,17 @@ from phosd.engine.criu.cgroup_place import place_of
 from phosd.engine.criu.dump import require_private, working_folder
 from phosd.engine.criu.file_worker import Change, Inode, Orders, Policy
 from phosd.engine.criu.inherited_stdio import Outlets
+from phosd.engine.criu.missing_devices import MissingDevices
 from phosd.engine.criu.owned_processes import (
     ENDING_PATIENCE,
     end,
     end_restoring,
     is_made,
     kill,
-    mark,
+    restore_mark,
 )
 from phosd.engine.criu.program import Criu, Invocation, Owner
+from phosd.engine.criu.reconnection import Reconnected
 from phosd.engine.criu.rights import Rights
 from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.criu.socket_folders import socket_folders
@@ -332,28 +334,38 @@ def _run(
             made.kill()  # before CRIU, which holds them, ends
             raise
 
+    def held() -> None:
+        reconnected.complete()
+        require_same_rights()
+
     words = ["--restore-detached", "--file-locks", "--manage-cgroups=ignore", "--link-remap"]
-    if details.tcp == "close":
-        words.append("--tcp-close")
+    words.append("--tcp-close")
     if details.shell_job:
         words.append("--shell-job")
     if details.tied_to_parent:
         words.append("--restore-sibling")
     with (
         Outlets(details, owner) as outlets,
+        Reconnected(details.connections, folder, owner) as reconnected,
+        MissingDevices(details.devices, owner) as missing,
         _readable(folder, owner),
         working_folder(folder, owner) as work,
-        ActionScript(work, owner.uid, require_same_rights, RESTORED) as script,
+        ActionScript(work, owner.uid, held, RESTORED) as script,
         _none_left(made) as inherited_by_all,
     ):
         invocation = Invocation(
             "restore",
-            [*words, *outlets.words, *ActionScript.WORDS],
+            [*words, *outlets.words, *reconnected.words, *missing.words, *ActionScript.WORDS],
             owner=owner,
             images=folder,
             work=work,
-            descriptors=(*outlets.inherited, inherited_by_all),
-            environment=mark(tree.record.root),
+            descriptors=(
+                *outlets.inherited,
+                *reconnected.inherited,
+                *missing.inherited,
+                inherited_by_all,
+            ),
+            environment=restore_mark(tree.record.root),
             capabilities=rights.to_restore,
             dies_with_us=True,
             place=place_of(details.cgroups, owner.uid, criu.surroundings),

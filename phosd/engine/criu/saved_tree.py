@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from phosd.engine.criu import connection_record
+from phosd.engine.criu.connection_record import UNREAD
 from phosd.engine.criu.dump import digests
+from phosd.engine.criu.missing_devices import MOST_DEVICES
 from phosd.engine.criu.program import Owner
 from phosd.engine.image import private_files
 from phosd.engine.image.cpu_manifest import CpuDetails
@@ -49,6 +52,9 @@ class SavedTree:
                     f"the image names a file outside of it, or of another size: {memory.saved!r}",
                     hint="delete it",
                 )
+        if len(self.details.devices) > MOST_DEVICES:
+            raise ImageCorrupt("the image names more devices than a machine has", "delete it")
+        connection_record.require_sound(self.details.connections, recorded.get(UNREAD))
         found = {
             str(path.relative_to(self.folder)): path.lstat()
             for path in self.folder.rglob("*")

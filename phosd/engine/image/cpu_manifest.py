@@ -67,6 +67,38 @@ class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     descriptor: int
 
 
+class SocketOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A socket's option, by level and number (``setsockopt(2)``), and its value in hexadecimal."""
+
+    level: int
+    number: int
+    value: str
+
+
+class ConnectionEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An end of a TCP connection. ``inode`` is 0 if no process had it open any more.
+
+    ``family`` and ``address`` are those of Python's ``socket``; ``flags`` those of ``open``.
+    ``unread`` counts the bytes that had arrived, which are saved. ``finished`` and ``deaf`` say
+    whether it was shut down for writing and for reading.
+    """
+
+    inode: int
+    family: int
+    address: tuple[str | int, ...]
+    flags: int = 0
+    unread: int = 0
+    finished: bool = False
+    deaf: bool = False
+    options: tuple[SocketOption, ...] = ()
+
+
+class Connection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A TCP connection within the tree. ``ends`` are two."""
+
+    ends: tuple[ConnectionEnd, ConnectionEnd]
+
+
 class Cgroups(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the root of a tree was, by hierarchy, and what was limited there.
 
@@ -81,7 +113,8 @@ class CpuDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a restore of the tree needs to know besides CRIU's files.
 
     ``privileged`` says why only root may restore it; empty if its owner may. ``tied_to_parent`` is
-    the parent-death signal of the root (``PR_SET_PDEATHSIG``), or 0.
+    the parent-death signal of the root (``PR_SET_PDEATHSIG``), or 0. ``devices`` are paths of the
+    GPU driver's devices, which restore opens anew.
     """
 
     uid: int
@@ -96,3 +129,5 @@ class CpuDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_files: tuple[MemoryFile, ...] = ()
     mapped_files: tuple[MappedFile, ...] = ()
     cgroups: Cgroups | None = None
+    connections: tuple[Connection, ...] = ()
+    devices: tuple[str, ...] = ()

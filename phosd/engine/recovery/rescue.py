@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
 
-from phosd.engine.criu.owned_processes import is_criu
+from phosd.engine.criu.owned_processes import end_orphans, is_criu
 from phosd.engine.hook_client.link import WAKE_SECONDS, HookLink, HookState, reach
 from phosd.engine.job.journal import JobRecord, read_records
 from phosd.engine.mover.client.rescue_client import RescueClient, rescue_clients
@@ -304,6 +304,7 @@ def _why_stranded(
 def _wait_for_dumps(processes: Collection[ProcessId], account: Account) -> None:
     """Wait until CRIU, which ends on its own after its phosd, has released the processes."""
     waiting = {pid for pid, _ in processes}
+    end_orphans()
     end = time.monotonic() + _CRIU_SECONDS
     while waiting:
         dumped = _dumped()

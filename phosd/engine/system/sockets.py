@@ -85,14 +85,3 @@ def protocol(descriptor: procfs.Descriptor) -> str:
     """Return the kernel's name of a socket's protocol, such as ``TCP``, ``UNIX``, ``AF_VSOCK``."""
     link = procfs.PROC / str(descriptor.pid) / "fd" / str(descriptor.number)
     return os.getxattr(link, "system.sockprotoname").rstrip(b"\0").decode()
-
-
-def connected_tcp(pid: int) -> set[int]:
-    """Return the inodes of the connected TCP sockets in the network namespace of ``pid``."""
-    connected: set[int] = set()
-    for table in ("tcp", "tcp6"):
-        path = procfs.PROC / str(pid) / "net" / table
-        if path.exists():  # tcp6 is missing if IPv6 is switched off
-            rows = [line.split() for line in path.read_text().splitlines()[1:]]
-            connected |= {int(row[9]) for row in rows if int(row[3], 16) != _TCP_LISTEN}
-    return connected

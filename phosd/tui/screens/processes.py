@@ -203,7 +203,7 @@ class ProcessesScreen(NodeScreen):
                    [("go on in a mode that guesses less", "auto"), ("fail", "none")]),
             Choice("parent", "What is saved",
                    [("everything", ""), ("what differs from its latest image", "auto")]),
-            Choice("tcp", "Connected TCP sockets",
+            Choice("tcp", "TCP connections to outside",
                    [("refuse to save the program", "refuse"),
                     ("close them when it is restored", "close")]),
             *cached,

@@ -1,7 +1,9 @@
 """Processes that have inherited the GPU driver's devices are saved, and restored without them."""
 
+import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from phosd.engine.criu.driver_files import DriverDevices
 from phosd.engine.criu.image_file import Field, ImageFile, fields, message
 from phosd.engine.program import tree
+from phosd.engine.system import procfs
 from phosd.errors import Internal, Unsupported
 from tests.node.criu.life import COUNTER, USER, Life, in_order
 from tests.support.device_files import mapped, opened, pretend
@@ -77,6 +80,87 @@ def test_they_are_inert_afterwards(
     shutil.rmtree(life.images)
     life.again()  # what was restored is as good
     assert in_order(life.counts_on())
+
+
+MANAGING = (
+    """
+import mmap, os, sys
+device, library = sys.argv[1:]
+with open(library, "rb") as file:
+    loaded = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+first, second = os.open(device, os.O_RDWR), os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+shared = os.dup(first)
+if os.fork() == 0:
+    while os.getppid() != 1:
+        __import__("time").sleep(0.05)
+    os._exit(0)
+os.close(shared)
+"""
+    + COUNTER
+)
+
+
+@pytest.mark.parametrize("uid", [0, USER])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_what_nvml_has_open_is_opened_anew(
+    lives: Callable[[int], Life], uid: int, checkpointed: bool, place: Path, device: Path
+) -> None:
+    """It maps nothing of the devices, and the driver's checkpoint leaves it alone."""
+    life = lives(uid)
+    life.start(MANAGING, str(device), str(library(place, "libnvidia-ml.so.1")))
+    life.counts_on()
+    before = {pid: descriptors(pid, device) for pid in tree.scan(life.pid).pids}
+    assert [len(found) for found in before.values()] == [2, 3]
+    life.dump(checkpointed=frozenset({life.pid} if checkpointed else ()))
+    life.kill()
+    life.restore().settle()
+    assert in_order(life.counts_on())
+    assert {pid: descriptors(pid, device) for pid in before} == before
+    shutil.rmtree(life.images)
+    life.again()  # what was restored is as good
+    assert {pid: descriptors(pid, device) for pid in before} == before
+
+
+@pytest.mark.parametrize("how", ["is gone", "is closed to the user", "is another device"])
+def test_a_device_that_nvml_cannot_open_here_is_inert(
+    lives: Callable[[int], Life],
+    how: str,
+    place: Path,
+    device: Path,
+) -> None:
+    life = lives(USER)
+    life.start(MANAGING, str(device), str(library(place, "libnvidia-ml.so.1")))
+    life.counts_on()
+    life.dump()
+    life.kill()
+    if how == "is closed to the user":
+        device.chmod(0o600)
+    else:
+        device.unlink()
+    if how == "is another device":
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    life.restore().settle()
+    assert in_order(life.counts_on())
+    for pid, count in zip(tree.scan(life.pid).pids, (2, 3), strict=True):
+        assert not opened(pid, device)
+        links = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        assert links.count("anon_inode:[eventfd]") == count
+
+
+def test_who_maps_a_device_is_more_than_a_user_of_nvml(
+    life: Life, place: Path, device: Path
+) -> None:
+    life.start(PROGRAM, str(device), str(library(place, "libnvidia-ml.so.1")))
+    life.counts_on()
+    with pytest.raises(Unsupported, match="uses the GPU driver's devices without CUDA"):
+        life.dump()
+    life.counts_on()
+
+
+def descriptors(pid: int, device: Path) -> dict[int, int]:
+    """The flags of a process's descriptors of the device, by number."""
+    found = [each for each in procfs.descriptors(pid) if each.target == str(device)]
+    return {each.number: each.flags for each in found}
 
 
 def test_who_did_not_inherit_them_is_refused(life: Life, place: Path, device: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,15 @@ import pytest
 
 from phosd.engine.criu import restore as restore_module
 from phosd.engine.criu.dump import Dump, DumpOptions
-from phosd.engine.criu.owned_processes import end, end_restoring, is_criu, is_made, mark
+from phosd.engine.criu.owned_processes import (
+    dump_mark,
+    end,
+    end_orphans,
+    end_restoring,
+    is_criu,
+    is_made,
+    restore_mark,
+)
 from phosd.engine.criu.program import Criu
 from phosd.engine.job.affected import now
 from phosd.engine.program.tree import scan
@@ -161,7 +170,10 @@ def test_what_a_restore_has_started_is_ended(named_criu: str) -> None:
     """Also a helper that leads a session of its own, and one that is stopped."""
     since = now()
     words = ("/bin/sh", "-c", f"echo; setsid {named_criu} 98 & kill -STOP $$")
-    with running(*words, env=mark(77)) as first, running(*words, env=mark(78)) as other:
+    with (
+        running(*words, env=restore_mark(77)) as first,
+        running(*words, env=restore_mark(78)) as other,
+    ):
         (helper,) = wait_for(lambda: procfs.children(first))
         end_restoring([77], now() + 100)
         assert alive(first)
@@ -171,6 +183,30 @@ def test_what_a_restore_has_started_is_ended(named_criu: str) -> None:
         assert alive(other)
         end_restoring([77, 78], since)
         assert not alive(other)
+
+
+def test_a_helper_that_a_killed_criu_left_is_ended(named_criu: str) -> None:
+    """It would be taken for a dump under way. One of a living CRIU's is left alone."""
+    words = ("/bin/bash", "-c", f"echo; {named_criu} 98 & exec {named_criu} 99")
+
+    def named(pid: int) -> list[int]:
+        found = procfs.children(pid)
+        return [each for each in found if str(Path(f"/proc/{each}/exe").readlink()) == named_criu]
+
+    with (
+        running(*words, env=dump_mark(77)) as first,
+        running(*words, env=dump_mark(77)) as living,
+        running(*words, env={}) as another,  # an administrator's
+    ):
+        wait_for(lambda: all(map(named, (first, living, another))))
+        helpers = [named(pid)[0] for pid in (first, living, another)]
+        for pid in (first, another):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not alive(first) and not alive(another))
+        end_orphans()
+        assert [alive(pid) for pid in helpers] == [False, True, True]
+        for pid in helpers[1:]:
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("uid", [0, USER])

@@ -15,7 +15,7 @@ from phosd.engine.criu import dump as criu_dump
 from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.action_script import ActionScript
 from phosd.engine.criu.dump import Dump, DumpOptions
-from phosd.engine.criu.owned_processes import carries
+from phosd.engine.criu.owned_processes import carried
 from phosd.engine.criu.program import Owner
 from phosd.engine.criu.restore import TreeRestoreOptions
 from phosd.engine.criu.rights import Rights
@@ -172,7 +172,7 @@ def end_script(work: Path) -> None:
             script = procfs.command_line(pid)[1:] == ("./meet.sh",)
             if (
                 script
-                and carries(pid, "CRTOOLS_SCRIPT_ACTION=pre-resume")
+                and carried(pid, "CRTOOLS_SCRIPT_ACTION") == "pre-resume"
                 and (procfs.PROC / str(pid) / "cwd").readlink() == work
             ):
                 os.kill(pid, signal.SIGKILL)
