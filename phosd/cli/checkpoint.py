@@ -64,6 +64,13 @@ def interval(text: str) -> float:
     help="Have PyTorch give back the device memory that it keeps and does not use, so that it is "
     "not saved. The program asks the driver again for what it needs later.",
 )
+@click.option(
+    "--durable",
+    is_flag=True,
+    default=None,
+    help="Wait until the image is on the disk. It is made in memory if it fits there, and until it "
+    "is on the disk, too, it is lost if the machine ends.",
+)
 @options.deadline
 @options.queue
 @click.option(
@@ -84,6 +91,7 @@ def checkpoint(settings: Settings, pid: int, **given: Any) -> None:
     Examples:
       phos checkpoint 4711
       phos checkpoint 4711 --mode driver
+      phos checkpoint 4711 --durable               before a reboot
       phos checkpoint 4711 --parent auto           only what has changed
       phos checkpoint 4711 --every 60s --keep 5    as insurance, until it ends
       phos checkpoint 4711 --every off

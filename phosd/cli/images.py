@@ -20,7 +20,8 @@ _PAGE = 5_000
 @click.argument("image", required=False)
 def images(settings: Settings, image: str | None) -> None:
     """List the images, oldest first; or tell all about IMAGE, and the device memory that it holds,
-    in the order in which it is loaded. SHARED is what of STORED an older image holds, too.
+    in the order in which it is loaded. SHARED is what of STORED an older image holds, too. An image
+    in memory is being written to the disk; until it is durable, it is lost if the machine ends.
 
     \b
     Examples:
@@ -43,10 +44,11 @@ def images(settings: Settings, image: str | None) -> None:
             "STORED": lambda row: human_bytes(row["stored_bytes"]),
             "SHARED": lambda row: human_bytes(row["shared_bytes"]) if row["shared_bytes"] else "",
             "MODE": lambda row: row["mode"],
+            "STATE": lambda row: row["state"],
             "VERIFIED": _verified,
             "COMMAND": lambda row: shlex.join(row["command"]),
         },
-        spare=("CREATED", "SHARED", "OWNER", "STORED", "MODE", "VERIFIED", "SIZE"),
+        spare=("CREATED", "SHARED", "OWNER", "STORED", "MODE", "VERIFIED", "SIZE", "STATE"),
     )
 
 
@@ -69,6 +71,7 @@ def _show(settings: Settings, image: str) -> None:
             "size": human_bytes(row["total_bytes"]),
             "stored": human_bytes(row["stored_bytes"]) + shared,
             "parent": row["parent"] or "",
+            "state": row["state"],
             "verified": _verified(row),
         }
     )
@@ -115,6 +118,7 @@ def _row(image: dict[str, Any]) -> dict[str, Any]:
         "stored_bytes": image["StoredBytes"],
         "shared_bytes": image["SharedBytes"],
         "mode": image["Mode"],
+        "state": image.get("State", "durable"),  # an older phosd has no other
         "why": image.get("Why", ""),
         "wrong_guesses": image["WrongGuesses"],
         "parent": image["Parent"] or None,

@@ -9,13 +9,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from phosd.engine.operations.admission import DiskLimits, KeptFree
+from phosd.engine.operations.admission import DiskLimits, SizeOrShare
 from phosd.service.jobs.limits import MOST_JOBS, JobLimits, UserLimits, limits_of
 from phosd.service.jobs.schedule import PeriodicRule
 
 DEFAULT_FILE = Path("/etc/phos/phosd.toml")
 
-_KEPT_FREE = KeptFree(share=0.01)
+_KEPT_FREE = SizeOrShare(share=0.01)
+_MEMORY_TIER = SizeOrShare(share=0.25)
 
 _Number = TypeVar("_Number", int, float)
 
@@ -48,9 +49,14 @@ class Config:
     """Most jobs that run at the same time; others wait in a queue."""
     jobs_per_gpu: int = JobLimits.per_gpu
     """Most jobs that work on one GPU at the same time."""
-    min_free: KeptFree = _KEPT_FREE
+    min_free: SizeOrShare = _KEPT_FREE
     """Free space to leave on the disk of ``state_dir``: a size or a share such as ``"5%"``. A
     checkpoint that would leave less is refused before the program is stopped.
+    """
+    memory_tier: SizeOrShare | None = None
+    """Host memory in which images are made; they are written to the disk afterwards. A size, or a
+    share of the memory; by default a quarter of it. With 0 a checkpoint waits for the disk, and so
+    it does by default with another ``runtime_dir``: a phosd on trial leaves nothing mounted.
     """
     metrics: str = ""
     """Address and port for Prometheus to scrape, e.g. ``127.0.0.1:9476``; by default metrics are
@@ -62,6 +68,13 @@ class Config:
     """Rules for periodic checkpoints. The first rule that matches a process applies."""
     limits: tuple[UserLimits, ...] = ()
     """Quotas and retention of users' images. The first rule that matches a user applies."""
+
+    @property
+    def memory_tier_limit(self) -> SizeOrShare:
+        """What images may take of host memory."""
+        if self.memory_tier is not None:
+            return self.memory_tier
+        return _MEMORY_TIER if self.runtime_dir == Config.runtime_dir else SizeOrShare()
 
     @property
     def job_limits(self) -> JobLimits:
@@ -145,7 +158,9 @@ def _convert(key: str, value: Any) -> Any:
         case "max_jobs" | "jobs_per_gpu":
             return _job_count(value)
         case "min_free":
-            return _kept_free(value)
+            return _size_or_share(value, "disk")
+        case "memory_tier":
+            return _size_or_share(value, "memory")
         case "metrics":
             return _address(value)
         case "metrics_public":
@@ -258,17 +273,17 @@ def _job_count(value: Any) -> int:
     return count
 
 
-def _kept_free(value: Any) -> KeptFree:
-    """Parse a size, or a share of the disk such as ``5%``."""
+def _size_or_share(value: Any, of: str) -> SizeOrShare:
+    """Parse a size, or a share of the disk or memory such as ``5%``."""
     if not isinstance(value, str) or not value.endswith("%"):
-        return KeptFree(size=_size(value))
+        return SizeOrShare(size=_size(value))
     try:
         percent = float(value[:-1])
     except ValueError:
         percent = -1.0
     if not 0 <= percent < 100:
-        raise ValueError(f"{value!r} is not a share of the disk; write for example '5%'")
-    return KeptFree(share=percent / 100)
+        raise ValueError(f"{value!r} is not a share of the {of}; write for example '5%'")
+    return SizeOrShare(share=percent / 100)
 
 
 def _address(value: Any) -> str:

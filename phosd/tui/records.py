@@ -77,6 +77,7 @@ class Image:
     device_bytes: int = 0
     stored_bytes: int = 0
     shared_bytes: int = 0
+    state: str = "durable"
     mode: str = ""
     why: str = ""
     wrong_guesses: int = 0
@@ -267,6 +268,7 @@ def _image(path: str, values: Values) -> Image:
         device_bytes=values.whole("DeviceBytes"),
         stored_bytes=values.whole("StoredBytes"),
         shared_bytes=values.whole("SharedBytes"),
+        state=values.text("State") or "durable",  # an older phosd has no other
         mode=values.text("Mode"),
         why=values.text("Why"),
         wrong_guesses=values.whole("WrongGuesses"),

@@ -118,6 +118,8 @@ class FakeEngine:
     limits: DiskLimits = UNLIMITED
     outputs_before: list[float] = field(default_factory=list)
     unreadable: dict[str, PhosError] = field(default_factory=dict)
+    unwritten: list[str] = field(default_factory=list)
+    disk_trouble: PhosError | None = None
     live_blocks: list[tuple[HookBlock, int]] = field(default_factory=list)
     launched: list[Kernel] = field(default_factory=list)
     asked: list[ProcessId] = field(default_factory=list)
@@ -231,6 +233,15 @@ class FakeEngine:
 
     def images(self) -> list[Manifest]:
         return list(self.stored.values())
+
+    def in_memory(self) -> list[str]:
+        return [*self.unwritten]
+
+    def write_to_disk(self, image: str, progress: Progress) -> None:
+        if self.disk_trouble is not None:
+            raise self.disk_trouble
+        self.image(image)
+        self.unwritten.remove(image)
 
     def damaged(self) -> dict[str, PhosError]:
         return self.unreadable

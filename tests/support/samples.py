@@ -65,9 +65,11 @@ def fill(store: Store, writer: ImageWriter, content: bytes) -> Manifest:
     return manifest_of(writer, [Block(0, 1, 0x7F0000000000, len(content), 0, chunks)], [tree])
 
 
-def publish(store: Store, content: bytes, owner: int = 0) -> Manifest:
-    """Publish a complete image with one block of ``content``."""
-    with store.begin(owner) as writer:
+def publish(store: Store, content: bytes, owner: int = 0, size: int = 0) -> Manifest:
+    """Publish a complete image with one block of ``content``; in memory if there ``size`` bytes are
+    free.
+    """
+    with store.begin(owner, size=size) as writer:
         manifest = fill(store, writer, content)
         writer.publish(manifest)
     return manifest
@@ -75,7 +77,7 @@ def publish(store: Store, content: bytes, owner: int = 0) -> Manifest:
 
 def rewrite(store: Store, image_id: str, text: bytes) -> None:
     """Replace the JSON of a manifest, and seal it correctly."""
-    path = store.images / image_id / "manifest.json"
+    path = store.disk.images / image_id / "manifest.json"
     path.write_bytes(sealed(store.key.packed, text))
 
 

@@ -1,4 +1,4 @@
-"""Manage the folder of an image store: its paths, lock, secret, packs and spares."""
+"""Manage the folders of an image store: its tiers, lock and secret."""
 
 import fcntl
 import os
@@ -10,50 +10,71 @@ from pathlib import Path
 from phosd.engine.digest import DigestKey
 from phosd.engine.image import private_files
 from phosd.engine.image.quota import SpaceReservation
+from phosd.engine.image.tier import MemoryTier, Tier
 from phosd.errors import Internal
 
 _SECRET = 32
 
 
 class StoreFolder:
-    """The state folder of a store, created (mode 0700) if it does not exist.
+    """The tiers of a store: on the disk, in its state folder, and in ``memory`` if there is one.
 
-    A new folder gets a new secret, or that of ``like``, so that digests agree.
+    Images and packs have names of their own over both tiers, and may be in both. A new state folder
+    gets a new secret, or that of ``like``, so that digests agree.
     """
 
-    def __init__(self, state: Path, like: "StoreFolder | None" = None) -> None:
+    def __init__(
+        self,
+        state: Path,
+        like: "StoreFolder | None" = None,
+        memory: MemoryTier | None = None,
+    ) -> None:
         self.state = state
         self._like = like
-        self.images = state / "images"
-        self.packs = state / "packs"
-        for folder in (state, self.images, self.packs):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            private_files.require_private(folder)
+        self.disk = Tier(state)
+        self._memory = memory
         self.reservations: dict[str, SpaceReservation] = {}
         """The bytes that unfinished images are expected to take, by image id."""
         with self._locked_folder():
             self.key = DigestKey(self.secret())
         """The key of every digest in this store."""
 
+    @property
+    def memory(self) -> MemoryTier | None:
+        """The tier in memory; None if there is none, or no longer."""
+        return self._memory if self._memory is not None and self._memory.is_there else None
+
+    @property
+    def tiers(self) -> Sequence[Tier]:
+        """The tiers, the faster one first."""
+        return [tier for tier in (self.memory, self.disk) if tier is not None]
+
+    def image_folder(self, image_id: str) -> Path:
+        """Return the folder of a published image, in the fastest tier that has it."""
+        tiers = (tier for tier in self.tiers if tier.has(image_id))
+        return next(tiers, self.disk).images / image_id
+
+    def is_durable(self, image_id: str) -> bool:
+        """Return whether a published image is on the disk, and not only in memory."""
+        return self.disk.has(image_id)
+
     def pack_path(self, number: int) -> Path:
-        """Return the path of pack ``number``, whether it exists or not."""
-        return self.packs / f"{number}.pack"
+        """Return the path of pack ``number``, in the fastest tier that has it."""
+        paths = [tier.pack_path(number) for tier in self.tiers]
+        return next((path for path in paths if path.exists()), paths[-1])
 
     def pack_numbers(self) -> Sequence[int]:
         """Return the numbers of all existing packs."""
-        names = (p.name.removesuffix(".pack") for p in self.packs.glob("*.pack"))
-        return sorted(int(name) for name in names if name.isdecimal())
+        return sorted({number for tier in self.tiers for number in tier.pack_numbers()})
 
-    def spare_paths(self) -> Sequence[Path]:
-        """Return the spare packs that are complete. The caller holds the store's lock."""
-        return [path for path in sorted(self.packs.glob("*.spare")) if private_files.unused(path)]
+    def image_names(self) -> Sequence[str]:
+        """Return the names of all folders of images, finished or not. Raises :class:`OSError`."""
+        return [name for tier in self.tiers for name in tier.names()]
 
     def free_bytes(self) -> int:
-        """Return the free bytes of the store's file system, plus the bytes of spare packs."""
-        status = os.statvfs(self.state)
+        """Return the free bytes of the disk, plus the bytes of spare packs there."""
         with self.locked():
-            spare = sum(path.stat().st_size for path in self.spare_paths())
-        return status.f_bavail * status.f_frsize + spare
+            return self.disk.free_bytes() + self.disk.spare_bytes()
 
     def disk_bytes(self) -> int:
         """Return the size of the store's file system, in bytes."""

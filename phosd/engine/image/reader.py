@@ -8,6 +8,7 @@ from phosd.engine.digest import DigestKey
 from phosd.engine.image import private_files
 from phosd.engine.image.mac import unsealed
 from phosd.engine.image.manifest import FORMAT, MAX_MANIFEST, Manifest
+from phosd.engine.image.tier import MANIFEST
 from phosd.engine.image.validate import check_manifest, valid_relative
 from phosd.errors import ImageCorrupt, NoSuchImage
 
@@ -70,7 +71,7 @@ def read_manifest(folder: int, image_id: str, key: DigestKey) -> Manifest:
     it.
     """
     try:
-        text = private_files.read_private("manifest.json", MAX_MANIFEST, dir_fd=folder)
+        text = private_files.read_private(MANIFEST, MAX_MANIFEST, dir_fd=folder)
     except FileNotFoundError:
         raise no_such_image(image_id) from None
     body = unsealed(key.packed, text)
@@ -99,7 +100,7 @@ def read_manifest(folder: int, image_id: str, key: DigestKey) -> Manifest:
 def manifest_stamp(folder: int) -> tuple[int, ...]:
     """Return a value that changes when the folder's manifest is replaced or written to."""
     try:
-        status = os.stat("manifest.json", dir_fd=folder, follow_symlinks=False)
+        status = os.stat(MANIFEST, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return ()
     return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size

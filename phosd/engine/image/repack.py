@@ -20,6 +20,7 @@ from phosd.engine.image import private_files
 from phosd.engine.image.mac import sealed
 from phosd.engine.image.manifest import Block, ChunkRef, Manifest
 from phosd.engine.image.packs import HEADER, RECORD, read_record, record_size
+from phosd.engine.image.tier import MANIFEST
 from phosd.engine.image.usage import pack_bytes
 from phosd.errors import ImageCorrupt
 
@@ -66,9 +67,12 @@ def _find(store: "Store", left_alone: set[int]) -> _Wasteful | None:
     for image in store.list():
         for pack in pack_bytes(image):
             users.setdefault(pack, []).append(image)
+    memory = store.memory
     for number, images in sorted(users.items()):
         path = store.pack_path(number)
-        if number in left_alone or not private_files.unused(path):
+        # An image in memory says the same as its copy on the disk, as long as it is there.
+        in_memory = memory is not None and any(memory.has(image.id) for image in images)
+        if number in left_alone or in_memory or not private_files.unused(path):
             continue
         size = path.stat().st_size
         if 2 * max(pack_bytes(image)[number] for image in images) >= size:
@@ -84,7 +88,7 @@ def _rewrite(store: "Store", wasteful: _Wasteful) -> int:
     """Rewrite one pack. Returns the bytes that this frees; 0 if the pack is in use or damaged."""
     with ExitStack() as held:
         for image in wasteful.images:
-            folder = private_files.open_private(store.images / image.id, os.O_DIRECTORY)
+            folder = private_files.open_private(store.disk.images / image.id, os.O_DIRECTORY)
             held.callback(private_files.close_locked, folder)
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,7 +99,7 @@ def _rewrite(store: "Store", wasteful: _Wasteful) -> int:
         try:
             moved = _copy(store, wasteful, number)
         except BaseException as error:
-            store.pack_path(number).unlink(missing_ok=True)
+            store.disk.pack_path(number).unlink(missing_ok=True)
             if isinstance(error, ImageCorrupt):
                 return 0  # verifying an image finds the damage and names the image
             raise
@@ -103,7 +107,7 @@ def _rewrite(store: "Store", wasteful: _Wasteful) -> int:
             _replace(store, image, moved)
         point(Point.DELETE_PACK)
         store.pack_path(wasteful.number).unlink()
-        private_files.sync_folder(store.packs)
+        private_files.sync_folder(store.disk.packs)
         return wasteful.size - store.pack_path(number).stat().st_size
 
 
@@ -113,7 +117,7 @@ def _copy(store: "Store", wasteful: _Wasteful, number: int) -> dict[_Place, Chun
     Raises :class:`ImageCorrupt` if a chunk does not have its digest.
     """
     moved: dict[_Place, ChunkRef] = {}
-    path = store.pack_path(number)
+    path = store.disk.pack_path(number)
     buffer = bytearray(RECORD)
     at = 0
     with ExitStack() as opened:
@@ -136,7 +140,7 @@ def _copy(store: "Store", wasteful: _Wasteful, number: int) -> dict[_Place, Chun
                 at += size
             point(Point.PACK_SYNC)
             os.fsync(target)
-    private_files.sync_folder(store.packs)
+    private_files.sync_folder(store.disk.packs)
     return moved
 
 
@@ -147,7 +151,7 @@ def _replace(store: "Store", image: Manifest, moved: Mapping[_Place, ChunkRef]) 
         chunks = tuple(moved.get((c.pack, c.offset), c) for c in block.chunks)
         return msgspec.structs.replace(block, chunks=chunks)
 
-    folder = store.images / image.id
+    folder = store.disk.images / image.id
     manifest = msgspec.structs.replace(image, blocks=tuple(map(renewed, image.blocks)))
     partial = folder / "manifest.partial"
     partial.unlink(missing_ok=True)
@@ -157,6 +161,6 @@ def _replace(store: "Store", image: Manifest, moved: Mapping[_Place, ChunkRef]) 
             partial, sealed(store.key.packed, msgspec.json.encode(manifest))
         )
     point(Point.MANIFEST_RENAME)
-    partial.rename(folder / "manifest.json")
+    partial.rename(folder / MANIFEST)
     point(Point.MANIFEST_SYNC)
     private_files.sync_folder(folder)

@@ -9,6 +9,11 @@
     <state>/packs/<n>.pack             chunks (see packs.py)
     <state>/packs/<hex>.spare          allocated in advance for a future pack
 
+A store may have a second tier in memory, with images and packs like those of the state folder. An
+image is written there if there is room, and to the disk afterwards (``write_back.py``). Then it is
+durable, and its copy in memory stays until another image needs the room. Who reads an image takes
+each file from memory if it is there.
+
 Rules. An image without a manifest does not exist. A job that writes an image holds a lock (flock)
 on the image's folder and on its packs. A folder or pack with neither a manifest nor a lock was left
 by a crash, and :meth:`Store.sweep` removes it. A pack is removed only if every manifest could be
@@ -20,14 +25,14 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from phosd.engine.faults import Point, point
 from phosd.engine.image import private_files
 from phosd.engine.image.folder import StoreFolder
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.image.quota import taken
+from phosd.engine.image.quota import SpaceReservation, taken
 from phosd.engine.image.reader import (
     Image,
     manifest_stamp,
@@ -36,7 +41,9 @@ from phosd.engine.image.reader import (
     read_manifest,
 )
 from phosd.engine.image.spares import SparePacks
+from phosd.engine.image.tier import MANIFEST, MemoryTier, Tier
 from phosd.engine.image.validate import valid_id
+from phosd.engine.image.write_back import PARTIAL, WriteBack
 from phosd.engine.image.writer import ImageWriter
 from phosd.errors import Busy, ImageCorrupt, NoSuchImage
 
@@ -46,9 +53,12 @@ __all__ = ["Image", "ImageWriter", "Store", "packs_of"]
 class Store(StoreFolder):
     """Begin, open and delete the images of a state folder; see :class:`StoreFolder`."""
 
-    def __init__(self, state: Path, like: "Store | None" = None) -> None:
-        super().__init__(state, like)
+    def __init__(
+        self, state: Path, like: "Store | None" = None, memory: MemoryTier | None = None
+    ) -> None:
+        super().__init__(state, like, memory)
         self.spares = SparePacks(self)
+        self.write_back = WriteBack(self, self.open)
         self._read: dict[str, tuple[tuple[int, ...], Manifest]] = {}
 
     def list(self) -> list[Manifest]:
@@ -105,15 +115,21 @@ class Store(StoreFolder):
         owner: int,
         quota: int | None = None,
         suspended: Callable[[int], int] = lambda owner: 0,
+        size: int = 0,
     ) -> ImageWriter:
         """Start a new image of user id ``owner``, invisible until the writer publishes it.
 
         ``quota`` limits the bytes of all images of this user and of the user's suspended programs,
-        whose bytes ``suspended`` returns.
+        whose bytes ``suspended`` returns. If ``size`` bytes are given and the tier in memory has
+        room for them, the image is written there.
         """
         with self.locked():
             self.require_writable()
-            return ImageWriter(self, self.list, owner, quota, suspended)
+            tier = self._room_in_memory(size) if size else None
+            writer = ImageWriter(self, self.list, owner, quota, suspended, tier)
+            if tier is not None:
+                self.reservations[writer.id] = SpaceReservation(owner, size)
+            return writer
 
     def taken(self, owner: int) -> int:
         """Return the bytes of a user's images, including unfinished ones."""
@@ -124,56 +140,67 @@ class Store(StoreFolder):
 
         Raises :class:`NoSuchImage`, or :class:`Busy` while a job reads the image.
         """
-        with self.locked():
+        with self.write_back.interrupted(image_id), self.locked():
             self.require_writable()
-            folder = self._open_folder(image_id)
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(self._open_folder(image_id))
+            tiers = [tier for tier in self.tiers if tier.has(image_id)]
+            if not tiers:
+                raise no_such_image(image_id)
+            with _unread(tiers, image_id) as folders:
                 point(Point.DELETE_MANIFEST)
-                os.unlink("manifest.json", dir_fd=folder)
-                os.fsync(folder)
-            except FileNotFoundError:
-                raise no_such_image(image_id) from None
-            except BlockingIOError:
-                raise Busy(
-                    f"image {image_id} is being read by a job", hint="wait for it (`phos jobs`)"
-                ) from None
-            finally:
-                private_files.close_locked(folder)
+                for folder in folders:  # the one on the disk is the last
+                    os.unlink(MANIFEST, dir_fd=folder)
+                    os.fsync(folder)
             point(Point.DELETE_FOLDER)
-            shutil.rmtree(self.images / image_id)
-            private_files.sync_folder(self.images)
+            for tier in tiers:
+                tier.drop(image_id)
             self._remove_packs()
 
     def sweep(self) -> Sequence[str]:
         """Remove what crashed jobs left. Returns the names of what was removed."""
         removed = []
         with self.locked():
-            for folder in sorted(self.images.iterdir()):
-                if not (folder / "manifest.json").exists() and private_files.unused(folder):
-                    shutil.rmtree(folder)
-                    removed.append(folder.name)
-            private_files.sync_folder(self.images)
+            for tier in self.tiers:
+                for folder in sorted(tier.images.iterdir()):
+                    if not (folder / MANIFEST).exists() and private_files.unused(folder):
+                        shutil.rmtree(folder)
+                        removed.append(folder.name)
+                private_files.sync_folder(tier.images)
+            for path in self.disk.packs.glob(f"*{PARTIAL}"):
+                if private_files.unused(path):
+                    path.unlink()
+                    removed.append(path.name)
             return [*removed, *self._remove_packs()]
 
     def _published(self) -> Sequence[str]:
         try:
-            folders = list(self.images.iterdir())
+            return sorted({image_id for tier in self.tiers for image_id in tier.published()})
         except OSError as error:
             raise self.unreachable(error) from error
-        return sorted(
-            folder.name
-            for folder in folders
-            if valid_id(folder.name) and (folder / "manifest.json").exists()
-        )
+
+    def _room_in_memory(self, size: int) -> MemoryTier | None:
+        """Return the tier in memory if it has room for ``size`` bytes, besides what unfinished
+        images are expected to take. Drops copies of durable images, the oldest first.
+        """
+        memory = self.memory
+        wanted = size + sum(each.size for each in self.reservations.values())
+        if memory is None or wanted > memory.limit:
+            return None
+        for image_id in list(memory.published()):
+            if memory.room() >= wanted:
+                break
+            if self.is_durable(image_id) and private_files.unused(memory.images / image_id):
+                memory.drop(image_id)
+                self._remove_packs()
+        return memory if memory.room() >= wanted else None
 
     def _open_folder(self, image_id: str) -> int:
         if not valid_id(image_id):
             raise NoSuchImage(f"{image_id!r} is not the id of an image", hint="see `phos images`")
         try:
-            return private_files.open_private(self.images / image_id, os.O_DIRECTORY)
+            return private_files.open_private(self.image_folder(image_id), os.O_DIRECTORY)
         except FileNotFoundError as error:
-            if not self.images.exists():
+            if not self.disk.is_there:
                 raise self.unreachable(error) from error
             raise no_such_image(image_id) from None
 
@@ -192,17 +219,42 @@ class Store(StoreFolder):
             ) from error
 
     def _remove_packs(self) -> Sequence[str]:
-        """Remove packs that no image names and no writer holds. The caller holds the lock."""
+        """Remove packs that no image names and no writer holds, and copies in memory of packs that
+        no image there names. The caller holds the lock.
+        """
         try:
             needed = {n for i in self._published() for n in packs_of(self.get(i))}
+            near = self.memory.published() if self.memory is not None else ()
+            needed_near = {n for i in near for n in packs_of(self.get(i))}
         except ImageCorrupt:
             return []  # its packs cannot be told from leftovers, so keep all until it is deleted
         removed = []
-        for number in self.pack_numbers():
-            path = self.pack_path(number)
-            if number not in needed and private_files.unused(path):
+        for tier in self.tiers:
+            for number in tier.pack_numbers():
+                path = tier.pack_path(number)
+                is_copy = tier is not self.disk and self.disk.pack_path(number).exists()
+                if number in (needed_near if is_copy else needed) or not private_files.unused(path):
+                    continue
                 point(Point.DELETE_PACK)
                 path.unlink()
                 removed.append(path.name)
-        private_files.sync_folder(self.packs)
+            private_files.sync_folder(tier.packs)
         return removed
+
+
+@contextmanager
+def _unread(tiers: Sequence[Tier], image_id: str) -> Iterator[list[int]]:
+    """Yield the open folders of an image, locked. Raises :class:`Busy` while a job reads it."""
+    with ExitStack() as opened:
+        folders = []
+        for tier in tiers:
+            folder = private_files.open_private(tier.images / image_id, os.O_DIRECTORY)
+            opened.callback(private_files.close_locked, folder)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Busy(
+                    f"image {image_id} is being read by a job", hint="wait for it (`phos jobs`)"
+                ) from None
+            folders.append(folder)
+        yield folders

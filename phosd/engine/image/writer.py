@@ -21,6 +21,7 @@ from phosd.engine.image.mac import sealed
 from phosd.engine.image.manifest import MAX_MANIFEST, ChunkRef, FileDigest, Manifest
 from phosd.engine.image.packs import CAPACITY, pack_count, record_size
 from phosd.engine.image.quota import SpaceReservation, require_within
+from phosd.engine.image.tier import MANIFEST, Tier
 from phosd.engine.image.usage import file_bytes, pack_bytes
 from phosd.engine.image.validate import check_manifest, valid_relative
 from phosd.errors import Internal, InvalidOption, Unsupported
@@ -60,7 +61,8 @@ class Pack:
 class ImageWriter:
     """An unfinished image. The end of its context aborts it unless :meth:`publish` was called.
 
-    CRIU's files go to ``folder``, in one sub-folder per tree. Created by :meth:`Store.begin`.
+    CRIU's files go to ``folder``, in one sub-folder per tree, and everything to one ``tier``.
+    Created by :meth:`Store.begin`.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class ImageWriter:
         owner: int,
         quota: int | None = None,
         suspended: Callable[[int], int] = lambda owner: 0,
+        tier: Tier | None = None,
     ) -> None:
         self._store = store
+        self.tier = tier or store.disk
         self._published = published
         self.owner = owner
         self._quota = quota
@@ -82,8 +86,8 @@ class ImageWriter:
         self.stored: dict[str, ChunkRef] = {}
         """The place of each stored chunk, by digest in hex."""
         while True:
-            self.id = next_id((path.name for path in store.images.iterdir()), time.time())
-            self.folder = store.images / self.id
+            self.id = next_id(store.image_names(), time.time())
+            self.folder = self.tier.images / self.id
             try:
                 self.folder.mkdir(mode=0o700)
                 break
@@ -115,7 +119,7 @@ class ImageWriter:
         """
         with self._store.locked(), private_files.space_errors(f"the packs of image {self.id}"):
             first = max(self._store.pack_numbers(), default=-1) + 1
-            spares = list(self._store.spare_paths())
+            spares = list(self.tier.spare_paths())
             return [
                 self._create(first + i, spares.pop() if spares else None)
                 for i in range(pack_count(chunk_count))
@@ -123,7 +127,7 @@ class ImageWriter:
 
     def _create(self, number: int, spare: Path | None) -> Pack:
         point(Point.PACK_CREATE)
-        path = self._store.pack_path(number)
+        path = self.tier.pack_path(number)
         if spare is None:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             fd = os.open(path, flags, 0o600)
@@ -162,7 +166,7 @@ class ImageWriter:
         return sum(ref.length for ref in self.stored.values() if ref.pack in self._packs)
 
     def publish(self, manifest: Manifest) -> None:
-        """Make the image visible, after all that its manifest names is on the disk.
+        """Make the image visible, after all that its manifest names is in its tier.
 
         ``manifest.id`` and ``manifest.owner`` must be the writer's. Raises :class:`ImageCorrupt` if
         the manifest is inconsistent, :class:`OutOfSpace` if the disk is full, :class:`Unsupported`
@@ -182,17 +186,17 @@ class ImageWriter:
         self.reserve(file_bytes(manifest) + sum(own.values()))
         with private_files.space_errors(f"image {self.id}"):
             self._sync_packs(manifest)
-            private_files.sync_folder(self._store.packs)
+            private_files.sync_folder(self.tier.packs)
             point(Point.MANIFEST_WRITE)
             partial = self.folder / "manifest.partial"
             private_files.write_durably(partial, text)
             private_files.sync_folder(self.folder)
-            private_files.sync_folder(self._store.images)
+            private_files.sync_folder(self.tier.images)
             # Nobody looks for leftovers between the moment at which the image names its packs and
             # that at which they are no longer locked.
             with self._store.locked():
                 point(Point.MANIFEST_RENAME)
-                partial.rename(self.folder / "manifest.json")
+                partial.rename(self.folder / MANIFEST)
                 point(Point.MANIFEST_SYNC)
                 private_files.sync_folder(self.folder)
                 self._finished = True
@@ -213,7 +217,7 @@ class ImageWriter:
                 os.ftruncate(pack.fd, used[pack.number])
                 os.fsync(pack.fd)
             else:
-                self._store.pack_path(pack.number).unlink()
+                self.tier.pack_path(pack.number).unlink()
 
         with ThreadPoolExecutor(_SYNC_THREADS) as pool:
             list(pool.map(sync, self._packs.values()))
@@ -224,10 +228,10 @@ class ImageWriter:
             return
         self._finished = True
         with self._store.locked():
-            (self.folder / "manifest.json").unlink(missing_ok=True)
+            (self.folder / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(self.folder)
             for number in self._packs:
-                self._store.pack_path(number).unlink(missing_ok=True)
+                self.tier.pack_path(number).unlink(missing_ok=True)
         self._close()
 
     close = abort

@@ -1,5 +1,6 @@
 """Hold the engine's resources on this node: folders, stores, data movers, claims."""
 
+import logging
 import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -9,6 +10,7 @@ from typing import Self
 
 from phosd.engine.criu.program import Criu
 from phosd.engine.image.store import Store
+from phosd.engine.image.tier import MemoryTier
 from phosd.engine.memory.reservation import GpuLocks
 from phosd.engine.node.claims import Claims
 from phosd.engine.node.kept_memory import KeptMemory
@@ -18,8 +20,10 @@ from phosd.engine.node.suspend_store import SuspendStore
 from phosd.engine.node.suspended import Register
 from phosd.engine.program import process
 from phosd.engine.program.process import GpuProcess
-from phosd.engine.system import unsandboxed
+from phosd.engine.system import memory_mount, unsandboxed
 from phosd.engine.system.rlimit import allow_many_descriptors
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,13 @@ class NodeConfig:
     """Whether to copy all memory inside the stop if it fits; if not, only overwritten chunks."""
     memory_dir: Path | None = None
     """A folder in memory for suspended programs' device memory; None for a folder of its own."""
+    memory_tier: int = 0
+    """Host memory for images, which are written to the disk afterwards; 0: to the disk at once."""
+
+    @property
+    def memory_tier_dir(self) -> Path:
+        """Where a file system for the memory tier is mounted."""
+        return self.runtime_dir / "memory"
 
 
 class Node:
@@ -45,7 +56,7 @@ class Node:
     def __init__(self, config: NodeConfig) -> None:
         self.config = config
         allow_many_descriptors()
-        self.store = Store(config.state_dir)
+        self.store = Store(config.state_dir, memory=_memory_tier(config))
         hooks = config.runtime_dir / "hook"
         hooks.mkdir(parents=True, exist_ok=True)
         hooks.chmod(0o1777)  # programs of all users create their sockets there
@@ -80,6 +91,10 @@ class Node:
         self.kept_memory.close()
         self.movers.close()
         self.suspend_store.close()
+        if self.store.memory is not None and not self.store.write_back.pending():
+            why = memory_mount.unmount(self.config.memory_tier_dir)
+            if why:  # systemd's sandbox; they are there for the next phosd
+                _log.info("copies of images stay in memory: %s", why)
 
     @property
     def criu(self) -> Criu:
@@ -107,6 +122,17 @@ class Node:
     def claim(self, pids: Iterable[int]) -> AbstractContextManager[None]:
         """Keep other jobs and queries away from these processes. Raises :class:`Busy`."""
         return self._claims.claim(pids)
+
+
+def _memory_tier(config: NodeConfig) -> MemoryTier | None:
+    """Mount and return the tier in memory, if there is to be one and it can be mounted."""
+    if not config.memory_tier:
+        return None
+    folder = config.memory_tier_dir
+    if why := memory_mount.mount(folder):
+        _log.warning("images go to the disk at once, as %s cannot be mounted: %s", folder, why)
+        return None
+    return MemoryTier(folder, config.memory_tier)
 
 
 def _suspended(found: GpuProcess, where: str) -> GpuProcess:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from phosd.errors import Internal
+from phosd.engine.system.host_memory import available_memory
 
 MEMORY = Path("/dev/shm")
 _STAGING = "phosd-"
@@ -74,11 +74,3 @@ def _locked_folder() -> tuple[Path, int]:
         if os.fstat(lock).st_nlink:
             return folder, lock
         os.close(lock)  # another engine took it for a leftover
-
-
-def available_memory() -> int:
-    """Return the bytes of host memory that are available without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise Internal("/proc/meminfo has no MemAvailable", hint="phosd needs Linux 3.14 or newer")

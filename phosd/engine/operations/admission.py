@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from phosd.engine.node.gpus import used_by
 from phosd.engine.node.node import Node
-from phosd.engine.node.staging import available_memory
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.system import cuda, procfs
+from phosd.engine.system.host_memory import available_memory
 from phosd.errors import OutOfMemory, OutOfSpace
 
 _CONTEXT = 640 << 20
@@ -17,14 +17,14 @@ _SPARE = 64 << 20
 
 
 @dataclass(frozen=True)
-class KeptFree:
-    """Space to keep free on a disk: the larger of ``size`` bytes and a ``share`` (0..1) of it."""
+class SizeOrShare:
+    """The larger of ``size`` bytes and a ``share`` (0..1) of a disk or of memory."""
 
     size: int = 0
     share: float = 0.0
 
     def of(self, total: int) -> int:
-        """Return the bytes to keep free on a disk of ``total`` bytes."""
+        """Return the bytes, of ``total`` bytes."""
         return max(self.size, int(self.share * total))
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class KeptFree:
 class DiskLimits:
     """Space to keep free on the images' disk, and users' quotas in bytes (None: unlimited)."""
 
-    kept_free: KeptFree = KeptFree()
+    kept_free: SizeOrShare = SizeOrShare()
     quota: Callable[[int], int | None] = lambda user: None
 
 
@@ -50,6 +50,11 @@ class Needs:
     cpu: int
     gpu: int
 
+    @property
+    def image(self) -> int:
+        """Bytes of the whole image."""
+        return self.cpu + self.gpu + _SPARE
+
 
 def check_space(
     node: Node, group: CheckpointGroup, mode: str, limits: DiskLimits = UNLIMITED
@@ -61,7 +66,7 @@ def check_space(
     needs = _estimate(group, mode)
     free = node.store.free_bytes()
     kept = limits.kept_free.of(node.store.disk_bytes())
-    if needs.cpu + needs.gpu + _SPARE + kept > free:
+    if needs.image + kept > free:
         least = f", of which {_gb(kept)} stay free (min_free)" if kept else ""
         raise OutOfSpace(
             f"the image needs about {_gb(needs.cpu + needs.gpu)}, {node.store.state} has"

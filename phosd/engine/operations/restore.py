@@ -121,7 +121,7 @@ class _CpuSide:
         self._criu = node.criu
         output = Path(options.output) if options.output else None
         self._options = TreeRestoreOptions(files=Policy(options.files), output=output)
-        self._trees = saved_trees(manifest, node.store.images / manifest.id)
+        self._trees = saved_trees(manifest, node.store.image_folder(manifest.id))
         self._restored: list[Restored] = []
 
     def admit(self, progress: Progress) -> None:

@@ -32,7 +32,6 @@ from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.gpus import list_gpus
 from phosd.engine.node.machine import describe_gpus, this_host
 from phosd.engine.node.node import Node
-from phosd.engine.node.staging import available_memory
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import (
     UNLIMITED,
@@ -45,6 +44,7 @@ from phosd.engine.operations.move_checks import claimed, device_needs, may_park
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
+from phosd.engine.system.host_memory import available_memory
 from phosd.errors import InvalidOption, NotAuthorized, OutOfSpace, PhosError
 
 PLACES = ("memory", "disk")

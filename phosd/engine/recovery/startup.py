@@ -141,7 +141,7 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
         return f"what was restored of it (pid {pids}) was ended; {_AGAIN}"
     finally:
         for tree in manifest.trees:
-            criu_restore.close_to_others(node.store.images / manifest.id / tree.folder)
+            criu_restore.close_to_others(node.store.image_folder(manifest.id) / tree.folder)
 
 
 def _restored_run(node: Node, made: Mapping[int, Restored]) -> bool:

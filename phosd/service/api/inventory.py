@@ -155,6 +155,7 @@ class Inventory:
 
     async def _look_for_images(self) -> None:
         """Publish new images, withdraw deleted ones, and update their properties."""
+        in_memory = {*await asyncio.to_thread(self._engine.in_memory)}
         manifests = await asyncio.to_thread(self._engine.images)
         verified = await asyncio.to_thread(self._history.verified)
         current = {}
@@ -162,7 +163,8 @@ class Inventory:
         for manifest in manifests:
             path = image_path(manifest.id)
             found = verified.get(manifest.id, (0.0, False))
-            image = current[path] = self._image(path, manifest, held, found)
+            near = manifest.id in in_memory
+            image = current[path] = self._image(path, manifest, held, found, in_memory=near)
             held |= image.pack_bytes.keys()
         for path in self.images.keys() - current.keys():
             self._tree.withdraw(path)
@@ -178,16 +180,24 @@ class Inventory:
             self.renew(process.pid)
 
     def _image(
-        self, path: str, manifest: Manifest, held: Set[int], found: tuple[float, bool]
+        self,
+        path: str,
+        manifest: Manifest,
+        held: Set[int],
+        found: tuple[float, bool],
+        *,
+        in_memory: bool,
     ) -> ImageView:
         """Return the existing view, which caches its sizes, unless something has changed.
 
         ``held`` are the packs of all older images, ``found`` the result of the last verification.
         """
         known = self.images.get(path) or ImageView(manifest)
-        view = ImageView(manifest, *found, shared=frozenset(known.pack_bytes.keys() & held))
-        same = (known.verified, known.verified_ok, known.shared)
-        return known if same == (*found, view.shared) else view
+        shared = frozenset(known.pack_bytes.keys() & held)
+        same = (known.verified, known.verified_ok, known.shared, known.in_memory)
+        if same == (*found, shared, in_memory):
+            return known
+        return ImageView(manifest, *found, shared, in_memory)
 
     async def _look_for_gpus(self) -> None:
         """Publish the GPUs, with figures no older than one sampling period."""

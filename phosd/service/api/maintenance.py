@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from phosd.errors import PhosError
+from phosd.service.api.durability import Durability
 from phosd.service.api.inventory import Inventory
 from phosd.service.clock import age_clock
 from phosd.service.config import Config
@@ -42,6 +43,7 @@ class Upkeep:
         self._periodic = periodic
         self._changed = changed
         self._retention = Retention(engine, history)
+        self.durability = Durability(engine, history, inventory.refresh_images, changed)
         self._deleting = asyncio.Lock()
         self._renewals = 0
         self._damaged: Mapping[str, PhosError] = {}
@@ -49,8 +51,8 @@ class Upkeep:
     @property
     def troubles(self) -> list[str]:
         """Problems of the node that do not stop jobs."""
-        history = [self._history.trouble] if self._history.trouble else []
-        return [*history, *map(str, self._damaged.values())]
+        own = filter(None, (self._history.trouble, self.durability.trouble))
+        return [*own, *map(str, self._damaged.values())]
 
     async def go_on(self) -> None:
         """Delete old records, images and outputs once a day."""

@@ -118,6 +118,7 @@ class Manager:
         self._in_background(self.inventory.watch())
         self._in_background(self.inventory.sample())
         self._in_background(self.upkeep.go_on())
+        self._in_background(self.upkeep.durability.go_on())
         if self.config.metrics:
             self._metrics = self._open_metrics()
 
@@ -125,6 +126,7 @@ class Manager:
         """Cancel the jobs and wait until every program runs again."""
         await self.periodic.close()
         await self.jobs.close()
+        self.upkeep.durability.close()
         self.history.observer = None
         self.history.listener = None
         if self._metrics is not None:

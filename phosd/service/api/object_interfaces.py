@@ -218,6 +218,12 @@ def image_interface(methods: ImageMethods | type[ImageMethods]) -> Interface:
                 constant=True,
             ),
             Property(
+                "State",
+                "s",
+                "in memory: it is lost if the machine ends now; durable: it is on the disk.",
+                lambda view: view.state,
+            ),
+            Property(
                 "Verified",
                 "t",
                 "When it was verified last, in microseconds since the epoch; 0: never.",

@@ -56,13 +56,19 @@ class ProcessView:
 class ImageView:
     """An image, when it was last verified, and whether it was intact.
 
-    ``shared`` are its packs that an older image needs, too.
+    ``shared`` are its packs that an older image needs, too. ``in_memory``: it is not on the disk
+    yet.
     """
 
     manifest: Manifest
     verified: float = 0.0
     verified_ok: bool = False
     shared: frozenset[int] = frozenset()
+    in_memory: bool = False
+
+    @property
+    def state(self) -> str:
+        return "in memory" if self.in_memory else "durable"
 
     @functools.cached_property
     def pack_bytes(self) -> Mapping[int, int]:

@@ -92,6 +92,14 @@ class Engine(Protocol):
     def images(self) -> list[Manifest]:
         """Return all published images, oldest first."""
 
+    def in_memory(self) -> list[str]:
+        """Return the images that are in memory and not on the disk yet, oldest first."""
+
+    def write_to_disk(self, image: str, progress: Progress) -> None:
+        """Write such an image to the disk, which makes it durable. Raises ``NoSuchImage`` if it is
+        deleted meanwhile, and ``OutOfSpace``.
+        """
+
     def damaged(self) -> Mapping[str, PhosError]:
         """Return the images that :meth:`images` omits because they cannot be read, each with its
         error.

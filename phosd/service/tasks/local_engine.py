@@ -31,6 +31,7 @@ from phosd.engine.operations.swap import SwapOptions, swap
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.recovery.rescue import bring_back
 from phosd.engine.recovery.startup import settle
+from phosd.engine.system.host_memory import total_memory
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import PhosError
 from phosd.service.config import Config
@@ -58,6 +59,7 @@ class NodeEngine:
                 ring_bytes=config.ring_bytes,
                 criu=config.criu,
                 shadow_limit=config.shadow_limit,
+                memory_tier=config.memory_tier_limit.of(total_memory()),
             )
         )
         self._limits = config.disk_limits
@@ -141,6 +143,12 @@ class NodeEngine:
 
     def images(self) -> list[Manifest]:
         return self._node.store.list()
+
+    def in_memory(self) -> list[str]:
+        return self._node.store.write_back.pending()
+
+    def write_to_disk(self, image: str, progress: Progress) -> None:
+        self._node.store.write_back.write(image, progress)
 
     def damaged(self) -> Mapping[str, PhosError]:
         return self._node.store.damaged()

@@ -112,9 +112,9 @@ class ImageScreen(NodeScreen):
         text.append(
             f"\n{made if image.created else ''}{plain(image.owner_name)}"
             f"\n{human_bytes(image.total_bytes)}, {human_bytes(image.device_bytes)} of it device "
-            f"memory; {human_bytes(image.stored_bytes)} on disk, {shared} shared with older images"
+            f"memory; {human_bytes(image.stored_bytes)} stored, {shared} shared with older images"
             f"\nmode {plain(image.mode + why)}{wrong}; stopped for {seconds(image.stop_seconds)}"
-            f"\nGPU {plain(chips) or 'none'}; verified: {verified}"
+            f"\nGPU {plain(chips) or 'none'}; {plain(image.state)}; verified: {verified}"
             f"\nparents: {self._parents()}",
             "",
         )

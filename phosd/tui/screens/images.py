@@ -40,6 +40,7 @@ class ImagesScreen(NodeScreen):
             Column("STOP", 8, lambda i: seconds(i.stop_seconds) if i.stop_seconds else "",
                    lambda i: i.stop_seconds, right=True, rank=8),
             Column("MODE", 10, lambda i: plain(i.mode), lambda i: i.mode, rank=3),
+            Column("STATE", 9, lambda i: plain(i.state), lambda i: i.state, rank=4),
             Column("VERIFIED", 13, lambda i: image_work.verified_cell(self, i),
                    lambda i: (i.whole is None, i.whole, -(i.verified or 0.0))),
             Column("PARENT", 22, lambda i: plain(i.parent), lambda i: i.parent, rank=9),

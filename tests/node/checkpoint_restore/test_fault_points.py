@@ -82,7 +82,8 @@ def left(node: Node) -> tuple[int, list[Path], list[Path], int]:
     """What a failed job must not leave: descriptors, image folders and packs, staging, blocks that
     the mover has (it keeps a descriptor of each).
     """
-    stored = [p for kind in (node.store.images, node.store.packs) for p in sorted(kind.iterdir())]
+    disk = node.store.disk
+    stored = [p for kind in (disk.images, disk.packs) for p in sorted(kind.iterdir())]
     staging = list(staging_module.MEMORY.iterdir())
     ours, movers = (lasting(pid) for pid in (os.getpid(), node.movers.mover(0).pid))
     return ours, stored, staging, movers

@@ -5,7 +5,7 @@ import pytest
 from phosd.engine.image.usage import Usage
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
-from phosd.engine.operations.admission import DiskLimits, KeptFree
+from phosd.engine.operations.admission import DiskLimits, SizeOrShare
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
@@ -22,8 +22,8 @@ def of_all(quota: int) -> DiskLimits:
     ("limits", "message"),
     [
         (of_all(1 << 20), r"the images of uid 0 take 0.00 MB of the 1.05 MB that they may"),
-        (DiskLimits(KeptFree(size=1 << 60)), r"of which .* stay free \(min_free\)"),
-        (DiskLimits(KeptFree(share=0.9999)), r"of which .* stay free \(min_free\)"),
+        (DiskLimits(SizeOrShare(size=1 << 60)), r"of which .* stay free \(min_free\)"),
+        (DiskLimits(SizeOrShare(share=0.9999)), r"of which .* stay free \(min_free\)"),
     ],
 )
 def test_a_checkpoint_beyond_a_limit_is_refused_before_the_stop(

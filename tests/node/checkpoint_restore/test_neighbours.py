@@ -172,5 +172,5 @@ def test_a_neighbour_takes_the_host_memory(
     monkeypatch.setattr(Dump, "__init__", begin)
     run_cycle(node, target, "concurrent", undisturbed)
     assert [folder.parent for folder in folders] == [staging.MEMORY]
-    assert [folder.is_relative_to(node.store.images) for folder in dumped] == [True]
+    assert [folder.is_relative_to(node.store.disk.images) for folder in dumped] == [True]
     assert not folders[0].exists()

@@ -162,7 +162,7 @@ def test_a_restored_process_that_waits_is_ended_and_another_is_not(
     said = settle(node, [InterruptedJob(1, AffectedSet(touched, (0,), image, since))])
     assert said == {1: f"what was restored of it (pid {target.pid}) was ended; start the job again"}
     wait_until(lambda: not alive(target.pid), "its end")
-    files = [p for p in (node.store.images / image).rglob("*") if p.is_file()]
+    files = [p for p in (node.store.disk.images / image).rglob("*") if p.is_file()]
     assert {p.stat().st_mode & 0o777 for p in files} == {0o600}
     restore(node, image, RestoreOptions(), Progress())
     computes_right(target, undisturbed)

@@ -245,7 +245,7 @@ def test_what_could_not_be_restored_is_not_published(
     target.wait_for_steps(3)
 
     def spoil(_: Progress) -> None:
-        (file,) = node.store.images.glob("*/criu-0/inventory.img")
+        (file,) = node.store.disk.images.glob("*/criu-0/inventory.img")
         harm(file)
 
     with pytest.raises(error):

@@ -114,7 +114,7 @@ def test_a_damaged_chunk_stays_where_it_is(store: Store) -> None:
 def test_nothing_is_done_while_a_manifest_is_damaged(store: Store) -> None:
     wasteful(store)
     damaged = publish(store, chunks(1))
-    path = store.images / damaged.id / "manifest.json"
+    path = store.disk.images / damaged.id / "manifest.json"
     path.write_bytes(path.read_bytes()[:-9])
     assert compact(store, always) == 0
 

@@ -193,7 +193,7 @@ def test_a_crash_in_a_deletion_is_whole_or_gone(store: Store, fault: str) -> Non
     if doomed in listed:
         store.delete(doomed.id)
     verify(store, kept.id, Progress())
-    assert len(list(store.packs.iterdir())) == 1
+    assert len(list(store.disk.packs.iterdir())) == 1
 
 
 def test_packs_that_another_image_needs_stay(store: Store) -> None:
@@ -214,12 +214,12 @@ def test_packs_that_another_image_needs_stay(store: Store) -> None:
 def test_packs_stay_while_a_damaged_manifest_might_need_them(store: Store) -> None:
     damaged = publish(store, CONTENT)
     other = publish(store, CONTENT)
-    path = store.images / damaged.id / "manifest.json"
+    path = store.disk.images / damaged.id / "manifest.json"
     path.write_bytes(path.read_bytes()[:-9])
     store.delete(other.id)
     assert list(store.damaged()) == [damaged.id]
     assert store.list() == []
-    assert len(list(store.packs.iterdir())) == 2
+    assert len(list(store.disk.packs.iterdir())) == 2
     store.delete(damaged.id)
     assert everything(store.state) == set()
 
@@ -255,7 +255,7 @@ def test_nobody_holds_an_image_who_has_only_copies_of_our_descriptors(store: Sto
 
 def test_a_missing_pack_is_named(store: Store) -> None:
     manifest = publish(store, CONTENT)
-    (store.packs / "0.pack").unlink()
+    (store.disk.packs / "0.pack").unlink()
     with pytest.raises(ImageCorrupt, match=r"pack 0 of image .* is missing"):
         verify(store, manifest.id, Progress())
 
@@ -276,7 +276,7 @@ def test_the_secret_is_made_once_and_guarded(tmp_path: Path) -> None:
 
 def test_links_and_files_of_others_are_refused(store: Store, tmp_path: Path) -> None:
     manifest = publish(store, CONTENT)
-    pack = store.packs / "0.pack"
+    pack = store.disk.packs / "0.pack"
     pack.rename(tmp_path / "elsewhere")
     pack.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ImageCorrupt, match=r"pack 0 .* is no file"), store.open(manifest.id):
@@ -289,7 +289,7 @@ def test_links_and_files_of_others_are_refused(store: Store, tmp_path: Path) -> 
         pass
     pack.unlink()
     (tmp_path / "elsewhere").rename(pack)
-    pages = store.images / manifest.id / "criu-0/core-7.img"
+    pages = store.disk.images / manifest.id / "criu-0/core-7.img"
     pages.unlink()
     pages.symlink_to("/etc/shadow")
     with pytest.raises(ImageCorrupt, match=r"core-7\.img"):
@@ -358,15 +358,15 @@ def test_spare_packs_are_taken_and_cut(store: Store) -> None:
     free = store.free_bytes()
     store.spares.preallocate(130 * CHUNK)
     store.spares.preallocate(130 * CHUNK)
-    assert [path.stat().st_size for path in store.spare_paths()] == [44 * RECORD] * 3
+    assert [path.stat().st_size for path in store.disk.spare_paths()] == [44 * RECORD] * 3
     assert abs(store.free_bytes() - free) < 64 << 20  # what is set aside counts as free
     manifest = publish(store, CONTENT)
-    assert len(store.spare_paths()) == 2
-    assert (store.packs / "0.pack").stat().st_size == 2 * RECORD - CHUNK + 8192
+    assert len(store.disk.spare_paths()) == 2
+    assert (store.disk.packs / "0.pack").stat().st_size == 2 * RECORD - CHUNK + 8192
     verify(store, manifest.id, Progress())
     store.delete(manifest.id)
     assert store.sweep() == []
-    assert len(store.spare_paths()) == 2
+    assert len(store.disk.spare_paths()) == 2
     store.spares.drop()
     assert everything(store.state) == set()
 

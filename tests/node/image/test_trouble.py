@@ -111,7 +111,7 @@ def test_an_image_of_another_format_is_told_as_that(store: Store, number: int) -
 def test_a_manifest_that_changes_after_it_was_read_is_read_again(store: Store) -> None:
     made = publish(store, CONTENT)
     assert store.get(made.id) is store.get(made.id) is store.list()[0]
-    path = store.images / made.id / "manifest.json"
+    path = store.disk.images / made.id / "manifest.json"
     text = path.read_bytes()
     path.write_bytes(text[:-9] + b"x" + text[-8:])
     with pytest.raises(ImageCorrupt):

@@ -116,7 +116,7 @@ def test_a_later_pass_replaces_what_it_copies_again(
             made = manifest_of(writer, blocks, [Tree(7, "criu-0", ())])
             writer.publish(made)
         verify(store, made.id, Progress())
-        assert (store.packs / "0.pack").stat().st_size == len(EVERY) * RECORD
+        assert (store.disk.packs / "0.pack").stat().st_size == len(EVERY) * RECORD
         fresh = mover.create([(100 + b, size) for b, size in enumerate(SIZES)])
         with store.open(made.id) as image:
             mover.load({100 + b: block.chunks for b, block in enumerate(made.blocks)}, image)

@@ -144,7 +144,7 @@ def test_what_is_saved_comes_back(program: Owner, mover: Mover, store: Store) ->
         distinct = {d for blob in digests.values() for d in blob}
         assert len(distinct) == sum(SIZES) // CHUNK - 2
         assert progress.phases[0].bytes_done == len(distinct) * CHUNK
-        assert (store.packs / "0.pack").stat().st_size == len(distinct) * RECORD
+        assert (store.disk.packs / "0.pack").stat().st_size == len(distinct) * RECORD
         for index in range(len(SIZES)):
             program.write(index, bytes(SIZES[index]))
         assert load(mover, program, store, made) == data
@@ -283,7 +283,7 @@ def test_a_mover_that_hangs_is_ended(
 def test_a_damaged_image_is_refused_by_the_gpu(program: Owner, mover: Mover, store: Store) -> None:
     with filled(program, mover, contents()):
         made = save(mover, store, [10, 11, 12])
-    pack = store.packs / "0.pack"
+    pack = store.disk.packs / "0.pack"
     whole = bytearray(pack.read_bytes())
     whole[RECORD + HEADER + 777] ^= 4
     pack.write_bytes(whole)

@@ -193,5 +193,5 @@ def test_one_that_ends_while_it_is_suspended(node: Node, start: Starter) -> None
     target.kill()
     node.suspend_store.forget_the_dead()
     assert not node.suspended.all() and not node.suspend_store.shelf("memory").list()
-    packs = node.suspend_store.shelf("memory").packs
+    packs = node.suspend_store.shelf("memory").disk.packs
     wait_until(lambda: not list(packs.iterdir()), "its bytes to be gone")

@@ -19,7 +19,8 @@ DELETE = tuple(p for p in Point if p.startswith("delete-"))
 MIGRATE = tuple(p for p in Point if p.startswith("migrate-") or p is Point.MOVER_FETCH)
 SUSPEND = tuple(p for p in Point if p.startswith("suspend-"))
 RESUME = tuple(p for p in Point if p.startswith("resume-"))
-OTHERS = (*HOOK, *RESTORE, *DELETE, *MIGRATE, *SUSPEND, *RESUME)
+WRITE_BACK = tuple(p for p in Point if p.startswith("write-back-"))
+OTHERS = (*WRITE_BACK, *HOOK, *RESTORE, *DELETE, *MIGRATE, *SUSPEND, *RESUME)
 CHECKPOINT = tuple(p for p in Point if p not in OTHERS)
 FAILING = (Kind.RAISE, Kind.ENOSPC, Kind.SHORT)
 ENDING = (Kind.KILL, Kind.HANG)
@@ -43,6 +44,10 @@ class Case:
     def save(self, mode: str = "stop") -> str:
         """A checkpoint to its end, whatever that is."""
         return self.plant.end_of(self.plant.checkpoint(self.target.pid, mode))
+
+    def save_durably(self) -> str:
+        """A checkpoint into memory, which waits until its image is on the disk."""
+        return self.plant.end_of(self.plant.checkpoint(self.target.pid, "stop", durable=True))
 
     def restore(self) -> str:
         """The target is brought to life from the last image; how that ended."""

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from phosd.engine.system import memory_mount
 from tests.support.bus import busctl
 from tests.support.harness import alive, wait_until
 
@@ -22,9 +23,13 @@ _LINGER = "3"
 
 
 class Plant:
-    """One daemon at a time over the folders below ``place``."""
+    """One daemon at a time over the folders below ``place``.
+
+    It makes images in memory if ``settings`` (of ``phosd.toml``) say so.
+    """
 
     def __init__(self, bus: str, place: Path) -> None:
+        self.settings = ""
         self.bus = bus
         self.place = place
         self.log = place / "phosd.log"
@@ -38,7 +43,7 @@ class Plant:
         command = [sys.executable, "-m", "phosd.service.main", "--session"]
         command += [f"--state-dir={self.place / 'state'}", f"--runtime-dir={self.place / 'run'}"]
         command += [f"--config={self.place / 'phosd.toml'}"]
-        (self.place / "phosd.toml").touch()
+        (self.place / "phosd.toml").write_text(self.settings)
         environment = {k: v for k, v in os.environ.items() if k != "PHOS_FAULT"}
         environment |= {"DBUS_SESSION_BUS_ADDRESS": self.bus, "PHOS_TEST_LINGER": _LINGER}
         if fault:
@@ -98,9 +103,10 @@ class Plant:
         """Begin a job; its path."""
         return self.call(member, signature, *arguments).split('"')[1]
 
-    def checkpoint(self, pid: int, mode: str) -> str:
+    def checkpoint(self, pid: int, mode: str, *, durable: bool = False) -> str:
         """Begin a checkpoint; the job's path."""
-        return self.begin("Checkpoint", "ua{sv}", pid, 1, "mode", "s", mode)
+        options = ("mode", "s", mode, "durable", "b", str(durable).lower())
+        return self.begin("Checkpoint", "ua{sv}", pid, 2, *options)
 
     def state(self, job: str) -> str:
         """The state of a job, or :data:`DIED`."""
@@ -181,6 +187,13 @@ class Plant:
             self.kill()
         for mover in self.movers():
             os.kill(mover, signal.SIGKILL)
+        memory = self.place / "run/memory"
+        if memory.is_mount():
+            assert memory_mount.unmount(memory) == ""
+
+    def durable(self, image: str) -> bool:
+        """Whether an image is on the disk."""
+        return (self.place / "state/images" / image / "manifest.json").exists()
 
 
 def wait_for_fault(plant: Plant, since: bytes, point: str) -> None:

@@ -53,7 +53,7 @@ def right(variant_undisturbed: Undisturbed) -> Undisturbed:
 @pytest.fixture(autouse=True)
 def no_room(plant: Plant) -> None:
     """For a snapshot: the hook has something to do."""
-    (plant.place / "phosd.toml").write_text('shadow_limit = "4 MiB"\n')
+    plant.settings = 'shadow_limit = "4 MiB"'
 
 
 @pytest.fixture(autouse=True)

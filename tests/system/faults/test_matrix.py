@@ -17,7 +17,7 @@ import pytest
 from phosd.engine.faults import Kind, Point
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed
-from tests.support.harness import SELDOM, alive, has_two_gpus
+from tests.support.harness import SELDOM, alive, has_two_gpus, wait_until
 from tests.system.faults.case import (
     CHECKPOINT,
     DELETE,
@@ -27,6 +27,7 @@ from tests.system.faults.case import (
     RESTORE,
     RESUME,
     SUSPEND,
+    WRITE_BACK,
     Case,
     played,
 )
@@ -164,6 +165,37 @@ def test_a_snapshot_fails(case: Case) -> None:
     case.require_well([fault])
     assert case.save("concurrent") == "done", plant.last()
     case.require_images_whole()
+
+
+@pytest.mark.rotated(of=5)
+@pytest.mark.parametrize("case", [*FAILING, *ENDING], ids=str, indirect=True)
+@pytest.mark.parametrize("fault", WRITE_BACK)
+def test_writing_to_the_disk_fails(fault: Point, case: Case) -> None:
+    """The image stays in memory, and the next phosd writes it."""
+    plant = case.plant
+    plant.settings = 'memory_tier = "256 MiB"'
+    plant.start(f"{fault}:1:{case.kind}")
+    before = plant.said()
+    job = plant.checkpoint(case.target.pid, "stop", durable=True)
+    wait_for_fault(plant, before, fault)
+    if case.kind is Kind.HANG:
+        plant.kill()
+    outcome = plant.end_of(job)
+    if case.kind in ENDING:
+        assert outcome == DIED
+    else:  # phosd writes it beside the job, and either of the two may have met the fault
+        assert outcome in ("done", "failed")
+        assert [plant.verify(image) for image in plant.images()] == ["done"]
+    plant.stop()
+    plant.start()
+    (image,) = plant.images()
+    wait_until(lambda: plant.durable(image), "the image to be on the disk")
+    case.require_well([fault])
+    assert case.save_durably() == "done", plant.last()
+    assert plant.durable(plant.images()[-1])
+    case.require_images_whole()
+    plant.stop()
+    assert not (plant.place / "run/memory").is_mount()
 
 
 def meet(case: Case, point: Point) -> None:

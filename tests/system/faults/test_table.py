@@ -13,11 +13,12 @@ from tests.system.faults.case import (
     RESTORE,
     RESUME,
     SUSPEND,
+    WRITE_BACK,
 )
 
 
 def test_every_point_is_met_by_one_kind_of_job() -> None:
-    met = Counter([*CHECKPOINT, *RESTORE, *DELETE, *MIGRATE, *SUSPEND, *RESUME, *HOOK])
+    met = Counter([*CHECKPOINT, *RESTORE, *DELETE, *MIGRATE, *SUSPEND, *RESUME, *WRITE_BACK, *HOOK])
     assert met == Counter(Point)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.operations.admission import KeptFree
+from phosd.engine.operations.admission import SizeOrShare
 from phosd.service import main
 from phosd.service.config import Config, ConfigError, load, size
 from phosd.service.jobs.limits import NO_LIMITS, UserLimits, limits_of
@@ -23,6 +23,7 @@ shadow_limit = 0
 max_jobs = 3
 jobs_per_gpu = 1
 min_free = "2.5%"
+memory_tier = "64 GiB"
 metrics = "[::1]:9476"
 
 [[periodic]]
@@ -59,7 +60,8 @@ def test_a_configuration_is_read(tmp_path: Path) -> None:
         shadow_limit=0,
         max_jobs=3,
         jobs_per_gpu=1,
-        min_free=KeptFree(share=0.025),
+        min_free=SizeOrShare(share=0.025),
+        memory_tier=SizeOrShare(size=64 << 30),
         metrics="[::1]:9476",
         limits=(
             UserLimits(user=1000, quota=1 << 40, keep=3, keep_last=False),
@@ -70,6 +72,19 @@ def test_a_configuration_is_read(tmp_path: Path) -> None:
             PeriodicRule(every=60.5, keep=2, user=pwd.getpwnam("nobody").pw_uid),
         ),
     )
+
+
+def test_images_are_made_in_memory_unless_phosd_is_on_trial(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    for text, share, byte_count in (
+        ("", 0.25, 0),
+        ('runtime_dir = "/tmp/run"', 0.0, 0),
+        ('runtime_dir = "/tmp/run"\nmemory_tier = "10%"', 0.1, 0),
+        ("memory_tier = 0", 0.0, 0),
+        ('memory_tier = "1 GiB"', 0.0, 1 << 30),
+    ):
+        path.write_text(text)
+        assert load(path).memory_tier_limit == SizeOrShare(byte_count, share), text
 
 
 def test_only_the_default_file_may_be_missing(tmp_path: Path) -> None:

@@ -18,15 +18,15 @@ from phosd.engine.node import staging as staging_module
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.machine import require_same_machine
 from phosd.engine.node.node import Node, NodeConfig
-from phosd.engine.node.staging import available_memory
 from phosd.engine.operations import admission
 from phosd.engine.operations.admission import (
     DiskLimits,
-    KeptFree,
+    SizeOrShare,
     check_space,
     require_device_memory,
 )
 from phosd.engine.program.group import CheckpointGroup
+from phosd.engine.system.host_memory import available_memory
 from phosd.errors import Busy, DriverTooOld, GpuMismatch, OutOfMemory, OutOfSpace, Unsupported
 
 Room = namedtuple("Room", "f_bavail f_frsize")
@@ -141,9 +141,11 @@ def test_a_disk_that_is_too_small(
     assert str(node.store.state) in str(raised.value)
 
 
-@pytest.mark.parametrize("kept", [KeptFree(size=10_000), KeptFree(share=0.1), KeptFree(5, 0.1)])
+@pytest.mark.parametrize(
+    "kept", [SizeOrShare(size=10_000), SizeOrShare(share=0.1), SizeOrShare(5, 0.1)]
+)
 def test_what_stays_free_of_a_disk(
-    node: Node, group: CheckpointGroup, monkeypatch: pytest.MonkeyPatch, kept: KeptFree
+    node: Node, group: CheckpointGroup, monkeypatch: pytest.MonkeyPatch, kept: SizeOrShare
 ) -> None:
     monkeypatch.setattr(node.store, "disk_bytes", lambda: 100_000)
     free = 1 << 30

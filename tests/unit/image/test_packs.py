@@ -134,7 +134,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
 def test_verify_notices_any_flipped_bit(published: tuple[Store, str], data: st.DataObject) -> None:
     """Wherever it is: in a chunk, a header, a CRIU file."""
     store, image = published
-    files = [p for p in (store.images / image, store.packs) for p in p.rglob("*") if p.is_file()]
+    folders = (store.disk.images / image, store.disk.packs)
+    files = [p for folder in folders for p in folder.rglob("*") if p.is_file()]
     path = data.draw(st.sampled_from(sorted(p for p in files if p.name != "manifest.json")))
     if path.suffix == ".pack":
         used = [
@@ -164,7 +165,7 @@ def test_verify_notices_any_flipped_bit(published: tuple[Store, str], data: st.D
 
 def test_verify_names_the_chunk(published: tuple[Store, str]) -> None:
     store, image = published
-    path = store.packs / "0.pack"
+    path = store.disk.packs / "0.pack"
     whole = path.read_bytes()
     for cut in (100, HEADER + 5, RECORD + 10, len(whole) - 1):
         path.write_bytes(whole[:cut])
@@ -180,7 +181,7 @@ def test_verify_names_the_chunk(published: tuple[Store, str]) -> None:
 
 def test_verify_refuses_a_chunk_of_another_user_or_place(published: tuple[Store, str]) -> None:
     store, image = published
-    path = store.packs / "0.pack"
+    path = store.disk.packs / "0.pack"
     whole = path.read_bytes()
     chunk = whole[RECORD + HEADER : RECORD + HEADER + 8192]
     digest = digest_buffer(store.key, chunk)[0]

@@ -32,7 +32,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Manifest]:
 def refusal(image: tuple[Store, Manifest], change: Change) -> str:
     """The error of an image whose manifest was changed; the manifest is put back afterwards."""
     store, manifest = image
-    path = store.images / manifest.id / "manifest.json"
+    path = store.disk.images / manifest.id / "manifest.json"
     original = path.read_bytes()
     fields = json.loads(original)
     del fields["seal"]
@@ -119,7 +119,7 @@ def test_a_hostile_manifest_is_refused(image: tuple[Store, Manifest], name: str)
 def test_every_flipped_bit_and_every_cut_is_noticed(image: tuple[Store, Manifest]) -> None:
     """Of the whole text: of numbers that would make sense as well, and of the seal itself."""
     store, manifest = image
-    path = store.images / manifest.id / "manifest.json"
+    path = store.disk.images / manifest.id / "manifest.json"
     original = path.read_bytes()
     chance = random.Random(9)
 
@@ -145,7 +145,7 @@ def test_under_a_right_seal_any_text_is_an_error_or_valid(
 ) -> None:
     """A seal makes nothing trusted: what is under it is checked all the same."""
     store, manifest = image
-    path = store.images / manifest.id / "manifest.json"
+    path = store.disk.images / manifest.id / "manifest.json"
     original = path.read_bytes()
     body = unsealed(store.key.packed, original)
     assert body is not None
@@ -172,7 +172,7 @@ def test_a_manifest_of_another_store_is_refused(
 ) -> None:
     store, manifest = image
     other = Store(tmp_path / "other")
-    shutil.copytree(store.images / manifest.id, other.images / manifest.id)
+    shutil.copytree(store.disk.images / manifest.id, other.disk.images / manifest.id)
     with pytest.raises(ImageCorrupt, match="seal is broken"):
         other.get(manifest.id)
 

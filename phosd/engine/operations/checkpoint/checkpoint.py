@@ -28,7 +28,7 @@ from phosd.engine.operations.torch_cache import release_cached
 from phosd.engine.program import landlock
 from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
 from phosd.engine.program.tree import ProcessTree
-from phosd.errors import InvalidOption, MisSpeculation
+from phosd.errors import InvalidOption, MisSpeculation, PhosError
 
 _MODES: dict[str, Callable[[Attempt], tuple[Block, ...]]] = {
     "concurrent": concurrent,
@@ -62,7 +62,11 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         job.enter_context(explain_death(group, "checkpoint", "nothing was saved; "))
         if options.release_cached:
             release_cached(group, progress)
-        return _Checkpoint(node, group, parent, options, progress).run(choice)
+        manifest = _Checkpoint(node, group, parent, options, progress).run(choice)
+    # The processes are free for other jobs.
+    if options.durable:
+        _make_durable(node, manifest.id, progress)
+    return manifest
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,10 @@ class _Checkpoint:
         owner = group.trees[0].root.uid
         with (
             node.store.begin(
-                owner, self.options.limits.quota(owner), node.suspend_store.taken
+                owner,
+                self.options.limits.quota(owner),
+                node.suspend_store.taken,
+                needs.image,
             ) as writer,
             node.staging.folder(needs.cpu) as staging,
             CpuParts(
@@ -108,7 +115,9 @@ class _Checkpoint:
                 writer.inherit(parent)
             # How much of the memory the parent has is known only after the copying.
             writer.reserve(needs.cpu + (needs.gpu if parent is None else 0))
-            node.store.spares.preallocate(needs.gpu)
+            if node.store.memory not in (None, writer.tier):
+                progress.note("written to the disk at once: the memory tier has no room for it")
+            node.store.spares.preallocate(needs.gpu, writer.tier)
             kept = tuple(map(node.movers.mover, sorted(gpus_in_use(group))))
             attempt = Attempt(node, group, writer, cpu, self.options, progress, kept)
             blocks = _MODES[choice.mode](attempt)
@@ -136,6 +145,14 @@ class _Checkpoint:
             writer.publish(manifest)
             progress.finish()
             return manifest
+
+
+def _make_durable(node: Node, image_id: str, progress: Progress) -> None:
+    try:
+        node.store.write_back.write(image_id, progress)
+    except PhosError:
+        progress.note(f"image {image_id} was made, but is not on the disk yet")
+        raise
 
 
 def _dumpable(

@@ -29,8 +29,8 @@ class CheckpointChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     ``mode``: ``concurrent`` copies while the program runs, and proves that the saved bytes are
     those of the stop; ``recopy`` copies before the stop, in passes; ``stop`` copies inside the
     stop; ``driver`` needs no hook; ``auto`` chooses. ``tcp``: ``refuse`` to dump a process with
-    connected TCP sockets, or ``close`` them in the restored process. ``deadline``: the seconds
-    within which the program must reach the gate and its work must end.
+    TCP connections to the outside, or ``close`` them in the restored process. ``deadline``: the
+    seconds within which the program must reach the gate and its work must end.
     """
 
     mode: Mode = "auto"
@@ -42,6 +42,8 @@ class CheckpointChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     deadline: Deadline = DEADLINE
     release_cached: bool = False
     """Whether PyTorch is first asked to free the device memory in its cache."""
+    durable: bool = False
+    """Whether an image that is in memory is written to the disk before the checkpoint ends."""
 
 
 class CheckpointOptions(CheckpointChoices, frozen=True, kw_only=True):

@@ -1,0 +1,100 @@
+"""Define the tiers of an image store: folders for images and packs, on the disk or in memory."""
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from phosd.engine.image import private_files
+from phosd.engine.image.validate import valid_id
+from phosd.engine.system.host_memory import available_memory
+
+MANIFEST = "manifest.json"
+_LEFT_TO_OTHERS = 1 / 16
+"""The share of the available memory that images leave: the kernel's figure is an estimate."""
+
+
+class Tier:
+    """A folder with images and packs, created (mode 0700) if it does not exist."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.images = path / "images"
+        self.packs = path / "packs"
+        for folder in (path, self.images, self.packs):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_files.require_private(folder)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the folder can be reached."""
+        return self.images.exists()
+
+    def pack_path(self, number: int) -> Path:
+        """Return the path of pack ``number``, whether it exists or not."""
+        return self.packs / f"{number}.pack"
+
+    def pack_numbers(self) -> Sequence[int]:
+        """Return the numbers of all existing packs."""
+        names = (p.name.removesuffix(".pack") for p in self.packs.glob("*.pack"))
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def spare_paths(self) -> Sequence[Path]:
+        """Return the spare packs that are complete. The caller holds the store's lock."""
+        return [path for path in sorted(self.packs.glob("*.spare")) if private_files.unused(path)]
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all folders of images, finished or not. Raises :class:`OSError`."""
+        return [path.name for path in self.images.iterdir()]
+
+    def has(self, image_id: str) -> bool:
+        """Return whether an image is published here."""
+        return (self.images / image_id / MANIFEST).exists()
+
+    def published(self) -> Iterator[str]:
+        """Return the ids of the images that are published here. Raises :class:`OSError`."""
+        return (name for name in sorted(self.names()) if valid_id(name) and self.has(name))
+
+    def free_bytes(self) -> int:
+        """Return the free bytes of the file system."""
+        status = os.statvfs(self.path)
+        return status.f_bavail * status.f_frsize
+
+    def spare_bytes(self) -> int:
+        """Return the bytes of the spare packs. The caller holds the store's lock."""
+        return sum(path.stat().st_size for path in self.spare_paths())
+
+    def drop(self, image_id: str) -> None:
+        """Remove the folder of an image: first its manifest, if it has one."""
+        folder = self.images / image_id
+        (folder / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(folder)
+        private_files.sync_folder(self.images)
+
+
+class MemoryTier(Tier):
+    """The tier in memory: a file system of its own, of which images take at most ``limit`` bytes.
+
+    What is only here is lost with it: when the machine is started anew, or somebody unmounts it.
+    """
+
+    def __init__(self, path: Path, limit: int) -> None:
+        super().__init__(path)
+        self.limit = limit
+        self._device = path.stat().st_dev
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the file system is still mounted."""
+        return super().is_there and self.path.stat().st_dev == self._device
+
+    def taken_bytes(self) -> int:
+        """Return the bytes that the file system takes."""
+        status = os.statvfs(self.path)
+        return (status.f_blocks - status.f_bfree) * status.f_frsize
+
+    def room(self) -> int:
+        """Return the bytes that more images may take. The caller holds the store's lock."""
+        of_limit = self.limit - self.taken_bytes()
+        of_host = int(available_memory() * (1 - _LEFT_TO_OTHERS))
+        return min(of_limit, of_host, self.free_bytes()) + self.spare_bytes()

@@ -1,0 +1,68 @@
+"""Write images from memory to the disk in the background."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from phosd.engine.job.progress import Progress
+from phosd.errors import NoSuchImage, PhosError
+from phosd.service.history.events import Event, Severity
+from phosd.service.history.history import History
+from phosd.service.jobs.engine import Engine
+
+_LOOK_SECONDS = 1.0
+_AFTER_TROUBLE_SECONDS = 30.0
+_log = logging.getLogger(__name__)
+
+
+class Durability:
+    """The writing of one image after the other, oldest first. Use it on the event loop only.
+
+    ``written`` is awaited after each, ``changed`` called when :attr:`trouble` has changed.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        history: History,
+        written: Callable[[], Awaitable[None]],
+        changed: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._history = history
+        self._written = written
+        self._changed = changed
+        self._progress = Progress()
+        self.trouble = ""
+        """Why images stay in memory; empty if they do not."""
+
+    async def go_on(self) -> None:
+        """Write images whenever there are some."""
+        while True:
+            for image in await asyncio.to_thread(self._engine.in_memory):
+                self._tell(await self._write(image))
+            await asyncio.sleep(_AFTER_TROUBLE_SECONDS if self.trouble else _LOOK_SECONDS)
+
+    def close(self) -> None:
+        """Stop writing soon. What is not written stays in memory, for the next phosd."""
+        self._progress.cancel()
+
+    async def _write(self, image: str) -> str:
+        """Write an image; return why that failed, or an empty string."""
+        try:
+            await asyncio.to_thread(self._engine.write_to_disk, image, self._progress)
+        except NoSuchImage:  # deleted meanwhile
+            return ""
+        except (PhosError, OSError) as error:
+            return f"image {image} is in memory only: {error}"
+        await self._written()
+        return ""
+
+    def _tell(self, trouble: str) -> None:
+        if trouble == self.trouble:
+            return
+        self.trouble = trouble
+        if trouble:
+            _log.warning("%s", trouble)
+            self._history.event(Event("image-in-memory", "images", trouble, Severity.WARNING))
+        self._changed()

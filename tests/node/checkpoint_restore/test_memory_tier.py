@@ -1,0 +1,120 @@
+"""Programs whose images are made in memory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.node import Node, NodeConfig
+from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.system import memory_mount
+from phosd.errors import OutOfSpace
+from tests.node.checkpoint_restore.conftest import Starter
+from tests.node.checkpoint_restore.cycle import (
+    AFTER,
+    Undisturbed,
+    bring_back,
+    check,
+    computes_right,
+    run_cycle,
+    save,
+)
+
+
+@pytest.fixture
+def config(place: Path) -> Iterator[NodeConfig]:
+    made = NodeConfig(state_dir=place / "state", runtime_dir=place / "run", memory_tier=512 << 20)
+    yield made
+    while made.memory_tier_dir.is_mount():  # images are only in memory
+        assert memory_mount.unmount(made.memory_tier_dir) == ""
+
+
+@pytest.fixture
+def node(config: NodeConfig) -> Iterator[Node]:
+    with Node(config) as made:
+        yield made
+
+
+@pytest.mark.parametrize("mode", ["concurrent", "recopy", "stop", "driver"])
+def test_it_is_restored_from_memory_and_from_the_disk(
+    mode: str, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start("single", hooked=mode != "driver")
+    image = run_cycle(node, target, mode, undisturbed)
+    assert not node.store.is_durable(image.id)
+    node.store.write_back.write(image.id, Progress())
+    assert memory_mount.unmount(node.config.memory_tier_dir) == ""
+    original = target.values()
+    target.kill()
+    check(bring_back(node, target, image.id), original, undisturbed(target.program))
+    computes_right(target, undisturbed)
+    later = save(node, target, mode)  # to the disk, as there is nothing else
+    assert node.store.is_durable(later.id)
+
+
+def test_an_image_outlives_its_phosd(
+    config: NodeConfig, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start("single")
+    with Node(config) as first:
+        target.wait_for_steps(5)
+        image = save(first, target, "stop")
+        target.more_steps(AFTER)
+        target.kill()
+    original = target.values()
+    with Node(config) as second:
+        assert second.store.write_back.pending() == [image.id]
+        check(bring_back(second, target, image.id), original, undisturbed(target.program))
+        second.store.write_back.write(image.id, Progress())
+    assert not config.memory_tier_dir.is_mount(), "nothing is in memory only"
+    with Node(config) as third:
+        assert third.store.list() == [image]
+        computes_right(target, undisturbed)
+
+
+def test_a_checkpoint_may_wait_until_its_image_is_durable(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start("single")
+    target.wait_for_steps(5)
+    progress = Progress()
+    image = checkpoint(node, target.pid, CheckpointOptions(mode="stop", durable=True), progress)
+    assert node.store.is_durable(image.id)
+    last = progress.phases[-1]
+    assert (last.name, last.stopped) == ("write", False)
+    assert last.bytes_done == last.bytes_total > 0
+    computes_right(target, undisturbed)
+
+
+def test_the_disk_is_full(
+    node: Node, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image is there all the same, and the job tells so."""
+    target = start("single")
+    target.wait_for_steps(5)
+    progress = Progress()
+
+    def full(image: str, progress: Progress) -> None:
+        raise OutOfSpace(f"writing image {image} failed", hint="make room")
+
+    monkeypatch.setattr(node.store.write_back, "write", full)
+    with pytest.raises(OutOfSpace, match="writing image"):
+        checkpoint(node, target.pid, CheckpointOptions(mode="stop", durable=True), progress)
+    (image,) = node.store.list()
+    assert any(f"image {image.id} was made, but is not on the disk" in n for n in progress.notes)
+    computes_right(target, undisturbed)
+
+
+def test_what_does_not_fit_goes_to_the_disk_and_the_job_says_so(
+    place: Path, config: NodeConfig, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start("single")
+    target.wait_for_steps(5)
+    small = NodeConfig(config.state_dir, config.runtime_dir, memory_tier=16 << 20)
+    with Node(small) as node:
+        progress = Progress()
+        image = checkpoint(node, target.pid, CheckpointOptions(mode="stop"), progress)
+        assert node.store.is_durable(image.id)
+    assert any("the memory tier has no room" in note for note in progress.notes)
+    computes_right(target, undisturbed)
