@@ -1,12 +1,15 @@
 """Checkpoint a running program repeatedly, and measure what that costs it.
 
     python -m bench.series [--mode concurrent|recopy|stop|driver] [--count N] [--kill]
-        [--state DIR] [--incremental] [--audit] [--seconds S] [--against N] -- PROGRAM [ARGUMENTS]
+        [--state DIR] [--memory-tier SIZE] [--incremental] [--audit] [--seconds S] [--against N]
+        -- PROGRAM [ARGUMENTS]
 
 PROGRAM is one of ``bench/programs``; it runs under the hook (except in mode ``driver``) and prints
 one line per iteration with its seconds and its end. ``--kill`` kills it after the last checkpoint,
 restores it and compares its further output. ``--against N`` first runs it without hook and
-checkpoints, and compares the values of the first N iterations. Prints one JSON object.
+checkpoints, and compares the values of the first N iterations. ``--memory-tier`` makes images in
+memory; ``durable_s`` are the seconds from the request until one is on the disk, too. Prints one
+JSON object.
 """
 
 import argparse
@@ -31,6 +34,7 @@ from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.restore import RestoreOptions, restore
 from phosd.engine.system.native import hook_library
 from phosd.errors import PhosError
+from phosd.service.config import size
 
 PROGRAMS = Path(__file__).parent / "programs"
 _SETTLE = 10
@@ -84,6 +88,10 @@ def one(node: Node, training: Training, options: CheckpointOptions, between: int
     except PhosError as error:
         return {"error": str(error), "phases_s": phases(progress), "notes": progress.notes}
     seconds = time.perf_counter() - began
+    durable = {}
+    if node.store.memory is not None:
+        node.store.write_back.write(manifest.id, Progress())
+        durable = {"durable_s": time.perf_counter() - began}
     training.wait_for(2)
     during = training.iterations(first)
     quiet = training.lines()
@@ -95,6 +103,7 @@ def one(node: Node, training: Training, options: CheckpointOptions, between: int
         "image": manifest.id,
         "mode": manifest.mode,
         "seconds": seconds,
+        **durable,
         "stop_s": progress.stop_seconds,
         "phases_s": phases(progress),
         "usual_iteration_s": usual,
@@ -162,6 +171,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
         folder / "run",
         shadow_limit=arguments.shadow_limit,
         snapshots=not arguments.on_write,
+        memory_tier=size(arguments.memory_tier),
     )
     expected = undisturbed(folder, arguments)
     with Node(config) as node:
@@ -178,6 +188,9 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
         began = time.perf_counter()
         while len(results) < arguments.count and time.perf_counter() - began < arguments.seconds:
             parent = (last or "") if arguments.incremental else ""
+            if last is not None and not arguments.incremental:  # there may be no room for two
+                node.store.delete(last)
+                last = None
             options = CheckpointOptions(mode=arguments.mode, parent=parent, audit=arguments.audit)
             result = one(node, training, options, arguments.between)
             results.append(result)
@@ -194,6 +207,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
             "mode": arguments.mode,
             "incremental": arguments.incremental,
             "state": arguments.state,
+            "memory_tier": arguments.memory_tier,
             "shadow_limit": arguments.shadow_limit,
             "on_write": arguments.on_write,
             "device_bytes": manifest.device_bytes if manifest else None,
@@ -251,6 +265,7 @@ def main() -> None:
     parser.add_argument("--between", type=int, default=5, help="iterations between them")
     parser.add_argument("--incremental", action="store_true", help="each the parent of the next")
     parser.add_argument("--state", default="/dev/shm", help="where the images go")
+    parser.add_argument("--memory-tier", default="0", help="how much memory images may take")
     parser.add_argument("--kill", action="store_true", help="kill, restore and compare at the end")
     parser.add_argument("--compare", type=int, default=20, help="iterations to compare")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after these")

@@ -54,7 +54,7 @@ class Image:
 
     def __exit__(self, *_: object) -> None:
         for fd in self.packs.values():
-            os.close(fd)
+            private_files.close_locked(fd)
         if self.folder >= 0:
             private_files.close_locked(self.folder)
 

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import secrets
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -33,12 +32,17 @@ class SparePacks:
         tier = tier or self._folder.disk
         chunks = -(-byte_count // CHUNK)
         count = pack_count(chunks)
-        with self._folder.locked():
-            missing = count - len(tier.spare_paths())
-            free = tier.free_bytes() + tier.spare_bytes()
-        if missing <= 0:
+        if not count:
             return
         size = min(CAPACITY, -(-chunks // count) * RECORD)
+        with self._folder.locked():
+            for path in tier.spare_paths():
+                if path.stat().st_size < size:
+                    path.unlink()
+            missing = count - len(tier.spare_paths())
+            free = tier.free_bytes()
+        if missing <= 0:
+            return
         if missing * size > free:
             raise OutOfSpace(
                 f"{tier.path} has no room for {byte_count} bytes of device memory",
@@ -48,14 +52,14 @@ class SparePacks:
             list(pool.map(partial(self._make, tier), [size] * missing))
 
     def drop(self) -> None:
-        """Remove the spare packs that no image has taken."""
+        """Remove the spare packs that no image has taken, except in a tier that keeps them."""
         with self._folder.locked():
             for tier in self._folder.tiers:
-                for path in tier.spare_paths():
+                for path in () if tier.keeps_packs else tier.spare_paths():
                     path.unlink()
 
     def _make(self, tier: Tier, size: int) -> None:
-        path = tier.packs / f"{secrets.token_hex(8)}.spare"
+        path = tier.spare_path()
         with self._folder.locked():
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX)

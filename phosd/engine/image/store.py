@@ -58,7 +58,7 @@ class Store(StoreFolder):
     ) -> None:
         super().__init__(state, like, memory)
         self.spares = SparePacks(self)
-        self.write_back = WriteBack(self, self.open)
+        self.write_back = WriteBack(self, self.open, self.list)
         self._read: dict[str, tuple[tuple[int, ...], Manifest]] = {}
 
     def list(self) -> list[Manifest]:
@@ -205,8 +205,11 @@ class Store(StoreFolder):
             raise no_such_image(image_id) from None
 
     def _open_pack(self, image_id: str, number: int) -> int:
+        """Open a pack, and keep it from becoming a spare pack. The caller holds the lock."""
         try:
-            return private_files.open_private(self.pack_path(number), os.O_RDONLY)
+            pack = private_files.open_private(self.pack_path(number), os.O_RDONLY)
+            fcntl.flock(pack, fcntl.LOCK_SH)
+            return pack
         except FileNotFoundError:
             raise ImageCorrupt(
                 f"pack {number} of image {image_id} is missing",
@@ -236,7 +239,7 @@ class Store(StoreFolder):
                 if number in (needed_near if is_copy else needed) or not private_files.unused(path):
                     continue
                 point(Point.DELETE_PACK)
-                path.unlink()
+                tier.remove_pack(number)
                 removed.append(path.name)
             private_files.sync_folder(tier.packs)
         return removed

@@ -1,6 +1,7 @@
 """Define the tiers of an image store: folders for images and packs, on the disk or in memory."""
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,9 @@ _LEFT_TO_OTHERS = 1 / 16
 
 class Tier:
     """A folder with images and packs, created (mode 0700) if it does not exist."""
+
+    keeps_packs = False
+    """Whether packs that nobody needs any more become spare packs, at their full length."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,8 +44,12 @@ class Tier:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def spare_paths(self) -> Sequence[Path]:
-        """Return the spare packs that are complete. The caller holds the store's lock."""
-        return [path for path in sorted(self.packs.glob("*.spare")) if private_files.unused(path)]
+        """Return the spare packs that are complete, the smallest first.
+
+        The caller holds the store's lock.
+        """
+        found = (path for path in self.packs.glob("*.spare") if private_files.unused(path))
+        return sorted(found, key=lambda path: path.stat().st_size)
 
     def names(self) -> Sequence[str]:
         """Return the names of all folders of images, finished or not. Raises :class:`OSError`."""
@@ -64,6 +72,18 @@ class Tier:
         """Return the bytes of the spare packs. The caller holds the store's lock."""
         return sum(path.stat().st_size for path in self.spare_paths())
 
+    def remove_pack(self, number: int) -> None:
+        """Remove a pack that no image names. No other job may have it open."""
+        path = self.pack_path(number)
+        if self.keeps_packs:
+            path.rename(self.spare_path())
+        else:
+            path.unlink()
+
+    def spare_path(self) -> Path:
+        """Return a new path for a spare pack."""
+        return self.packs / f"{secrets.token_hex(8)}.spare"
+
     def drop(self, image_id: str) -> None:
         """Remove the folder of an image: first its manifest, if it has one."""
         folder = self.images / image_id
@@ -76,7 +96,10 @@ class MemoryTier(Tier):
     """The tier in memory: a file system of its own, of which images take at most ``limit`` bytes.
 
     What is only here is lost with it: when the machine is started anew, or somebody unmounts it.
+    Packs go from one image to the next, so that their memory is allocated once.
     """
+
+    keeps_packs = True
 
     def __init__(self, path: Path, limit: int) -> None:
         super().__init__(path)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.packs import record_size
 
 _MOST_KNOWN = 4096
 _known: dict[str, tuple[Manifest, Mapping[int, int]]] = {}
@@ -27,6 +28,17 @@ def pack_bytes(manifest: Manifest) -> Mapping[int, int]:
         _known.clear()
     _known[manifest.id] = manifest, packs
     return packs
+
+
+def pack_ends(images: Iterable[Manifest]) -> Mapping[int, int]:
+    """Return the end of the last record in each pack that one of the images needs."""
+    ends: dict[int, int] = {}
+    for image in images:
+        for block in image.blocks:
+            for chunk in block.chunks:
+                end = chunk.offset + record_size(chunk.length)
+                ends[chunk.pack] = max(ends.get(chunk.pack, 0), end)
+    return ends
 
 
 def file_bytes(manifest: Manifest) -> int:

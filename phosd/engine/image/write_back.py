@@ -8,7 +8,7 @@ import fcntl
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -16,10 +16,10 @@ from pathlib import Path
 from phosd.engine.faults import Point, point
 from phosd.engine.image import private_files
 from phosd.engine.image.folder import StoreFolder
-from phosd.engine.image.manifest import MAX_MANIFEST
+from phosd.engine.image.manifest import MAX_MANIFEST, Manifest
 from phosd.engine.image.reader import Image, no_such_image
 from phosd.engine.image.tier import MANIFEST
-from phosd.engine.image.usage import file_bytes
+from phosd.engine.image.usage import file_bytes, pack_ends
 from phosd.engine.job.progress import Progress
 from phosd.errors import ImageCorrupt
 
@@ -33,14 +33,18 @@ _LOOK_SECONDS = 0.2
 class WriteBack:
     """The writing of a store's images from memory to the disk. Safe to use from several threads.
 
-    ``opened`` opens an image (:meth:`Store.open`).
+    ``opened`` opens an image (:meth:`Store.open`), ``published`` are all images.
     """
 
     def __init__(
-        self, store: StoreFolder, opened: Callable[[str], AbstractContextManager[Image]]
+        self,
+        store: StoreFolder,
+        opened: Callable[[str], AbstractContextManager[Image]],
+        published: Callable[[], list[Manifest]],
     ) -> None:
         self._store = store
         self._opened = opened
+        self._published = published
         self._changed = threading.Condition()
         self._writing: set[str] = set()
         self._unwanted: set[str] = set()
@@ -62,9 +66,10 @@ class WriteBack:
             if self._store.is_durable(image_id):
                 return
             with self._opened(image_id) as image, self._folder(image_id) as folder:
-                packs = sum(os.fstat(descriptor).st_size for descriptor in image.packs.values())
-                progress.phase("write", bytes_total=packs + file_bytes(image.manifest))
-                self._copy(image, folder, progress)
+                sizes = self._pack_sizes(image)
+                total = sum(sizes.values()) + file_bytes(image.manifest)
+                progress.phase("write", bytes_total=total)
+                self._copy(image, sizes, folder, progress)
                 self._publish(image, folder)
                 progress.finish()
 
@@ -119,7 +124,20 @@ class WriteBack:
                 if not disk.has(image_id):
                     disk.drop(image_id)
 
-    def _copy(self, image: Image, folder: Path, progress: Progress) -> None:
+    def _pack_sizes(self, image: Image) -> Mapping[int, int]:
+        """Return the bytes of each pack that any image needs. What is behind them is of another
+        image, which had the pack before.
+
+        It is enough for later images, too: they name chunks of packs that others had only if those
+        others are there.
+        """
+        with self._store.locked():
+            ends = pack_ends(self._published())
+        return {number: ends[number] for number in image.packs}
+
+    def _copy(
+        self, image: Image, sizes: Mapping[int, int], folder: Path, progress: Progress
+    ) -> None:
         image_id = image.manifest.id
 
         def check() -> None:
@@ -133,7 +151,7 @@ class WriteBack:
         counting = threading.Lock()
 
         def pack(number: int) -> None:
-            source, size = image.packs[number], os.fstat(image.packs[number]).st_size
+            source, size = image.packs[number], sizes[number]
             path = self._store.disk.pack_path(number)
             if path.exists():
                 advance(size)

@@ -19,10 +19,10 @@ from phosd.engine.image import private_files
 from phosd.engine.image.folder import StoreFolder
 from phosd.engine.image.mac import sealed
 from phosd.engine.image.manifest import MAX_MANIFEST, ChunkRef, FileDigest, Manifest
-from phosd.engine.image.packs import CAPACITY, pack_count, record_size
+from phosd.engine.image.packs import CAPACITY, pack_count
 from phosd.engine.image.quota import SpaceReservation, require_within
 from phosd.engine.image.tier import MANIFEST, Tier
-from phosd.engine.image.usage import file_bytes, pack_bytes
+from phosd.engine.image.usage import file_bytes, pack_bytes, pack_ends
 from phosd.engine.image.validate import check_manifest, valid_relative
 from phosd.errors import Internal, InvalidOption, Unsupported
 
@@ -203,21 +203,19 @@ class ImageWriter:
                 self._close()
 
     def _sync_packs(self, manifest: Manifest) -> None:
-        """Truncate each pack after the last record that the image needs, and fsync it."""
-        used = dict.fromkeys(self._packs, 0)
-        for block in manifest.blocks:
-            for chunk in block.chunks:
-                if chunk.pack in used:
-                    end = chunk.offset + record_size(chunk.length)
-                    used[chunk.pack] = max(used[chunk.pack], end)
+        """Fsync each pack, truncated after the last record that the image needs, unless its tier
+        keeps packs for other images.
+        """
+        ends = pack_ends([manifest])
 
         def sync(pack: Pack) -> None:
             point(Point.PACK_SYNC)
-            if used[pack.number]:
-                os.ftruncate(pack.fd, used[pack.number])
-                os.fsync(pack.fd)
-            else:
-                self.tier.pack_path(pack.number).unlink()
+            if pack.number not in ends:
+                self.tier.remove_pack(pack.number)
+                return
+            if not self.tier.keeps_packs:
+                os.ftruncate(pack.fd, ends[pack.number])
+            os.fsync(pack.fd)
 
         with ThreadPoolExecutor(_SYNC_THREADS) as pool:
             list(pool.map(sync, self._packs.values()))
@@ -231,7 +229,8 @@ class ImageWriter:
             (self.folder / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(self.folder)
             for number in self._packs:
-                self.tier.pack_path(number).unlink(missing_ok=True)
+                if self.tier.pack_path(number).exists():
+                    self.tier.remove_pack(number)
         self._close()
 
     close = abort

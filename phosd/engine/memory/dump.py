@@ -36,7 +36,8 @@ class MemoryDump(Undoing):
         """
         for gpu, count in self.memory.gpus.chunks(self.links).items():
             packs = self._packs[gpu] = self.writer.packs(count)
-            pinning = PackPinning(self.memory.adopted.mover(gpu), packs)
+            mover, keep = self.memory.adopted.mover(gpu), self.writer.tier.keeps_packs
+            pinning = PackPinning(mover, packs, keep=keep)
             self._pinning.append(pinning)
             self._undo.add(pinning.end)
 

@@ -26,10 +26,14 @@ _log = logging.getLogger(__name__)
 
 
 class PackPinning:
-    """The pinning of packs by the mover of their GPU, from now until :meth:`end`."""
+    """The pinning of packs by the mover of their GPU, from now until :meth:`end`.
 
-    def __init__(self, mover: Mover, packs: Sequence[Pack]) -> None:
+    ``keep``: they stay pinned for the next image.
+    """
+
+    def __init__(self, mover: Mover, packs: Sequence[Pack], *, keep: bool = False) -> None:
         self._mover = mover
+        self._keep = keep
         self._parts = [packs[at : at + _PART] for at in reversed(range(0, len(packs), _PART))]
         self._pins: list[int] = []
         self._going = threading.Event()
@@ -57,7 +61,7 @@ class PackPinning:
         self._going.set()
 
     def end(self) -> None:
-        """Unpin the packs, which keep their bytes."""
+        """Give back the packs, which keep their bytes."""
         self._over = True
         self._going.set()
         self._pool.shutdown()
@@ -65,7 +69,8 @@ class PackPinning:
             _log.warning("packs could not be pinned: %s", error)
         with Undo() as each:
             for number in self._pins:
-                each.add(if_alive, self._mover, partial(self._mover.unpin, number))
+                unpin = partial(self._mover.unpin, number, keep=self._keep)
+                each.add(if_alive, self._mover, unpin)
 
     def _pin(self) -> None:
         while self._parts:

@@ -40,9 +40,13 @@ def mount(folder: Path) -> str:
 
 
 def unmount(folder: Path) -> str:
-    """Unmount it, with all that is in it. Returns why that cannot be done, or an empty string."""
+    """Unmount it, with all that is in it. Returns why that cannot be done, or an empty string.
+
+    A data mover that ends only now may have packs mapped: their memory is free when it has ended.
+    """
+    words = ["umount", "--lazy", str(folder)]
     try:
-        done = subprocess.run(["umount", folder], capture_output=True, text=True, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
     except OSError as error:
         return f"umount: {error.strerror}"
     return "" if done.returncode == 0 else done.stderr.strip()

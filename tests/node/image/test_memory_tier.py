@@ -11,8 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from phosd.engine.digest import digest_buffer
+from phosd.engine.image import private_files
 from phosd.engine.image import write_back as write_back_module
-from phosd.engine.image.manifest import CHUNK, Manifest
+from phosd.engine.image.manifest import CHUNK, Block, ChunkRef, Manifest, Tree
+from phosd.engine.image.packs import HEADER, RECORD, header_fields, record_size
 from phosd.engine.image.repack import compact
 from phosd.engine.image.store import Store
 from phosd.engine.image.tier import MemoryTier
@@ -61,6 +64,12 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+def only_spares(memory: Path) -> bool:
+    """Whether no image is in memory, and the packs of those that were there wait for others."""
+    names = everything(memory)
+    return bool(names) and all(name.endswith(".spare") for name in names)
+
+
 def test_an_image_is_in_memory_and_then_on_the_disk_too(store: Store, memory: Path) -> None:
     manifest = publish(store, CONTENT, owner=1000, size=SIZE)
     whole(store, manifest)
@@ -81,7 +90,8 @@ def test_an_image_is_in_memory_and_then_on_the_disk_too(store: Store, memory: Pa
         assert path.stat().st_mode & 0o077 == 0, path
     store.write_back.write(manifest.id, Progress())  # nothing to do
     store.delete(manifest.id)
-    assert everything(store.state) == everything(memory) == set()
+    assert everything(store.state) == set()
+    assert only_spares(memory)
     with pytest.raises(NoSuchImage):
         store.write_back.write(manifest.id, Progress())
 
@@ -130,7 +140,8 @@ def test_a_child_is_written_with_the_packs_of_its_parent(store: Store, memory: P
     store.delete(parent.id)
     whole(store, of_parent)
     store.delete(of_parent.id)
-    assert everything(store.state) == everything(memory) == set()
+    assert everything(store.state) == set()
+    assert only_spares(memory)
 
 
 def test_a_child_outlives_the_copy_of_its_parent(store: Store, memory: Path) -> None:
@@ -143,6 +154,40 @@ def test_a_child_outlives_the_copy_of_its_parent(store: Store, memory: Path) -> 
     for image in (of_parent, *others):
         store.write_back.write(image.id, Progress())
     whole(on_the_disk(store), parent, of_parent, *others)
+
+
+def test_a_pack_goes_from_one_image_to_the_next(store: Store, memory: Path) -> None:
+    """What the first had left in it does not get to the disk with the second."""
+    with store.begin(0, size=SIZE) as writer:
+        store.spares.preallocate(2 * CHUNK, writer.tier)
+        (pack,) = writer.packs(2)
+        file, size = os.fstat(pack.fd).st_ino, os.fstat(pack.fd).st_size
+        assert size == 2 * RECORD
+        os.pwrite(pack.fd, b"old" * (size // 3), 0)
+    assert only_spares(memory)  # it was aborted
+    with store.begin(0, size=SIZE) as writer:
+        store.spares.preallocate(CHUNK, writer.tier)
+        (pack,) = writer.packs(1)
+        assert (os.fstat(pack.fd).st_ino, os.fstat(pack.fd).st_size) == (file, size)
+        chunk = b"new!" * 1024
+        digest = digest_buffer(store.key, chunk)[0]
+        record = header_fields(writer.id, 0, digest, len(chunk)).ljust(HEADER, b"\0") + chunk
+        os.pwrite(pack.fd, record.ljust(record_size(len(chunk)), b"\0"), 0)
+        place = ChunkRef(digest.hex(), pack.number, 0, len(chunk))
+        block = Block(0, 1, 0x7F0000000000, len(chunk), 0, (place,))
+        manifest = manifest_of(writer, [block], [Tree(7, "criu-0", ())])
+        writer.publish(manifest)
+    assert (memory / "packs" / f"{pack.number}.pack").stat().st_size == size
+    whole(store, manifest)
+    store.write_back.write(manifest.id, Progress())
+    (copy,) = (store.state / "packs").iterdir()
+    assert copy.stat().st_size == record_size(len(chunk))
+    whole(on_the_disk(store), manifest)
+    with store.open(manifest.id):  # its pack is read, perhaps for another image that names it
+        for tier in store.tiers:
+            assert not private_files.unused(tier.pack_path(pack.number)) or tier is store.disk
+    store.delete(manifest.id)
+    assert [path.stat().st_ino for path in (memory / "packs").iterdir()] == [file]
 
 
 def test_who_deletes_an_image_does_not_wait_for_its_writing(
@@ -170,7 +215,8 @@ def test_who_deletes_an_image_does_not_wait_for_its_writing(
     deleted.set()
     writing.join()
     assert len(failures) == 1
-    assert everything(store.state) == everything(memory) == set()
+    assert everything(store.state) == set()
+    assert only_spares(memory)
 
 
 def test_a_reader_keeps_an_image_that_is_only_in_memory(store: Store) -> None:

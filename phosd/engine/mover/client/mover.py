@@ -299,9 +299,11 @@ class Mover:
         answer, _ = self._pinning.ask(wire.Pin(), wire.Pinned, [pack.fd for pack in packs])
         return answer.number
 
-    def unpin(self, pinned: int) -> None:
-        """Unpin the packs of one :meth:`pin`."""
-        self._pinning.ask(wire.Unpin(pinned), wire.Done)
+    def unpin(self, pinned: int, *, keep: bool = False) -> None:
+        """Give back the packs of one :meth:`pin`. With ``keep`` they stay pinned, and are at once
+        when they are pinned again, until their files are removed.
+        """
+        self._pinning.ask(wire.Unpin(pinned, keep), wire.Done)
 
     def load(
         self,

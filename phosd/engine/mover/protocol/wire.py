@@ -178,9 +178,10 @@ class Pinned(Message, frozen=True):
 
 
 class Unpin(Message, frozen=True):
-    """Unpin packs."""
+    """Give back packs that were pinned. ``keep``: they stay pinned as long as their files exist."""
 
     number: int
+    keep: bool = False
 
 
 class Load(Message, frozen=True):

@@ -11,7 +11,7 @@ import itertools
 import logging
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -26,10 +26,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PinnedPack:
-    """A mapped pack: its host ``address`` and its bytes."""
+    """A mapped pack: its host ``address``, its bytes, and a descriptor of its file."""
 
     address: int
     view: memoryview
+    descriptor: int
 
 
 PackFile = tuple[int, int]
@@ -39,12 +40,14 @@ PackFile = tuple[int, int]
 class PinnedPacks:
     """Pin packs, and find them by their file.
 
-    One thread pins and unpins; others may look up packs meanwhile.
+    One thread pins and unpins; others may look up packs meanwhile. Packs that are kept stay pinned
+    until their file is removed; the next image may have them again.
     """
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._packs: dict[PackFile, PinnedPack] = {}
+        self._kept: dict[PackFile, PinnedPack] = {}
         self._pins: dict[int, list[PackFile]] = {}
         self._numbers = itertools.count(1)
 
@@ -52,7 +55,11 @@ class PinnedPacks:
         """Pin those packs that are in memory. Returns the number for :meth:`unpin`."""
         number = next(self._numbers)
         pinned = self._pins[number] = []
-        found = [(fd, pack) for fd in descriptors if (pack := _map(fd)) is not None]
+        self._forget_removed()
+        again = [fd for fd in descriptors if self._take_kept(fd)]
+        pinned += map(pack_file, again)
+        others = (fd for fd in descriptors if fd not in again)
+        found = [(fd, pack) for fd in others if (pack := _map(fd)) is not None]
         with ThreadPoolExecutor(THREADS, initializer=self._gpu.attach) as pool:
             touching = [touch_all(pool, pack.address, len(pack.view)) for _, pack in found]
             for (fd, pack), pieces in zip(found, touching, strict=True):
@@ -62,6 +69,7 @@ class PinnedPacks:
                     _register(pack)
                 except (OSError, PhosError) as error:
                     _log.warning("a pack is written through the file system: %s", error)
+                    _close(pack)
                     continue
                 self._packs[pack_file(fd)] = pack
                 pinned.append(pack_file(fd))
@@ -71,17 +79,42 @@ class PinnedPacks:
         """Return the pinned pack of this file, or None."""
         return self._packs.get(file)
 
-    def unpin(self, number: int) -> None:
-        """Unpin the packs of one :meth:`pin`. They keep their bytes."""
-        self._let_go(self._pins.pop(number, []))
+    def unpin(self, number: int, *, keep: bool = False) -> None:
+        """Give back the packs of one :meth:`pin`, which keep their bytes: unpin them, or keep them
+        pinned.
+        """
+        packs = {file: self._packs.pop(file) for file in self._pins.pop(number, [])}
+        if keep:
+            self._kept |= packs
+            self._forget_removed()
+        else:
+            self._unpin(packs.values())
 
     def unpin_all(self) -> None:
         """Unpin all packs."""
-        self._pins.clear()
-        self._let_go([*self._packs])
+        packs = [*self._packs.values(), *self._kept.values()]
+        for each in (self._pins, self._packs, self._kept):
+            each.clear()
+        self._unpin(packs)
 
-    def _let_go(self, files: Iterable[PackFile]) -> None:
-        packs = [self._packs.pop(file) for file in files]
+    def _take_kept(self, descriptor: int) -> bool:
+        """Use a pack again that is pinned. Returns whether it is, in the size that it has now."""
+        file = pack_file(descriptor)
+        pack = self._kept.pop(file, None)
+        if pack is None:
+            return False
+        if len(pack.view) != os.fstat(descriptor).st_size:
+            self._unpin([pack])
+            return False
+        self._packs[file] = pack
+        return True
+
+    def _forget_removed(self) -> None:
+        """Unpin packs that are kept and whose file is gone: their memory shall be free."""
+        gone = [f for f, pack in self._kept.items() if not os.fstat(pack.descriptor).st_nlink]
+        self._unpin([self._kept.pop(file) for file in gone])
+
+    def _unpin(self, packs: Collection[PinnedPack]) -> None:
         if not packs:
             return
         with ThreadPoolExecutor(THREADS, initializer=self._gpu.attach) as pool:
@@ -100,7 +133,7 @@ def _map(descriptor: int) -> PinnedPack | None:
     if status.st_dev not in procfs.memory_devices() or not status.st_size:
         return None
     view = memoryview(mmap.mmap(descriptor, status.st_size))
-    return PinnedPack(address_of(view), view)
+    return PinnedPack(address_of(view), view, os.dup(descriptor))
 
 
 def _register(pack: PinnedPack) -> None:
@@ -109,4 +142,9 @@ def _register(pack: PinnedPack) -> None:
 
 def _unpin(pack: PinnedPack) -> None:
     call("cuMemHostUnregister", pack.address)
+    _close(pack)
+
+
+def _close(pack: PinnedPack) -> None:
     pack.view.release()
+    os.close(pack.descriptor)

@@ -127,7 +127,7 @@ class Server:
             case wire.Pin():
                 return wire.Pinned(self._pinned_packs.pin(descriptors)), []
             case wire.Unpin():
-                self._pinned_packs.unpin(request.number)
+                self._pinned_packs.unpin(request.number, keep=request.keep)
             case wire.Load():
                 load(self._transfer, request, descriptors)
             case wire.Fetch():
