@@ -83,6 +83,13 @@ def test_with_the_drop_in_a_service_is_saved_and_restored(service: Machine) -> N
     listed = {process["pid"]: process["hook"] for process in phos(service, "ps")}
     assert listed[pid] == "hooked"
     image = phos(service, f"checkpoint {pid}", "ann")[-1]["result"]
+    assert service.run("findmnt --noheadings --output FSTYPE /run/phos/memory") == "tmpfs\n"
+    assert service.run(f"ls /run/phos/memory/images/{image}/manifest.json")
+    wait_until(
+        lambda: [i["state"] for i in phos(service, "images") if i["id"] == image] == ["durable"],
+        "the image to be on the disk",
+    )
+    assert service.run(f"ls /var/lib/phos/images/{image}/manifest.json")
     count = len(values(service))
     wait_until(lambda: len(values(service)) > count + 10, "it to go on")
     before = values(service)

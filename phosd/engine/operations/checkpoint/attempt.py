@@ -20,6 +20,14 @@ from phosd.engine.program.process import is_gpu_process
 from phosd.errors import Busy
 
 
+class EndedUnasked(Busy):
+    """A process ended before the driver could be asked whether it used a GPU. Another attempt may
+    succeed.
+    """
+
+    code = Busy.__name__
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One attempt to make an image of ``group``. After a wrong guess the job begins another."""
@@ -70,18 +78,28 @@ class Attempt:
         return block_records(self.cpu.trees, blocks, chunks)
 
     def _require_no_newcomers(self) -> None:
-        """Raise :class:`Busy` if a process may have begun to use a GPU, and was not saved so.
+        """Raise :class:`Busy` if a process has begun to use a GPU, and was not saved so, and
+        :class:`EndedUnasked` if one may have.
 
         It is asked now, as no frozen process answers the driver. Who has ended since does not tell
         whether it had only inherited the driver's devices.
         """
-        for found in (p for tree in self.cpu.trees for p in tree.living):
-            if found.pid in self.group.gpu_pids:
-                continue
-            ended = found.pid in self.cpu.inheritors and not found.alive
-            if ended or is_gpu_process(found.pid):
+        others = [
+            found
+            for tree in self.cpu.trees
+            for found in tree.living
+            if found.pid not in self.group.gpu_pids
+        ]
+        for found in others:
+            if is_gpu_process(found.pid):
                 raise Busy(
-                    f"process {found.pid} began to use the GPU during the checkpoint"
-                    + (", or ended" if ended else ""),
+                    f"process {found.pid} began to use the GPU during the checkpoint",
                     hint="try again when the program has started all its processes",
+                )
+        for found in others:
+            if found.pid in self.cpu.inheritors and not found.alive:
+                raise EndedUnasked(
+                    f"process {found.pid} ended during the checkpoint, and may have begun to use "
+                    "the GPU before",
+                    hint="try again when the program does not start and end processes all the time",
                 )

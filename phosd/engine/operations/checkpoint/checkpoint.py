@@ -14,7 +14,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node.machine import describe_gpus, this_host
 from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import check_space
-from phosd.engine.operations.checkpoint.attempt import Attempt
+from phosd.engine.operations.checkpoint.attempt import Attempt, EndedUnasked
 from phosd.engine.operations.checkpoint.by_driver import by_driver
 from phosd.engine.operations.checkpoint.choose_mode import Choice, choose
 from phosd.engine.operations.checkpoint.concurrent import concurrent
@@ -38,6 +38,8 @@ _MODES: dict[str, Callable[[Attempt], tuple[Block, ...]]] = {
 }
 _LADDER = ("concurrent", "recopy", "stop")
 """The order of fallback: after a wrong guess the job goes on in the next of these modes."""
+_REPETITIONS = 3
+"""Of an attempt during which a process ended: data loaders start new workers with each epoch."""
 
 
 def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progress) -> Manifest:
@@ -71,7 +73,10 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """One checkpoint of ``group``: attempts in one mode after another, until no guess is wrong."""
+    """One checkpoint of ``group``: attempts in one mode after another, until no guess is wrong.
+
+    An attempt during which a worker ended is repeated a few times.
+    """
 
     node: Node
     group: CheckpointGroup
@@ -81,6 +86,7 @@ class _Checkpoint:
 
     def run(self, choice: Choice) -> Manifest:
         """Make the image in the chosen mode, or after a wrong guess in one that guesses less."""
+        repeated = 0
         while True:
             try:
                 return self._make_image(choice)
@@ -89,7 +95,12 @@ class _Checkpoint:
                     raise
                 choice = _after_wrong_guess(choice, wrong)
                 self.progress.note(f"mode {choice.mode}: {choice.why}")
-                self.progress.phase("prepare")
+            except EndedUnasked as ended:
+                if repeated == _REPETITIONS:
+                    raise
+                repeated += 1
+                self.progress.note(f"tried again: {ended.what}")
+            self.progress.phase("prepare")
 
     def _make_image(self, choice: Choice) -> Manifest:
         node, group, parent, progress = self.node, self.group, self.parent, self.progress
