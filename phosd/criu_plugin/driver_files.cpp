@@ -1,5 +1,5 @@
-// Loaded into `criu dump` as a plugin: has it save a process that has the GPU driver's devices open
-// or mapped.
+// Loaded into CRIU as a plugin. Has `criu dump` save a process that has the GPU driver's devices open
+// or mapped; and has phosd called at the points where the driver can work (restore_threads.h).
 //
 // A process that was forked from one that uses CUDA has inherited them and cannot use them: CUDA
 // forbids it. Plain CRIU refuses such a process. Here it learns to note the mappings, without their
@@ -15,6 +15,7 @@
 #include <cstdlib>
 
 #include "criu_abi.h"
+#include "restore_threads.h"
 
 namespace {
 
@@ -45,11 +46,25 @@ int dump_file(int descriptor, int) {
     return of_driver(file) ? 0 : -ENOTSUP;
 }
 
-int init(int) {
+int resume_late(int) {
+    phos::criu::resume_devices(true);
     return 0;
 }
 
-void end(int, int) {}
+int init(int) {
+    phos::criu::connect();
+    return 0;
+}
+
+// At the end of a dump all tasks are still held.
+void end(int stage, int result) {
+    if (stage == phos::criu::kDump) phos::criu::resume_devices(result == 0);
+}
+
+template <typename Function>
+void* hook(Function* function) {
+    return reinterpret_cast<void*>(function);
+}
 
 }  // namespace
 
@@ -61,7 +76,7 @@ __attribute__((visibility("default"))) Plugin CR_PLUGIN_DESC = {
     end,
     phos::criu::kVersion,
     phos::criu::kHooks,
-    {nullptr, nullptr, reinterpret_cast<void*>(dump_file), nullptr, nullptr, nullptr, nullptr,
-     reinterpret_cast<void*>(handle_mapping)},
+    {nullptr, nullptr, hook(dump_file), nullptr, nullptr, nullptr, nullptr, hook(handle_mapping),
+     nullptr, hook(resume_late), nullptr, hook(phos::criu::checkpoint_devices)},
 };
 }

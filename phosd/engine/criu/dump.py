@@ -24,6 +24,7 @@ from phosd.engine.criu.page_store import PageStore
 from phosd.engine.criu.preflight import TreeResources
 from phosd.engine.criu.program import Criu, Invocation, Owner
 from phosd.engine.criu.rights import Rights
+from phosd.engine.criu.tracers import Tracer
 from phosd.engine.image.cpu_manifest import CpuDetails, MappedFile, MemoryFile, OpenFile
 from phosd.engine.image.manifest import FileDigest, Tree
 from phosd.engine.image.private_files import file_digest, write_durably
@@ -48,13 +49,15 @@ class DumpOptions:
     """Options of a dump. ``tcp``: ``refuse`` connections that lead outside, or ``close`` them.
 
     ``deadline`` in seconds. ``leave_running=False`` ends the tree after the dump. ``checkpointed``
-    are the processes that the driver has checkpointed when the tree is frozen.
+    are the processes that the driver has checkpointed when the tree is dumped. ``held``: it does so
+    only while CRIU holds their threads (:mod:`phosd.engine.criu.tracers`).
     """
 
     tcp: str = "refuse"
     deadline: float = 600.0
     leave_running: bool = True
     checkpointed: frozenset[int] = frozenset()
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,8 @@ class Dump:
         self._pages = pages
         self._noted = _Noted(tree)
         self._stack = contextlib.ExitStack()
+        self.tracer: Tracer | None = None
+        """What has the driver's restore threads run, if the tree has processes to be ``held``."""
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
@@ -184,6 +189,13 @@ class Dump:
             stack.enter_context(without_orphans())
             self._script = stack.enter_context(ActionScript(work, owner.uid, self._note))
             stack.enter_context(_lent(self._folder, owner))
+            held = self._options.checkpointed & set(self._tree.pids)
+            if held and self._options.held:
+                self.tracer = stack.enter_context(Tracer(held, self._options.deadline))
+            helpers = [each for each in (self._pages, self.tracer) if each is not None]
+            environment = dump_mark(self._tree.root.pid) | self._devices.environment
+            for each in helpers:
+                environment |= each.environment
             self._running = stack.enter_context(
                 self._criu.start(
                     Invocation(
@@ -196,15 +208,15 @@ class Dump:
                         owner=owner,
                         images=self._folder,
                         work=work,
-                        descriptors=self._pages.descriptors if self._pages else [],
-                        environment=dump_mark(self._tree.root.pid)
-                        | self._devices.environment
-                        | (self._pages.environment if self._pages else {}),
+                        descriptors=[d for each in helpers for d in each.descriptors],
+                        environment=environment,
                         capabilities=_to_dump(),
-                        plugins=criu_plugins() if self._devices.kinds else None,
+                        plugins=criu_plugins() if self._devices.kinds or self.tracer else None,
                     )
                 )
             )
+            if self.tracer is not None:
+                self.tracer.started()
             self._running.wait_until_started(_START_SECONDS, self._script)
             self._stack = stack.pop_all()
         return self
@@ -233,7 +245,9 @@ class Dump:
         try:
             self._script.let_go_on()
             deadline = self._options.deadline
-            self._running.wait_and_answer(deadline, cancellation, self._script, self._released)
+            self._running.wait_and_answer(
+                deadline, cancellation, self._script, self._released, self._waits_for_us
+            )
         except Internal:
             if self._script.error is None:
                 raise
@@ -272,6 +286,13 @@ class Dump:
     def _released(self) -> bool:
         """Return whether CRIU no longer traces any thread of the tree."""
         return not any(procfs.traced(process.pid) for process in self._noted.tree.living)
+
+    def refuse(self) -> None:
+        """Have CRIU give up at its next question; from any thread."""
+        self._script.refuse()
+
+    def _waits_for_us(self) -> bool:
+        return self.tracer is not None and self.tracer.waits
 
     def _note(self) -> None:
         """Record what CRIU does not save of the frozen tree; wait until its pages are copied."""

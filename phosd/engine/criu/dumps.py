@@ -1,18 +1,35 @@
 """Dump the trees of a group with CRIU: into memory during the stop, into the image afterwards."""
 
 import shutil
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from phosd.engine.criu.dump import Dump, DumpOptions, TreeDump
 from phosd.engine.criu.page_store import PageStore
 from phosd.engine.criu.program import Criu
+from phosd.engine.criu.tracers import checkpoint_turn, restore_turn
 from phosd.engine.image import private_files
 from phosd.engine.image.manifest import Tree
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.rollback import Undo, Undoing
 from phosd.engine.program.tree import ProcessTree
+from phosd.errors import Internal, Timeout
+
+
+@dataclass(frozen=True)
+class DriverWork:
+    """What the driver does with the processes of a group while all threads are held but their
+    ``restore_threads``, which are by process. ``bring_back`` is called whatever came before.
+    """
+
+    restore_threads: Callable[[], Mapping[int, int]]
+    checkpoint: Callable[[], None]
+    bring_back: Callable[[], None]
 
 
 class CpuParts(Undoing):
@@ -70,6 +87,45 @@ class CpuParts(Undoing):
         """Freeze and dump each tree, and let it go."""
         for prepared in self._prepared:
             self._dumps.append(prepared.finish(cancellation))
+
+    def dump_around(self, driver: DriverWork, cancellation: Cancellation) -> None:
+        """Freeze all trees, have the driver checkpoint their processes, dump them, have the driver
+        bring them back, and let them go. The trees' threads are held all the time.
+
+        If anything fails, all dumps are given up, and the driver brings the processes back still.
+        """
+        tracers = [each.tracer for each in self._prepared if each.tracer is not None]
+        until = time.monotonic() + self._options.deadline
+        with ThreadPoolExecutor(max_workers=len(self._prepared)) as pool:
+            dumps = [pool.submit(each.finish, cancellation) for each in self._prepared]
+
+            def leave_ended() -> None:
+                """Expect nothing more of the CRIU of a tree whose dump has ended."""
+                for prepared, dump in zip(self._prepared, dumps, strict=True):
+                    if dump.done() and prepared.tracer is not None:
+                        prepared.tracer.leave()
+
+            def check() -> None:
+                leave_ended()
+                cancellation.check()
+                if time.monotonic() > until:
+                    raise Timeout(
+                        f"the program was not frozen within {self._options.deadline:g} s",
+                        hint="the program goes on; try again when the machine is less busy",
+                    )
+
+            def refuse() -> None:
+                for prepared in self._prepared:
+                    prepared.refuse()
+
+            threads = driver.restore_threads
+            with Undo() as undo:
+                undo.add(restore_turn, tracers, threads, driver.bring_back, leave_ended, refuse)
+                well = checkpoint_turn(tracers, threads, driver.checkpoint, check, until)
+        for dump in dumps:
+            self._dumps.append(dump.result())
+        if not well:
+            raise Internal("CRIU held the program, and did not say so", hint="report this")
 
     @property
     def trees(self) -> list[ProcessTree]:

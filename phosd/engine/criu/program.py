@@ -257,6 +257,7 @@ class Running:
         cancellation: Cancellation | None,
         script: ActionScript,
         released: Callable[[], bool],
+        excused: Callable[[], bool] = lambda: False,
     ) -> None:
         """Wait and answer ``script``, until CRIU has ended or ``released`` the tree.
 
@@ -264,13 +265,15 @@ class Running:
         job is cancelled or the ``deadline`` has passed, CRIU is not killed but told to give up:
         nothing is raised while it holds the tree. Only if its user does not let it do that, CRIU is
         killed after a while, and perhaps their program with it; and while it waits for a file
-        system that does not answer, so does the job.
+        system that does not answer, so does the job. While CRIU is ``excused``, it waits for us.
         """
         began = time.monotonic()  # CRIU may have waited long before it was allowed to continue
         given_up: Cancelled | Timeout | Internal | None = None
         while self._look([script], soon=FROZEN in script.reached):
             script.attend()
             self._hindrance.look(helpers=True)
+            if excused():
+                self._hindrance.forget()
             if given_up is not None:
                 if self._hindrance.persists or self._hindrance.idle > IDLE_SECONDS:
                     if not self._hindrance.waits:

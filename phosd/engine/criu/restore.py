@@ -5,7 +5,8 @@ import os
 import secrets
 import select
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +32,14 @@ from phosd.engine.criu.reconnection import Reconnected
 from phosd.engine.criu.rights import Rights
 from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.criu.socket_folders import socket_folders
+from phosd.engine.criu.tracers import Tracer, restore_turn
 from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.image.manifest import Process
 from phosd.engine.job.affected import now
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import procfs
 from phosd.engine.system.looking import LOOKERS, describe
+from phosd.engine.system.native import criu_plugins
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, Internal, NotAuthorized
 
@@ -60,6 +63,17 @@ class TreeRestoreOptions:
     files: Policy = Policy.KEEP
     output: Path | None = None
     deadline: float = 600.0
+
+
+@dataclass(frozen=True)
+class HeldRestore:
+    """What the driver does with processes ``pids`` of a restored tree before any of its threads
+    runs but their ``restore_threads``, which are by process.
+    """
+
+    pids: frozenset[int]
+    restore_threads: Callable[[], Mapping[int, int]]
+    restore: Callable[[], None]
 
 
 @dataclass
@@ -126,6 +140,7 @@ def restore_tree(
     tree: SavedTree,
     options: TreeRestoreOptions,
     cancellation: Cancellation | None = None,
+    driver: HeldRestore | None = None,
 ) -> Restored:
     """Restore ``tree``, its files first. Call :func:`admission` before.
 
@@ -137,7 +152,7 @@ def restore_tree(
     files = _Files(tree, options)
     made = _Made(tree)
     try:
-        _run(criu, tree, options, cancellation, made)
+        _run(criu, tree, options, cancellation, made, driver)
     except BaseException:
         made.end()
         files.undo()
@@ -320,6 +335,7 @@ def _run(
     options: TreeRestoreOptions,
     cancellation: Cancellation | None,
     made: "_Made",
+    driver: HeldRestore | None,
 ) -> None:
     details, owner, folder = tree.details, tree.user, tree.folder
     rights = _rights(tree)
@@ -337,6 +353,8 @@ def _run(
     def held() -> None:
         reconnected.complete()
         require_same_rights()
+        if driver_turn is not None:
+            driver_turn.require_done()
 
     words = ["--restore-detached", "--file-locks", "--manage-cgroups=ignore", "--link-remap"]
     words.append("--tcp-close")
@@ -351,8 +369,10 @@ def _run(
         _readable(folder, owner),
         working_folder(folder, owner) as work,
         ActionScript(work, owner.uid, held, RESTORED) as script,
+        _driver_turn(driver, options.deadline, require_same_rights, made) as driver_turn,
         _none_left(made) as inherited_by_all,
     ):
+        tracer = driver_turn.tracer if driver_turn is not None else None
         invocation = Invocation(
             "restore",
             [*words, *outlets.words, *reconnected.words, *missing.words, *ActionScript.WORDS],
@@ -364,18 +384,82 @@ def _run(
                 *reconnected.inherited,
                 *missing.inherited,
                 inherited_by_all,
+                *(tracer.descriptors if tracer is not None else ()),
             ),
-            environment=restore_mark(tree.record.root),
+            environment=restore_mark(tree.record.root)
+            | (tracer.environment if tracer is not None else {}),
             capabilities=rights.to_restore,
             dies_with_us=True,
             place=place_of(details.cgroups, owner.uid, criu.surroundings),
+            plugins=criu_plugins() if tracer is not None else None,
             wrap=lambda command: outlets.wrap(command, options.output),
         )
         with criu.start(invocation) as running:
+            if driver_turn is not None:
+                driver_turn.begin()
             running.wait(
                 options.deadline, cancellation, script, lambda: made.require_alive(rights.of.keys())
             )
         require_same_rights()  # whoever killed the script has skipped it
+
+
+class _DriverTurn:
+    """The driver's turn while CRIU holds the restored tree, in a thread of its own."""
+
+    def __init__(
+        self, driver: HeldRestore, tracer: Tracer, before: Callable[[], None], made: "_Made"
+    ) -> None:
+        self.tracer = tracer
+        self._driver = driver
+        self._before = before
+        self._made = made
+        self._pool = ThreadPoolExecutor(1)
+        self._turn: Future[None] | None = None
+
+    def begin(self) -> None:
+        """Wait for CRIU, which has started, beside the caller."""
+        self.tracer.started()
+        self._turn = self._pool.submit(self._take)
+
+    def require_done(self) -> None:
+        """Raise what went wrong; the tree, which is still held, is killed then."""
+        try:
+            if self._turn is None or not self._turn.done():
+                raise Internal(
+                    "criu restore did not have the driver restore the program",
+                    hint="somebody with its user's rights has disturbed it; try again",
+                )
+            self._turn.result()
+        except BaseException:
+            self._made.kill()
+            raise
+
+    def end(self) -> None:
+        """Wait for CRIU no longer."""
+        self.tracer.leave()
+        self._pool.shutdown()
+
+    def _take(self) -> None:
+        restore_turn([self.tracer], self._driver.restore_threads, self._restore, lambda: None)
+
+    def _restore(self) -> None:
+        self._before()
+        self._driver.restore()
+
+
+@contextlib.contextmanager
+def _driver_turn(
+    driver: HeldRestore | None, deadline: float, before: Callable[[], None], made: "_Made"
+) -> Iterator[_DriverTurn | None]:
+    if driver is None:
+        yield None
+        return
+    with Tracer(driver.pids, deadline) as tracer:
+        turn = _DriverTurn(driver, tracer, before, made)
+        try:
+            yield turn
+        finally:
+            turn.end()
 
 
 @contextlib.contextmanager

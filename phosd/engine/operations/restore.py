@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,7 +17,7 @@ import msgspec
 
 from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.file_worker import Policy
-from phosd.engine.criu.restore import Restored, TreeRestoreOptions
+from phosd.engine.criu.restore import HeldRestore, Restored, TreeRestoreOptions
 from phosd.engine.criu.saved_tree import saved_trees
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.link import HookLink, HookState
@@ -93,7 +94,11 @@ def restore(
             progress.phase("control")
             point(Point.RESTORE_CONTROL)
             with node.gpu_locks.locked({block.gpu for block in manifest.blocks}, progress):
-                driver_checkpoint.resume([p.pid for p in manifest.processes if p.gpu])
+                users = [p.pid for p in manifest.processes if p.gpu]
+                if manifest.mode == "driver":  # restored while CRIU held their threads
+                    driver_checkpoint.require_running(users)
+                else:
+                    driver_checkpoint.resume(users)
             progress.phase("map")
             point(Point.RESTORE_MAP)
             links = [job.enter_context(link) for link in _woken_links(node, manifest)]
@@ -119,6 +124,7 @@ class _CpuSide:
 
     def __init__(self, node: Node, manifest: Manifest, options: RestoreOptions) -> None:
         self._criu = node.criu
+        self._manifest = manifest
         output = Path(options.output) if options.output else None
         self._options = TreeRestoreOptions(files=Policy(options.files), output=output)
         self._trees = saved_trees(manifest, node.store.image_folder(manifest.id))
@@ -136,10 +142,25 @@ class _CpuSide:
 
     def restore(self, progress: Progress) -> Iterator[Restored]:
         """Restore each tree; its GPU processes sleep in the hook or in the driver."""
-        for tree in self._trees:
-            restored = criu_restore.restore_tree(self._criu, tree, self._options, progress)
+        for index, tree in enumerate(self._trees):
+            restored = criu_restore.restore_tree(
+                self._criu, tree, self._options, progress, self._held(index)
+            )
             self._restored.append(restored)
             yield restored
+
+    def _held(self, tree: int) -> HeldRestore | None:
+        """Return what the driver does while CRIU holds a tree; None where hooks keep its threads
+        out of the driver.
+        """
+        pids = sorted(p.pid for p in self._manifest.processes if p.gpu and p.tree == tree)
+        if self._manifest.mode != "driver" or not pids:
+            return None
+        return HeldRestore(
+            frozenset(pids),
+            partial(driver_checkpoint.restore_threads, pids),
+            partial(driver_checkpoint.restore_all, pids),
+        )
 
     def settle(self) -> None:
         """Remove what was kept to undo the restore."""

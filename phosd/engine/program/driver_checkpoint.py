@@ -102,6 +102,30 @@ def unlock(pid: int) -> None:
     call("cuCheckpointProcessUnlock", pid, None, about=f"process {pid}")
 
 
+def restore_threads(pids: Iterable[int]) -> dict[int, int]:
+    """Return the thread of each process that does the driver's work; a process that a tracer holds
+    has one, too.
+    """
+    return {pid: _restore_thread(pid) for pid in pids}
+
+
+def _restore_thread(pid: int) -> int:
+    thread = int(call("cuCheckpointProcessGetRestoreThreadId", pid, about=f"process {pid}"))
+    if not (procfs.PROC / str(pid) / "task" / str(thread)).exists():
+        raise Internal(
+            f"the driver names thread {thread}, which process {pid} does not have",
+            hint="see the driver's log (dmesg)",
+        )
+    return thread
+
+
+def restore_all(pids: Sequence[int]) -> None:
+    """Restore checkpointed processes in parallel; they are LOCKED then. All are tried, as in
+    :func:`resume`.
+    """
+    _together(restore, pids)
+
+
 def resume(pids: Sequence[int]) -> None:
     """Restore and unlock checkpointed processes in parallel.
 
@@ -129,15 +153,57 @@ def checkpointed(
         yield partial(_move_all, pids, reservation, undo)
 
 
+class Locked:
+    """Processes that the driver has locked, to be checkpointed when their threads are held.
+
+    :meth:`bring_back` leads them back to RUNNING from any state, and may be called again.
+    """
+
+    def __init__(self, pids: Sequence[int], reservation: Reservation) -> None:
+        self._pids = pids
+        self._reservation = reservation
+        self.restore_threads: dict[int, int] = {}
+        """The thread of each process that does the driver's work."""
+
+    def lock(self) -> None:
+        """Lock them, with a turn on their GPUs."""
+        _lock_in_turn(self._pids, self._reservation)
+        self.restore_threads = restore_threads(self._pids)
+
+    def checkpoint(self) -> None:
+        """Checkpoint them, and reserve the memory that becomes free."""
+        _checkpoint(self._pids, self._reservation)
+
+    def bring_back(self) -> None:
+        """Restore those that are checkpointed, and unlock all."""
+        with Undo() as undo:
+            _undo_stop(self._pids, self._reservation, undo)
+
+
+@contextmanager
+def locked(pids: Sequence[int], reservation: Reservation) -> Iterator[Locked]:
+    """Lock the processes inside; at the end they are RUNNING again, even after an error."""
+    processes = Locked(pids, reservation)
+    with Undo() as undo:
+        undo.add(processes.bring_back)
+        processes.lock()
+        yield processes
+
+
 def stop(pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
     """Checkpoint the processes, until ``undo`` brings them back to RUNNING.
 
     A caller that drops the steps of ``undo`` must release the ``reservation``.
     """
+    _undo_stop(pids, reservation, undo)
+    _lock_in_turn(pids, reservation)
+    _checkpoint(pids, reservation)
+
+
+def _undo_stop(pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
     undo.add(reservation.end)
     undo.add(_together, _back_to_running, pids)
     undo.add(reservation.claim_back)
-    _stop(pids, reservation)
 
 
 def move(pids: Sequence[int], to: Sequence[int]) -> None:
@@ -184,13 +250,18 @@ def _pair(old: Any, new: Any) -> Any:
     return pair
 
 
-def _stop(pids: Sequence[int], reservation: Reservation) -> None:
-    """Lock and checkpoint. The processes run while they wait for others that leave or return."""
+def _lock_in_turn(pids: Sequence[int], reservation: Reservation) -> None:
+    """Lock, with the GPUs' locks. The processes run while they wait for others that leave or
+    return.
+    """
     _lock(pids)
     while not reservation.begin():
         require_running(pids)
         reservation.wait()
         _lock(pids)
+
+
+def _checkpoint(pids: Sequence[int], reservation: Reservation) -> None:
     if reservation.fits(len(pids)):
         _together(checkpoint, pids)
     else:  # each that has left has given its context's memory back

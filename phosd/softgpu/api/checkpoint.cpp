@@ -28,7 +28,8 @@ bool zero(const Array& reserved) {
 
 ANYTIME_API(cuCheckpointProcessGetRestoreThreadId, (int pid, int* thread), (pid, thread)) {
     require(thread != nullptr);
-    *thread = request(pid, {Operation::thread_id});
+    require(initialized() && !forked(), CUDA_ERROR_NOT_INITIALIZED);
+    *thread = thread_of(pid);
 }
 
 ANYTIME_API(cuCheckpointProcessGetState, (int pid, CUprocessState* state), (pid, state)) {

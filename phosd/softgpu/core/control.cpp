@@ -1,15 +1,20 @@
 #include "core/control.h"
 
+#include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <memory>
 #include <string>
 #include <thread>
 
@@ -23,7 +28,7 @@ namespace {
 
 int g_listener = -1;
 std::atomic<int> g_connection{-1};  // the one that is served
-int g_thread_id = 0;
+constexpr char kThread[] = "phos-control";
 
 socklen_t address_of(int pid, sockaddr_un& address) {
     const std::string name = control_name(pid);
@@ -62,10 +67,7 @@ void serve(int connection) {
     if (!transfer(connection, &request, sizeof request, false)) return;
     ControlReply reply{CUDA_SUCCESS, 0};
     try {
-        if (request.operation == ControlRequest::Operation::thread_id)
-            reply.value = g_thread_id;
-        else
-            reply = Checkpoint::instance().handle(request);
+        reply = Checkpoint::instance().handle(request);
     } catch (const Error& error) {
         reply.result = error.code;
     }
@@ -74,9 +76,28 @@ void serve(int connection) {
     shutdown(connection, SHUT_RDWR);
 }
 
+// As the driver says it of who is not there (H200, 580.159).
+void require_process(int pid) {
+    const bool exists = pid > 0 && (kill(pid, 0) == 0 || errno != ESRCH);
+    require(exists, CUDA_ERROR_OPERATING_SYSTEM);
+}
+
+// The connection is shut down a moment before it is closed. A tracer that holds the thread in between
+// would have a dump meet it.
+void await_listening(int pid, int thread) {
+    const std::string path =
+        "/proc/" + std::to_string(pid) + "/task/" + std::to_string(thread) + "/syscall";
+    for (int looks = 0; looks < 1000; ++looks) {
+        std::ifstream file(path);
+        std::string number;
+        // "running" is a thread in no call. Who may not look has no dump made either.
+        if (!(file >> number) || number == std::to_string(SYS_accept4)) return;
+        usleep(1000);
+    }
+}
+
 void listen_forever() {
-    pthread_setname_np(pthread_self(), "phos-control");
-    g_thread_id = gettid();
+    pthread_setname_np(pthread_self(), kThread);
     while (true) {
         const Descriptor connection(accept4(g_listener, nullptr, nullptr, SOCK_CLOEXEC));
         if (connection) {
@@ -113,10 +134,21 @@ void close_control_in_child() {
     if (const int connection = g_connection.exchange(-1); connection >= 0) close(connection);
 }
 
+int thread_of(int pid) {
+    require_process(pid);
+    const std::string tasks = "/proc/" + std::to_string(pid) + "/task";
+    const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(tasks.c_str()), closedir);
+    require(folder != nullptr, CUDA_ERROR_OPERATING_SYSTEM);
+    while (const dirent* entry = readdir(folder.get())) {
+        std::ifstream file(tasks + "/" + entry->d_name + "/comm");
+        std::string name;
+        if (std::getline(file, name) && name == kThread) return std::atoi(entry->d_name);
+    }
+    fail(CUDA_ERROR_NOT_INITIALIZED);
+}
+
 ControlReply ask(int pid, const ControlRequest& request) {
-    // As the driver says it of who is not there, and of who has no GPU (H200, 580.159).
-    const bool exists = pid > 0 && (kill(pid, 0) == 0 || errno != ESRCH);
-    require(exists, CUDA_ERROR_OPERATING_SYSTEM);
+    const int thread = thread_of(pid);
     const Descriptor connection(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     require(bool(connection), CUDA_ERROR_OPERATING_SYSTEM);
     sockaddr_un address;
@@ -132,6 +164,7 @@ ControlReply ask(int pid, const ControlRequest& request) {
     // The process closes its end after the reply: wait, so that a dump does not meet it.
     char end;
     while (recv(connection.get(), &end, 1, 0) < 0 && errno == EINTR) continue;
+    await_listening(pid, thread);
     return reply;
 }
 

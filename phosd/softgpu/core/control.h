@@ -10,7 +10,7 @@
 namespace phos::softgpu {
 
 struct ControlRequest {
-    enum class Operation : uint32_t { thread_id, state, lock, checkpoint, restore, unlock };
+    enum class Operation : uint32_t { state, lock, checkpoint, restore, unlock };
     Operation operation;
     uint32_t timeout_ms = 0;
     uint32_t pair_count = 0;
@@ -26,6 +26,10 @@ struct ControlReply {
 // Makes the socket and the thread. Throws CUDA_ERROR_OPERATING_SYSTEM.
 void start_control();
 void close_control_in_child();
+
+// The thread that does what the process `pid` is asked for. As the driver, it tells this also while
+// the process is held by a tracer. Throws as ask().
+int thread_of(int pid);
 
 // Asks the process `pid`. Throws CUDA_ERROR_OPERATING_SYSTEM when there is none,
 // CUDA_ERROR_NOT_INITIALIZED when it has no software GPU, and CUDA_ERROR_NOT_PERMITTED when it

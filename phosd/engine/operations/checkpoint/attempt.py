@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from phosd.engine.criu.dumps import CpuParts
+from phosd.engine.criu.dumps import CpuParts, DriverWork
 from phosd.engine.faults import Point, point
 from phosd.engine.image.manifest import Block, ChunkRef
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.progress import Progress
+from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.exported import ExportedBlock
 from phosd.engine.memory.reservation import Reservation
 from phosd.engine.mover.client.mover import Mover
@@ -45,22 +46,22 @@ class Attempt:
         self,
         movers: Sequence[Mover] = (),
         *,
-        runs: bool = False,
         beside: Callable[[], object] = lambda: None,
     ) -> None:
         """Run the driver's checkpoint and CRIU's dump. The keepers, and ``movers``, which have
         blocks of the group, reserve the freed memory.
 
-        ``runs``: the gates are open, so the program runs until the driver locks it, and may wait
-        for the locks of its GPUs. ``beside`` is called once the driver is done with the GPUs, while
-        CRIU works.
+        ``beside`` is called once the driver is done with the GPUs, while CRIU works.
         """
         self.progress.phase("control", stopped=True)
         point(Point.CHECKPOINT_CONTROL)
-        limit = None if runs else self.options.deadline
         keepers = (*self.keepers, *movers)
         reservation = Reservation(
-            self.node.gpu_locks, keepers, self.group.process_ids, self.progress, limit
+            self.node.gpu_locks,
+            keepers,
+            self.group.process_ids,
+            self.progress,
+            self.options.deadline,
         )
         with driver_checkpoint.checkpointed(self.group.gpu_pids, reservation):
             self.progress.phase("cpu", stopped=True)
@@ -69,6 +70,31 @@ class Attempt:
             self.cpu.dump(self.progress)
             self.progress.phase("unpark", stopped=True)
             point(Point.CHECKPOINT_UNPARK)
+        self._require_no_newcomers()
+
+    def save_held_processes(self) -> None:
+        """Run the driver's checkpoint inside CRIU's dump, which holds all threads meanwhile: there
+        may be no hook that keeps them out of the driver (hazard 38).
+        """
+        self.progress.phase("control", stopped=True)
+        point(Point.CHECKPOINT_CONTROL)
+        group, progress = self.group, self.progress
+        reservation = Reservation(self.node.gpu_locks, self.keepers, group.process_ids, progress)
+
+        def checkpoint() -> None:
+            processes.checkpoint()
+            progress.phase("cpu", stopped=True)
+            point(Point.CHECKPOINT_CPU)
+
+        def bring_back() -> None:
+            with Undo() as undo:
+                undo.add(processes.bring_back)
+                progress.phase("unpark", stopped=True)
+                point(Point.CHECKPOINT_UNPARK)
+
+        with driver_checkpoint.locked(group.gpu_pids, reservation) as processes:
+            threads = processes.restore_threads
+            self.cpu.dump_around(DriverWork(lambda: threads, checkpoint, bring_back), progress)
         self._require_no_newcomers()
 
     def blocks(

@@ -13,6 +13,6 @@ def by_driver(attempt: Attempt) -> tuple[Block, ...]:
     attempt.cpu.prepare(group.trees)
     progress.phase("detach")
     with detached(group.links):
-        attempt.save_processes(runs=True)
+        attempt.save_held_processes()
     progress.finish()
     return ()

@@ -118,7 +118,11 @@ class _Checkpoint:
                 node.criu,
                 writer,
                 staging,
-                DumpOptions(tcp=self.options.tcp, checkpointed=frozenset(group.gpu_pids)),
+                DumpOptions(
+                    tcp=self.options.tcp,
+                    checkpointed=frozenset(group.gpu_pids),
+                    held=choice.mode == "driver",
+                ),
                 pages=needs.cpu,
             ) as cpu,
         ):
