@@ -49,6 +49,8 @@ _LEFT_SECONDS = 1.0
 """How long what the program started just before its end may take to end as well."""
 ENDED_SECONDS = 3.0
 """How long CRIU may wait for a process that has ended. It notices most of them at once."""
+_TURN_ENDS_SECONDS = 10.0
+"""How long the driver's turn may take to end here, when CRIU says that it has."""
 _LOOK_MILLISECONDS = 20
 
 
@@ -423,13 +425,15 @@ class _DriverTurn:
 
     def require_done(self) -> None:
         """Raise what went wrong; the tree, which is still held, is killed then."""
+        assert self._turn is not None
         try:
-            if self._turn is None or not self._turn.done():
-                raise Internal(
-                    "criu restore did not have the driver restore the program",
-                    hint="somebody with its user's rights has disturbed it; try again",
-                )
-            self._turn.result()
+            self._turn.result(_TURN_ENDS_SECONDS)
+        except TimeoutError as error:
+            self._made.kill()
+            raise Internal(
+                "criu restore did not have the driver restore the program",
+                hint="somebody with its user's rights has disturbed it; try again",
+            ) from error
         except BaseException:
             self._made.kill()
             raise
