@@ -40,13 +40,13 @@ constexpr uint64_t kAllSignals = ~uint64_t{0};
 struct Thread {
     int process;
     int id;
-    uint64_t mask;         // of signals, as it was
-    bool stopped = false;  // SIGSTOP was sent to it
+    uint64_t mask;  // of signals, as it was
 };
 
 int g_peer = -1;
 time_t g_until = 0;
 std::vector<Thread> g_running;
+std::vector<int> g_stopped;  // processes that were sent SIGSTOP meanwhile
 bool g_checkpointed = false;
 bool g_resumed = false;
 
@@ -89,25 +89,26 @@ bool let_run(Thread& thread) {
 }
 
 // Continues a thread that has stopped by itself. Only SIGSTOP, which none can block, and faults of
-// its own stop it: it gets the latter, and the former when the driver is done.
-void proceed(Thread& thread, int status) {
+// its own stop it. It gets the latter; the process gets the former when CRIU is done, whose own code
+// in it must not be stopped either.
+void proceed(const Thread& thread, int status) {
     int signal = status >> 16 ? 0 : WSTOPSIG(status);
     if (signal == SIGSTOP) {
-        thread.stopped = true;
+        g_stopped.push_back(thread.process);
         signal = 0;
     }
     trace(PTRACE_CONT, thread.id, 0, static_cast<uintptr_t>(signal));
 }
 
 void keep_going() {
-    for (Thread& thread : g_running) {
+    for (const Thread& thread : g_running) {
         int status = 0;
         if (waitpid(thread.id, &status, WNOHANG | __WALL) == thread.id && WIFSTOPPED(status))
             proceed(thread, status);
     }
 }
 
-bool hold(Thread& thread) {
+bool hold(const Thread& thread) {
     if (trace(PTRACE_INTERRUPT, thread.id) != 0) return false;
     while (true) {
         int status = 0;
@@ -119,16 +120,14 @@ bool hold(Thread& thread) {
     }
     uintptr_t options = PTRACE_O_TRACESYSGOOD;  // as CRIU had them
     if (has_filters(thread.id)) options |= PTRACE_O_SUSPEND_SECCOMP;
-    const bool held = trace(PTRACE_SETOPTIONS, thread.id, 0, options) == 0 &&
-                      trace(PTRACE_SETSIGMASK, thread.id, sizeof thread.mask,
-                            reinterpret_cast<uintptr_t>(&thread.mask)) == 0;
-    if (thread.stopped) kill(thread.process, SIGSTOP);
-    return held;
+    return trace(PTRACE_SETOPTIONS, thread.id, 0, options) == 0 &&
+           trace(PTRACE_SETSIGMASK, thread.id, sizeof thread.mask,
+                 reinterpret_cast<uintptr_t>(&thread.mask)) == 0;
 }
 
 bool hold_all() {
     bool all = true;
-    for (Thread& thread : g_running) all &= hold(thread);
+    for (const Thread& thread : g_running) all &= hold(thread);
     g_running.clear();
     return all;
 }
@@ -214,6 +213,7 @@ void resume_devices(bool well) {
     if (g_resumed) return;
     g_resumed = true;
     turn('r', well ? "ready" : "failed", false);
+    for (const int process : g_stopped) kill(process, SIGSTOP);
 }
 
 }  // namespace phos::criu

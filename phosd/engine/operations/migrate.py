@@ -32,6 +32,7 @@ from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.replicas import Replicas
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
+from phosd.engine.program.held import held
 from phosd.errors import InvalidOption, PhosError
 
 MODES = ("auto", "precopy", "driver")
@@ -182,8 +183,14 @@ def _by_driver(move: _Move) -> None:
     progress.phase("control", stopped=True)
     with detached(group.links):
         movers = [move.node.movers.mover(gpu) for gpu in sorted(move.moves)]
-        with driver_checkpoint.checkpointed(group.gpu_pids, move.reservation(movers)) as bring:
-            move.cross(bring)
+        with (
+            driver_checkpoint.locked(group.gpu_pids, move.reservation(movers)) as processes,
+            held(processes.restore_threads),
+            Undo() as undo,
+        ):
+            undo.add(processes.bring_back)
+            processes.checkpoint()
+            move.cross(processes.move)
     progress.phase("release")
 
 

@@ -154,40 +154,40 @@ def checkpointed(
 
 
 class Locked:
-    """Processes that the driver has locked, to be checkpointed when their threads are held.
+    """Processes that the driver has locked, to be checkpointed when their threads are held."""
 
-    :meth:`bring_back` leads them back to RUNNING from any state, and may be called again.
-    """
-
-    def __init__(self, pids: Sequence[int], reservation: Reservation) -> None:
+    def __init__(self, pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
         self._pids = pids
         self._reservation = reservation
-        self.restore_threads: dict[int, int] = {}
+        self._undo = undo
+        self.restore_threads = restore_threads(pids)
         """The thread of each process that does the driver's work."""
-
-    def lock(self) -> None:
-        """Lock them, with a turn on their GPUs."""
-        _lock_in_turn(self._pids, self._reservation)
-        self.restore_threads = restore_threads(self._pids)
 
     def checkpoint(self) -> None:
         """Checkpoint them, and reserve the memory that becomes free."""
         _checkpoint(self._pids, self._reservation)
 
+    def move(self, to: Sequence[int]) -> None:
+        """Do :func:`move` for all of them or none, as :func:`checkpointed` has it."""
+        _move_all(self._pids, self._reservation, self._undo, to)
+
     def bring_back(self) -> None:
-        """Restore those that are checkpointed, and unlock all."""
-        with Undo() as undo:
-            _undo_stop(self._pids, self._reservation, undo)
+        """Restore those that are checkpointed, and unlock all.
+
+        Called again, it does nothing: they run, and may have been stopped since; then they would
+        not answer.
+        """
+        with self._undo:
+            pass
 
 
 @contextmanager
 def locked(pids: Sequence[int], reservation: Reservation) -> Iterator[Locked]:
     """Lock the processes inside; at the end they are RUNNING again, even after an error."""
-    processes = Locked(pids, reservation)
     with Undo() as undo:
-        undo.add(processes.bring_back)
-        processes.lock()
-        yield processes
+        _undo_stop(pids, reservation, undo)
+        _lock_in_turn(pids, reservation)
+        yield Locked(pids, reservation, undo)
 
 
 def stop(pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
