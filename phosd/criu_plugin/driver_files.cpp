@@ -1,5 +1,5 @@
-// Loaded into CRIU as a plugin. Has `criu dump` save a process that has the GPU driver's devices open
-// or mapped; and has phosd called at the points where the driver can work (restore_threads.h).
+// Loaded into CRIU as a plugin. Has `criu dump` save a process that has the GPU driver's devices
+// open or mapped; and has phosd called at the points where the driver can work (restore_threads.h).
 //
 // A process that was forked from one that uses CUDA has inherited them and cannot use them: CUDA
 // forbids it. Plain CRIU refuses such a process. Here it learns to note the mappings, without their

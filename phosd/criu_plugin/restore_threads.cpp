@@ -1,5 +1,5 @@
-// The talk with phosd (phosd/engine/criu/tracers.py) has two turns: `c` for the driver's checkpoint,
-// `r` for its restore. Each message begins with its turn:
+// The talk with phosd (phosd/engine/criu/tracers.py) has two turns: `c` for the driver's
+// checkpoint, `r` for its restore. Each message begins with its turn:
 //
 //   c ready       all threads are held           r ready, r failed   so they are, and CRIU's result
 //   c run P:T ..  let thread T of process P run  r run ..
@@ -84,13 +84,14 @@ bool let_run(Thread& thread) {
               reinterpret_cast<uintptr_t>(&thread.mask)) != 0)
         return false;
     uint64_t all = kAllSignals;
-    return trace(PTRACE_SETSIGMASK, thread.id, sizeof all, reinterpret_cast<uintptr_t>(&all)) == 0 &&
+    return trace(PTRACE_SETSIGMASK, thread.id, sizeof all, reinterpret_cast<uintptr_t>(&all)) ==
+               0 &&
            trace(PTRACE_SETOPTIONS, thread.id) == 0 && trace(PTRACE_CONT, thread.id) == 0;
 }
 
 // Continues a thread that has stopped by itself. Only SIGSTOP, which none can block, and faults of
-// its own stop it. It gets the latter; the process gets the former when CRIU is done, whose own code
-// in it must not be stopped either.
+// its own stop it. It gets the latter; the process gets the former when CRIU is done, whose own
+// code in it must not be stopped either.
 void proceed(const Thread& thread, int status) {
     int signal = status >> 16 ? 0 : WSTOPSIG(status);
     if (signal == SIGSTOP) {

@@ -82,8 +82,8 @@ void require_process(int pid) {
     require(exists, CUDA_ERROR_OPERATING_SYSTEM);
 }
 
-// The connection is shut down a moment before it is closed. A tracer that holds the thread in between
-// would have a dump meet it.
+// The connection is shut down a moment before it is closed. A tracer that holds the thread in
+// between would have a dump meet it.
 void await_listening(int pid, int thread) {
     const std::string path =
         "/proc/" + std::to_string(pid) + "/task/" + std::to_string(thread) + "/syscall";

@@ -96,6 +96,7 @@ def test_a_process_and_its_child(uid: int, node: Node, start_bare: Callable[[int
     count_on()
     pids = tree.scan(life.pid).pids
     assert len(pids) == 2
+    files = {pid: len(procfs.descriptors(pid)) for pid in pids}
     for _ in range(TIMES):
         image = checkpoint(node, life.pid, CheckpointOptions(mode="driver"), Progress()).id
         assert tree.scan(life.pid).pids == pids
@@ -107,6 +108,7 @@ def test_a_process_and_its_child(uid: int, node: Node, start_bare: Callable[[int
     restore(node, image, RestoreOptions(), Progress())
     assert tree.scan(life.pid).pids == pids
     count_on()
+    assert {pid: len(procfs.descriptors(pid)) for pid in pids} == files
     for path in (life.log, child):
         assert len(backs := [1 for a, b in pairwise(life.values(path)) if b <= a]) == 1, backs
 
