@@ -154,22 +154,34 @@ def checkpointed(
 
 
 class Locked:
-    """Processes that the driver has locked, to be checkpointed when their threads are held."""
+    """Processes that the driver has locked, to be checkpointed when their threads are held.
+
+    The driver is not asked for the state of who is held, as far as it is known.
+    """
 
     def __init__(self, pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
         self._pids = pids
         self._reservation = reservation
         self._undo = undo
-        self.restore_threads = restore_threads(pids)
+        self._known: State | None = None
+        self.restore_threads: dict[int, int] = {}
         """The thread of each process that does the driver's work."""
+
+    def lock(self) -> None:
+        """Lock them, with a turn on their GPUs."""
+        with self._becoming(State.LOCKED):
+            _lock_in_turn(self._pids, self._reservation)
+        self.restore_threads = restore_threads(self._pids)
 
     def checkpoint(self) -> None:
         """Checkpoint them, and reserve the memory that becomes free."""
-        _checkpoint(self._pids, self._reservation)
+        with self._becoming(State.CHECKPOINTED):
+            _checkpoint(self._pids, self._reservation)
 
     def move(self, to: Sequence[int]) -> None:
         """Do :func:`move` for all of them or none, as :func:`checkpointed` has it."""
-        _move_all(self._pids, self._reservation, self._undo, to)
+        with self._becoming(State.LOCKED):
+            _move_all(self._pids, self._reservation, self._undo, to)
 
     def bring_back(self) -> None:
         """Restore those that are checkpointed, and unlock all.
@@ -180,14 +192,33 @@ class Locked:
         with self._undo:
             pass
 
+    def back_to_running(self, pid: int) -> None:
+        """Bring one of them back to RUNNING."""
+        try:
+            if self._known is State.CHECKPOINTED:
+                restore(pid)
+            if self._known is not None:
+                unlock(pid)
+                return
+        except PhosError as error:
+            _log.warning("process %d is not back yet: %s", pid, error)
+        _back_to_running(pid)
+
+    @contextmanager
+    def _becoming(self, state: State) -> Iterator[None]:
+        self._known = None
+        yield
+        self._known = state
+
 
 @contextmanager
 def locked(pids: Sequence[int], reservation: Reservation) -> Iterator[Locked]:
     """Lock the processes inside; at the end they are RUNNING again, even after an error."""
     with Undo() as undo:
-        _undo_stop(pids, reservation, undo)
-        _lock_in_turn(pids, reservation)
-        yield Locked(pids, reservation, undo)
+        processes = Locked(pids, reservation, undo)
+        _undo_stop(pids, reservation, undo, processes.back_to_running)
+        processes.lock()
+        yield processes
 
 
 def stop(pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
@@ -195,14 +226,19 @@ def stop(pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
 
     A caller that drops the steps of ``undo`` must release the ``reservation``.
     """
-    _undo_stop(pids, reservation, undo)
+    _undo_stop(pids, reservation, undo, _back_to_running)
     _lock_in_turn(pids, reservation)
     _checkpoint(pids, reservation)
 
 
-def _undo_stop(pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
+def _undo_stop(
+    pids: Sequence[int],
+    reservation: Reservation,
+    undo: Undo,
+    back: Callable[[int], None],
+) -> None:
     undo.add(reservation.end)
-    undo.add(_together, _back_to_running, pids)
+    undo.add(_together, back, pids)
     undo.add(reservation.claim_back)
 
 

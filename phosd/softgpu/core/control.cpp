@@ -97,7 +97,6 @@ void await_listening(int pid, int thread) {
 }
 
 void listen_forever() {
-    pthread_setname_np(pthread_self(), kThread);
     while (true) {
         const Descriptor connection(accept4(g_listener, nullptr, nullptr, SOCK_CLOEXEC));
         if (connection) {
@@ -125,7 +124,9 @@ void start_control() {
     }
     static Descriptor& kept = *new Descriptor(listener.out_of_the_way());
     g_listener = kept.get();
-    std::thread(listen_forever).detach();
+    std::thread thread(listen_forever);
+    pthread_setname_np(thread.native_handle(), kThread);  // by which thread_of() knows it
+    thread.detach();
 }
 
 void close_control_in_child() {
