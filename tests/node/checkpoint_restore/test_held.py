@@ -39,7 +39,7 @@ from tests.node.checkpoint_restore.cycle import (
 from tests.node.checkpoint_restore.test_fault_points import armed
 from tests.node.checkpoint_restore.test_trouble import at_phase
 from tests.node.criu.life import USER, Life, in_order
-from tests.support.harness import PROGRAMS, wait_until
+from tests.support.harness import PROGRAMS, alive, wait_until
 
 TIMES = 3
 RUNNING = driver_checkpoint.State.RUNNING
@@ -227,4 +227,42 @@ def test_it_is_stopped_meanwhile(
     target.more_steps(AFTER)
     target.kill()
     original = target.values()
+    check(bring_back(node, target, image), original, undisturbed("polling"))
+
+
+@pytest.mark.parametrize("how", ["raises", "cancelled", "dies", "criu dies"])
+def test_its_restore_fails(
+    how: str,
+    node: Node,
+    start: Starter,
+    undisturbed: Undisturbed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While CRIU holds what it has restored: nothing of it stays, and the next restore succeeds."""
+    target = start("polling", hooked=False)
+    target.wait_for_steps(3)
+    image = save(node, target, "driver").id
+    target.more_steps(AFTER)
+    target.kill()
+    original = target.values()
+    progress = Progress()
+    whole = driver_checkpoint.restore
+
+    def failing(pid: int) -> None:
+        tracer = procfs.status(pid).tracer
+        assert is_criu(tracer)
+        if how == "raises":
+            raise Internal("the driver does not want to", hint="a test did that")
+        if how == "cancelled":
+            progress.cancel()
+            wait_until(lambda: not alive(tracer), "CRIU to be killed")
+        else:
+            os.kill(pid if how == "dies" else tracer, signal.SIGKILL)
+        whole(pid)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver_checkpoint, "restore", failing)
+        with pytest.raises(PhosError):
+            restore(node, image, RestoreOptions(), progress)
+    assert not any(alive(pid) for pid in target.pids)
     check(bring_back(node, target, image), original, undisturbed("polling"))
