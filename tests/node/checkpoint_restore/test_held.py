@@ -40,8 +40,9 @@ from tests.node.checkpoint_restore.test_fault_points import armed
 from tests.node.checkpoint_restore.test_trouble import at_phase
 from tests.node.criu.life import USER, Life, in_order
 from tests.support.harness import PROGRAMS, alive, wait_until
+from tests.support.rotation import EVERYTHING
 
-TIMES = 3
+TIMES = 40 if EVERYTHING else 3
 RUNNING = driver_checkpoint.State.RUNNING
 
 
