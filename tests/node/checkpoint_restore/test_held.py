@@ -201,8 +201,8 @@ def test_the_driver_hangs(
 
     monkeypatch.setattr(driver_checkpoint, "checkpoint", slow)
     module = sys.modules["phosd.engine.operations.checkpoint.checkpoint"]
-    monkeypatch.setattr(module, "DumpOptions", partial(DumpOptions, deadline=1.0))
-    with pytest.raises(PhosError, match="in time"):
+    monkeypatch.setattr(module, "DumpOptions", partial(DumpOptions, deadline=3.0))
+    with pytest.raises(PhosError, match=r"in time|within"):
         save(node, target, "driver")
     assert driver_checkpoint.state(target.pid) is RUNNING
     computes_right(target, undisturbed)
