@@ -164,9 +164,18 @@ def _of_driver(resources: TreeResources, checkpointed: Collection[int]) -> Itera
     for pid in sorted(resources.users_of_driver - management):
         name = procfs.describe(pid)
         if pid in checkpointed:
-            yield f"{name} still has the GPU driver's devices, after the driver's checkpoint"
+            held = ", ".join(
+                sorted({_shown(each) for each in resources.of_driver if each.pid == pid})
+            )
+            yield f"{name} still has {held} after the driver's checkpoint"
         elif pid not in loaded:
             yield f"{name} uses the GPU driver's devices without CUDA (as for OpenGL or Vulkan)"
+
+
+def _shown(device: Descriptor | Mapping) -> str:
+    if isinstance(device, Mapping):
+        return f"{device.path} (mapped at {device.start:#x})"
+    return f"{device.target} (descriptor {device.number})"
 
 
 def _of_descriptors(descriptors: Iterable[Descriptor], user: int | None) -> Iterator[str]:

@@ -109,7 +109,8 @@ def test_a_process_and_its_child(uid: int, node: Node, start_bare: Callable[[int
     restore(node, image, RestoreOptions(), Progress())
     assert tree.scan(life.pid).pids == pids
     count_on()
-    assert {pid: len(procfs.descriptors(pid)) for pid in pids} == files
+    # After its restore the driver may have opened fewer files than before (580, H200: one).
+    assert all(len(procfs.descriptors(pid)) <= files[pid] for pid in pids)
     for path in (life.log, child):
         assert len(backs := [1 for a, b in pairwise(life.values(path)) if b <= a]) == 1, backs
 

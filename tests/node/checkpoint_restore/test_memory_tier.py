@@ -24,7 +24,7 @@ from tests.node.checkpoint_restore.cycle import (
 
 @pytest.fixture
 def config(place: Path) -> Iterator[NodeConfig]:
-    made = NodeConfig(state_dir=place / "state", runtime_dir=place / "run", memory_tier=512 << 20)
+    made = NodeConfig(state_dir=place / "state", runtime_dir=place / "run", memory_tier=4 << 30)
     yield made
     while made.memory_tier_dir.is_mount():  # images are only in memory
         assert memory_mount.unmount(made.memory_tier_dir) == ""
