@@ -9,7 +9,7 @@ class Entry:
     """A program of ``bench/programs`` with its ``words`` and ``environment``.
 
     ``compare``: how many lines it prints between one step of the trial and the next. ``packages``
-    are those whose versions matter.
+    are those whose versions matter. ``remedy`` says what to do if it is refused.
     """
 
     title: str
@@ -18,6 +18,7 @@ class Entry:
     packages: tuple[str, ...] = ("torch",)
     environment: Mapping[str, str] = field(default_factory=dict)
     compare: int = 20
+    remedy: str = ""
 
 
 def _data_loader(start: str, *more: str) -> Entry:
@@ -66,7 +67,14 @@ ENTRIES: dict[str, Entry] = {
         ("torch", "accelerate"),
     ),
     "peft": Entry("PEFT, LoRA", "finetuned", ("peft",), ("torch", "peft")),
-    "lightning": Entry("Lightning, 2 workers", "lightened", (), ("torch", "lightning")),
+    "lightning": Entry(
+        "Lightning, 2 workers",
+        "lightened",
+        (),
+        ("torch", "lightning"),
+        remedy="what Lightning imports had opened the GPU by OpenCL, too (libnvidia-opencl was "
+        "loaded), of which the driver saves nothing: start it where no OpenCL is found",
+    ),
     "geometric": Entry("graph network", "graph_network", (), ("torch", "torch-geometric")),
     "gpt2": Entry(
         "GPT-2 small, deterministic",

@@ -52,6 +52,8 @@ _BUS = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuratio
 """
 
 
+_MOST_SAID = 160
+"""Characters of a refusal that the page shows; the results have all."""
 _COMMAND_LINE = re.compile(r" \(/[^)]*\)")
 """What a message says after a pid, which names folders of the machine."""
 
@@ -300,7 +302,9 @@ def _row(entry: Entry, result: dict[str, Any]) -> str:
     if found == "restored" and result["apart"]:
         found = "restored; as far apart as two undisturbed runs"
     elif found == "refused":
-        found = f"refused: {' '.join(result['refused'].split())[:300]}"
+        said = " ".join(result["refused"].split())
+        found = f"refused: {said[:_MOST_SAID]}{'...' if len(said) > _MOST_SAID else ''}"
+        found += f" **Remedy:** {entry.remedy}" if entry.remedy else ""
     cells = [entry.title, versions, found]
     if saved := result.get("saved"):
         last = saved[-1]

@@ -160,22 +160,24 @@ def _of_driver(resources: TreeResources, checkpointed: Collection[int]) -> Itera
     mapped, too, and cannot use it, about which the driver is asked once the tree runs again.
     """
     loaded = {each.pid for each in resources.mappings if "/libcuda.so" in each.path}
+    opencl = {each.pid for each in resources.mappings if "/libnvidia-opencl.so" in each.path}
     management = {each.pid for each in resources.of_management}
     for pid in sorted(resources.users_of_driver - management):
         name = procfs.describe(pid)
         if pid in checkpointed:
-            held = ", ".join(
-                sorted({_shown(each) for each in resources.of_driver if each.pid == pid})
+            held = {_device(each) for each in resources.of_driver if each.pid == pid}
+            other = (
+                ", and has OpenCL loaded, of which the driver saves nothing"
+                if pid in opencl
+                else ""
             )
-            yield f"{name} still has {held} after the driver's checkpoint"
+            yield f"{name} still has {', '.join(sorted(held))} after the driver's checkpoint{other}"
         elif pid not in loaded:
             yield f"{name} uses the GPU driver's devices without CUDA (as for OpenGL or Vulkan)"
 
 
-def _shown(device: Descriptor | Mapping) -> str:
-    if isinstance(device, Mapping):
-        return f"{device.path} (mapped at {device.start:#x})"
-    return f"{device.target} (descriptor {device.number})"
+def _device(of: Descriptor | Mapping) -> str:
+    return of.path if isinstance(of, Mapping) else of.target
 
 
 def _of_descriptors(descriptors: Iterable[Descriptor], user: int | None) -> Iterator[str]:

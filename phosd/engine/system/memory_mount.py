@@ -2,9 +2,9 @@
 
     memory_mount.py mount|unmount FOLDER
 
-phosd does it at its start. Under systemd its sandbox keeps it from mounting: there its unit runs
-this file before, outside of the sandbox. So it imports nothing of phosd, and needs no ``mount(8)``,
-which small systems lack.
+phosd does it at its start. Under systemd its sandbox keeps it from mounting: there
+``phosd-memory.service`` runs this file before. So it imports nothing of phosd, and needs no
+``mount(8)``, which small systems lack.
 """
 
 import ctypes

@@ -175,7 +175,15 @@ def test_who_did_not_inherit_them_is_refused(life: Life, place: Path, device: Pa
 def test_who_was_checkpointed_has_none_left(life: Life, place: Path, device: Path) -> None:
     life.start(PROGRAM, str(device), str(library(place)))
     life.counts_on()
-    with pytest.raises(Unsupported, match="still has .* after the driver's checkpoint"):
+    with pytest.raises(Unsupported, match=r"still has .* after the driver's checkpoint"):
+        life.dump(checkpointed=frozenset({life.pid}))
+    life.counts_on()
+
+
+def test_what_opencl_has_is_named(life: Life, place: Path, device: Path) -> None:
+    life.start(PROGRAM, str(device), str(library(place, "libnvidia-opencl.so.580")))
+    life.counts_on()
+    with pytest.raises(Unsupported, match=f"still has {device} after .* has OpenCL loaded"):
         life.dump(checkpointed=frozenset({life.pid}))
     life.counts_on()
 

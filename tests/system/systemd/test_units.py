@@ -25,7 +25,7 @@ def test_systemd_understands_every_unit(tmp_path: Path) -> None:
         "[Socket]\nListenStream=/run/bus\nService=phosd.service\n"
     )
     units = sorted(path for path in tmp_path.iterdir() if not path.name.endswith("@.service"))
-    assert len(units) == 5
+    assert len(units) == 6
     done = subprocess.run(
         ["systemd-analyze", "verify", *map(str, units), str(tmp_path / "phosd-criu@.service")],
         capture_output=True,
