@@ -12,6 +12,8 @@ from phosd.service.jobs.engine import Engine
 
 _LOOK_SECONDS = 1.0
 _AFTER_TROUBLE_SECONDS = 30.0
+_CLOSING_SECONDS = 180.0
+"""Less than phosd asks systemd for when it stops, which is for bringing programs back, too."""
 _log = logging.getLogger(__name__)
 
 
@@ -43,9 +45,18 @@ class Durability:
                 self._tell(await self._write(image))
             await asyncio.sleep(_AFTER_TROUBLE_SECONDS if self.trouble else _LOOK_SECONDS)
 
-    def close(self) -> None:
-        """Stop writing soon. What is not written stays in memory, for the next phosd."""
-        self._progress.cancel()
+    async def close(self) -> None:
+        """Write what is left, as the machine may be about to end, for :data:`_CLOSING_SECONDS` at
+        most. What is not written then stays in memory, for the next phosd.
+        """
+        limit = asyncio.get_running_loop().call_later(_CLOSING_SECONDS, self._progress.cancel)
+        try:
+            for image in await asyncio.to_thread(self._engine.in_memory):
+                if why := await self._write(image):
+                    _log.warning("%s", why)
+        finally:
+            limit.cancel()
+            self._progress.cancel()
 
     async def _write(self, image: str) -> str:
         """Write an image; return why that failed, or an empty string."""

@@ -126,7 +126,7 @@ class Manager:
         """Cancel the jobs and wait until every program runs again."""
         await self.periodic.close()
         await self.jobs.close()
-        self.upkeep.durability.close()
+        await self.upkeep.durability.close()
         self.history.observer = None
         self.history.listener = None
         if self._metrics is not None:

@@ -1,14 +1,17 @@
 """Images in memory are written to the disk beside the jobs, and all can see which are not yet."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from phosd.bus import path_of
 from phosd.errors import OutOfSpace
 from phosd.service.api import durability
+from phosd.service.config import Config
+from tests.support.fake_engine import FakeEngine
 from tests.support.harness import wait_until
-from tests.support.service import ROOT, Service
+from tests.support.service import ROOT, Service, serving
 from tests.system.service.test_jobs import wait_for
 
 
@@ -45,3 +48,17 @@ def test_an_image_on_the_disk_is_durable(service: Service) -> None:
     assert state(service, "image-0") == '"durable"'
     (request,) = service.engine.requests
     assert getattr(request, "durable", False)
+
+
+def test_what_is_in_memory_is_written_when_phosd_stops(
+    bus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durability, "_LOOK_SECONDS", 3600.0)
+    config = Config(state_dir=tmp_path / "state", runtime_dir=tmp_path / "run")
+    config.runtime_dir.mkdir()
+    engine = FakeEngine()
+    engine.go.set()
+    with serving(bus, config, engine) as service:
+        wait_for(service, service.start("Checkpoint", "ua{sv}", os.getpid(), 0), "done")
+        engine.unwritten = ["image-deleted", "image-0"]
+    assert engine.unwritten == ["image-deleted"]
