@@ -17,7 +17,7 @@ from phosd.engine.image.manifest import (
     Tree,
 )
 from phosd.engine.image.packs import HEADER, header_fields, record_size
-from phosd.engine.image.store import ImageWriter, Store
+from phosd.engine.image.store import ExpectedSize, ImageWriter, Store
 from phosd.engine.image.writer import Pack
 
 GPU = Gpu(0, "GPU-0", "PHOS software GPU", 1 << 31)
@@ -69,7 +69,8 @@ def publish(store: Store, content: bytes, owner: int = 0, size: int = 0) -> Mani
     """Publish a complete image with one block of ``content``; in memory if there ``size`` bytes are
     free.
     """
-    with store.begin(owner, size=size) as writer:
+    expected = ExpectedSize(0, size) if size else None
+    with store.begin(owner, size=expected) as writer:
         manifest = fill(store, writer, content)
         writer.publish(manifest)
     return manifest

@@ -1,6 +1,7 @@
 """Manage the folders of an image store: its tiers, lock and secret."""
 
 import fcntl
+import logging
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,8 @@ from phosd.engine.image.tier import MemoryTier, Tier
 from phosd.errors import Internal
 
 _SECRET = 32
+_DIGITS = 20
+_log = logging.getLogger(__name__)
 
 
 class StoreFolder:
@@ -37,12 +40,24 @@ class StoreFolder:
         """The bytes that unfinished images are expected to take, by image id."""
         with self._locked_folder():
             self.key = DigestKey(self.secret())
+            if memory is not None and not memory.claim(self.key.packed):
+                _log.warning(
+                    "images go to the disk at once, as %s has those of another state folder;"
+                    " unmount it if they are not needed",
+                    memory.path,
+                )
+                self._memory = None
         """The key of every digest in this store."""
 
     @property
     def memory(self) -> MemoryTier | None:
-        """The tier in memory; None if there is none, or no longer."""
-        return self._memory if self._memory is not None and self._memory.is_there else None
+        """The tier in memory; None if there is none. One that was not there once is none for good:
+        what was done meanwhile did not reckon with it.
+        """
+        if self._memory is not None and not self._memory.is_there:
+            _log.warning("%s is not there any more; images go to the disk", self._memory.path)
+            self._memory = None
+        return self._memory
 
     @property
     def tiers(self) -> Sequence[Tier]:
@@ -66,6 +81,23 @@ class StoreFolder:
     def pack_numbers(self) -> Sequence[int]:
         """Return the numbers of all existing packs."""
         return sorted({number for tier in self.tiers for number in tier.pack_numbers()})
+
+    def new_pack_numbers(self, count: int) -> Sequence[int]:
+        """Return numbers that no pack of this store ever had, also not one in a tier that is not
+        there now. The caller holds the lock.
+        """
+        path = self.state / "next-pack"
+        try:
+            first = int(private_files.read_private(path, _DIGITS))
+        except FileNotFoundError:
+            first = 0
+        first = max([first, *(number + 1 for number in self.pack_numbers())])
+        partial = path.with_suffix(".partial")
+        partial.unlink(missing_ok=True)
+        private_files.write_durably(partial, str(first + count).encode())
+        partial.rename(path)
+        private_files.sync_folder(self.state)
+        return range(first, first + count)
 
     def image_names(self) -> Sequence[str]:
         """Return the names of all folders of images, finished or not. Raises :class:`OSError`."""

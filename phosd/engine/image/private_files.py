@@ -17,14 +17,17 @@ _READ = 1 << 20
 _HASHERS = min(16, os.cpu_count() or 1)
 
 
-def open_private(path: "Path | str", flags: int, *, dir_fd: int | None = None) -> int:
-    """Open a file or folder that belongs to this user and is closed to all others.
+def open_private(
+    path: "Path | str", flags: int, *, dir_fd: int | None = None, lent: bool = False
+) -> int:
+    """Open a file or folder that belongs to this user and is closed to all others; if it is
+    ``lent``, others may read it.
 
     Raises :class:`NotAuthorized` if it is not, :class:`FileNotFoundError` if it does not exist.
     """
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=dir_fd)
     try:
-        _require(os.fstat(fd), str(path), directory=bool(flags & os.O_DIRECTORY))
+        _require(os.fstat(fd), str(path), directory=bool(flags & os.O_DIRECTORY), lent=lent)
     except BaseException:
         os.close(fd)
         raise
@@ -36,16 +39,16 @@ def require_private(folder: Path) -> None:
     os.close(open_private(folder, os.O_RDONLY | os.O_DIRECTORY))
 
 
-def open_below(folder: int, relative: str) -> int:
+def open_below(folder: int, relative: str, *, lent: bool = False) -> int:
     """Open a file for reading below an open folder; no part of the path may be a link."""
     *parents, name = relative.split("/")
     at = os.dup(folder)
     try:
         for part in parents:
-            below = open_private(part, os.O_RDONLY | os.O_DIRECTORY, dir_fd=at)
+            below = open_private(part, os.O_RDONLY | os.O_DIRECTORY, dir_fd=at, lent=lent)
             os.close(at)
             at = below
-        return open_private(name, os.O_RDONLY, dir_fd=at)
+        return open_private(name, os.O_RDONLY, dir_fd=at, lent=lent)
     finally:
         os.close(at)
 
@@ -136,9 +139,10 @@ def _piece_digest(descriptor: int, offset: int) -> bytes:
     return sha.digest()
 
 
-def _require(status: os.stat_result, name: str, *, directory: bool) -> None:
+def _require(status: os.stat_result, name: str, *, directory: bool, lent: bool) -> None:
     kind = stat.S_ISDIR(status.st_mode) if directory else stat.S_ISREG(status.st_mode)
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077 or not kind:
+    closed = 0o022 if lent else 0o077
+    if status.st_uid != os.geteuid() or status.st_mode & closed or not kind:
         raise NotAuthorized(
             f"{name} is not a {'folder' if directory else 'file'} of user {os.geteuid()} alone:"
             " others own it or have access",

@@ -33,8 +33,11 @@ class Image:
     def __init__(self) -> None:
         self.packs: dict[int, int] = {}
 
-    def open_file(self, folder: str, path: str) -> int:
-        """Open ``path`` in the image's ``folder`` (both relative); return the descriptor."""
+    def open_file(self, folder: str, path: str, *, lent: bool = False) -> int:
+        """Open ``path`` in the image's ``folder`` (both relative); return the descriptor.
+
+        ``lent``: a restore may have lent it to the image's owner, to read.
+        """
         name = f"{folder}/{path}"
         if not valid_relative(name):
             raise ImageCorrupt(
@@ -42,7 +45,7 @@ class Image:
                 hint="the image cannot be restored; delete it",
             )
         try:
-            return private_files.open_below(self.folder, name)
+            return private_files.open_below(self.folder, name, lent=lent)
         except OSError as error:
             raise ImageCorrupt(
                 f"the file {name} of image {self.manifest.id} cannot be opened ({error.strerror})",

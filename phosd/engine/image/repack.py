@@ -95,7 +95,7 @@ def _rewrite(store: "Store", wasteful: _Wasteful) -> int:
             except BlockingIOError:
                 return 0
         point(Point.PACK_CREATE)
-        number = max(store.pack_numbers()) + 1
+        (number,) = store.new_pack_numbers(1)
         try:
             moved = _copy(store, wasteful, number)
         except BaseException as error:

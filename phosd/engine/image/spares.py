@@ -2,8 +2,10 @@
 
 import fcntl
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 from phosd.engine.image import private_files
 from phosd.engine.image.folder import StoreFolder
@@ -31,25 +33,27 @@ class SparePacks:
         """
         tier = tier or self._folder.disk
         chunks = -(-byte_count // CHUNK)
-        count = pack_count(chunks)
-        if not count:
+        if not chunks:
             return
-        size = min(CAPACITY, -(-chunks // count) * RECORD)
+        size = _size(chunks)
         with self._folder.locked():
-            for path in tier.spare_paths():
-                if path.stat().st_size < size:
-                    path.unlink()
-            missing = count - len(tier.spare_paths())
+            kept = tier.spare_paths()
+            large = [path for path in kept if path.stat().st_size >= size]
+            missing = pack_count(chunks) - len(large)
+            # Packs that stay pinned are better made larger than replaced.
+            small = [path for path in kept if path not in large][-missing:] if missing > 0 else []
+            anew = missing * size - sum(path.stat().st_size for path in small)
             free = tier.free_bytes()
         if missing <= 0:
             return
-        if missing * size > free:
+        if anew > free:
             raise OutOfSpace(
                 f"{tier.path} has no room for {byte_count} bytes of device memory",
                 hint="delete images (`phos rm`) or give the store a larger disk",
             )
+        paths = [*small, *(tier.spare_path() for _ in range(missing - len(small)))]
         with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(partial(self._make, tier), [size] * missing))
+            list(pool.map(partial(self._make, size), paths))
 
     def drop(self) -> None:
         """Remove the spare packs that no image has taken, except in a tier that keeps them."""
@@ -58,10 +62,10 @@ class SparePacks:
                 for path in () if tier.keeps_packs else tier.spare_paths():
                     path.unlink()
 
-    def _make(self, tier: Tier, size: int) -> None:
-        path = tier.spare_path()
+    def _make(self, size: int, path: Path) -> None:
+        """Make a spare pack of ``size`` bytes, or make a smaller one that large."""
         with self._folder.locked():
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX)
         try:
             with private_files.space_errors(str(path)):
@@ -72,3 +76,18 @@ class SparePacks:
             raise
         finally:
             private_files.close_locked(fd)
+
+
+def fitting(spares: Sequence[Path], chunk_count: int) -> list[Path]:
+    """Return the spare packs for an image of so many chunks, of those given, the smallest first:
+    those that are large enough first, so that a small image does not take large packs.
+    """
+    size = _size(chunk_count)
+    large = [path for path in spares if path.stat().st_size >= size]
+    return [*large, *(path for path in reversed(spares) if path not in large)]
+
+
+def _size(chunks: int) -> int:
+    """Return the bytes of each pack of an image of so many chunks."""
+    count = pack_count(chunks)
+    return min(CAPACITY, -(-chunks // count) * RECORD) if count else 0

@@ -26,6 +26,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from phosd.engine.faults import Point, point
@@ -48,6 +49,18 @@ from phosd.engine.image.writer import ImageWriter
 from phosd.errors import Busy, ImageCorrupt, NoSuchImage
 
 __all__ = ["Image", "ImageWriter", "Store", "packs_of"]
+
+
+@dataclass(frozen=True)
+class ExpectedSize:
+    """The bytes that an image is going to take: CRIU's ``files``, and ``chunks``."""
+
+    files: int
+    chunks: int
+
+    @property
+    def total(self) -> int:
+        return self.files + self.chunks
 
 
 class Store(StoreFolder):
@@ -84,6 +97,14 @@ class Store(StoreFolder):
 
     def get(self, image_id: str) -> Manifest:
         """Return the manifest of an image. Raises :class:`NoSuchImage` or :class:`ImageCorrupt`."""
+        try:
+            return self._get(image_id)
+        except NoSuchImage:  # its copy in memory was dropped at this moment
+            if not valid_id(image_id) or not self.is_durable(image_id):
+                raise
+            return self._get(image_id)
+
+    def _get(self, image_id: str) -> Manifest:
         folder = self._open_folder(image_id)
         try:
             stamp = manifest_stamp(folder)
@@ -115,20 +136,20 @@ class Store(StoreFolder):
         owner: int,
         quota: int | None = None,
         suspended: Callable[[int], int] = lambda owner: 0,
-        size: int = 0,
+        size: ExpectedSize | None = None,
     ) -> ImageWriter:
         """Start a new image of user id ``owner``, invisible until the writer publishes it.
 
         ``quota`` limits the bytes of all images of this user and of the user's suspended programs,
-        whose bytes ``suspended`` returns. If ``size`` bytes are given and the tier in memory has
-        room for them, the image is written there.
+        whose bytes ``suspended`` returns. If the tier in memory has room for the expected
+        ``size``, the image is written there.
         """
         with self.locked():
             self.require_writable()
-            tier = self._room_in_memory(size) if size else None
+            tier = self._room_in_memory(size) if size is not None else None
             writer = ImageWriter(self, self.list, owner, quota, suspended, tier)
-            if tier is not None:
-                self.reservations[writer.id] = SpaceReservation(owner, size)
+            if size is not None:
+                self.reservations[writer.id] = SpaceReservation(owner, size.total)
             return writer
 
     def taken(self, owner: int) -> int:
@@ -178,21 +199,28 @@ class Store(StoreFolder):
         except OSError as error:
             raise self.unreachable(error) from error
 
-    def _room_in_memory(self, size: int) -> MemoryTier | None:
-        """Return the tier in memory if it has room for ``size`` bytes, besides what unfinished
-        images are expected to take. Drops copies of durable images, the oldest first.
+    def _room_in_memory(self, size: ExpectedSize) -> MemoryTier | None:
+        """Return the tier in memory if it has room for an image, besides what unfinished ones are
+        expected to take. Drops copies of durable images, the oldest first, and spare packs.
         """
         memory = self.memory
-        wanted = size + sum(each.size for each in self.reservations.values())
-        if memory is None or wanted > memory.limit:
+        others = sum(each.size for each in dict(self.reservations).values())
+        if memory is None or size.total + others > memory.limit:
             return None
+
+        def has_room() -> bool:
+            return memory.has_room(size.files, size.chunks, others)
+
         for image_id in list(memory.published()):
-            if memory.room() >= wanted:
-                break
+            if has_room():
+                return memory
             if self.is_durable(image_id) and private_files.unused(memory.images / image_id):
                 memory.drop(image_id)
                 self._remove_packs()
-        return memory if memory.room() >= wanted else None
+        while not has_room():
+            if not memory.drop_spare():
+                return None
+        return memory
 
     def _open_folder(self, image_id: str) -> int:
         if not valid_id(image_id):

@@ -1,5 +1,6 @@
 """Define the tiers of an image store: folders for images and packs, on the disk or in memory."""
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -111,13 +112,35 @@ class MemoryTier(Tier):
         """Whether the file system is still mounted."""
         return super().is_there and self.path.stat().st_dev == self._device
 
+    def claim(self, key: bytes) -> bool:
+        """Make this the tier of the store with this key. Returns whether it is no other's."""
+        name = hashlib.sha256(key).hexdigest()
+        path = self.path / "store"
+        try:
+            return private_files.read_private(path, len(name)) == name.encode()
+        except FileNotFoundError:
+            private_files.write_durably(path, name.encode())
+            return True
+
     def taken_bytes(self) -> int:
         """Return the bytes that the file system takes."""
         status = os.statvfs(self.path)
         return (status.f_blocks - status.f_bfree) * status.f_frsize
 
-    def room(self) -> int:
-        """Return the bytes that more images may take. The caller holds the store's lock."""
-        of_limit = self.limit - self.taken_bytes()
+    def has_room(self, files: int, chunks: int, others: int) -> bool:
+        """Return whether there are so many bytes for CRIU's files, which are in memory twice for a
+        moment, for chunks, which spare packs may take, and for what ``others`` are going to take.
+
+        The caller holds the store's lock.
+        """
+        anew = others + max(0, chunks - self.spare_bytes())
         of_host = int(available_memory() * (1 - _LEFT_TO_OTHERS))
-        return min(of_limit, of_host, self.free_bytes()) + self.spare_bytes()
+        left = min(self.limit - self.taken_bytes(), self.free_bytes())
+        return files + anew <= left and 2 * files + anew <= of_host
+
+    def drop_spare(self) -> bool:
+        """Remove the smallest spare pack. Returns False if there is none."""
+        for path in self.spare_paths()[:1]:
+            path.unlink()
+            return True
+        return False

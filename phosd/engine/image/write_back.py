@@ -19,7 +19,7 @@ from phosd.engine.image.folder import StoreFolder
 from phosd.engine.image.manifest import MAX_MANIFEST, Manifest
 from phosd.engine.image.reader import Image, no_such_image
 from phosd.engine.image.tier import MANIFEST
-from phosd.engine.image.usage import file_bytes, pack_ends
+from phosd.engine.image.usage import Usage, file_bytes, pack_ends
 from phosd.engine.job.progress import Progress
 from phosd.errors import ImageCorrupt
 
@@ -55,6 +55,12 @@ class WriteBack:
         if memory is None:
             return []
         return [each for each in memory.published() if not self._store.is_durable(each)]
+
+    def pending_bytes(self) -> int:
+        """Return the bytes that these images are going to take on the disk, at most."""
+        pending = {*self.pending()}
+        images = [image for image in self._published() if image.id in pending] if pending else []
+        return Usage(images).total
 
     def write(self, image_id: str, progress: Progress) -> None:
         """Write an image, unless it is on the disk already; if another thread writes it, wait.
@@ -168,7 +174,7 @@ class WriteBack:
         def file(name: tuple[str, str, int]) -> None:
             tree, path, size = name
             target = folder / tree / path
-            with os.fdopen(image.open_file(tree, path), "rb") as source:
+            with os.fdopen(image.open_file(tree, path, lent=True), "rb") as source:
                 _copy(source.fileno(), size, target, check, advance)
 
         files = [(t.folder, f.path, f.size) for t in image.manifest.trees for f in t.files]

@@ -21,6 +21,7 @@ from phosd.engine.image.mac import sealed
 from phosd.engine.image.manifest import MAX_MANIFEST, ChunkRef, FileDigest, Manifest
 from phosd.engine.image.packs import CAPACITY, pack_count
 from phosd.engine.image.quota import SpaceReservation, require_within
+from phosd.engine.image.spares import fitting
 from phosd.engine.image.tier import MANIFEST, Tier
 from phosd.engine.image.usage import file_bytes, pack_bytes, pack_ends
 from phosd.engine.image.validate import check_manifest, valid_relative
@@ -118,11 +119,11 @@ class ImageWriter:
         Each mover needs packs of its own. :meth:`publish` removes packs that stay empty.
         """
         with self._store.locked(), private_files.space_errors(f"the packs of image {self.id}"):
-            first = max(self._store.pack_numbers(), default=-1) + 1
-            spares = list(self.tier.spare_paths())
+            count = pack_count(chunk_count)
+            spares = fitting(self.tier.spare_paths(), chunk_count)
             return [
-                self._create(first + i, spares.pop() if spares else None)
-                for i in range(pack_count(chunk_count))
+                self._create(number, spares.pop(0) if spares else None)
+                for number in self._store.new_pack_numbers(count)
             ]
 
     def _create(self, number: int, spare: Path | None) -> Pack:

@@ -125,10 +125,14 @@ class Node:
 
 
 def _memory_tier(config: NodeConfig) -> MemoryTier | None:
-    """Mount and return the tier in memory, if there is to be one and it can be mounted."""
-    if not config.memory_tier:
-        return None
+    """Mount and return the tier in memory, if there is to be one and it can be mounted.
+
+    One that is still mounted from before is used without room for more: what is there only is
+    written to the disk.
+    """
     folder = config.memory_tier_dir
+    if not config.memory_tier:
+        return MemoryTier(folder, 0) if folder.is_mount() else None
     if why := memory_mount.mount(folder):
         _log.warning("images go to the disk at once, as %s cannot be mounted: %s", folder, why)
         return None

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from phosd.engine.image.store import ExpectedSize
 from phosd.engine.node.gpus import used_by
 from phosd.engine.node.node import Node
 from phosd.engine.program.group import CheckpointGroup
@@ -51,9 +52,9 @@ class Needs:
     gpu: int
 
     @property
-    def image(self) -> int:
-        """Bytes of the whole image."""
-        return self.cpu + self.gpu + _SPARE
+    def image(self) -> ExpectedSize:
+        """The size of the image."""
+        return ExpectedSize(self.cpu + _SPARE, self.gpu)
 
 
 def check_space(
@@ -64,9 +65,9 @@ def check_space(
     Raises :class:`OutOfSpace` or :class:`OutOfMemory` if the disk or host memory does not suffice.
     """
     needs = _estimate(group, mode)
-    free = node.store.free_bytes()
+    free = node.store.free_bytes() - node.store.write_back.pending_bytes()
     kept = limits.kept_free.of(node.store.disk_bytes())
-    if needs.image + kept > free:
+    if needs.image.total + kept > free:
         least = f", of which {_gb(kept)} stay free (min_free)" if kept else ""
         raise OutOfSpace(
             f"the image needs about {_gb(needs.cpu + needs.gpu)}, {node.store.state} has"

@@ -41,8 +41,7 @@ class Durability:
     async def go_on(self) -> None:
         """Write images whenever there are some."""
         while True:
-            for image in await asyncio.to_thread(self._engine.in_memory):
-                self._tell(await self._write(image))
+            self._tell(await self._write_all())
             await asyncio.sleep(_AFTER_TROUBLE_SECONDS if self.trouble else _LOOK_SECONDS)
 
     async def close(self) -> None:
@@ -51,12 +50,23 @@ class Durability:
         """
         limit = asyncio.get_running_loop().call_later(_CLOSING_SECONDS, self._progress.cancel)
         try:
-            for image in await asyncio.to_thread(self._engine.in_memory):
-                if why := await self._write(image):
-                    _log.warning("%s", why)
+            if why := await self._write_all():
+                _log.warning("%s", why)
         finally:
             limit.cancel()
             self._progress.cancel()
+
+    async def _write_all(self) -> str:
+        """Write what is in memory only; return why an image is left there, or an empty string."""
+        left = ""
+        try:
+            for image in await asyncio.to_thread(self._engine.in_memory):
+                why = await self._write(image)
+                left = left or why
+        except Exception as error:  # whatever it was, the next round may succeed
+            _log.exception("writing images from memory failed")
+            left = left or f"images are in memory only: {error!r}"
+        return left
 
     async def _write(self, image: str) -> str:
         """Write an image; return why that failed, or an empty string."""

@@ -17,12 +17,12 @@ from phosd.engine.image import write_back as write_back_module
 from phosd.engine.image.manifest import CHUNK, Block, ChunkRef, Manifest, Tree
 from phosd.engine.image.packs import HEADER, RECORD, header_fields, record_size
 from phosd.engine.image.repack import compact
-from phosd.engine.image.store import Store
+from phosd.engine.image.store import ExpectedSize, Store
 from phosd.engine.image.tier import MemoryTier
 from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
 from phosd.engine.system import memory_mount
-from phosd.errors import Busy, Cancelled, NoSuchImage, OutOfSpace
+from phosd.errors import Busy, Cancelled, NoSuchImage, NotAuthorized, OutOfSpace
 from tests.support.harness import wait_until
 from tests.support.samples import CRIU_FILES, everything, manifest_of, publish
 
@@ -100,7 +100,7 @@ def test_without_room_it_goes_to_the_disk(store: Store, memory: Path) -> None:
     large = publish(store, CONTENT, size=LIMIT + 1)
     assert store.is_durable(large.id)
     near = [publish(store, CONTENT, size=SIZE) for _ in range(2)]
-    with store.begin(0, size=SIZE):  # is going to take the rest
+    with store.begin(0, size=ExpectedSize(0, SIZE)):  # is going to take the rest
         far = publish(store, CONTENT, size=SIZE)
     assert [store.is_durable(each.id) for each in (*near, far)] == [False, False, True]
     whole(store, large, *near, far)
@@ -125,7 +125,7 @@ def test_copies_make_room_the_oldest_first(store: Store, memory: Path) -> None:
 
 def child(store: Store, parent: Manifest) -> Manifest:
     """An image in memory whose chunks are all in the packs of another."""
-    with store.begin(0, size=SIZE) as writer:
+    with store.begin(0, size=ExpectedSize(0, SIZE)) as writer:
         trees = [msgspec.structs.replace(tree, files=()) for tree in parent.trees]
         manifest = manifest_of(writer, [parent.blocks[0]], trees)
         writer.publish(manifest)
@@ -158,14 +158,14 @@ def test_a_child_outlives_the_copy_of_its_parent(store: Store, memory: Path) -> 
 
 def test_a_pack_goes_from_one_image_to_the_next(store: Store, memory: Path) -> None:
     """What the first had left in it does not get to the disk with the second."""
-    with store.begin(0, size=SIZE) as writer:
+    with store.begin(0, size=ExpectedSize(0, SIZE)) as writer:
         store.spares.preallocate(2 * CHUNK, writer.tier)
         (pack,) = writer.packs(2)
         file, size = os.fstat(pack.fd).st_ino, os.fstat(pack.fd).st_size
         assert size == 2 * RECORD
         os.pwrite(pack.fd, b"old" * (size // 3), 0)
     assert only_spares(memory)  # it was aborted
-    with store.begin(0, size=SIZE) as writer:
+    with store.begin(0, size=ExpectedSize(0, SIZE)) as writer:
         store.spares.preallocate(CHUNK, writer.tier)
         (pack,) = writer.packs(1)
         assert (os.fstat(pack.fd).st_ino, os.fstat(pack.fd).st_size) == (file, size)
@@ -229,7 +229,7 @@ def test_a_reader_keeps_an_image_that_is_only_in_memory(store: Store) -> None:
 WRITE = """
     import sys
     from pathlib import Path
-    from phosd.engine.image.store import Store
+    from phosd.engine.image.store import ExpectedSize, Store
     from phosd.engine.image.tier import MemoryTier
     from phosd.engine.job.progress import Progress
     store = Store(Path(sys.argv[1]), memory=MemoryTier(Path(sys.argv[2]), 1 << 30))
@@ -311,6 +311,83 @@ def test_the_memory_is_taken_away(store: Store, memory: Path) -> None:
     whole(store, durable, later)
 
 
+def test_the_memory_comes_back(store: Store, memory: Path) -> None:
+    """What was done without it does not mix with what is in it."""
+    near = publish(store, CONTENT, size=SIZE)
+    without = Store(store.state)  # of a phosd that was told to do without
+    far = publish(without, CONTENT[::-1])
+    both = sorted((near, far), key=lambda image: image.id)
+    again = Store(store.state, memory=MemoryTier(memory, LIMIT))
+    whole(again, *both)
+    again.write_back.write(near.id, Progress())
+    whole(on_the_disk(again), *both)
+    later = publish(again, CONTENT, size=SIZE)
+    hidden = again._memory
+    assert hidden is not None and not again.is_durable(later.id)
+    hidden._device += 1  # as if something else were mounted there
+    assert again.list() == both
+    hidden._device -= 1
+    assert again.list() == both, "it is left alone until phosd is started again"
+    whole(Store(store.state, memory=MemoryTier(memory, LIMIT)), *both, later)
+
+
+def test_the_memory_of_another_store_is_left_alone(
+    store: Store, memory: Path, tmp_path: Path
+) -> None:
+    manifest = publish(store, CONTENT, size=SIZE)
+    other = Store(tmp_path / "other", memory=MemoryTier(memory, LIMIT))
+    assert other.list() == []
+    assert other.sweep() == []
+    assert other.is_durable(publish(other, CONTENT, size=SIZE).id)
+    whole(store, manifest)
+
+
+def test_without_room_for_more_it_is_emptied(store: Store, memory: Path) -> None:
+    manifest = publish(store, CONTENT, size=SIZE)
+    emptied = Store(store.state, memory=MemoryTier(memory, 0))
+    assert emptied.is_durable(publish(emptied, CONTENT, size=SIZE).id)
+    assert emptied.write_back.pending() == [manifest.id]
+    assert emptied.write_back.pending_bytes() > len(CONTENT)
+    emptied.write_back.write(manifest.id, Progress())
+    assert emptied.write_back.pending_bytes() == 0
+
+
+def test_it_is_written_while_it_is_restored(store: Store, memory: Path) -> None:
+    """CRIU's files are lent to the image's owner then, to read."""
+    manifest = publish(store, CONTENT, owner=1000, size=SIZE)
+    folder = memory / "images" / manifest.id / "criu-0"
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, 0, 1000)
+        path.chmod(0o750 if path.is_dir() else 0o640)
+    store.write_back.write(manifest.id, Progress())
+    whole(on_the_disk(store), manifest)
+    later = publish(store, CONTENT, owner=1000, size=SIZE)
+    (memory / "images" / later.id / "criu-0" / "core-7.img").chmod(0o660)
+    with pytest.raises(NotAuthorized, match=r"core-7\.img"):  # others could have written to it
+        store.write_back.write(later.id, Progress())
+
+
+def test_a_copy_that_is_dropped_while_it_is_looked_for(
+    store: Store, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = publish(store, CONTENT, size=SIZE)
+    store.write_back.write(manifest.id, Progress())
+    folders = [memory / "images" / manifest.id, store.disk.images / manifest.id]
+    dropped = store.memory
+    assert dropped is not None
+    dropped.drop(manifest.id)
+    monkeypatch.setattr(store, "image_folder", lambda _: folders.pop(0))
+    assert store.get(manifest.id) == manifest
+
+
+def test_spare_packs_make_room_for_files(store: Store, memory: Path) -> None:
+    """They are no room for what goes to other files."""
+    store.spares.preallocate(3 * CHUNK, MemoryTier(memory, LIMIT))
+    with store.begin(0, size=ExpectedSize(6 << 20, 0)) as writer:
+        assert writer.tier is store.memory
+        assert list((memory / "packs").glob("*.spare")) == []
+
+
 def test_another_store_finds_it(store: Store, memory: Path) -> None:
     """As a phosd that is started again does."""
     manifest = publish(store, CONTENT, size=SIZE)
@@ -323,7 +400,7 @@ def test_another_store_finds_it(store: Store, memory: Path) -> None:
 def test_packs_are_not_rewritten_under_an_image_in_memory(store: Store, memory: Path) -> None:
     parent = publish(store, CONTENT + b"\2" * (2 * CHUNK), size=SIZE * 2)
     store.write_back.write(parent.id, Progress())
-    with store.begin(0, size=SIZE) as writer:
+    with store.begin(0, size=ExpectedSize(0, SIZE)) as writer:
         block = parent.blocks[0]
         small = msgspec.structs.replace(block, size=block.chunks[0].length, chunks=block.chunks[:1])
         trees = [msgspec.structs.replace(tree, files=()) for tree in parent.trees]

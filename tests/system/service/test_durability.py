@@ -62,3 +62,21 @@ def test_what_is_in_memory_is_written_when_phosd_stops(
         wait_for(service, service.start("Checkpoint", "ua{sv}", os.getpid(), 0), "done")
         engine.unwritten = ["image-deleted", "image-0"]
     assert engine.unwritten == ["image-deleted"]
+
+
+def test_whatever_goes_wrong_it_is_tried_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durability, "_AFTER_TROUBLE_SECONDS", 0.1)
+    engine = service.engine
+    engine.go.set()
+
+    def broken() -> list[str]:
+        raise KeyError("nobody expects this")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "in_memory", broken)
+        wait_until(lambda: "nobody expects this" in troubles(service), "the trouble")
+    engine.unwritten = ["image-0"]
+    wait_for(service, service.start("Checkpoint", "ua{sv}", os.getpid(), 0), "done")
+    wait_until(lambda: state(service, "image-0") == '"durable"', "the image to be durable")
