@@ -21,6 +21,7 @@ from phosd.engine.image.manifest import Process, Tree
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.progress import Progress
 from phosd.engine.program import tree
+from phosd.engine.system import procfs
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 """A Python that every user may execute (the one that runs the tests may lie below /root)."""
@@ -47,6 +48,12 @@ def wait_for(look: Callable[[], T], patience: float = 60.0) -> T:
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.005)
     return found
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process neither stands still nor has ended."""
+    found = procfs.stat(pid)
+    return found is not None and not found.stopped and not found.dead
 
 
 def records(found: tree.ProcessTree) -> list[Process]:
@@ -138,11 +145,15 @@ class Life:
         return self.dumped
 
     def kill(self) -> None:
-        """SIGKILL to the whole tree."""
+        """SIGKILL to the whole tree, which stands still: none sees the end of another."""
         assert self.dumped is not None
-        for pid in self.dumped.tree.pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        pids = self.dumped.tree.pids
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            if number == signal.SIGSTOP:
+                wait_for(lambda: not any(map(_runs, pids)))
         assert self.started is not None
         self.started.wait()
 

@@ -26,6 +26,7 @@ class FakeMover:
         self.may = threading.Semaphore(0)
         self.begun: list[list[int]] = []
         self.pinned: list[int] = []
+        self.kept: list[int] = []
         self.error: Internal | None = None
 
     def pin(self, packs: Sequence[Pack]) -> int:
@@ -37,8 +38,10 @@ class FakeMover:
         self.pinned.append(number)
         return number
 
-    def unpin(self, number: int) -> None:
+    def unpin(self, number: int, *, keep: bool) -> None:
         self.pinned.remove(number)
+        if keep:
+            self.kept.append(number)
 
 
 @pytest.fixture
