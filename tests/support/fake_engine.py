@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -108,6 +109,8 @@ class FakeEngine:
     """
 
     go: threading.Event = field(default_factory=threading.Event)
+    images_take: float = 0.0
+    """Seconds that listing the images takes."""
     stored: dict[str, Manifest] = field(default_factory=dict)
     running: list[GpuProcess] = field(default_factory=list)
     act: Callable[[Progress], None] = lambda progress: None
@@ -232,6 +235,7 @@ class FakeEngine:
         self.act(progress)
 
     def images(self) -> list[Manifest]:
+        time.sleep(self.images_take)
         return list(self.stored.values())
 
     def in_memory(self) -> list[str]:

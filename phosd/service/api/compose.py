@@ -41,7 +41,14 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     samples = Samples()
     journal = Journal(config.runtime_dir / "journal")
     job_object = job_interface(JobMethods(rights, lambda job: jobs.cancel(job)))
-    reports = JobReports(journal, history, tree, job_object, lambda job: manager.job_ended(job))
+    reports = JobReports(
+        journal,
+        history,
+        tree,
+        job_object,
+        lambda job: manager.publish_results(job),
+        lambda job: manager.job_ended(job),
+    )
     jobs = JobTable(reports.listener(), history.next_job(), config.job_limits)
     checkpoints = Checkpoints(
         engine, history, jobs, reports.write_down, lambda pid: inventory.gpus_of(pid)

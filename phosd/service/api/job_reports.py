@@ -1,6 +1,6 @@
 """Report the start, progress and end of jobs to the journal, the history and the bus."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -19,7 +19,8 @@ from phosd.service.process_identity import Target
 
 class JobReports:
     """Reports jobs through the listener of the job table. ``interface`` is the D-Bus interface of
-    jobs; ``after`` is called when a job has ended. Use it on the event loop only.
+    jobs; ``concluding`` is awaited before a job has ended, ``after`` called when it has. Use it on
+    the event loop only.
     """
 
     def __init__(
@@ -28,17 +29,26 @@ class JobReports:
         history: History,
         tree: ObjectTree,
         interface: Interface,
+        concluding: Callable[[Job], Awaitable[None]],
         after: Callable[[Job], None],
     ) -> None:
         self._journal = journal
         self._history = history
         self._tree = tree
         self._interface = interface
+        self._concluding = concluding
         self._after = after
 
     def listener(self) -> Listener:
         """Return the callbacks for the job table."""
-        return Listener(self._started, self._moved, self._progressed, self._ended, self._forgotten)
+        return Listener(
+            started=self._started,
+            moved=self._moved,
+            progressed=self._progressed,
+            concluding=self._concluding,
+            ended=self._ended,
+            forgotten=self._forgotten,
+        )
 
     def write_down(self, job: Job, target: Target | None = None) -> None:
         """Write the journal record of a job that begins, with the process that it works on."""

@@ -17,7 +17,6 @@ from phosd.engine.system.procfs import boot_id
 from phosd.errors import PhosError, Unsupported
 from phosd.service.api.inventory import Inventory
 from phosd.service.api.maintenance import Upkeep
-from phosd.service.api.moves import OPERATIONS
 from phosd.service.api.views import job_path
 from phosd.service.config import Config
 from phosd.service.dbus.object_tree import ObjectTree
@@ -52,6 +51,9 @@ FEATURES = (
 )
 _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
 """Settings that can change while phosd runs."""
+_OF_IMAGES = frozenset(("checkpoint", "verify", "delete"))
+"""Jobs that make, judge or remove an image; all others change programs."""
+_RESULTS_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -156,22 +158,28 @@ class Manager:
         self._in_background(self.upkeep.delete_old())
         return fixed
 
+    async def publish_results(self, job: Job) -> None:
+        """Bring what a job has changed to the bus, before its state says that it has ended. If that
+        fails or takes long, the job ends all the same, and the next scan makes up for it.
+        """
+        of_images = job.task.operation in _OF_IMAGES
+        look = self.inventory.refresh_images if of_images else self.inventory.refresh_processes
+        try:
+            async with asyncio.timeout(_RESULTS_SECONDS):
+                await look()
+        except Exception as error:
+            _log.warning("what job %d has changed is not on the bus yet: %r", job.number, error)
+
     def job_ended(self, job: Job) -> None:
         """Count an ended job and start the work that follows its end."""
         if self._metrics is not None:
             self._metrics.ended(job)
-        self._in_background(self._announce_end(job))
+        self.tree.signal(ROOT, "JobRemoved", job_path(job), str(job.state))
+        self._in_background(self._after(job))
 
-    async def _announce_end(self, job: Job) -> None:
-        """Publish the results of a job before ``JobRemoved``; delete old images after it."""
-        try:
-            if job.task.operation in OPERATIONS:
-                await self.inventory.refresh_processes()
-            elif job.task.operation != "restore":
-                await self.inventory.refresh_images()
-                await self.upkeep.look_for_damage()
-        finally:
-            self.tree.signal(ROOT, "JobRemoved", job_path(job), str(job.state))
+    async def _after(self, job: Job) -> None:
+        if job.task.operation in _OF_IMAGES:
+            await self.upkeep.look_for_damage()
         if job.task.operation == "checkpoint":
             await self.upkeep.delete_old()
         if not self.jobs.running:

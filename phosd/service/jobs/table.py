@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -30,18 +30,29 @@ STUCK = 8
 _log = logging.getLogger(__name__)
 
 
+def _ignore(_: Job) -> None:
+    pass
+
+
+async def _go_on(_: Job) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Listener:
     """Callbacks of the table, always called on the event loop.
 
-    ``moved`` reports a job that begins after waiting, or that has to wait again.
+    ``moved`` reports a job that begins after waiting, or that has to wait again. ``concluding`` is
+    awaited between the end of a job's work and the state that says so: whoever reads that state
+    finds what the job has made.
     """
 
-    started: Callable[[Job], None]
-    moved: Callable[[Job], None]
-    progressed: Callable[[Job], None]
-    ended: Callable[[Job], None]
-    forgotten: Callable[[Job], None]
+    started: Callable[[Job], None] = _ignore
+    moved: Callable[[Job], None] = _ignore
+    progressed: Callable[[Job], None] = _ignore
+    concluding: Callable[[Job], Awaitable[None]] = _go_on
+    ended: Callable[[Job], None] = _ignore
+    forgotten: Callable[[Job], None] = _ignore
 
 
 class _NoSlot(Busy):
@@ -308,6 +319,7 @@ class JobTable:
                 f"expect ({type(caught).__name__})",
                 hint="phosd's log has the details; please report them",
             )
+        await self._listener.concluding(job)
         for claim in job.task.claims:
             del self._claims[claim]
         del self._runs[job.number]

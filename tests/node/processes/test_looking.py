@@ -65,7 +65,7 @@ def test_a_process_that_nobody_can_look_at(tmp_path: Path, monkeypatch: pytest.M
     with hanging_folder(folder) as server:
         (folder / "file").write_bytes(b"x" * 4096)
         with trap(folder, server) as pid:
-            alone = threading.Thread(target=procfs.command_line, args=(pid,), daemon=True)
+            alone = threading.Thread(target=look, args=(pid,), daemon=True)
             alone.start()
             alone.join(1)
             assert alone.is_alive(), "it is no trap"

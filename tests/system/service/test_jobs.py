@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from phosd.bus import Connection, Signal
+from phosd.bus import Connection, Signal, path_of
 from phosd.engine.job.progress import Progress
 from phosd.errors import ImageCorrupt, OutOfSpace
 from tests.support.bus import busctl
@@ -193,6 +193,16 @@ def test_a_user_handles_what_is_his_own(service: Service) -> None:
     assert service.get(job, "Job1", "Result", uid=STRANGER) == '"4711"'
     service.call("DeleteImage", "sa{sv}", "mine", 0, uid=STRANGER)
     assert not service.engine.stored
+
+
+def test_who_reads_that_a_job_is_done_finds_its_image(service: Service) -> None:
+    service.engine.images_take = 0.5
+    service.engine.go.set()
+    job = service.start("Checkpoint", "ua{sv}", os.getpid(), 0)
+    wait_until(lambda: state_of(service, job) == "done", "the checkpoint to be done")
+    image = service.get(job, "Job1", "Result").strip('"')
+    owner = service.get(path_of("image", image), "Image1", "Owner")
+    assert owner == str(os.getuid())
 
 
 def come_seldom(changes: list[tuple[float, Signal]], begun: float) -> bool:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from phosd.service.api.metrics import Metrics
-from phosd.service.jobs.job import Job
 from phosd.service.jobs.table import JobTable, Listener
 from tests.support.harness import PROGRAMS, parse, wait_until
 from tests.support.service import phosd as phosd_once
@@ -134,8 +133,7 @@ def start_and_fail(bus: str, folder: Path, config: str, **environment: str) -> s
 
 def test_the_documentation_names_every_metric() -> None:
     async def served() -> str:
-        ignore: Callable[[Job], None] = lambda job: None  # noqa: E731
-        table = JobTable(Listener(ignore, ignore, ignore, ignore, ignore))
+        table = JobTable(Listener())
         inventory: Any = SimpleNamespace(processes={}, images={})
         port = free_port()
         metrics = Metrics(f"127.0.0.1:{port}", table, inventory)

@@ -37,8 +37,7 @@ class Node:
         self.history = History(folder / "history.db")
         self.jobs: list[Job] = []
         self.changed: list[Target] = []
-        ignore: Callable[[Job], None] = lambda job: None  # noqa: E731
-        self.table = JobTable(Listener(self.jobs.append, ignore, ignore, ignore, ignore))
+        self.table = JobTable(Listener(started=self.jobs.append))
         self.checkpoints = Checkpoints(
             self.engine, self.history, self.table, lambda job, target: None
         )

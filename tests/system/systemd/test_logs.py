@@ -14,7 +14,7 @@ import pytest
 
 from phosd.engine.job.progress import Progress
 from phosd.errors import Busy
-from phosd.service.jobs.job import Job, Outcome, Task
+from phosd.service.jobs.job import Outcome, Task
 from phosd.service.jobs.job_log import JOB_ENDED, JournalHandler
 from phosd.service.jobs.table import JobTable, Listener
 
@@ -112,12 +112,9 @@ def test_what_the_journal_does_not_take_is_said_otherwise(tmp_path: Path) -> Non
 def run(*tasks: Task) -> None:
     """Jobs, one beside the other, to their ends."""
 
-    def nothing(job: Job) -> None:
-        pass
-
     async def every() -> None:
-        table = JobTable(Listener(nothing, nothing, nothing, nothing, nothing))
-        jobs = [table.submit(task, nothing) for task in tasks]
+        table = JobTable(Listener())
+        jobs = [table.submit(task, lambda job: None) for task in tasks]
         for job in jobs:
             await table.wait(job)
         await table.close()

@@ -28,12 +28,24 @@ class Witness:
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, int]] = []
+        self.states: list[JobState] = []
+        """States of jobs whose work was over."""
 
     def listener(self) -> Listener:
         def hear(what: str) -> Callable[[Job], None]:
             return lambda job: self.heard.append((what, job.number))
 
-        return Listener(*map(hear, ("started", "moved", "progressed", "ended", "forgotten")))
+        async def concluding(job: Job) -> None:
+            self.states.append(job.state)
+
+        return Listener(
+            started=hear("started"),
+            moved=hear("moved"),
+            progressed=hear("progressed"),
+            concluding=concluding,
+            ended=hear("ended"),
+            forgotten=hear("forgotten"),
+        )
 
 
 def task(work: Callable[[Progress], Outcome], *claims: str, token: str = "") -> Task:
@@ -52,6 +64,20 @@ def until_cancelled(progress: Progress) -> Outcome:
 
 def accept(_: Job) -> None:
     """No objection."""
+
+
+def test_a_job_runs_until_its_results_are_out() -> None:
+    witness = Witness()
+
+    async def run() -> Job:
+        table = JobTable(witness.listener())
+        job = table.submit(task(nothing), accept)
+        await table.wait(job)
+        return job
+
+    job = asyncio.run(run())
+    assert witness.states == [JobState.RUNNING]
+    assert job.state is JobState.DONE
 
 
 def test_only_so_many_ended_jobs_are_kept_and_their_tokens_with_them() -> None:
