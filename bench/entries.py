@@ -9,7 +9,8 @@ class Entry:
     """A program of ``bench/programs`` with its ``words`` and ``environment``.
 
     ``compare``: how many lines it prints between one step of the trial and the next. ``packages``
-    are those whose versions matter. ``remedy`` says what to do if it is refused.
+    are those whose versions matter. ``remedy`` says what to do if it is refused. ``gpus`` are how
+    many it needs; ``torchrun``: it starts one process of it for each.
     """
 
     title: str
@@ -19,6 +20,8 @@ class Entry:
     environment: Mapping[str, str] = field(default_factory=dict)
     compare: int = 20
     remedy: str = ""
+    gpus: int = 1
+    torchrun: bool = False
 
 
 def _data_loader(start: str, *more: str) -> Entry:
@@ -37,6 +40,16 @@ def _compiled(mode: str) -> Entry:
 
 def _native(way: str, title: str) -> Entry:
     return Entry(f"CUDA C++: {title}", "native.cu", (way,), (), compare=100)
+
+
+def _distributed(
+    way: str, title: str, *more: str, gpus: int = 2, torchrun: bool = False, resident: int = 4
+) -> Entry:
+    start = "torchrun" if torchrun else "mp.spawn"
+    words = (way, "--ranks", str(gpus), "--resident", str(resident), *more)
+    return Entry(
+        f"{title}, {start}, {gpus} GPUs", "distributed", words, gpus=gpus, torchrun=torchrun
+    )
 
 
 ENTRIES: dict[str, Entry] = {
@@ -123,4 +136,24 @@ ENTRIES: dict[str, Entry] = {
     "callback": _native("callback", "host functions in a stream"),
     "conditional": _native("conditional", "graph with a conditional node"),
     "destroyed": _native("destroyed", "streams destroyed while they work"),
+    "ddp": _distributed("ddp", "DDP", torchrun=True),
+    "ddp-spawn": _distributed("ddp", "DDP", "--port", "29521"),
+    "fsdp": _distributed("fsdp", "FSDP2", torchrun=True),
+    "fsdp-spawn": _distributed("fsdp", "FSDP2", "--port", "29522"),
+    "tensor": _distributed("tensor", "tensor parallel (DTensor)", torchrun=True),
+    "pipeline": _distributed("pipeline", "pipeline (GPipe)", torchrun=True),
+    "gloo": _distributed("gloo", "DDP, gloo beside NCCL", "--port", "29523"),
+    "shared-tensors": Entry("torch.multiprocessing, a shared tensor", "shared_tensors"),
+    "parameter-server": Entry("parameter server by RPC, 2 GPUs", "parameter_server", gpus=2),
+    "served": Entry(
+        "Llama generates text, tensor parallel, 2 GPUs",
+        "served",
+        (),
+        ("torch", "transformers"),
+        compare=4,
+        gpus=2,
+        torchrun=True,
+    ),
+    "sharded": Entry("JAX, shard_map over 2 GPUs", "sharded", (), ("jax",), gpus=2),
+    "peers": Entry("CUDA C++: 2 GPUs, peer access", "native.cu", ("peers",), (), gpus=2),
 }

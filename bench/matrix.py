@@ -195,7 +195,11 @@ def _reason(said: str) -> str:
 def _words(entry: Entry) -> list[str]:
     if entry.program.endswith(".cu"):
         return [str(_compiled(PROGRAMS / entry.program)), *entry.words]
-    return [sys.executable, str(PROGRAMS / f"{entry.program}.py"), *entry.words]
+    program = [str(PROGRAMS / f"{entry.program}.py"), *entry.words]
+    if entry.torchrun:
+        ranks = f"--nproc-per-node={entry.gpus}"
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", ranks, *program]
+    return [sys.executable, *program]
 
 
 def _compiled(source: Path) -> Path:

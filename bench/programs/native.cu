@@ -3,7 +3,7 @@
 //
 //     nvcc -O2 -rdc=true -arch=native -o native native.cu -lcublas -lcusolver -lcufft
 //     native
-//     blas|thrust|dynamic|cooperative|texture|mapped|registered|callback|conditional|destroyed
+//     blas|thrust|dynamic|cooperative|texture|mapped|registered|callback|conditional|destroyed|peers
 //
 // Prints a line for each step: number, value in hexadecimal, seconds, end on the monotonic clock.
 
@@ -256,6 +256,40 @@ Step destroyed() {
     };
 }
 
+__global__ void fetch(const float* theirs, float* own, int count) {
+    int at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < count) {
+        own[at] = 0.5f * own[at] + 0.25f * theirs[count - 1 - at];
+    }
+}
+
+// Two GPUs: each reads the other's memory in a kernel, and copies are made between them.
+Step peers() {
+    float* values[2];
+    float* copies[2];
+    for (int device = 0; device < 2; ++device) {
+        REQUIRE(cudaSetDevice(device));
+        REQUIRE(cudaDeviceEnablePeerAccess(1 - device, 0));
+        values[device] = filled(kCount);
+        copies[device] = filled(kCount);
+        advance<<<kBlocks, kThreads>>>(values[device], kCount, 1.0f + device);
+        REQUIRE(cudaDeviceSynchronize());
+    }
+    float *one = values[0], *other = values[1], *first = copies[0], *second = copies[1];
+    return [=] {
+        REQUIRE(cudaSetDevice(0));
+        fetch<<<kBlocks, kThreads>>>(other, one, kCount);
+        advance<<<kBlocks, kThreads>>>(one, kCount, 0.125f);
+        REQUIRE(cudaMemcpyPeer(second, 1, one, 0, sizeof(float) * kCount));
+        REQUIRE(cudaDeviceSynchronize());
+        REQUIRE(cudaSetDevice(1));
+        fetch<<<kBlocks, kThreads>>>(second, other, kCount);
+        REQUIRE(cudaMemcpyPeer(first, 0, other, 1, sizeof(float) * kCount));
+        REQUIRE(cudaDeviceSynchronize());
+        return last_of(first, kCount) + last_of(one, kCount);
+    };
+}
+
 double now() {
     timespec time{};
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -276,6 +310,7 @@ int main(int count, char** words) {
         {"callback", callback},
         {"conditional", conditional},
         {"destroyed", destroyed},
+        {"peers", peers},
     };
     const auto found = ways.find(count > 1 ? words[1] : "");
     if (found == ways.end()) {

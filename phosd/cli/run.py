@@ -18,6 +18,15 @@ from phosd.engine.system.native import hook_library
 from phosd.errors import Unsupported
 
 DEFAULT_RUNTIME = Path("/run/phos")
+_SAVABLE = {
+    # CRIU does not save io_uring, which libuv would use: that of PyTorch's TCPStore, for one.
+    "UV_USE_IO_URING": "0",
+    # The driver's checkpoint hangs when there is a multicast object, and NCCL makes one.
+    "NCCL_NVLS_ENABLE": "0",
+    # Host memory that NCCL shares by handles of the driver; without, it is memory of /dev/shm.
+    "NCCL_CUMEM_HOST_ENABLE": "0",
+}
+"""What libraries need not use, and what cannot be saved."""
 
 
 @command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -53,12 +62,13 @@ def run(
       phos run --gpu soft -- python train.py     on a machine without a GPU
 
     A program that sees a file as its output may hold it back for a while (`python -u` does not).
-    libuv is told not to use io_uring, which cannot be saved, unless UV_USE_IO_URING says otherwise.
+    Libraries are told to do without what cannot be saved, unless these variables say otherwise:
+    UV_USE_IO_URING=0 (libuv), NCCL_NVLS_ENABLE=0 and NCCL_CUMEM_HOST_ENABLE=0 (NCCL).
     """
     environment = dict(os.environ)
     _prepend(environment, "LD_PRELOAD", hook_library())
-    # CRIU does not save io_uring, which libuv would use: that of PyTorch's TCPStore, for one.
-    environment.setdefault("UV_USE_IO_URING", "0")
+    for variable, value in _SAVABLE.items():
+        environment.setdefault(variable, value)
     if _use_software_gpu(gpu):
         _prepend(environment, "LD_LIBRARY_PATH", cuda.software_gpu())
         why = "as you asked" if gpu == "soft" else "there is no GPU here"

@@ -25,7 +25,7 @@ TCP_POLICIES = ("refuse", "close")
 # Not the time namespace: CRIU saves it, and gives each restored program one of its own.
 _NAMESPACES = ("mnt", "pid", "user", "net", "ipc", "uts", "cgroup")
 _ANONYMOUS = ("eventfd", "eventpoll", "signalfd", "timerfd", "inotify", "fanotify", "pidfd")
-_REMEDIES = {"io_uring": " (programs with libuv do without when UV_USE_IO_URING=0 is set)"}
+_REMEDIES = {"io_uring": " (libuv makes none in a program that `phos run` starts)"}
 _SOCKETS = ("UNIX", "TCP", "TCPv6", "UDP", "UDPv6", "UDPLITE", "RAW", "RAWv6", "NETLINK", "PACKET")
 _MEMORY_DEVICES = 1
 _TERMINALS = (4, 5, *range(136, 144))

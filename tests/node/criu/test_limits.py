@@ -22,7 +22,7 @@ OPENED = {
     "io_uring": (
         CALL + "params = ctypes.create_string_buffer(120)\n"
         "assert libc.syscall(425, 8, params) > 0\n",
-        r"anon_inode:\[io_uring\].*UV_USE_IO_URING=0",
+        r"anon_inode:\[io_uring\].*`phos run`",
     ),
     "userfaultfd": (CALL + "assert libc.syscall(323, 1) > 0\n", r"userfaultfd"),
     "vsock": ("import socket\ns = socket.socket(socket.AF_VSOCK)\n", r"AF_VSOCK"),
