@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from phosd.engine.criu import file_worker
+from phosd.engine.criu import file_worker, ports
 from phosd.engine.criu.action_script import RESTORED, ActionScript
 from phosd.engine.criu.cgroup_place import place_of
 from phosd.engine.criu.dump import require_private, working_folder
@@ -360,6 +360,7 @@ def _run(
 
     words = ["--restore-detached", "--file-locks", "--manage-cgroups=ignore", "--link-remap"]
     words.append("--tcp-close")
+    ports.take_back(folder, details.connections)
     if details.shell_job:
         words.append("--shell-job")
     if details.tied_to_parent:

@@ -1,24 +1,32 @@
-"""List the TCP sockets of a network namespace, from ``/proc/net/tcp``."""
+"""List the TCP sockets of a network namespace, from ``/proc/net/tcp``, and forget ended ones."""
 
+import contextlib
+import errno
 import ipaddress
+import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
 from phosd.engine.system import procfs
+
+_SOCK_DESTROY = 21
+_NLM_F_REQUEST_ACK = 0x5
+_ANY_COOKIE = b"\xff" * 8
 
 Place = tuple[str, int]
 """An address and a port; an IPv4 address is written as one, also in a socket for IPv6."""
 
 
 class State(IntEnum):
-    """States of a socket (``net/tcp_states.h``), without those that no descriptor has."""
+    """States of a socket (``net/tcp_states.h``). ``ENDED`` is ``TIME_WAIT``."""
 
     ESTABLISHED = 1
     FINISHED_BUT_NOT_READ = 4
     FINISHED = 5
+    ENDED = 6
     CLOSED = 7
     PEER_FINISHED = 8
     LISTENING = 10
@@ -51,6 +59,45 @@ def tcp_sockets(pid: int) -> list[TcpSocket]:
         if path.exists():  # tcp6 is missing if IPv6 is switched off
             found += _rows(path.read_text())
     return found
+
+
+def forget_ended(ports: Collection[int]) -> None:
+    """Have the kernel forget the connections that have ended at these ports of the own network.
+
+    A kernel that cannot (``CONFIG_INET_DIAG_DESTROY``) keeps them for a minute.
+    """
+    ended = [
+        each
+        for each in tcp_sockets(os.getpid())
+        if each.state == State.ENDED and each.here[1] in ports
+    ]
+    if not ended:
+        return
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as link:
+        for each in ended:
+            with contextlib.suppress(FileNotFoundError):  # by itself, meanwhile
+                try:
+                    _destroy(link, each)
+                except OSError as error:
+                    if error.errno not in (errno.EOPNOTSUPP, errno.EPERM):
+                        raise
+                    return
+
+
+def _destroy(link: socket.socket, ended: TcpSocket) -> None:
+    """Send ``SOCK_DESTROY`` (``linux/inet_diag.h``); raise what the kernel answers."""
+    family = socket.AF_INET6 if ":" in ended.here[0] else socket.AF_INET
+    addresses = [
+        socket.inet_pton(family, host).ljust(16, b"\0") for host, _ in (ended.here, ended.there)
+    ]
+    ports = struct.pack("!HH", ended.here[1], ended.there[1])
+    identity = b"".join((ports, *addresses, bytes(4), _ANY_COOKIE))
+    request = struct.pack("=BBxxI", family, socket.IPPROTO_TCP, 1 << State.ENDED) + identity
+    size = 16 + len(request)
+    link.send(struct.pack("=IHHII", size, _SOCK_DESTROY, _NLM_F_REQUEST_ACK, 1, 0) + request)
+    number = -struct.unpack_from("=i", link.recv(1 << 16), 16)[0]
+    if number:
+        raise OSError(number, os.strerror(number))
 
 
 def place(address: str, port: int) -> Place:

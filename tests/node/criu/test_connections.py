@@ -114,6 +114,32 @@ while True:
     time.sleep(0.01)
 """
 
+LISTENING = """
+import socket, time
+# Who listens without SO_REUSEADDR cannot do so again while its connections are not forgotten.
+server = socket.socket()
+server.bind(("127.0.0.1", 0))
+server.listen()
+def connect():
+    near = socket.create_connection(server.getsockname())
+    far, _ = server.accept()
+    return far, near
+for _ in range(3):
+    for end in connect():
+        end.close()
+kept = [connect() for _ in range(3)]
+value = 0
+while True:
+    value += 1
+    for far, near in kept:
+        far.sendall(b"x")
+        assert near.recv(1) == b"x"
+    for end in connect():
+        end.close()
+    print(value, flush=True)
+    time.sleep(0.01)
+"""
+
 WAITING = """
 import socket, time
 server = socket.create_server(("127.0.0.1", 0))
@@ -185,6 +211,17 @@ def test_the_other_end_was_closed(lives: Callable[[int], Life]) -> None:
     life.kill()
     life.restore().settle()
     assert in_order(life.counts_on())
+
+
+def test_it_listens_again_where_connections_have_just_ended(
+    lives: Callable[[int], Life],
+) -> None:
+    life = lives(USER)
+    begin(life, LISTENING)
+    life.dump()
+    life.kill()
+    life.restore().settle()
+    assert in_order(life.counts_on()), (life.home / "said").read_text()
 
 
 def test_a_connection_that_nobody_accepts_is_refused(life: Life) -> None:
