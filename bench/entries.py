@@ -38,15 +38,13 @@ def _compiled(mode: str) -> Entry:
     return Entry(f"torch.compile, mode {mode}", "compiled", ("--mode", mode))
 
 
-def _native(way: str, title: str) -> Entry:
-    return Entry(f"CUDA C++: {title}", "native.cu", (way,), (), compare=100)
+def _native(way: str, title: str, gpus: int = 1) -> Entry:
+    return Entry(f"CUDA C++: {title}", "native.cu", (way,), (), compare=100, gpus=gpus)
 
 
-def _distributed(
-    way: str, title: str, *more: str, gpus: int = 2, torchrun: bool = False, resident: int = 4
-) -> Entry:
+def _distributed(way: str, title: str, *more: str, gpus: int = 2, torchrun: bool = False) -> Entry:
     start = "torchrun" if torchrun else "mp.spawn"
-    words = (way, "--ranks", str(gpus), "--resident", str(resident), *more)
+    words = (way, "--ranks", str(gpus), "--resident", "4", *more)
     return Entry(
         f"{title}, {start}, {gpus} GPUs", "distributed", words, gpus=gpus, torchrun=torchrun
     )
@@ -155,5 +153,5 @@ ENTRIES: dict[str, Entry] = {
         torchrun=True,
     ),
     "sharded": Entry("JAX, shard_map over 2 GPUs", "sharded", (), ("jax",), gpus=2),
-    "peers": Entry("CUDA C++: 2 GPUs, peer access", "native.cu", ("peers",), (), gpus=2),
+    "peers": _native("peers", "2 GPUs, peer access", gpus=2),
 }

@@ -26,6 +26,10 @@ def _block(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
 
+def _model(width: int) -> nn.Sequential:
+    return nn.Sequential(*_blocks(width), nn.Linear(width, _CLASSES).cuda())
+
+
 def _blocks(width: int) -> list[nn.Module]:
     torch.manual_seed(1)
     return [_block(width).cuda() for _ in range(8)]
@@ -53,7 +57,7 @@ def _trained(net: Any, model: nn.Module, data: Any, group: Any = None) -> Iterat
 
 
 def _replicated(width: int, rank: int, group: Any = None) -> Iterator[float]:
-    model = nn.Sequential(*_blocks(width), nn.Linear(width, _CLASSES).cuda())
+    model = _model(width)
     net = nn.parallel.DistributedDataParallel(model, device_ids=[rank])
     return _trained(net, model, _data(width, rank), group)
 
@@ -61,7 +65,7 @@ def _replicated(width: int, rank: int, group: Any = None) -> Iterator[float]:
 def _sharded(width: int, rank: int) -> Iterator[float]:
     from torch.distributed.fsdp import fully_shard
 
-    model = nn.Sequential(*_blocks(width), nn.Linear(width, _CLASSES).cuda())
+    model = _model(width)
     for layer in model:
         fully_shard(layer)
     fully_shard(model)
@@ -77,10 +81,9 @@ def _split(width: int, ranks: int) -> Iterator[float]:
     )
 
     mesh = init_device_mesh("cuda", (ranks,))
-    blocks = _blocks(width)
-    for block in blocks:
+    model = _model(width)
+    for block in model[:-1]:
         parallelize_module(block, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    model = nn.Sequential(*blocks, nn.Linear(width, _CLASSES).cuda())
     return _trained(model, model, _data(width, 0))
 
 

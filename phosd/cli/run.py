@@ -26,7 +26,7 @@ _SAVABLE = {
     # Host memory that NCCL shares by handles of the driver; without, it is memory of /dev/shm.
     "NCCL_CUMEM_HOST_ENABLE": "0",
 }
-"""What libraries need not use, and what cannot be saved."""
+"""Variables by which libraries do without what cannot be saved."""
 
 
 @command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -101,6 +101,20 @@ def fields(message: bytes) -> Iterator[Field]:
         at += length
 
 
+def entries(path: Path, number: int) -> Iterator[dict[int, int | bytes]]:
+    """Yield the values, by number, of the messages that are field ``number`` of a file's messages.
+
+    Raises :class:`Internal` if the file is not CRIU's.
+    """
+    try:
+        for message in ImageFile.read(path).messages:
+            for field in fields(message):
+                if field.number == number and isinstance(field.value, bytes):
+                    yield {each.number: each.value for each in fields(field.value)}
+    except ValueError as error:
+        raise strange(path) from error
+
+
 def message(of: Iterable[Field]) -> bytes:
     """Return the message with these fields."""
     parts = bytearray()

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from phosd.engine.criu.image_file import ImageFile, fields, strange
+from phosd.engine.criu.image_file import entries
 from phosd.engine.image.cpu_manifest import Connection
 from phosd.engine.system import tcp
 
@@ -24,18 +24,11 @@ def take_back(folder: Path, connections: Iterable[Connection]) -> None:
     Raises :class:`~phosd.errors.Internal` for images that are not CRIU's.
     """
     ports = {int(end.address[1]) for each in connections for end in each.ends}
-    try:
-        tcp.forget_ended(ports.union(_ports(folder)))
-    except ValueError as error:
-        raise strange(folder / "files.img") from error
+    tcp.forget_ended(ports.union(_ports(folder)))
 
 
 def _ports(folder: Path) -> Iterator[int]:
-    for message in ImageFile.read(folder / "files.img").messages:
-        for field in fields(message):
-            if field.number != _FILE_SOCKET or not isinstance(field.value, bytes):
-                continue
-            values = {each.number: each.value for each in fields(field.value)}
-            port = values.get(_PORT)
-            if values.get(_PROTOCOL) == socket.IPPROTO_TCP and isinstance(port, int) and port:
-                yield port
+    for each in entries(folder / "files.img", _FILE_SOCKET):
+        port = each.get(_PORT)
+        if each.get(_PROTOCOL) == socket.IPPROTO_TCP and isinstance(port, int) and port:
+            yield port

@@ -6,9 +6,10 @@ by the time of a restore it is often gone, and CRIU does not make it. The fields
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from phosd.engine.criu.image_file import ImageFile, fields, strange
+from phosd.engine.criu.image_file import entries
 
 _FILE_SOCKET = 16
 _NAME, _DELETED = 11, 15
@@ -19,22 +20,13 @@ def socket_folders(folder: Path) -> tuple[str, ...]:
 
     Raises :class:`~phosd.errors.Internal` for images that are not CRIU's.
     """
-    path = folder / "files.img"
-    found = set()
-    try:
-        for message in ImageFile.read(path).messages:
-            for field in fields(message):
-                if field.number == _FILE_SOCKET and isinstance(field.value, bytes):
-                    found.add(_folder_of(field.value))
-    except ValueError as error:
-        raise strange(path) from error
+    found = {_folder_of(each) for each in entries(folder / "files.img", _FILE_SOCKET)}
     return tuple(sorted(found - {""}))
 
 
-def _folder_of(socket: bytes) -> str:
+def _folder_of(socket: Mapping[int, int | bytes]) -> str:
     """Return the folder of a socket; empty unless its name is a path from the root."""
-    values = {field.number: field.value for field in fields(socket)}
-    name = values.get(_NAME)
-    if not isinstance(name, bytes) or not name.startswith(b"/") or values.get(_DELETED):
+    name = socket.get(_NAME)
+    if not isinstance(name, bytes) or not name.startswith(b"/") or socket.get(_DELETED):
         return ""
     return str(Path(os.fsdecode(name.rstrip(b"\0"))).parent)

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from phosd.engine.system import procfs
+from phosd.engine.system import procfs, sock_diag
 
 _SOCK_DIAG_BY_FAMILY = 20
 _NLMSG_ERROR = 2
@@ -44,11 +44,8 @@ def unix_sockets() -> dict[int, UnixSocket]:
     request = struct.pack(
         "BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, 5, 0xFFFFFFFF, 0xFFFFFFFF
     )
-    header = struct.pack(
-        "IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 1, 0
-    )
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as link:
-        link.send(header + request)
+    with sock_diag.link() as link:
+        sock_diag.ask(link, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, request)
         return {found.inode: found for found in _answers(link)}
 
 
@@ -60,9 +57,8 @@ def _answers(link: socket.socket) -> Iterator[UnixSocket]:
             if kind == _NLMSG_DONE:
                 return
             if kind == _NLMSG_ERROR:
-                number = -struct.unpack_from("i", data, 16)[0]
-                raise OSError(number, f"cannot list the unix sockets: {os.strerror(number)}")
-            yield _unix_socket(data[16:length])
+                raise sock_diag.error_of(data, "cannot list the unix sockets")
+            yield _unix_socket(data[sock_diag.HEADER_BYTES : length])
             data = data[(length + 3) & ~3 :]
 
 

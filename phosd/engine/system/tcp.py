@@ -1,6 +1,5 @@
 """List the TCP sockets of a network namespace, from ``/proc/net/tcp``, and forget ended ones."""
 
-import contextlib
 import errno
 import ipaddress
 import os
@@ -10,7 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from phosd.engine.system import procfs
+from phosd.engine.system import procfs, sock_diag
 
 _SOCK_DESTROY = 21
 _NLM_F_REQUEST_ACK = 0x5
@@ -73,15 +72,16 @@ def forget_ended(ports: Collection[int]) -> None:
     ]
     if not ended:
         return
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as link:
+    with sock_diag.link() as link:
         for each in ended:
-            with contextlib.suppress(FileNotFoundError):  # by itself, meanwhile
-                try:
-                    _destroy(link, each)
-                except OSError as error:
-                    if error.errno not in (errno.EOPNOTSUPP, errno.EPERM):
-                        raise
-                    return
+            try:
+                _destroy(link, each)
+            except FileNotFoundError:
+                continue  # the kernel has forgotten it by itself
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EPERM):
+                    raise
+                return
 
 
 def _destroy(link: socket.socket, ended: TcpSocket) -> None:
@@ -93,11 +93,10 @@ def _destroy(link: socket.socket, ended: TcpSocket) -> None:
     ports = struct.pack("!HH", ended.here[1], ended.there[1])
     identity = b"".join((ports, *addresses, bytes(4), _ANY_COOKIE))
     request = struct.pack("=BBxxI", family, socket.IPPROTO_TCP, 1 << State.ENDED) + identity
-    size = 16 + len(request)
-    link.send(struct.pack("=IHHII", size, _SOCK_DESTROY, _NLM_F_REQUEST_ACK, 1, 0) + request)
-    number = -struct.unpack_from("=i", link.recv(1 << 16), 16)[0]
-    if number:
-        raise OSError(number, os.strerror(number))
+    sock_diag.ask(link, _SOCK_DESTROY, _NLM_F_REQUEST_ACK, request)
+    error = sock_diag.error_of(link.recv(1 << 16), "cannot forget an ended connection")
+    if error.errno:
+        raise error
 
 
 def place(address: str, port: int) -> Place:

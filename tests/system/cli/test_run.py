@@ -206,13 +206,13 @@ def test_the_environment_changes_by_the_hook_and_the_software_gpu_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     code = "import json, os; print(json.dumps(dict(os.environ)))"
-    for name in ("UV_USE_IO_URING", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_HOST_ENABLE"):
+    savable = {"UV_USE_IO_URING", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_HOST_ENABLE"}
+    for name in savable:
         monkeypatch.delenv(name, raising=False)
     bare = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     done = phos_run(sys.executable, "-c", code)
     before, after = json.loads(bare.stdout), json.loads(done.stdout)
     changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
-    savable = {"UV_USE_IO_URING", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_HOST_ENABLE"}
     assert changed == {"LD_PRELOAD", "LD_LIBRARY_PATH", *savable}
     assert {after[name] for name in savable} == {"0"}
     assert after["LD_PRELOAD"].split(":")[0].endswith("libphos_hook.so")
