@@ -107,13 +107,18 @@ def admission(
     """Check everything that a restore of ``tree`` needs, without changing anything.
 
     Raises :class:`Busy` if a pid or thread id is taken, :class:`Unsupported` for files that
-    changed and limits that cannot be given back, and what :func:`require_restorable` raises.
+    changed and limits that cannot be given back, :class:`ImageCorrupt` if a file of CRIU's is too
+    damaged to be read, and what :func:`require_restorable` raises.
     """
-    require_restorable(criu, tree)
-    require_free(tree.processes)
-    place_of(tree.details.cgroups, tree.user.uid, criu.surroundings)
-    with _orders(tree, options, "check") as orders:
-        answer = file_worker.work(orders, cancellation=cancellation)
+    try:
+        require_restorable(criu, tree)
+        require_free(tree.processes)
+        place_of(tree.details.cgroups, tree.user.uid, criu.surroundings)
+        with _orders(tree, options, "check") as orders:
+            answer = file_worker.work(orders, cancellation=cancellation)
+    except Internal:
+        tree.check_bytes()  # a damaged file of CRIU's may be what could not be read
+        raise
     _require_unused(answer.inodes)
     file_worker.require_usable(answer)
 

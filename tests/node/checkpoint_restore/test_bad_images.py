@@ -123,6 +123,15 @@ def test_a_missing_pack(copy: Node, saved: Saved) -> None:
     damaged(copy, saved, "pack")
 
 
+@pytest.mark.parametrize("kind", ["files.img", "core-"])
+def test_a_criu_file_that_cannot_be_read(copy: Node, saved: Saved, kind: str) -> None:
+    path = next(each for each in criu_files(copy, saved) if each.name.startswith(kind))
+    with path.open("r+b") as file:
+        file.seek(12)  # after the magic numbers and the length of the first message
+        file.write(b"\xff" * 12)
+    damaged(copy, saved, path.name)
+
+
 def test_a_damaged_criu_file(copy: Node, saved: Saved) -> None:
     files = criu_files(copy, saved)
     for path in random.Random(8).sample(files, 3):
