@@ -5,6 +5,7 @@ A target runs in a session of its own, reads no input, and appends to a log, as 
 
 import functools
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -204,12 +205,14 @@ def start(
     extra: Mapping[str, str] | None = None,
     stdout: int | IO[bytes] | None = None,
 ) -> Target:
-    """Start a program of :data:`PROGRAMS`; its log and errors go into ``folder``.
+    """Start a program of :data:`PROGRAMS`; its log and errors go into ``folder``, under a name that
+    no other target has.
 
     ``interpreter`` are the words before the script; ``stdout`` replaces the log, for programs that
     print elsewhere.
     """
-    log, errors = folder / f"{program}.log", folder / f"{program}.err"
+    log = _unused(folder, program)
+    errors = log.with_suffix(".err")
     with log.open("ab") as out, errors.open("ab") as err:
         process = subprocess.Popen(
             [*interpreter, str(script(program)), *arguments],
@@ -221,6 +224,12 @@ def start(
             start_new_session=True,
         )
     return Target(program, log, errors, process)
+
+
+def _unused(folder: Path, program: str) -> Path:
+    """A log of its own for each target, since a target is waited for by what its log says."""
+    names = (f"{program}{number or ''}.log" for number in itertools.count())
+    return next(log for name in names if not (log := folder / name).exists())
 
 
 def script(program: str) -> Path:
