@@ -18,14 +18,19 @@ BOARD = 2 * (2 * WINDOW + 256)
 class Rank:
     """One of the two; ``chunk_map`` is the address of the zeroed memory that both see."""
 
-    def __init__(self, device: Device, chunk_map: int, number: int) -> None:
+    def __init__(
+        self, device: Device, chunk_map: int, number: int, *, copies: bool = False
+    ) -> None:
+        """``copies``: a copy waits for each step, and keeps other threads from launching."""
         self._device = device
+        self._copies = copies
         self._mine, self._theirs = (chunk_map + n * BOARD // 2 for n in (number, 1 - number))
         self._window = allocate(WINDOW)
         self._total = allocate(16)
         self._ignored = allocate(16)
-        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        self._stream = ok(driver.cuStreamCreate(flags))
+        flags = driver.CUstream_flags
+        flag = flags.CU_STREAM_DEFAULT if copies else flags.CU_STREAM_NON_BLOCKING
+        self._stream = ok(driver.cuStreamCreate(flag))
 
     def step(self, number: int, seed: int) -> bytes:
         """One step; what it computed. The kernels on the way wait for those of the other rank."""
@@ -39,5 +44,6 @@ class Rank:
         self._device.fold(self._theirs + slot, WINDOW, self._total, self._stream)
         self._device.launch("stir", u64(self._total), stream=self._stream)
         ok(driver.cuMemcpyDtoDAsync(self._window, self._total, 8, self._stream))
-        ok(driver.cuStreamSynchronize(self._stream))
+        if not self._copies:
+            ok(driver.cuStreamSynchronize(self._stream))
         return read(self._total, 8)

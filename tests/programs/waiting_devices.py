@@ -1,5 +1,9 @@
-"""Two devices in one process, a thread each, whose kernels spin for each other."""
+"""Two devices in one process, a thread each, whose kernels spin for each other.
 
+With the word ``copies`` after the number of steps they wait for their devices by copying.
+"""
+
+import sys
 import threading
 
 from cuda.bindings import driver
@@ -9,7 +13,7 @@ from gpu import Device, Report, allocate, ok
 
 def second(report: Report, device: Device, chunk_map: int) -> None:
     device.make_current()
-    rank = Rank(device, chunk_map, 1)
+    rank = Rank(device, chunk_map, 1, copies="copies" in sys.argv)
     for step in report.steps():
         rank.step(step, step)
 
@@ -21,7 +25,7 @@ def main() -> None:
     other.make_current()
     ok(driver.cuCtxEnablePeerAccess(device.context, 0))
     device.make_current()
-    rank = Rank(device, chunk_map, 0)
+    rank = Rank(device, chunk_map, 0, copies="copies" in sys.argv)
     threading.Thread(target=second, args=(Report(), other, chunk_map), daemon=True).start()
     for step in report.steps():
         report.tell(step, rank.step(step, report.seed))

@@ -1,7 +1,11 @@
-"""Two processes whose kernels spin for each other, in memory that both have mapped."""
+"""Two processes whose kernels spin for each other, in memory that both have mapped.
+
+With the word ``copies`` after the number of steps they wait for their devices by copying.
+"""
 
 import os
 import socket
+import sys
 import threading
 
 from cuda.bindings import driver
@@ -23,7 +27,7 @@ def second(peer: socket.socket) -> None:
     handle = ok(driver.cuMemImportFromShareableHandle(descriptors[0], POSIX))
     os.close(descriptors[0])
     threading.Thread(target=end_with, args=(peer,), daemon=True).start()
-    rank = Rank(device, map_memory(handle, size), 1)
+    rank = Rank(device, map_memory(handle, size), 1, copies="copies" in sys.argv)
     for step in report.steps():
         rank.step(step, step)
     os._exit(0)
@@ -42,7 +46,7 @@ def first(peer: socket.socket) -> None:
     peer.sendall(size.to_bytes(8, "little"))
     socket.send_fds(peer, [b"m"], [descriptor])
     os.close(descriptor)
-    rank = Rank(device, chunk_map, 0)
+    rank = Rank(device, chunk_map, 0, copies="copies" in sys.argv)
     for step in report.steps():
         report.tell(step, rank.step(step, report.seed))
     os.wait()

@@ -155,6 +155,11 @@ Activity activity(uint64_t epoch) {
     return found;
 }
 
+Activity known_activity() {
+    const std::lock_guard lock(mutex);
+    return capturing.empty() ? Activity::unknown : Activity::capturing;
+}
+
 void release_stacks() {
     const std::lock_guard lock(mutex);
     for (auto& [context, state] : known) {

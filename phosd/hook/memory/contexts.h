@@ -15,6 +15,9 @@ enum class Activity { idle, unknown, busy, capturing };
 // submitted before `epoch` last changed; `unknown`: all that was asked for is done, but more may
 // have been submitted since. Contexts are not asked during a capture, which that would end.
 Activity activity(uint64_t epoch);
+// The same without asking the driver, as while a call of the program's is in it: a copy or a free
+// that waits for the device keeps the driver from answering until it is done.
+Activity known_activity();
 uint32_t captures();
 // Returns CUDA_SUCCESS if the calling thread may make calls that captures forbid, such as
 // allocating and freeing. An error is the driver's answer to such a call, which has invalidated the

@@ -59,10 +59,12 @@ wire::GateState advance(bool peers_busy) {
         else if (!inside_since)
             inside_since = now;
         // Once settled, it stays so until a call is admitted. Asking again would make a context
-        // look busy until it has answered, and admit calls that no device waits for.
+        // look busy until it has answered, and admit calls that no device waits for. While a call
+        // is inside, the driver may not answer before the device has done what the call waits for.
         const bool settled = view.state == wire::State::closed && !view.inside;
-        const contexts::Activity activity =
-            settled ? contexts::Activity::idle : contexts::activity(epoch);
+        const contexts::Activity activity = settled       ? contexts::Activity::idle
+                                            : view.inside ? contexts::known_activity()
+                                                          : contexts::activity(epoch);
         const bool at_rest = !view.inside && activity == contexts::Activity::idle;
         state.busy = !at_rest;
         if (at_rest && !peers_busy) {

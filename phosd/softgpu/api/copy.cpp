@@ -64,6 +64,8 @@ void copy(CUstream handle, Wait wait, std::shared_ptr<const Copy> what) {
                                       std::vector<std::byte>(bytes, bytes + what->width()));
         for_the_end = pageable_target;
     }
+    std::unique_lock<std::recursive_mutex> alone;
+    if (wait == Wait::yes && for_the_end) alone = stream->context.keep_submissions_out();
     const Mark mark = submit(stream, std::move(what));
     if (!for_the_end) return;
     mark.wait();

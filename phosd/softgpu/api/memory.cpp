@@ -55,6 +55,7 @@ void free_device(CUdeviceptr address) {
     Heap* heap = runtime().heap_of(address, &allocation, &pool);
     require(heap != nullptr && allocation.address == address && heap->retire(address));
     // As the driver's, a free waits for all work that may use the memory.
+    const auto alone = context->keep_submissions_out();
     for (int ordinal = 0; ordinal < runtime().device_count(); ++ordinal)
         runtime().wait_for_device(ordinal);
     heap->free(address);

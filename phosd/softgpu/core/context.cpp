@@ -77,7 +77,12 @@ std::vector<Mark> Context::order(const Stream& stream) const {
     return after;
 }
 
+std::unique_lock<std::recursive_mutex> Context::keep_submissions_out() {
+    return std::unique_lock(submissions_);
+}
+
 Mark Context::submit(Stream& stream, WorkPtr work, std::vector<Mark> after) {
+    std::lock_guard turn(submissions_);
     std::lock_guard lock(mutex_);
     for (Mark& mark : order(stream)) after.push_back(std::move(mark));
     return stream.push(std::move(work), std::move(after));

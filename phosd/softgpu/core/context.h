@@ -36,6 +36,9 @@ class Context : public std::enable_shared_from_this<Context> {
     // legacy work follows all work of blocking streams, and theirs follows it.
     Mark submit(Stream& stream, WorkPtr work, std::vector<Mark> after = {});
     void wait_everywhere(const Mark& mark);  // all work to come, in every stream
+    // For a copy or a free that waits for the device: until it returns, whoever submits work to the
+    // context, or records an event, waits as well (H100, driver 580.159). Queries do not.
+    [[nodiscard]] std::unique_lock<std::recursive_mutex> keep_submissions_out();
     // Waits as cuStreamSynchronize and cuCtxSynchronize do.
     void synchronize(Stream& stream);
     void synchronize();
@@ -58,8 +61,9 @@ class Context : public std::enable_shared_from_this<Context> {
   private:
     std::vector<Mark> order(const Stream& stream) const;
 
-    mutable std::mutex mutex_;     // submission order over the context's streams
-    std::set<StreamPtr> streams_;  // all but the legacy one
+    std::recursive_mutex submissions_;  // taken before mutex_
+    mutable std::mutex mutex_;          // submission order over the context's streams
+    std::set<StreamPtr> streams_;       // all but the legacy one
     StreamPtr legacy_;
     std::vector<Mark> barriers_;  // what all work to come waits for
     std::vector<Mark> leaving_;   // the last work of streams that were destroyed before it was done
