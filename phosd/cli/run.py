@@ -67,8 +67,12 @@ def run(
     """
     environment = dict(os.environ)
     _prepend(environment, "LD_PRELOAD", hook_library())
-    for variable, value in _SAVABLE.items():
-        environment.setdefault(variable, value)
+    settings_of_nccl = do_without_what_cannot_be_saved(environment)
+    if settings_of_nccl and cuda.has_several_gpus():
+        settings.note(
+            f"phos: NCCL does without what cannot be saved ({' '.join(settings_of_nccl)}); set "
+            "these variables to decide otherwise"
+        )
     if _use_software_gpu(gpu):
         _prepend(environment, "LD_LIBRARY_PATH", cuda.software_gpu())
         why = "as you asked" if gpu == "soft" else "there is no GPU here"
@@ -86,6 +90,13 @@ def run(
     else:
         settings.note(f"output: {program.stdout}")
         settings.say(str(program.pid))
+
+
+def do_without_what_cannot_be_saved(environment: dict[str, str]) -> list[str]:
+    """Set the variables for that which are not set. Returns those for NCCL, as assignments."""
+    added = {name: value for name, value in _SAVABLE.items() if name not in environment}
+    environment |= added
+    return [f"{name}={value}" for name, value in added.items() if name.startswith("NCCL_")]
 
 
 def _start(settings: Settings, words: tuple[str, ...], environment: dict[str, str]) -> Program:

@@ -79,7 +79,7 @@ def _settle(
             return
         if time.monotonic() > give_up:
             raise Busy(
-                f"the program did not come to rest within {deadline:.0f} s ({_why(states)})",
+                f"the program did not come to rest within {deadline:g} s ({_why(states)})",
                 hint="the program goes on; try again, or give a longer deadline",
             )
         # Not "unsettled": a hook that is told of busy peers does not settle, and two would wait for

@@ -15,6 +15,7 @@ from typing import Any
 from phosd.engine.system.native import softgpu_folder
 from phosd.errors import DriverTooOld, Internal, OutOfMemory, PhosError, Timeout, Unsupported
 
+_DEVICES = Path("/dev")
 _KERNEL_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 
@@ -24,6 +25,11 @@ def is_software() -> bool:
     if choice in ("soft", "real"):
         return choice == "soft"
     return not any(device.exists() for device in _KERNEL_DRIVERS)
+
+
+def has_several_gpus() -> bool:
+    """Return whether the node has more than one GPU of NVIDIA's; no driver is loaded to see it."""
+    return len(list(_DEVICES.glob("nvidia[0-9]*"))) > 1
 
 
 def software_gpu() -> Path:

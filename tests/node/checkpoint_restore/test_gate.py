@@ -1,6 +1,7 @@
 """The gate closes on running code, at random instants, and the program never notices."""
 
 import random
+import threading
 import time
 from collections.abc import Callable
 
@@ -10,10 +11,13 @@ from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
+from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.program.group import discover_group
 from phosd.errors import Busy
 from tests.node.checkpoint_restore.conftest import Starter
-from tests.support.harness import undisturbed
+from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, bring_back, check
+from tests.support import harness
+from tests.support.harness import wait_until
 from tests.support.rotation import EVERYTHING, SEED
 
 DEADLINE = 5.0
@@ -77,7 +81,7 @@ def test_closing_at_random_instants(
     assert settled >= closings * 9 // 10
     target.kill()
     values = target.values()
-    assert values.items() <= undisturbed(name, max(values) + 1, *words).items()
+    assert values.items() <= harness.undisturbed(name, max(values) + 1, *words).items()
 
 
 def test_a_device_that_is_never_idle(node: Node, start: Starter) -> None:
@@ -91,7 +95,27 @@ def test_a_device_that_is_never_idle(node: Node, start: Starter) -> None:
             target.more_steps(8)
     target.kill()
     values = target.values()
-    assert values.items() <= undisturbed("window", max(values) + 1).items()
+    assert values.items() <= harness.undisturbed("window", max(values) + 1).items()
+
+
+@pytest.mark.parametrize("way", ["stream", "context", "event", "copy"])
+def test_a_thread_that_waits_for_long(
+    way: str, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """Not longer than the deadline: what it waits for is named, and nothing has happened to it."""
+    target = start("blocked", arguments=("0", way))
+    target.wait_for_steps(2)
+    hold = target.log.parent / "hold"
+    hold.touch()
+    wait_until(lambda: b"held" in target.log.read_bytes(), "the kernel to wait")
+    short = CheckpointOptions(mode="stop", deadline=0.3)
+    with pytest.raises(Busy, match=rf"within 0\.3 s \(process {target.pid} keeps its GPU busy"):
+        checkpoint(node, target.pid, short, Progress())
+    threading.Timer(0.3, hold.unlink).start()
+    image = checkpoint(node, target.pid, CheckpointOptions(mode="stop", deadline=60), Progress())
+    target.more_steps(AFTER)
+    target.kill()
+    check(bring_back(node, target, image.id), target.values(), undisturbed("blocked"))
 
 
 def held(position: Callable[[], int], links: list[HookLink]) -> bool:

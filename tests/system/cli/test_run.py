@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -226,6 +227,34 @@ def test_what_was_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     done = phos_run("sh", "-c", "echo $UV_USE_IO_URING $LD_LIBRARY_PATH")
     assert done.stdout.startswith("1 ")
     assert done.stdout.strip().endswith(":/opt/lib")
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("gpus", "environment", "said"),
+    [
+        (1, {}, []),
+        (2, {}, ["NCCL_NVLS_ENABLE=0", "NCCL_CUMEM_HOST_ENABLE=0"]),
+        (2, {"NCCL_NVLS_ENABLE": "1"}, ["NCCL_CUMEM_HOST_ENABLE=0"]),
+        (2, {"NCCL_NVLS_ENABLE": "1", "NCCL_CUMEM_HOST_ENABLE": "1"}, []),
+    ],
+)
+def test_where_there_are_several_gpus_it_says_what_nccl_does_without(
+    tmp_path: Path, gpus: int, environment: dict[str, str], said: list[str]
+) -> None:
+    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(gpus))):
+        (tmp_path / name).touch()
+    code = (
+        "import pathlib, sys; from phosd.cli.main import main;"
+        "from phosd.engine.system import cuda;"
+        "cuda._DEVICES = pathlib.Path(sys.argv.pop(1)); main()"
+    )
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
+    words = [sys.executable, "-c", code, str(tmp_path), "run", "--", "true"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=bare | environment, timeout=60, check=True
+    )
+    assert re.findall(r"NCCL_\w+=\d", done.stderr) == said
 
 
 @pytest.mark.usefixtures("home")
