@@ -2,7 +2,7 @@
 
     python -m bench.matrix NAME [--results FILE] [--seconds 60] [--checkpoints 2]
     python -m bench.matrix --list
-    python -m bench.matrix --table [--results FILE] > docs/compatibility.md
+    python -m bench.matrix --table > docs/compatibility.md
 
 The program runs under ``phos run`` for at least ``--seconds``. It is saved ``--checkpoints`` times,
 killed with its whole process tree, restored from the last image, and must print again what it had
@@ -34,7 +34,12 @@ from phosd.engine.program.tree import scan
 from phosd.errors import NoSuchProcess
 
 _ROOT = Path(__file__).parents[1]
-_RESULTS = _ROOT / "docs/benchmarks/h200-matrix.jsonl"
+_BENCHMARKS = _ROOT / "docs/benchmarks"
+_RESULTS = {
+    "one H200": _BENCHMARKS / "h200-matrix.jsonl",
+    "two H100s with NVLink": _BENCHMARKS / "h100-several-gpus.jsonl",
+}
+"""The files of the page, by the GPUs that the programs had."""
 
 
 _BUS = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
@@ -287,14 +292,19 @@ def _commit() -> str:
     return done.stdout.strip() or os.environ.get("PHOS_COMMIT", "unknown")
 
 
-def table(results: Path) -> str:
-    """Return the page: the latest result of each entry."""
-    latest = {name: each for (name, _), each in _read(results).items()}
-    lines = [_HEAD.format(count=len(latest))]
-    for name, entry in ENTRIES.items():
-        if name in latest:
-            lines.append(_row(entry, latest[name]))
-    missing = [entry.title for name, entry in ENTRIES.items() if name not in latest]
+def page() -> str:
+    """Return the page: the latest result of each entry, by GPUs."""
+    found = {
+        gpus: {name: each for (name, _), each in _read(file).items()}
+        for gpus, file in _RESULTS.items()
+    }
+    tried = {name for latest in found.values() for name in latest}
+    lines = [_HEAD.format(count=len(tried))]
+    for gpus, latest in found.items():
+        name = _RESULTS[gpus].name
+        lines += ["", f"## On {gpus}", "", f"[The results](benchmarks/{name}).", "", _COLUMNS]
+        lines += [_row(entry, latest[name]) for name, entry in ENTRIES.items() if name in latest]
+    missing = [entry.title for name, entry in ENTRIES.items() if name not in tried]
     if missing:
         lines += ["", f"Without a result yet: {'; '.join(missing)}."]
     return "\n".join(lines) + "\n"
@@ -326,13 +336,15 @@ def _row(entry: Entry, result: dict[str, Any]) -> str:
 
 _HEAD = """# Programs that were tried
 
-Made by `python -m bench.matrix --table` from [the results](benchmarks/h200-matrix.jsonl). Each of
-these {count} programs ran under `phos run` on one H200 (driver 580.159), was saved while it
-computed, killed with its whole process tree, and restored. The values that it printed after the
-last checkpoint and again after the restore were compared, and are equal unless the table says
-otherwise. Images in memory. Up to 13 programs ran at a time, so the times are those of a busy GPU
-and busy processors ([benchmarks](benchmarks.md) has others). The programs are in `bench/programs`.
+Made by `python -m bench.matrix --table`. Each of these {count} programs ran under `phos run`
+(driver 580.159), was saved while it computed, killed with its whole process tree, and restored.
+The values that it printed after the last checkpoint and again after the restore were compared,
+and are equal unless the table says otherwise. Images in memory. Up to 13 programs ran at a time
+on the H200, so the times are those of a busy GPU and busy processors
+([benchmarks](benchmarks.md) has others); those with two GPUs ran one at a time. The programs
+are in `bench/programs`."""
 
+_COLUMNS = """\
 | program | versions | result | device memory | processes | prepare | stop | restore |
 | --- | --- | --- | --- | --- | --- | --- | --- |"""
 
@@ -340,7 +352,7 @@ and busy processors ([benchmarks](benchmarks.md) has others). The programs are i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", nargs="?", choices=sorted(ENTRIES))
-    parser.add_argument("--results", type=Path, default=_RESULTS)
+    parser.add_argument("--results", type=Path, default=next(iter(_RESULTS.values())))
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--checkpoints", type=int, default=2)
     parser.add_argument("--again", action="store_true")
@@ -348,7 +360,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     if arguments.list or arguments.table:
-        print("\n".join(ENTRIES) + "\n" if arguments.list else table(arguments.results), end="")
+        print("\n".join(ENTRIES) + "\n" if arguments.list else page(), end="")
         return
     if arguments.name is None:
         parser.error("name a program; --list shows them")
