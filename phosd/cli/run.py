@@ -45,9 +45,20 @@ _SAVABLE = {
     envvar="PHOS_RUNTIME_DIR",
     help=f"Where phosd looks for hooks (default: {DEFAULT_RUNTIME}).",
 )
+@click.option(
+    "--managed",
+    type=click.Choice(["device", "host"]),
+    help="Where managed memory is: of the driver, which cannot save it, or in the host, from where "
+    "each access of the GPU fetches it.",
+)
 @click.argument("words", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
-    settings: Settings, detach: bool, gpu: str, runtime_dir: Path | None, words: tuple[str, ...]
+    settings: Settings,
+    detach: bool,
+    gpu: str,
+    runtime_dir: Path | None,
+    managed: str | None,
+    words: tuple[str, ...],
 ) -> None:
     """Run COMMAND under phosd's hook; no daemon is needed.
 
@@ -77,6 +88,10 @@ def run(
         _prepend(environment, "LD_LIBRARY_PATH", cuda.software_gpu())
         why = "as you asked" if gpu == "soft" else "there is no GPU here"
         settings.note(f"phos: {why}; the program gets the software GPU")
+    if managed is not None:
+        environment["PHOS_MANAGED"] = managed
+        if managed == "host":
+            settings.note("phos: managed memory is in the host; the GPU fetches it at each access")
     if runtime_dir is not None:
         environment["PHOS_RUNTIME_DIR"] = str(runtime_dir.absolute())
     _require_hook_folder(settings, (runtime_dir or DEFAULT_RUNTIME) / "hook")

@@ -1,12 +1,14 @@
 // Replace cuMemAlloc and similar functions, and queries about their memory. The answers are those
 // of an H200 for memory of cuMemAlloc: the program must not see that its memory can be exported.
 #include <cstring>
+#include <optional>
 
 #include "base/overrides.h"
 #include "base/process.h"
 #include "cow/memory_pressure.h"
 #include "gate/gate.h"
 #include "intercept/legacy_ipc.h"
+#include "intercept/managed.h"
 #include "memory/contexts.h"
 #include "memory/heap.h"
 
@@ -136,6 +138,11 @@ bool is_mapped_block(CUdeviceptr address) {
     return blocks::find(address) != nullptr;
 }
 
+bool is_managed(CUdeviceptr address) {
+    uint64_t start, size;
+    return managed::range_of(address, &start, &size);
+}
+
 }  // namespace
 
 CUresult overrides::cuMemAlloc_v2(CUdeviceptr* address, size_t size) {
@@ -176,7 +183,10 @@ CUresult overrides::cuMemFree_v2(CUdeviceptr address) {
             device = -1;
         }
     }
-    if (device < 0) return driver.cuMemFree_v2(address);
+    if (device < 0) {
+        const std::optional<CUresult> freed = managed::free(address);
+        return freed ? *freed : driver.cuMemFree_v2(address);
+    }
     const CUresult result = synchronize(context, device);
     const std::lock_guard lock(blocks::mutex);
     if (result == CUDA_SUCCESS)
@@ -194,7 +204,8 @@ CUresult overrides::cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUd
         if (const auto* found = heap::find(address)) {
             start = found->first;
             length = found->second.size;
-        } else if (legacy_ipc::range_of(address, &start, &length)) {
+        } else if (legacy_ipc::range_of(address, &start, &length) ||
+                   managed::range_of(address, &start, &length)) {
             // start and length are set
         } else if (const auto* mapping = blocks::find(address)) {
             // Inside a slab, but in no allocation.
@@ -219,7 +230,11 @@ CUresult overrides::cuPointerGetAttribute(void* data, CUpointer_attribute attrib
         if (const auto* found = heap::find(address))
             return answer(data, attribute, address, *found);
     }
-    if (!is_mapped_block(address)) return driver.cuPointerGetAttribute(data, attribute, address);
+    if (!is_mapped_block(address)) {
+        const CUresult result = driver.cuPointerGetAttribute(data, attribute, address);
+        if (result == CUDA_SUCCESS && is_managed(address)) managed::answer(data, attribute);
+        return result;
+    }
     const gate::Pass pass;
     const CUresult result = driver.cuPointerGetAttribute(data, attribute, address);
     if (result == CUDA_SUCCESS) answer_as_before(attribute, data, address);
@@ -241,8 +256,12 @@ CUresult overrides::cuPointerGetAttributes(unsigned count, CUpointer_attribute* 
             return CUDA_SUCCESS;
         }
     }
-    if (!is_mapped_block(address))
-        return driver.cuPointerGetAttributes(count, attributes, data, address);
+    if (!is_mapped_block(address)) {
+        const CUresult result = driver.cuPointerGetAttributes(count, attributes, data, address);
+        for (unsigned i = 0; result == CUDA_SUCCESS && is_managed(address) && i < count; ++i)
+            if (data[i]) managed::answer(data[i], attributes[i]);
+        return result;
+    }
     const gate::Pass pass;
     const CUresult result = driver.cuPointerGetAttributes(count, attributes, data, address);
     for (unsigned i = 0; result == CUDA_SUCCESS && i < count; ++i)

@@ -69,11 +69,6 @@ CUresult overrides::cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc reso
     return result;
 }
 
-CUresult overrides::cuMemAllocManaged(CUdeviceptr* address, size_t size, unsigned flags) {
-    return note_use(driver.cuMemAllocManaged(address, size, flags),
-                    "the program uses managed memory (cuMemAllocManaged)");
-}
-
 CUresult overrides::cuLibraryGetManaged(CUdeviceptr* address, size_t* size, CUlibrary library,
                                         const char* name) {
     return note_use(driver.cuLibraryGetManaged(address, size, library, name), kVariable);

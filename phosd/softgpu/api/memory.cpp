@@ -62,6 +62,12 @@ void free_device(CUdeviceptr address) {
     runtime().pools.sweep(pool);
 }
 
+void require_managed(CUdeviceptr address, size_t size) {
+    const HostRange range = runtime().host.find(address);
+    require(range.size && range.kind == HostRange::Kind::managed);
+    require(size > 0 && size <= range.size - (address - range.address));
+}
+
 void get_range(CUdeviceptr* base, size_t* size, CUdeviceptr address) {
     current();
     uint64_t start = 0;
@@ -182,4 +188,29 @@ API(cuMemAllocManaged, (CUdeviceptr * address, size_t size, unsigned flags),
     require(address != nullptr);
     require(flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST);
     *address = allocate_host(size, HostRange::Kind::managed, flags, current());
+}
+
+// Every device and the host reach managed memory at all times, wherever it should be.
+STREAM_API(cuMemPrefetchAsync_v2,
+           (CUdeviceptr address, size_t size, CUmemLocation, unsigned flags, CUstream stream),
+           (address, size, {}, flags, stream)) {
+    require(flags == 0);
+    require_managed(address, size);
+    stream_of(stream);
+}
+
+API(cuMemAdvise_v2, (CUdeviceptr address, size_t size, CUmem_advise, CUmemLocation),
+    (address, size, {}, {})) {
+    require_managed(address, size);
+}
+
+API(cuMemRangeGetAttribute,
+    (void* data, size_t size, CUmem_range_attribute attribute, CUdeviceptr address, size_t count),
+    (data, size, attribute, address, count)) {
+    require(data != nullptr && size == sizeof(int));
+    require_managed(address, count);
+    // Advice is not remembered.
+    require(attribute == CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, CUDA_ERROR_NOT_SUPPORTED);
+    const int none = 0;
+    std::memcpy(data, &none, sizeof none);
 }

@@ -39,6 +39,14 @@ def test_a_program_without_device_memory(
     assert manifest.blocks == ()
 
 
+@pytest.mark.parametrize("mode", ["stop", "concurrent", "driver"])
+def test_managed_memory_in_the_host(
+    mode: str, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """The program computes what it does with the driver's managed memory."""
+    run_cycle(node, start("managed", extra={"PHOS_MANAGED": "host"}), mode, undisturbed)
+
+
 def test_the_driver_locks_a_program_whose_kernel_waits_for_a_later_one(
     node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:

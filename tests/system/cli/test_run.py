@@ -221,6 +221,18 @@ def test_the_environment_changes_by_the_hook_and_the_software_gpu_only(
 
 
 @pytest.mark.usefixtures("home")
+def test_managed_memory_is_put_into_the_host_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PHOS_MANAGED", raising=False)
+    words = ("--", "sh", "-c", "echo ${PHOS_MANAGED:-unset}")
+    told = subprocess.run(
+        [*PHOS, "run", "--managed", "host", *words], capture_output=True, text=True, timeout=60
+    )
+    assert told.stdout == "host\n"
+    assert "managed memory is in the host" in told.stderr
+    assert phos_run(*words[1:]).stdout == "unset\n"
+
+
+@pytest.mark.usefixtures("home")
 def test_what_was_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/lib")
     monkeypatch.setenv("UV_USE_IO_URING", "1")
