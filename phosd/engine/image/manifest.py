@@ -121,3 +121,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def device_bytes(self) -> int:
         """Device memory that a restore needs, in bytes."""
         return sum(b.size for b in self.blocks if b.alias is None)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether several of its processes share device memory."""
+        return any(block.alias is not None for block in self.blocks)

@@ -2,14 +2,14 @@
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
 from phosd.engine.program.process import gpu_uuids
-from phosd.engine.system import cuda
+from phosd.engine.system import cuda, procfs
 from phosd.errors import Unsupported
 
 _lock = threading.Lock()
@@ -68,6 +68,25 @@ def used_by(pid: int) -> dict[int, int]:
                 if process.pid == pid and ordinal is not None:
                     used[ordinal] = process.usedGpuMemory or 0
     return used
+
+
+def users_of(gpus: Collection[int]) -> dict[int, int]:
+    """Return the processes that compute on one of these GPUs, as far as NVML knows, with its
+    ordinal. Those that are ending are left out; none is known on the software GPU.
+    """
+    if cuda.is_software() or not gpus:
+        return {}
+    uuids = gpu_uuids()
+    with _lock:
+        _start_nvml()
+        found = {
+            process.pid: gpu
+            for gpu in sorted(gpus)
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(
+                pynvml.nvmlDeviceGetHandleByUUID(uuids[gpu])
+            )
+        }
+    return {pid: gpu for pid, gpu in found.items() if not procfs.ending(pid)}
 
 
 def divided(ordinal: int) -> str:

@@ -27,7 +27,13 @@ from phosd.engine.operations.admission import (
     require_device_memory,
     require_host_memory,
 )
-from phosd.engine.operations.move_checks import claimed, device_needs, gpus_in_use, may_park
+from phosd.engine.operations.move_checks import (
+    claimed,
+    device_needs,
+    gpus_in_use,
+    may_park,
+    require_alone,
+)
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.replicas import Replicas
 from phosd.engine.program import driver_checkpoint
@@ -84,6 +90,8 @@ def migrate(node: Node, pid: int, options: MigrateOptions, progress: Progress) -
         moves = parse_moves(options.to, [*used], gpus)
         require_fit(moves, gpus)
         parks = may_park(group, options.mode, progress)
+        if group.shares_memory():
+            require_alone(node, {moves.get(gpu, gpu) for gpu in used}, group.pids)
         _require_room(node, group, moves, parks=parks)
         affected = group.affected
         progress.about_to_touch(affected)

@@ -1,15 +1,16 @@
 """Check a program before it is moved or suspended."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 
 from phosd.engine.job.progress import Progress
-from phosd.engine.node.gpus import used_by
+from phosd.engine.node.gpus import used_by, users_of
 from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import context_bytes
 from phosd.engine.operations.permissions import require_may_save
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.program.tree import ProcessTree
+from phosd.engine.system import procfs
 from phosd.errors import Unsupported
 
 
@@ -35,6 +36,23 @@ def gpus_in_use(group: CheckpointGroup) -> dict[int, int]:
     if not used:  # neither hooks nor NVML tell: take the GPUs that the processes see
         used = dict.fromkeys((gpu for member in group.members for gpu in member.gpus), 0)
     return used
+
+
+def require_alone(node: Node, gpus: Collection[int], own: Collection[int]) -> None:
+    """Raise :class:`Unsupported` if others compute on the GPUs of processes ``own``, which share
+    device memory: their kernels wait for each other, as NCCL's do.
+
+    Once the driver has restored them, a GPU interrupts none of its kernels any more, and beside
+    others they would keep each other from running until the driver ends them (hazard 47).
+    """
+    for pid, gpu in users_of(gpus).items():
+        if pid not in own and pid not in node.movers.pids():
+            raise Unsupported(
+                f"{procfs.describe(pid)} uses GPU {gpu}, too: beside others, processes that share "
+                "device memory would be ended after it, since a GPU no longer interrupts kernels "
+                "of theirs",
+                hint=f"end or suspend process {pid}, or give the program GPUs of its own",
+            )
 
 
 def device_needs(group: CheckpointGroup, *, parks: bool) -> dict[int, int]:

@@ -29,6 +29,7 @@ from phosd.engine.node.machine import require_same_machine
 from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import context_bytes, require_device_memory
 from phosd.engine.operations.load import device_bytes, loaded
+from phosd.engine.operations.move_checks import require_alone
 from phosd.engine.program import driver_checkpoint
 from phosd.errors import Internal
 
@@ -75,6 +76,8 @@ def restore(
         cpu = _CpuSide(node, manifest, options)
         cpu.admit(progress)
         require_device_memory(node, _needs(manifest))
+        if manifest.shares_memory:
+            require_alone(node, {block.gpu for block in manifest.blocks}, pids)
         progress.check()
         progress.about_to_touch(_affected(manifest))
 

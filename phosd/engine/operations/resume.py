@@ -22,6 +22,7 @@ from phosd.engine.node.placement import parse_moves, require_fit, whole
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import require_device_memory
 from phosd.engine.operations.load import LoadedMemory, device_bytes, loaded
+from phosd.engine.operations.move_checks import require_alone
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.process import placed, require_going
@@ -75,6 +76,8 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         for gpu, size in suspended.device_bytes.items():
             needs[moves.get(gpu, gpu)] = max(size, blocks.get(moves.get(gpu, gpu), 0))
         require_device_memory(node, needs, "the program")
+        if manifest.shares_memory:
+            require_alone(node, needs, suspended.pids)
         affected = _affected(suspended, manifest, moves)
         progress.about_to_touch(affected)
         progress.phase("load", bytes_total=manifest.device_bytes)

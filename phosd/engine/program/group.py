@@ -113,6 +113,12 @@ class CheckpointGroup:
                 return f"process {member.pid} cannot be parked: {member.hello.reason}"
         return ""
 
+    def shares_memory(self) -> bool:
+        """Return whether several processes share device memory, as ranks of NCCL do."""
+        return len(self.members) > 1 and any(
+            block.flags & SHARED for link in self.links for block in link.list_blocks()
+        )
+
     def why_not_by_driver(self) -> str:
         """Return why mode ``driver`` cannot be used, or an empty text.
 

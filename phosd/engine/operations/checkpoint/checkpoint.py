@@ -22,7 +22,7 @@ from phosd.engine.operations.checkpoint.options import CheckpointOptions
 from phosd.engine.operations.checkpoint.recopy import recopy
 from phosd.engine.operations.checkpoint.stop import stop
 from phosd.engine.operations.manifest_records import process_records
-from phosd.engine.operations.move_checks import claimed, gpus_in_use
+from phosd.engine.operations.move_checks import claimed, gpus_in_use, require_alone
 from phosd.engine.operations.restorable import require_restorable
 from phosd.engine.operations.torch_cache import release_cached
 from phosd.engine.program import landlock
@@ -55,6 +55,8 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
             discover_group(pid, node.config.runtime_dir, _dumpable(node, job, options))
         )
         landlock.require_none(group, progress)
+        if group.shares_memory():
+            require_alone(node, gpus_in_use(group), group.pids)
         choice = choose(group, options.mode, options.experience.past)
         if choice.why:
             progress.note(f"mode {choice.mode}: {choice.why}")
