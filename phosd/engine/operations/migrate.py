@@ -196,7 +196,8 @@ def _by_driver(move: _Move) -> None:
             held(processes.restore_threads),
             Undo() as undo,
         ):
-            undo.add(processes.bring_back)
+            # Not unlocked before all threads run: one may have a lock that this takes.
+            undo.add(processes.restore)
             processes.checkpoint()
             move.cross(processes.move)
     progress.phase("release")

@@ -45,11 +45,14 @@ class State(enum.Enum):
     CHECKPOINTED = 2
     FAILED = 3
     UNKNOWN = -1
-    """The driver answered with an error."""
+    """The driver answered with an error, or was not asked: no thread of the process runs, and it
+    would wait for one for ever."""
 
 
 def state(pid: int) -> State | None:
     """Return the driver's state of ``pid``; None if it is no CUDA process, or is ending."""
+    if procfs.stands_still(pid):
+        return None if procfs.process_id(pid) is None else State.UNKNOWN
     bindings = driver()
     status, value = bindings.cuCheckpointProcessGetState(pid)
     if status == bindings.CUresult.CUDA_SUCCESS:
@@ -163,25 +166,39 @@ class Locked:
         self._pids = pids
         self._reservation = reservation
         self._undo = undo
+        self._restoring = Undo()
         self._known: State | None = None
         self.restore_threads: dict[int, int] = {}
         """The thread of each process that does the driver's work."""
+        undo.add(reservation.end)
+        undo.add(_together, self._back_to_running, pids)
+        undo.add(self.restore)
+        self._restoring.add(self._restore_all)
+        self._restoring.add(reservation.claim_back)
 
     def lock(self) -> None:
         """Lock them, with a turn on their GPUs."""
         with self._becoming(State.LOCKED):
-            _lock_in_turn(self._pids, self._reservation)
+            lock_in_turn(self._pids, self._reservation)
         self.restore_threads = restore_threads(self._pids)
 
     def checkpoint(self) -> None:
         """Checkpoint them, and reserve the memory that becomes free."""
         with self._becoming(State.CHECKPOINTED):
-            _checkpoint(self._pids, self._reservation)
+            checkpoint_all(self._pids, self._reservation)
 
     def move(self, to: Sequence[int]) -> None:
         """Do :func:`move` for all of them or none, as :func:`checkpointed` has it."""
         with self._becoming(State.LOCKED):
-            _move_all(self._pids, self._reservation, self._undo, to)
+            _move_all(self._pids, self._reservation, self._restoring, to)
+
+    def restore(self) -> None:
+        """Restore those that are checkpointed, where they were; they are LOCKED then.
+
+        Called again, it does nothing.
+        """
+        with self._restoring:
+            pass
 
     def bring_back(self) -> None:
         """Restore those that are checkpointed, and unlock all.
@@ -192,12 +209,19 @@ class Locked:
         with self._undo:
             pass
 
-    def back_to_running(self, pid: int) -> None:
-        """Bring one of them back to RUNNING."""
+    def _restore_all(self) -> None:
+        if self._known is State.LOCKED:
+            return
+        one = restore if self._known is State.CHECKPOINTED else _back_to_locked
         try:
-            if self._known is State.CHECKPOINTED:
-                restore(pid)
-            if self._known is not None:
+            with self._becoming(State.LOCKED):
+                _together(one, self._pids)
+        except PhosError as error:  # the next step tries again, and tells what comes of it
+            _log.warning("not all processes are restored yet: %s", error)
+
+    def _back_to_running(self, pid: int) -> None:
+        try:
+            if self._known is State.LOCKED:
                 unlock(pid)
                 return
         except PhosError as error:
@@ -216,7 +240,6 @@ def locked(pids: Sequence[int], reservation: Reservation) -> Iterator[Locked]:
     """Lock the processes inside; at the end they are RUNNING again, even after an error."""
     with Undo() as undo:
         processes = Locked(pids, reservation, undo)
-        _undo_stop(pids, reservation, undo, processes.back_to_running)
         processes.lock()
         yield processes
 
@@ -226,20 +249,11 @@ def stop(pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
 
     A caller that drops the steps of ``undo`` must release the ``reservation``.
     """
-    _undo_stop(pids, reservation, undo, _back_to_running)
-    _lock_in_turn(pids, reservation)
-    _checkpoint(pids, reservation)
-
-
-def _undo_stop(
-    pids: Sequence[int],
-    reservation: Reservation,
-    undo: Undo,
-    back: Callable[[int], None],
-) -> None:
     undo.add(reservation.end)
-    undo.add(_together, back, pids)
+    undo.add(require_running, pids)
     undo.add(reservation.claim_back)
+    lock_in_turn(pids, reservation)
+    checkpoint_all(pids, reservation)
 
 
 def move(pids: Sequence[int], to: Sequence[int]) -> None:
@@ -286,7 +300,7 @@ def _pair(old: Any, new: Any) -> Any:
     return pair
 
 
-def _lock_in_turn(pids: Sequence[int], reservation: Reservation) -> None:
+def lock_in_turn(pids: Sequence[int], reservation: Reservation) -> None:
     """Lock, with the GPUs' locks. The processes run while they wait for others that leave or
     return.
     """
@@ -297,7 +311,8 @@ def _lock_in_turn(pids: Sequence[int], reservation: Reservation) -> None:
         _lock(pids)
 
 
-def _checkpoint(pids: Sequence[int], reservation: Reservation) -> None:
+def checkpoint_all(pids: Sequence[int], reservation: Reservation) -> None:
+    """Checkpoint locked processes, and reserve the memory that becomes free."""
     if reservation.fits(len(pids)):
         _together(checkpoint, pids)
     else:  # each that has left has given its context's memory back
@@ -329,14 +344,22 @@ def require_running(pids: Collection[int]) -> None:
     _together(_back_to_running, list(pids))
 
 
-def back_to_running(pids: Sequence[int]) -> dict[int, PhosError | None]:
+def back_to_locked(pids: Collection[int]) -> dict[int, PhosError | None]:
+    """Restore checkpointed processes, as :func:`back_to_running`, and leave them LOCKED."""
+    return _back(pids, _back_to_locked)
+
+
+def back_to_running(pids: Collection[int]) -> dict[int, PhosError | None]:
     """Bring processes back to RUNNING, in parallel. Returns an error for each that is not within
     :data:`BACK_SECONDS`, or that has not told its state yet.
     """
+    return _back(pids, _back_to_running)
 
+
+def _back(pids: Collection[int], step: Callable[[int], None]) -> dict[int, PhosError | None]:
     def one(pid: int) -> PhosError | None:
         try:
-            _back_to_running(pid)
+            step(pid)
         except PhosError as error:
             return error
         return None
@@ -353,8 +376,23 @@ def back_to_running(pids: Sequence[int]) -> dict[int, PhosError | None]:
     return {**done, **late}
 
 
+def _back_to_locked(pid: int) -> None:
+    """Restore a process if it is checkpointed."""
+    if _clear_state(pid) is State.CHECKPOINTED:
+        restore(pid)
+
+
 def _back_to_running(pid: int) -> None:
     """Bring a process back to RUNNING, whichever state it is in."""
+    now = _clear_state(pid)
+    if now is State.CHECKPOINTED:
+        restore(pid)
+    if now is not State.RUNNING:
+        unlock(pid)
+
+
+def _clear_state(pid: int) -> State:
+    """Return the state of a process. Raises if it is none from which it can be brought back."""
     now = state(pid)
     if now is None:
         raise NoSuchProcess(
@@ -370,10 +408,7 @@ def _back_to_running(pid: int) -> None:
             f"the driver does not tell the state of process {pid}",
             hint=f"see the driver's log (dmesg); then `phos recover {pid}`",
         )
-    if now is State.CHECKPOINTED:
-        restore(pid)
-    if now is not State.RUNNING:
-        unlock(pid)
+    return now
 
 
 def _together(action: Callable[[int], None], pids: Sequence[int]) -> None:
@@ -382,8 +417,13 @@ def _together(action: Callable[[int], None], pids: Sequence[int]) -> None:
         return
     with ThreadPoolExecutor(max_workers=len(pids)) as pool:
         futures = [pool.submit(action, pid) for pid in pids]
-    errors = [e for f in futures if (e := f.exception()) is not None]
-    for error in errors[1:]:
-        errors[0].add_note(f"besides, {error}")
-    if errors:
-        raise errors[0]
+    raise_first(f.exception() for f in futures)
+
+
+def raise_first(errors: Iterable[BaseException | None]) -> None:
+    """Raise the first of these errors, if there is one, with the others as its notes."""
+    met = [error for error in errors if error is not None]
+    for error in met[1:]:
+        met[0].add_note(f"besides, {error}")
+    if met:
+        raise met[0]

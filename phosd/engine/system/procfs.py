@@ -237,6 +237,19 @@ def traced(pid: int) -> bool:
     return False
 
 
+def stands_still(pid: int) -> bool:
+    """Return whether each thread of the process is stopped, by a signal or a tracer, or has ended:
+    none of them answers.
+    """
+    found = stat(pid)
+    if found is None or not (found.stopped or found.dead):
+        return False
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        others = (stat(thread) for thread in threads(pid))
+        return all(other is None or other.stopped or other.dead for other in others)
+    return True
+
+
 def ending(pid: int) -> bool:
     """Return whether ``pid`` is ending: a zombie, killed, or freeing its memory."""
     found = stat(pid)

@@ -20,6 +20,7 @@ from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
 from tests.node.checkpoint_restore.test_fault_points import armed
 from tests.support.harness import running, wait_until
 
+pytestmark = pytest.mark.usefixtures("unlocked_when_free")
 SWAPPED = "0:1,1:0"
 """Without the hook nobody knows which GPU a program uses."""
 THREADS = """
