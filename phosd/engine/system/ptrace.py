@@ -6,18 +6,35 @@ of phosd. What is still traced when that thread ends runs on.
 
 import ctypes
 import os
+import signal
+from dataclasses import dataclass
 from enum import IntEnum
 
 WALL = 0x40000000
 """``__WALL`` of waitpid(2): wait for threads, too."""
 
+_EVENT_CLONE = 3
 _EVENT_STOP = 128
+_TRACE_CLONE = 1 << _EVENT_CLONE
 
 
 class _Request(IntEnum):
+    CONT = 7
     DETACH = 17
+    GETEVENTMSG = 0x4201
     SEIZE = 0x4206
     INTERRUPT = 0x4207
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a thread has stopped. ``signal`` is what it has met, and is to meet when it runs on;
+    mostly 0. ``started`` is a thread that it has started, which is traced as it is.
+    """
+
+    signal: int = 0
+    group_stop: bool = False
+    started: int | None = None
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -25,18 +42,26 @@ _libc.ptrace.restype = ctypes.c_long
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 
 
-def seize(thread: int) -> None:
-    """Trace ``thread``, and have it stop; :func:`stopped` tells when it has.
+def seize(thread: int, *, clones: bool = False) -> None:
+    """Trace ``thread``, which runs on unless it has stopped; with the threads that it starts, if
+    ``clones``.
 
     Raises :class:`ProcessLookupError` if it has ended, and :class:`PermissionError` if it is traced
     already.
     """
-    _call(_Request.SEIZE, thread)
+    _call(_Request.SEIZE, thread, _TRACE_CLONE if clones else 0)
+
+
+def interrupt(thread: int) -> None:
+    """Have ``thread``, which is traced, stop; :func:`stopped` tells when it has.
+
+    Raises :class:`ProcessLookupError` if it has ended.
+    """
     _call(_Request.INTERRUPT, thread)
 
 
-def stopped(thread: int) -> int | None:
-    """Return whether ``thread`` has stopped: the signal that it has met, mostly 0; None if not yet.
+def stopped(thread: int) -> Stop | None:
+    """Return why ``thread`` has stopped; None if it has not since it was let run.
 
     Raises :class:`ProcessLookupError` if it has ended.
     """
@@ -48,15 +73,31 @@ def stopped(thread: int) -> int | None:
         return None
     if not os.WIFSTOPPED(status):
         raise ProcessLookupError(f"thread {thread} has ended")
-    return 0 if status >> 16 == _EVENT_STOP else os.WSTOPSIG(status)
+    met, event = os.WSTOPSIG(status), status >> 16
+    if event == _EVENT_CLONE:
+        new = ctypes.c_ulong()
+        _call(_Request.GETEVENTMSG, thread, ctypes.addressof(new))
+        return Stop(started=new.value)
+    if event == _EVENT_STOP:  # SIGTRAP if a tracer's request is the reason
+        return Stop(group_stop=met != signal.SIGTRAP)
+    return Stop(met)
 
 
-def detach(thread: int, signal: int) -> None:
-    """Let ``thread``, which has stopped, run on, with the signal that it has met.
+def let_run(thread: int, met: int = 0) -> None:
+    """Let ``thread``, which has stopped, run on with a signal, also out of a group stop.
+
+    It stays traced. Raises :class:`ProcessLookupError` if it has ended.
+    """
+    _call(_Request.CONT, thread, met)
+
+
+def detach(thread: int, met: int) -> None:
+    """Trace ``thread``, which has stopped, no more: with the signal that it has met it runs on, or
+    takes part in a group stop.
 
     Raises :class:`ProcessLookupError` if it has ended.
     """
-    _call(_Request.DETACH, thread, signal)
+    _call(_Request.DETACH, thread, met)
 
 
 def _call(request: _Request, thread: int, data: int = 0) -> None:
