@@ -21,7 +21,7 @@ from phosd.client.text import human_bytes
 from phosd.engine.criu.probe import probe
 from phosd.engine.criu.program import INSTALL_HINT, Criu
 from phosd.engine.node import gpus
-from phosd.engine.recovery.rescue import stranded
+from phosd.engine.recovery.stranded import stranded
 from phosd.engine.system import cuda
 from phosd.engine.system.native import digest_library, hook_library, softgpu_folder
 from phosd.errors import PhosError

@@ -12,7 +12,8 @@ from phosd.cli.client import call
 from phosd.cli.run import DEFAULT_RUNTIME
 from phosd.cli.settings import Settings, command
 from phosd.client.errors import Exit, of_bus
-from phosd.engine.recovery.rescue import bring_back, stranded
+from phosd.engine.recovery.rescue import bring_back
+from phosd.engine.recovery.stranded import stranded
 
 
 @command()

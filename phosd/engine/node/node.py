@@ -20,6 +20,7 @@ from phosd.engine.node.suspend_store import SuspendStore
 from phosd.engine.node.suspended import Register
 from phosd.engine.program import process
 from phosd.engine.program.process import GpuProcess
+from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.system import memory_mount, unsandboxed
 from phosd.engine.system.rlimit import allow_many_descriptors
 
@@ -63,6 +64,7 @@ class Node:
         self._claims = Claims()
         self._listed: dict[int, GpuProcess] = {}
         self.suspended = Register(config.runtime_dir)
+        self.stopped = StoppedProcesses(config.runtime_dir)
         self.suspend_store = SuspendStore(
             self.store, self.suspended, config.runtime_dir, config.memory_dir
         )
@@ -109,6 +111,7 @@ class Node:
     def processes(self) -> list[GpuProcess]:
         """Return the GPU processes of the node. Processes under a job are not queried."""
         self.kept_memory.let_go_of_the_dead()
+        self.stopped.forget_the_dead()
         movers = self.movers.pids()
         found = process.list_processes(self.config.runtime_dir, self.asking, movers, self._listed)
         self._listed = {known.pid: known for known in found}

@@ -25,7 +25,8 @@ from phosd.engine.operations.load import LoadedMemory, device_bytes, loaded
 from phosd.engine.operations.move_checks import require_alone
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.program import driver_checkpoint
-from phosd.engine.program.process import placed, require_going
+from phosd.engine.program.process import placed
+from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.recovery.rescue import free, kept_for
 from phosd.errors import Internal, InvalidOption, NotAuthorized, PhosError, Unsupported
 
@@ -60,9 +61,10 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         image = job.enter_context(node.suspend_store.shelf(suspended.where).open(suspended.image))
         manifest = image.manifest
         require_resumable(suspended, options.caller)
-        for each in suspended.pids:
-            require_going(each)
-        further = _driver_is_done(suspended)
+        stopped = {each.pid for each in node.stopped.of(suspended.pids)}
+        for each in suspended.pids - stopped:
+            node.stopped.require_going(each)
+        further = not stopped and _driver_is_done(suspended)
         if further and _begun(node, suspended, manifest):
             moves = _end_begun(node, suspended, manifest, progress)
             after.callback(node.suspend_store.shelf(suspended.where).delete, suspended.image)
@@ -95,7 +97,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         with node.gpu_locks.locked(affected.gpus, progress):
             release()
             progress.about_to_touch(replace(affected, moves=moves))
-            _back_from_driver(suspended, moves, gpus)
+            _back_from_driver(node.stopped, suspended, moves, gpus)
         progress.phase("map")
         point(Point.RESUME_MAP)
         links = [job.enter_context(link) for link in _parked_links(node, manifest)]
@@ -154,10 +156,13 @@ def _moves(
 
 
 def _moved_before(node: Node, suspended: Suspended, manifest: Manifest) -> dict[int, int]:
-    """Return the GPU moves of processes that the driver restored in an earlier attempt."""
+    """Return the GPU moves of processes that the driver restored in an earlier attempt, but for
+    those that are stopped: nothing of theirs is parked that would have to follow.
+    """
+    stopped = {each.pid for each in node.stopped.of(suspended.pids)}
     awake = {
         p
-        for p in suspended.pids
+        for p in suspended.pids - stopped
         if driver_checkpoint.state(p) is not driver_checkpoint.State.CHECKPOINTED
     }
     driver_checkpoint.require_running(awake)
@@ -185,14 +190,23 @@ def _affected(suspended: Suspended, manifest: Manifest, moves: dict[int, int]) -
     return AffectedSet(tuple(processes), tuple(gpus))
 
 
-def _back_from_driver(suspended: Suspended, moves: dict[int, int], gpus: Sequence[GpuInfo]) -> None:
-    """Have the driver restore the processes that are still checkpointed."""
-    states = {pid: driver_checkpoint.state(pid) for pid in suspended.pids}
-    asleep = [pid for pid in states if states[pid] is driver_checkpoint.State.CHECKPOINTED]
-    if moves:
-        driver_checkpoint.move(asleep, whole(moves, len(gpus)))
-    else:
-        driver_checkpoint.resume(asleep)
+def _back_from_driver(
+    stopped: StoppedProcesses,
+    suspended: Suspended,
+    moves: dict[int, int],
+    gpus: Sequence[GpuInfo],
+) -> None:
+    """Have the driver restore the processes that are still checkpointed, then let their threads run
+    that phosd has stopped, all of them or none, then unlock.
+    """
+    with stopped.restore_threads_run(suspended.pids):
+        states = {pid: driver_checkpoint.state(pid) for pid in suspended.pids}
+        asleep = [pid for pid in states if states[pid] is driver_checkpoint.State.CHECKPOINTED]
+        if moves:
+            driver_checkpoint.move(asleep, whole(moves, len(gpus)))
+        else:
+            driver_checkpoint.restore_all(asleep)
+    stopped.let_go(suspended.pids)
     driver_checkpoint.require_running(suspended.pids)
 
 

@@ -166,15 +166,35 @@ class _Suspension:
         """
         self.progress.phase("control", stopped=True)
         point(Point.SUSPEND_CONTROL)
-        reservation = Reservation(
+        reservation = self._reservation(movers, limit)
+        driver_checkpoint.stop(self.group.gpu_pids, reservation, self.undo)
+        return reservation
+
+    def stop_threads(self) -> Reservation:
+        """Do :meth:`stop`, and keep all threads of the processes stopped: no closed gate keeps them
+        out of the driver while it has their memory (hazard 38).
+        """
+        self.progress.phase("control", stopped=True)
+        point(Point.SUSPEND_CONTROL)
+        pids, stopped = self.group.gpu_pids, self.node.stopped
+        reservation = self._reservation((), None)
+        self.undo.add(reservation.end)
+        self.undo.add(stopped.bring_back, pids)
+        self.undo.add(reservation.claim_back)
+        driver_checkpoint.lock_in_turn(pids, reservation)
+        with stopped.stopping(driver_checkpoint.restore_threads(pids)):
+            self.progress.check()
+            driver_checkpoint.checkpoint_all(pids, reservation)
+        return reservation
+
+    def _reservation(self, movers: Iterable[Mover], limit: float | None) -> Reservation:
+        return Reservation(
             self.node.gpu_locks,
             (*self.keepers, *movers),
             self.group.process_ids,
             self.progress,
             limit,
         )
-        driver_checkpoint.stop(self.group.gpu_pids, reservation, self.undo)
-        return reservation
 
 
 def _parked(suspension: _Suspension, dump: MemoryDump) -> tuple[Reservation, tuple[Block, ...]]:
@@ -203,7 +223,7 @@ def _parked(suspension: _Suspension, dump: MemoryDump) -> tuple[Reservation, tup
 def _by_driver(suspension: _Suspension) -> Reservation:
     """Have the driver save everything, device memory included, in the process."""
     own_again(suspension.group.links, suspension.progress, suspension.options.deadline)
-    return suspension.stop((), None)
+    return suspension.stop_threads()
 
 
 def _keepers(node: Node, gpus: Iterable[int], progress: Progress) -> tuple[Mover, ...]:

@@ -15,6 +15,7 @@ from phosd.engine.hook_client.wire import MAX_EXPORTED
 from phosd.engine.job.affected import AffectedProcess, AffectedSet
 from phosd.engine.memory.exported import SHARED, ExportedBlock, distinct
 from phosd.engine.program import driver_checkpoint, process
+from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.program.tree import ProcessTree, TreeProcess, scan
 from phosd.engine.system import procfs
 from phosd.engine.system.kcmp import same_file
@@ -179,7 +180,7 @@ class CheckpointGroup:
         for pid in (p.pid for p in tree.living):
             if not process.uses_cuda(pid):
                 continue
-            process.require_going(pid)
+            StoppedProcesses(self.runtime_dir).require_going(pid)
             state = driver_checkpoint.state(pid)
             if state is None:
                 continue  # CUDA is loaded but not initialised: a data-loader worker
@@ -315,7 +316,9 @@ def _other_sharers(group: CheckpointGroup, borrowed: contextlib.ExitStack) -> di
     """Return descriptors of the shared memory of every other hooked process, by pid."""
     users = {p.uid for tree in group.trees for p in tree.living}
     found = {}
-    hooks = list(group.other_hooks())
+    # Who is suspended by the driver alone shares no memory, and its hook may be stopped.
+    asleep = {each.pid for each in StoppedProcesses(group.runtime_dir).living()}
+    hooks = [pid for pid in group.other_hooks() if pid not in asleep]
     seen = dict(LOOKERS.each(hooks, process.uses_cuda))
     for pid in hooks:
         if pid not in seen and owner(pid) in users:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from phosd.engine.hook_client.link import Hello, HookBlock, HookLink, HookState
 from phosd.engine.program import driver_checkpoint
+from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.system import cuda, procfs
 from phosd.engine.system.looking import LOOKERS, fairly
 from phosd.engine.system.procfs import ProcessId
@@ -87,16 +88,6 @@ def _maps(pid: int, library: bytes) -> bool:
             return any(library in line for line in maps)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
-
-
-def require_going(pid: int) -> None:
-    """Raise :class:`Busy` if the process is stopped: the driver would wait for it for ever."""
-    stat = procfs.stat(pid)
-    if stat is not None and stat.stopped:
-        raise Busy(
-            f"process {pid} is stopped, by a signal or a debugger",
-            hint=f"let it go on (`kill -CONT {pid}`, or detach the debugger), then try again",
-        )
 
 
 def is_gpu_process(pid: int) -> bool:
@@ -181,13 +172,15 @@ def list_processes(
     the previous list, ``known``. Processes in ``without`` are left out.
     """
 
+    stopped = StoppedProcesses(runtime_dir)
+
     def look(pid: int) -> GpuProcess | None:
         if not uses_cuda(pid):
             return None
         try:
             with asking(pid) as free:
                 before = _known(pid, known)
-                described = _stopped(pid, before) if free else _as_before(before)
+                described = _stopped(pid, before, stopped) if free else _as_before(before)
                 return described or describe(pid, runtime_dir, ask_hook=free, before=before)
         except (NoSuchProcess, FileNotFoundError, ProcessLookupError):
             return None  # it ended meanwhile
@@ -216,10 +209,10 @@ def _known(pid: int, known: Mapping[int, GpuProcess]) -> GpuProcess | None:
     return found
 
 
-def _stopped(pid: int, before: GpuProcess | None) -> GpuProcess | None:
+def _stopped(pid: int, before: GpuProcess | None, stopped: StoppedProcesses) -> GpuProcess | None:
     """Return the description of a stopped process, which cannot be queried; None if it runs."""
     try:
-        require_going(pid)
+        stopped.require_going(pid)
     except Busy as error:
         found, stat = before, procfs.stat(pid)
         if found is None and stat is not None:

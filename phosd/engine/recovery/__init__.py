@@ -1,1 +1,3 @@
-"""Recover after a crash: ``startup`` settles journaled jobs, ``rescue`` frees stopped programs."""
+"""Recover after a crash: ``startup`` settles journaled jobs, ``rescue`` frees stopped programs, and
+``stranded`` finds them.
+"""

@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from phosd.engine.criu.owned_processes import end_orphans, is_criu
-from phosd.engine.hook_client.link import WAKE_SECONDS, HookLink, HookState, reach
+from phosd.engine.hook_client.link import HookState, reach
 from phosd.engine.job.journal import JobRecord, read_records
 from phosd.engine.mover.client.rescue_client import RescueClient, rescue_clients
 from phosd.engine.node.placement import whole
 from phosd.engine.node.suspended import Register
 from phosd.engine.program import driver_checkpoint, process
+from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.recovery.overdue import overdue
 from phosd.engine.system import procfs
 from phosd.engine.system.instance_lock import alone, in_use
-from phosd.engine.system.looking import LOOKERS, at_once, owner
+from phosd.engine.system.looking import LOOKERS, at_once
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, PhosError, Timeout
 
@@ -37,7 +38,6 @@ _CRIU_SECONDS = 180.0
 _LOOK_SECONDS = 0.05
 _MOVED_SECONDS = 120.0
 """Seconds that a process may take to tell its state on which the GPUs of others depend."""
-_NOT_SEEN = "not known: it, or another one of its user, holds up whoever looks at it"
 _log = logging.getLogger(__name__)
 
 
@@ -142,13 +142,15 @@ def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
     with _Movers(runtime_dir) as movers:
         with overdue(f"waiting for CRIU to let go of {pids}"):
             _wait_for_dumps(alive, account)
-        for pid in {pid for pid, _ in alive} - account.failures.keys():
+        stopped = StoppedProcesses(runtime_dir)
+        ours = {each.pid for each in stopped.of(pid for pid, _ in alive)}
+        for pid in {pid for pid, _ in alive} - account.failures.keys() - ours:
             with _noted(account, pid):
-                process.require_going(pid)
+                stopped.require_going(pid)
         ready = [each for each in alive if each.pid not in account.failures]
         jobs = read_records(runtime_dir / "journal")
         with overdue(f"bringing {pids} back from the driver's checkpoint"):
-            _back_from_driver(ready, processes, movers, jobs, account)
+            _back_from_driver(ready, processes, movers, jobs, stopped, account)
         with overdue("waiting for the movers"):
             memory = movers.guarded()
         ready = [each for each in ready if each.pid not in account.failures]
@@ -195,8 +197,8 @@ def bring_back(
         _require_awake(pid, runtime_dir)
         # First list parked processes: a job is in the journal before it parks any.
         parked = left_parked(runtime_dir)
-        worked_on = _worked_on(runtime_dir) if running else {}
-        if (job := worked_on.get(pid)) is not None:
+        busy = worked_on(runtime_dir) if running else {}
+        if (job := busy.get(pid)) is not None:
             raise Busy(
                 f"job {job} of a running phosd works on process {pid}",
                 hint=f"wait for its end, or cancel it (`phos jobs --cancel {job}`)",
@@ -207,7 +209,8 @@ def bring_back(
             if pid not in program.pids
             for each in program.processes
         }
-        others = {each for each in parked - suspended if each.pid not in worked_on}
+        stopped = {each.id for each in StoppedProcesses(runtime_dir).living()}
+        others = {each for each in (parked | stopped) - suspended if each.pid not in busy}
         stack.enter_context(claim({each.pid for each in {wanted} | others}))
         return free({wanted} | others, runtime_dir)
 
@@ -219,86 +222,10 @@ def _require_awake(pid: int, runtime_dir: Path) -> None:
         Register(runtime_dir).require_awake([pid])
 
 
-def _worked_on(runtime_dir: Path) -> dict[int, int]:
+def worked_on(runtime_dir: Path) -> dict[int, int]:
     """Return the job that works on each pid, according to the journal of the running phosd."""
     jobs = read_records(runtime_dir / "journal")
     return {pid: record.job for record in jobs for pid in record.pids}
-
-
-@dataclass(frozen=True)
-class Stranded:
-    """A process that does not run on by itself. ``why`` completes "process 7 is ...".
-
-    ``certain`` is false for one that does not let itself be looked at.
-    """
-
-    pid: int
-    start_time: int
-    why: str
-    certain: bool = True
-
-
-def stranded(runtime_dir: Path) -> list[Stranded]:
-    """Return the GPU processes that are stopped, except by a running job.
-
-    Only the owner of the runtime folder can tell suspended processes, and those under a job, from
-    stranded ones. For other users, processes that the driver has checkpointed are left out.
-    """
-    ours = os.access(runtime_dir, os.W_OK) or not runtime_dir.exists()
-    busy = _worked_on(runtime_dir) if ours and in_use(runtime_dir) else {}
-    suspended = {p for each in Register(runtime_dir).living() for p in each.pids} if ours else set()
-    found = []
-    pids = sorted({*procfs.pids()} - {os.getpid(), *busy})
-    looks = dict(LOOKERS.each(pids, _look))
-    for pid, (state, place) in looks.items():
-        asleep = pid in suspended or not ours
-        if asleep and state is driver_checkpoint.State.CHECKPOINTED:
-            continue
-        known = procfs.process_id(pid)
-        hooked = place == runtime_dir
-        why = _why_stranded(pid, state, runtime_dir, hooked=hooked) if known is not None else ""
-        if known is not None and why:
-            found.append(Stranded(*known, why))
-    return found + _not_seen(pid for pid in pids if pid not in looks)
-
-
-def _not_seen(pids: Iterable[int]) -> list[Stranded]:
-    """Return those of root's that could not be looked at, and one of each other user."""
-    found: dict[tuple[int, int], ProcessId] = {}
-    for pid in pids:
-        if (process_id := procfs.process_id(pid)) is not None:
-            uid = owner(pid)
-            found.setdefault((uid, 0 if uid else pid), process_id)
-    return [Stranded(*each, _NOT_SEEN, certain=False) for each in found.values()]
-
-
-def _look(pid: int) -> tuple[driver_checkpoint.State | None, Path | None]:
-    """Return the driver's state of a process that was not stopped by its user, and the runtime
-    folder of its hook.
-    """
-    stat = procfs.stat(pid)
-    if stat is None or stat.stopped or not process.uses_cuda(pid):
-        return None, None
-    return driver_checkpoint.state(pid), process.hook_place(pid)
-
-
-def _why_stranded(
-    pid: int, state: driver_checkpoint.State | None, runtime_dir: Path, *, hooked: bool
-) -> str:
-    if state is driver_checkpoint.State.FAILED:
-        return "lost: the driver could not bring it back"
-    if state is driver_checkpoint.State.UNKNOWN:
-        return "not known: the driver answers with an error"
-    if state not in (None, driver_checkpoint.State.RUNNING):
-        return f"{state.name.lower()} by the driver's checkpoint"
-    if state is None or not hooked:
-        return ""
-    try:
-        with HookLink(pid, runtime_dir, WAKE_SECONDS) as link:
-            return "parked" if link.hello().state is HookState.PARKED else ""
-    except PhosError:
-        # It may be detached, as a parked hook is; only waking it would tell.
-        return "perhaps parked: its hook does not answer"
 
 
 def _wait_for_dumps(processes: Collection[ProcessId], account: Account) -> None:
@@ -350,31 +277,55 @@ def _back_from_driver(
     everyone: Collection[ProcessId],
     movers: _Movers,
     jobs: Collection[JobRecord],
+    stopped: StoppedProcesses,
     account: Account,
 ) -> None:
-    """Bring back those of ``processes`` that are stopped. ``everyone`` has those that belong to
-    them, too.
+    """Bring back those of ``processes`` that the driver has, or phosd has ``stopped``. ``everyone``
+    has those that belong to them, too.
     """
-    states = driver_checkpoint.states(pid for pid, _ in processes)
-    for pid, _ in processes:
-        with _noted(account, pid):
-            _told(pid, states)
-    stopped = [
-        pid for pid, state in states.items() if state not in (None, driver_checkpoint.State.RUNNING)
-    ]
-    unclear = _unclear(stopped, jobs, account)
-    stopped = [pid for pid in stopped if pid not in unclear]
-    if not stopped:
-        return
-    rooms = _rooms(stopped, everyone, jobs)
-    movers.ask_each(lambda mover: mover.unreserve(rooms))
-    _finish_moves(stopped, jobs, account)
-    stopped = [pid for pid in stopped if pid not in account.failures]
-    for pid, error in driver_checkpoint.back_to_running(stopped).items():
+    with contextlib.ExitStack() as running:
+        for pid, _ in processes:
+            with _noted(account, pid):
+                running.enter_context(stopped.restore_threads_run([pid]))
+        asked = {pid for pid, _ in processes} - account.failures.keys()
+        away = _restored(asked, everyone, movers, jobs, account)
+    back = asked - account.failures.keys()
+    for pid in stopped.let_go(back):
+        account.deeds.setdefault(pid, []).append("stopped for a suspension")
+    for pid, error in driver_checkpoint.back_to_running(away & back).items():
         if error is None:
             account.deeds.setdefault(pid, []).append("brought back from the driver's checkpoint")
         else:
             account.failures[pid] = error
+
+
+def _restored(
+    pids: Collection[int],
+    everyone: Collection[ProcessId],
+    movers: _Movers,
+    jobs: Collection[JobRecord],
+    account: Account,
+) -> set[int]:
+    """Have the driver restore those of ``pids`` that it has checkpointed. Returns those that it had
+    checkpointed or locked.
+    """
+    states = driver_checkpoint.states(pids)
+    for pid in pids:
+        with _noted(account, pid):
+            _told(pid, states)
+    away = {
+        pid for pid, state in states.items() if state not in (None, driver_checkpoint.State.RUNNING)
+    }
+    away -= _unclear(away, jobs, account)
+    if not away:
+        return away
+    rooms = _rooms(away, everyone, jobs)
+    movers.ask_each(lambda mover: mover.unreserve(rooms))
+    _finish_moves(away, jobs, account)
+    for pid, error in driver_checkpoint.back_to_locked(away - account.failures.keys()).items():
+        if error is not None:
+            account.failures[pid] = error
+    return away
 
 
 def _rooms(

@@ -47,7 +47,8 @@ def settle(node: Node, interrupted: Collection[InterruptedJob]) -> dict[int, str
     let_rest({process for each in asleep for process in each.processes}, node.config.runtime_dir)
     rest = {process for each in (*asleep, *silent) for process in each.processes}
     waking = {process for each in woken for process in each.processes}
-    wanted = (touched | left_parked(node.config.runtime_dir) | waking) - rest
+    left = left_parked(node.config.runtime_dir) | {each.id for each in node.stopped.living()}
+    wanted = (touched | left | waking) - rest
     account = free(wanted, node.config.runtime_dir)
     for each in woken:
         _settle_resume(node, each, account)
@@ -59,6 +60,7 @@ def settle(node: Node, interrupted: Collection[InterruptedJob]) -> dict[int, str
         ("files in memory", node.staging.sweep),
         ("images", node.store.sweep),
         ("suspended programs", node.suspend_store.sweep),
+        ("records of stopped processes", node.stopped.forget_the_dead),
     ):
         try:
             clear()
@@ -75,8 +77,13 @@ def _suspended(node: Node) -> tuple[list[Suspended], list[Suspended], list[Suspe
     silent: list[Suspended] = []
     woken: list[Suspended] = []
     programs = list(node.suspended.living())
-    pids = {pid for each in programs for pid in each.pids}
-    told = driver_checkpoint.states(pid for pid in pids if not _stopped(pid))
+    with contextlib.ExitStack() as running:
+        for each in programs:
+            try:
+                running.enter_context(node.stopped.restore_threads_run(each.pids))
+            except PhosError as error:
+                _log.warning("suspended process %d does not tell its state: %s", each.pid, error)
+        told = driver_checkpoint.states(pid for each in programs for pid in each.pids)
     for each in programs:
         states = {told[pid] for pid in each.pids & told.keys()}
         if not states:
@@ -86,11 +93,6 @@ def _suspended(node: Node) -> tuple[list[Suspended], list[Suspended], list[Suspe
         else:
             woken.append(each)
     return asleep, silent, woken
-
-
-def _stopped(pid: int) -> bool:
-    found = procfs.stat(pid)
-    return found is not None and found.stopped
 
 
 def _settle_resume(node: Node, suspended: Suspended, account: Account) -> None:

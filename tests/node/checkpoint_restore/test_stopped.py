@@ -16,8 +16,9 @@ from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.program import driver_checkpoint
-from phosd.engine.recovery.rescue import free, stranded
+from phosd.engine.recovery.rescue import free
 from phosd.engine.recovery.startup import settle
+from phosd.engine.recovery.stranded import stranded
 from phosd.engine.system.procfs import process_id
 from phosd.errors import Busy
 from tests.node.checkpoint_restore.conftest import Starter

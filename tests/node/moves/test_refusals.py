@@ -21,6 +21,7 @@ from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.operations.swap import SwapOptions, swap
 from phosd.engine.program.process import gpu_uuids
 from phosd.engine.recovery import rescue
+from phosd.engine.recovery.stranded import stranded
 from phosd.errors import (
     Busy,
     GpuMismatch,
@@ -241,7 +242,7 @@ def test_who_is_suspended_is_left_alone(
         assert raised.value.hint == way_out and progress.stop_seconds == 0
     with pytest.raises(PhosError, match=str(pid)):
         restore(node, image, RestoreOptions(), Progress())
-    assert pid not in {each.pid for each in rescue.stranded(node.config.runtime_dir)}
+    assert pid not in {each.pid for each in stranded(node.config.runtime_dir)}
     resume(node, pid, ResumeOptions(), Progress())
     computes_right(single, undisturbed)
 

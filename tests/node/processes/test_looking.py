@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.program import process
-from phosd.engine.recovery.rescue import stranded
+from phosd.engine.recovery.stranded import stranded
 from phosd.engine.system import looking, procfs
 from phosd.engine.system.looking import Lookers
 from tests.support.hanging_folder import HangingFolder, hanging_folder

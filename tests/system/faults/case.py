@@ -20,7 +20,9 @@ MIGRATE = tuple(p for p in Point if p.startswith("migrate-") or p is Point.MOVER
 SUSPEND = tuple(p for p in Point if p.startswith("suspend-"))
 RESUME = tuple(p for p in Point if p.startswith("resume-"))
 WRITE_BACK = tuple(p for p in Point if p.startswith("write-back-"))
-OTHERS = (*WRITE_BACK, *HOOK, *RESTORE, *DELETE, *MIGRATE, *SUSPEND, *RESUME)
+GROUP_STOP = tuple(p for p in Point if p.startswith("group-stop-"))
+"""Met by programs without the hook (tests/node/moves/test_stopped.py)."""
+OTHERS = (*WRITE_BACK, *HOOK, *RESTORE, *DELETE, *MIGRATE, *SUSPEND, *RESUME, *GROUP_STOP)
 CHECKPOINT = tuple(p for p in Point if p not in OTHERS)
 FAILING = (Kind.RAISE, Kind.ENOSPC, Kind.SHORT)
 ENDING = (Kind.KILL, Kind.HANG)

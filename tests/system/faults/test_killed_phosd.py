@@ -9,6 +9,7 @@ from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, check, compu
 from tests.support.bus import private_bus
 from tests.support.harness import SELDOM, alive, wait_until
 from tests.system.faults.daemon_under_fault import DIED, Plant, eventually_alone, leftovers, partial
+from tests.system.service.test_end_to_end import phos
 
 PARKED = ("parking-park", "parking-detach", "checkpoint-control", "driver-checkpoint")
 FROZEN = ("checkpoint-cpu", "checkpoint-unpark")
@@ -95,6 +96,44 @@ def test_what_was_being_restored_does_not_stay_behind(
     mark = target.position()
     assert plant.end_of(plant.begin("Restore", "sa{sv}", image, 0)) == "done", plant.last()
     check(target.wait_for_steps(AFTER, since=mark), original, undisturbed(program))
+    plant.stop()
+
+
+def test_a_program_without_the_hook_sleeps_on(
+    plant: Plant, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """Its threads poll the driver, which has taken away what they read: they are stopped, also when
+    no phosd runs, until one has resumed it.
+    """
+    target = start("polling", hooked=False)
+    target.wait_for_steps(3)
+
+    def end(member: str) -> str:
+        return plant.end_of(plant.begin(member, "ua{sv}", target.pid, 0))
+
+    def shown() -> object:
+        (row,) = [row for row in phos(plant.bus, plant.place, "ps") if row["pid"] == target.pid]
+        return row["state"]
+
+    plant.start("driver-checkpoint:1:kill")
+    assert end("Suspend") == DIED
+    plant.start("group-stop-end:2:kill")  # the first time it is at the end of the suspension
+    job = plant.last()
+    assert "stopped for a suspension and brought back" in job["message"], job
+    computes_right(target, undisturbed)
+    assert end("Suspend") == "done" and shown() == "suspended"
+    stood = target.values()
+    assert end("Resume") == DIED
+    plant.start()
+    job = plant.last()
+    assert "stopped for a suspension and brought back" in job["message"], job
+    computes_right(target, undisturbed)
+    assert end("Suspend") == "done"
+    plant.kill()
+    plant.start()
+    assert shown() == "suspended" and len(target.values()) > len(stood)
+    assert end("Resume") == "done" and shown() == "running"
+    computes_right(target, undisturbed)
     plant.stop()
 
 

@@ -8,6 +8,7 @@ from tests.system.faults.case import (
     DELETE,
     ENDING,
     FAILING,
+    GROUP_STOP,
     HOOK,
     MIGRATE,
     RESTORE,
@@ -18,7 +19,8 @@ from tests.system.faults.case import (
 
 
 def test_every_point_is_met_by_one_kind_of_job() -> None:
-    met = Counter([*CHECKPOINT, *RESTORE, *DELETE, *MIGRATE, *SUSPEND, *RESUME, *WRITE_BACK, *HOOK])
+    moving = (*MIGRATE, *SUSPEND, *RESUME, *GROUP_STOP)
+    met = Counter([*CHECKPOINT, *RESTORE, *DELETE, *moving, *WRITE_BACK, *HOOK])
     assert met == Counter(Point)
 
 

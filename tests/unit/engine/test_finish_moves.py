@@ -8,6 +8,7 @@ from phosd.engine.job.affected import AffectedProcess, AffectedSet
 from phosd.engine.job.journal import JobRecord
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program.driver_checkpoint import State
+from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.recovery import rescue
 from phosd.engine.recovery.rescue import Account
 from phosd.engine.system import procfs
@@ -81,11 +82,13 @@ def test_who_could_not_follow_is_not_brought_back_elsewhere(
         brought.extend(pids)
         return {}
 
+    monkeypatch.setattr(driver_checkpoint, "back_to_locked", bring)
     monkeypatch.setattr(driver_checkpoint, "back_to_running", bring)
     account = Account()
     everyone = [ProcessId(FIRST, 1), ProcessId(SECOND, 1)]
     with rescue._Movers(Path("/nowhere")) as movers:
-        rescue._back_from_driver(everyone, everyone, movers, [record({0: 1})], account)
+        jobs, stopped = [record({0: 1})], StoppedProcesses(Path("/nowhere"))
+        rescue._back_from_driver(everyone, everyone, movers, jobs, stopped, account)
     assert not brought
     assert isinstance(account.failures[SECOND], OutOfMemory)
 
