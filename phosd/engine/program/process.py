@@ -180,7 +180,8 @@ def list_processes(
         try:
             with asking(pid) as free:
                 before = _known(pid, known)
-                described = _stopped(pid, before, stopped) if free else _as_before(before)
+                described = None if free else _as_before(before)
+                described = described or _stopped(pid, before, stopped)
                 return described or describe(pid, runtime_dir, ask_hook=free, before=before)
         except (NoSuchProcess, FileNotFoundError, ProcessLookupError):
             return None  # it ended meanwhile

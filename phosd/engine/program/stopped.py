@@ -67,18 +67,17 @@ class StoppedProcesses:
 
     def require_going(self, pid: int) -> None:
         """Raise :class:`Busy` if the process is stopped: the driver would wait for it for ever."""
-        stat = procfs.stat(pid)
-        if stat is None or not stat.stopped:
-            return
-        if self.of([pid]):
+        if self.of([pid]):  # its threads may be about to stop
             raise Busy(
                 f"process {pid} was stopped by phosd for a suspension that did not end",
                 hint=f"`phos recover {pid}`",
             )
-        raise Busy(
-            f"process {pid} is stopped, by a signal or a debugger",
-            hint=f"let it go on (`kill -CONT {pid}`, or detach the debugger), then try again",
-        )
+        stat = procfs.stat(pid)
+        if stat is not None and stat.stopped:
+            raise Busy(
+                f"process {pid} is stopped, by a signal or a debugger",
+                hint=f"let it go on (`kill -CONT {pid}`, or detach the debugger), then try again",
+            )
 
     @contextlib.contextmanager
     def stopping(self, restore_threads: Mapping[int, int]) -> Iterator[None]:

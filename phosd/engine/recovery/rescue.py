@@ -218,7 +218,8 @@ def bring_back(
 def _require_awake(pid: int, runtime_dir: Path) -> None:
     """Raise :class:`Busy` if the process is suspended and no resume had begun."""
     asleep = driver_checkpoint.State.CHECKPOINTED
-    if driver_checkpoint.states([pid]).get(pid, asleep) is asleep:
+    stopped = StoppedProcesses(runtime_dir).of([pid])  # then nobody would tell its state
+    if stopped or driver_checkpoint.states([pid]).get(pid, asleep) is asleep:
         Register(runtime_dir).require_awake([pid])
 
 
@@ -346,7 +347,7 @@ def _unclear(stopped: Collection[int], jobs: Collection[JobRecord], account: Acc
     job that moved them does not tell on which GPU it is, and they stay together.
     """
     unclear: set[int] = set()
-    for pids in (job.pids for job in jobs if job.affected and job.affected.moves):
+    for _, pids in _moves(stopped, jobs):
         states = driver_checkpoint.states(pids, _MOVED_SECONDS)
         silent = [pid for pid in pids if pid not in states and procfs.process_id(pid) is not None]
         waiting = {*stopped} & {*pids} if silent else set()
@@ -357,11 +358,18 @@ def _unclear(stopped: Collection[int], jobs: Collection[JobRecord], account: Acc
     return unclear
 
 
+def _moves(
+    stopped: Collection[int], jobs: Collection[JobRecord]
+) -> Iterator[tuple[dict[int, int], set[int]]]:
+    """Yield the moves, and the processes, of the jobs that were moving some of ``stopped``."""
+    for job in jobs:
+        if job.affected and job.affected.moves and not job.pids.isdisjoint(stopped):
+            yield job.affected.moves, job.pids
+
+
 def _finish_moves(stopped: Collection[int], jobs: Collection[JobRecord], account: Account) -> None:
     """Move processes after those of their job that the driver has already moved to other GPUs."""
-    for moves, pids in (
-        (j.affected.moves, j.pids) for j in jobs if j.affected and j.affected.moves
-    ):
+    for moves, pids in _moves(stopped, jobs):
         states = driver_checkpoint.states(pids)
         behind = [pid for pid in stopped if states.get(pid) is driver_checkpoint.State.CHECKPOINTED]
         if {driver_checkpoint.State.LOCKED, driver_checkpoint.State.RUNNING} & {*states.values()}:

@@ -41,13 +41,11 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
     ours = os.access(runtime_dir, os.W_OK) or not runtime_dir.exists()
     busy = worked_on(runtime_dir) if ours and in_use(runtime_dir) else {}
     suspended = {p for each in Register(runtime_dir).living() for p in each.pids} if ours else set()
-    stopped = [
-        each
-        for each in (StoppedProcesses(runtime_dir).living() if ours else ())
-        if each.pid not in busy and each.pid not in suspended
-    ]
+    stopped = StoppedProcesses(runtime_dir).living() if ours else []
     found = [
-        Stranded(*each.id, "stopped by phosd for a suspension that did not end") for each in stopped
+        Stranded(*each.id, "stopped by phosd for a suspension that did not end")
+        for each in stopped
+        if each.pid not in busy and each.pid not in suspended
     ]
     pids = sorted({*procfs.pids()} - {os.getpid(), *busy} - {each.pid for each in stopped})
     looks = dict(LOOKERS.each(pids, _look))

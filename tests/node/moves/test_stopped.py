@@ -16,6 +16,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
+from phosd.engine.operations.swap import SwapOptions, swap
 from phosd.engine.program import driver_checkpoint, held
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.recovery.rescue import bring_back
@@ -27,7 +28,15 @@ from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
 from tests.node.checkpoint_restore.test_fault_points import armed
 from tests.node.checkpoint_restore.test_trouble import at_phase
-from tests.support.harness import Target, children, halt, parse, running, wait_until
+from tests.support.harness import (
+    Target,
+    children,
+    halt,
+    has_two_gpus,
+    parse,
+    running,
+    wait_until,
+)
 
 pytestmark = pytest.mark.usefixtures("unlocked_when_free")
 SUSPEND_STEPS = (Point.GROUP_STOP_BEGIN, Point.DRIVER_CHECKPOINT, Point.SUSPEND_PUBLISH)
@@ -85,6 +94,11 @@ def states(pid: int) -> set[str]:
     return {thread.state for thread in found if thread is not None}
 
 
+def asleep(pid: int) -> bool:
+    """Whether all threads of a process stop, within a moment: they do when they come to run."""
+    return bool(wait_until(lambda: states(pid) == {"T"}, "its threads to stop"))
+
+
 def listed(node: Node, target: Target) -> tuple[str, str]:
     """How the target is listed: its state, and the reason."""
     (row,) = [each for each in node.processes() if each.pid == target.pid]
@@ -109,16 +123,30 @@ def killed_engine(place: Path, target: Target, action: str, fault: str) -> None:
 
 
 def test_away_and_back(node: Node, target: Target, undisturbed: Undisturbed) -> None:
-    for _ in range(2):
-        suspend(node, target.pid, SuspendOptions(), Progress())
-        assert states(target.pid) == {"T"} and not procfs.traced(target.pid)
-        assert listed(node, target)[0] == "suspended"
-        assert not [each for each in stranded(node.config.runtime_dir) if each.pid == target.pid]
-        with pytest.raises(Busy, match="is suspended"):
-            bring_back(target.pid, node.config.runtime_dir)
-        time.sleep(1)  # pollers would not live as long
-        resume(node, target.pid, ResumeOptions(), Progress())
-        free_again(node, target, undisturbed)
+    suspend(node, target.pid, SuspendOptions(), Progress())
+    assert listed(node, target)[0] == "suspended"
+    assert asleep(target.pid) and not procfs.traced(target.pid)
+    assert not [each for each in stranded(node.config.runtime_dir) if each.pid == target.pid]
+    with pytest.raises(Busy, match="is suspended"):
+        bring_back(target.pid, node.config.runtime_dir)
+    time.sleep(1)  # pollers would not live as long
+    resume(node, target.pid, ResumeOptions(), Progress())
+    free_again(node, target, undisturbed)
+
+
+def test_a_swap_and_another_gpu(
+    node: Node, target: Target, start: Starter, undisturbed: Undisturbed
+) -> None:
+    other = start("polling", hooked=False)
+    other.wait_for_steps(2)
+    suspend(node, other.pid, SuspendOptions(), Progress())
+    swap(node, target.pid, other.pid, SwapOptions(), Progress())
+    assert [each.pid for each in node.stopped.living()] == [target.pid]
+    other.more_steps(1)
+    swapped = "0:1,1:0" if has_two_gpus() else ""
+    resume(node, target.pid, ResumeOptions(swapped), Progress())
+    free_again(node, target, undisturbed)
+    computes_right(other, undisturbed)
 
 
 def test_the_engine_ends_meanwhile(place: Path, target: Target, undisturbed: Undisturbed) -> None:
@@ -126,10 +154,10 @@ def test_the_engine_ends_meanwhile(place: Path, target: Target, undisturbed: Und
     killed_engine(place, target, "suspend", Point.SUSPEND_RELEASE)
     config = NodeConfig(place / "state", place / "run")
     for _ in range(2):
-        assert states(target.pid) == {"T"}
+        assert asleep(target.pid)
         with Node(config) as node:
             settle(node, [])
-            assert states(target.pid) == {"T"} and listed(node, target)[0] == "suspended"
+            assert listed(node, target)[0] == "suspended" and asleep(target.pid)
     with Node(config) as node:
         settle(node, [])
         resume(node, target.pid, ResumeOptions(), Progress())
@@ -199,12 +227,14 @@ def test_it_is_cancelled_and_it_takes_too_long(
     def waiting(pid: int) -> None:
         """The driver waits for a lock that a thread has that is held."""
         wait_until(lambda: not {"t", "T"} & states(pid), "its threads to be let go")
+        patch.undo()
         whole(pid)
 
-    monkeypatch.setattr(driver_checkpoint, "checkpoint", waiting)
-    monkeypatch.setattr(held, "HOLD_SECONDS", 0.2)
-    with pytest.raises(Timeout, match="all its threads were let go"):
-        suspend(node, other.pid, SuspendOptions(), Progress())
+    with monkeypatch.context() as patch:
+        patch.setattr(driver_checkpoint, "checkpoint", waiting)
+        patch.setattr(held, "HOLD_SECONDS", 0.2)
+        with pytest.raises(Timeout, match="all its threads were let go"):
+            suspend(node, other.pid, SuspendOptions(), Progress())
     free_again(node, other, undisturbed)
 
 
@@ -224,7 +254,7 @@ def test_two_processes(
     else:
         suspend(node, target.pid, SuspendOptions(), Progress())
         assert {each.pid for each in node.stopped.living()} == {target.pid, child}
-        assert states(target.pid) == states(child) == {"T"}
+        assert asleep(target.pid) and asleep(child)
         resume(node, child, ResumeOptions(), Progress())
     before = parse(child_log.read_bytes())
     wait_until(lambda: len(parse(child_log.read_bytes())) > len(before) + 1, "its child to go on")
@@ -306,8 +336,7 @@ def test_one_thread_runs_out_of_a_group_stop(
     with stopped.stopping({pid: runs}):
         assert answers(starting) and answers(starting)
     for _ in range(2):
-        wait_until(lambda: states(pid) == {"T"}, "all its threads to be stopped")
-        assert procfs.stands_still(pid) and not procfs.traced(pid)
+        assert asleep(pid) and procfs.stands_still(pid) and not procfs.traced(pid)
         with stopped.restore_threads_run([pid]):
             assert answers(starting) and not procfs.stands_still(pid)
     assert stopped.let_go([pid]) == [pid] and not stopped.living()
