@@ -18,6 +18,7 @@ from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.operations.swap import SwapOptions, swap
 from phosd.engine.program import driver_checkpoint, held
+from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.recovery.rescue import bring_back
 from phosd.engine.recovery.startup import settle
@@ -25,7 +26,7 @@ from phosd.engine.recovery.stranded import stranded
 from phosd.engine.system import procfs
 from phosd.errors import Busy, Cancelled, NoSuchProcess, PhosError, Timeout
 from tests.node.checkpoint_restore.conftest import Starter
-from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
+from tests.node.checkpoint_restore.cycle import Undisturbed, all_compute_right, computes_right
 from tests.node.checkpoint_restore.test_fault_points import armed
 from tests.node.checkpoint_restore.test_trouble import at_phase
 from tests.support.harness import (
@@ -147,6 +148,27 @@ def test_a_swap_and_another_gpu(
     resume(node, target.pid, ResumeOptions(swapped), Progress())
     free_again(node, target, undisturbed)
     computes_right(other, undisturbed)
+
+
+def test_under_the_hook_if_it_cannot_be_parked(
+    node: Node, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gate is open then. Its hook is stopped, too, and others do not wait for it."""
+    target, pair = start("polling"), start("shared_pair")
+    for each in (target, pair):
+        each.wait_for_steps(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointGroup, "why_not_parked", lambda _: "a test says so")
+        suspend(node, target.pid, SuspendOptions(), Progress())
+    assert listed(node, target)[0] == "suspended" and asleep(target.pid)
+    suspend(node, pair.pid, SuspendOptions(), Progress())
+    for each in (pair, target):
+        resume(node, each.pid, ResumeOptions(), Progress())
+    free_again(node, target, undisturbed)
+    suspend(node, target.pid, SuspendOptions(), Progress())
+    assert not node.stopped.living(), "parked, as its hook holds its calls"
+    resume(node, target.pid, ResumeOptions(), Progress())
+    all_compute_right(undisturbed, target, pair)
 
 
 def test_the_engine_ends_meanwhile(place: Path, target: Target, undisturbed: Undisturbed) -> None:
