@@ -30,6 +30,7 @@ from typing import Any
 from bench.checkpoint import Training, gone, wait_until
 from bench.entries import ENTRIES, Entry
 from bench.series import PROGRAMS
+from phosd.demo.stage import BUS_CONFIG
 from phosd.engine.program.tree import scan
 from phosd.errors import NoSuchProcess
 
@@ -40,21 +41,6 @@ _RESULTS = {
     "two H100s with NVLink": _BENCHMARKS / "h100-several-gpus.jsonl",
 }
 """The files of the page, by the GPUs that the programs had."""
-
-
-_BUS = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
- "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
-<busconfig>
-  <type>session</type>
-  <listen>unix:path={socket}</listen>
-  <auth>EXTERNAL</auth>
-  <policy context="default">
-    <allow send_destination="*"/>
-    <allow receive_sender="*"/>
-    <allow own="*"/>
-  </policy>
-</busconfig>
-"""
 
 
 _MOST_SAID = 160
@@ -77,7 +63,7 @@ class Phos:
     def __init__(self, folder: Path, state: Path) -> None:
         self._runtime, self._state, self._log = folder / "run", state, folder / "phosd.log"
         configuration = folder / "bus.conf"
-        configuration.write_text(_BUS.format(socket=folder / "bus"))
+        configuration.write_text(BUS_CONFIG.format(socket=folder / "bus"))
         self._bus = subprocess.Popen(
             ["dbus-daemon", f"--config-file={configuration}", "--nofork", "--print-address=1"],
             stdout=subprocess.PIPE,

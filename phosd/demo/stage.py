@@ -19,7 +19,7 @@ from phosd.engine.system.native import python_environment
 PATIENCE = 45.0
 """Seconds that any single step may take."""
 
-_BUS_CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+BUS_CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig>
   <type>session</type>
@@ -32,6 +32,7 @@ _BUS_CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Confi
   </policy>
 </busconfig>
 """
+"""A bus of one user's own; ``socket`` is its path."""
 
 
 class DemoError(Exception):
@@ -99,7 +100,7 @@ async def private_bus(place: Path) -> AsyncIterator[str]:
     if shutil.which("dbus-daemon") is None:
         raise DemoError("dbus-daemon is not installed; `make demo` installs it")
     socket, config = place / "bus", place / "bus.conf"
-    config.write_text(_BUS_CONFIG.format(socket=socket))
+    config.write_text(BUS_CONFIG.format(socket=socket))
     command = ["dbus-daemon", f"--config-file={config}", "--nofork", "--nopidfile"]
     async with running(command, place / "bus.log", dict(os.environ)):
         await until(socket.exists, "the private D-Bus")
