@@ -3,10 +3,8 @@
 import contextlib
 import os
 import secrets
-import select
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,16 +13,15 @@ import msgspec
 from phosd.engine.criu import file_worker, ports
 from phosd.engine.criu.action_script import RESTORED, ActionScript
 from phosd.engine.criu.cgroup_place import place_of
+from phosd.engine.criu.driver_turn import HeldRestore, driver_turn
 from phosd.engine.criu.dump import require_private, working_folder
 from phosd.engine.criu.file_worker import Change, Inode, Orders, Policy
 from phosd.engine.criu.inherited_stdio import Outlets
+from phosd.engine.criu.made_processes import MadeProcesses, none_left
 from phosd.engine.criu.missing_devices import MissingDevices
 from phosd.engine.criu.owned_processes import (
     ENDING_PATIENCE,
     end,
-    end_restoring,
-    is_made,
-    kill,
     restore_mark,
 )
 from phosd.engine.criu.program import Criu, Invocation, Owner
@@ -32,10 +29,8 @@ from phosd.engine.criu.reconnection import Reconnected
 from phosd.engine.criu.rights import Rights
 from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.criu.socket_folders import socket_folders
-from phosd.engine.criu.tracers import Tracer, restore_turn
 from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.image.manifest import Process
-from phosd.engine.job.affected import now
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import procfs
 from phosd.engine.system.looking import LOOKERS, describe
@@ -47,11 +42,6 @@ SETTLED = 0.05
 """Seconds that a restored program must live before it counts as restored."""
 _LEFT_SECONDS = 1.0
 """How long what the program started just before its end may take to end as well."""
-ENDED_SECONDS = 3.0
-"""How long CRIU may wait for a process that has ended. It notices most of them at once."""
-_TURN_ENDS_SECONDS = 10.0
-"""How long the driver's turn may take to end here, when CRIU says that it has."""
-_LOOK_MILLISECONDS = 20
 
 
 @dataclass(frozen=True)
@@ -65,17 +55,6 @@ class TreeRestoreOptions:
     files: Policy = Policy.KEEP
     output: Path | None = None
     deadline: float = 600.0
-
-
-@dataclass(frozen=True)
-class HeldRestore:
-    """What the driver does with processes ``pids`` of a restored tree before any of its threads
-    runs but their ``restore_threads``, which are by process.
-    """
-
-    pids: frozenset[int]
-    restore_threads: Callable[[], Mapping[int, int]]
-    restore: Callable[[], None]
 
 
 @dataclass
@@ -157,7 +136,7 @@ def restore_tree(
     require_private(tree.folder)
     require_free(tree.processes)
     files = _Files(tree, options)
-    made = _Made(tree)
+    made = MadeProcesses(tree)
     try:
         _run(criu, tree, options, cancellation, made, driver)
     except BaseException:
@@ -270,49 +249,6 @@ def _checkable(details: CpuDetails) -> tuple[OpenFile, ...]:
     return tuple(file for file in there if file.path not in replaced)
 
 
-class _Made:
-    """The processes that a restore of ``tree`` makes from now on."""
-
-    def __init__(self, tree: SavedTree) -> None:
-        self._wanted = {process.pid: process for process in tree.processes}
-        self._user, self._since = tree.user.uid, now()
-        self._ended_at: float | None = None
-        self._root = tree.record.root
-
-    def _ours(self, pid: int) -> bool:
-        return is_made(self._wanted[pid], self._user, self._since)
-
-    def kill(self) -> None:
-        """Kill those that there are."""
-        kill(self._wanted, self._ours)
-
-    def require_alive(self, living: Set[int]) -> None:
-        """Raise :class:`Internal` if one of the ``living`` ended a while ago.
-
-        CRIU, which made it, may wait for it for ever.
-        """
-        ended = any(
-            (found := procfs.stat(pid)) is not None
-            and found.dead
-            and found.start_time >= self._since
-            for pid in living & self._wanted.keys()
-        )
-        if not ended:
-            self._ended_at = None
-            return
-        self._ended_at = self._ended_at or time.monotonic()
-        if time.monotonic() - self._ended_at > ENDED_SECONDS:
-            raise Internal(
-                "the program ended while it was restored",
-                hint="somebody with its user's rights has ended it; try again",
-            )
-
-    def end(self) -> None:
-        """Kill them and what CRIU has left, and wait until they have ended."""
-        end(self._wanted, self._ours)
-        end_restoring([self._root], self._since)
-
-
 class _Files:
     """The tree's files, prepared for the restore until it is settled or undone."""
 
@@ -341,7 +277,7 @@ def _run(
     tree: SavedTree,
     options: TreeRestoreOptions,
     cancellation: Cancellation | None,
-    made: "_Made",
+    made: MadeProcesses,
     driver: HeldRestore | None,
 ) -> None:
     details, owner, folder = tree.details, tree.user, tree.folder
@@ -360,8 +296,8 @@ def _run(
     def held() -> None:
         reconnected.complete()
         require_same_rights()
-        if driver_turn is not None:
-            driver_turn.require_done()
+        if turn is not None:
+            turn.require_done()
 
     words = ["--restore-detached", "--file-locks", "--manage-cgroups=ignore", "--link-remap"]
     words.append("--tcp-close")
@@ -377,10 +313,10 @@ def _run(
         _readable(folder, owner),
         working_folder(folder, owner) as work,
         ActionScript(work, owner.uid, held, RESTORED) as script,
-        _driver_turn(driver, options.deadline, require_same_rights, made) as driver_turn,
-        _none_left(made) as inherited_by_all,
+        driver_turn(driver, options.deadline, require_same_rights, made) as turn,
+        none_left(made) as inherited_by_all,
     ):
-        tracer = driver_turn.tracer if driver_turn is not None else None
+        tracer = turn.tracer if turn is not None else None
         invocation = Invocation(
             "restore",
             [*words, *outlets.words, *reconnected.words, *missing.words, *ActionScript.WORDS],
@@ -403,98 +339,12 @@ def _run(
             wrap=lambda command: outlets.wrap(command, options.output),
         )
         with criu.start(invocation) as running:
-            if driver_turn is not None:
-                driver_turn.begin()
+            if turn is not None:
+                turn.begin()
             running.wait(
                 options.deadline, cancellation, script, lambda: made.require_alive(rights.of.keys())
             )
         require_same_rights()  # whoever killed the script has skipped it
-
-
-class _DriverTurn:
-    """The driver's turn while CRIU holds the restored tree, in a thread of its own."""
-
-    def __init__(
-        self, driver: HeldRestore, tracer: Tracer, before: Callable[[], None], made: "_Made"
-    ) -> None:
-        self.tracer = tracer
-        self._driver = driver
-        self._before = before
-        self._made = made
-        self._pool = ThreadPoolExecutor(1)
-        self._turn: Future[None] | None = None
-
-    def begin(self) -> None:
-        """Wait for CRIU, which has started, beside the caller."""
-        self.tracer.started()
-        self._turn = self._pool.submit(self._take)
-
-    def require_done(self) -> None:
-        """Raise what went wrong; the tree, which is still held, is killed then."""
-        assert self._turn is not None
-        try:
-            self._turn.result(_TURN_ENDS_SECONDS)
-        except TimeoutError as error:
-            self._made.kill()
-            raise Internal(
-                "criu restore did not have the driver restore the program",
-                hint="somebody with its user's rights has disturbed it; try again",
-            ) from error
-        except BaseException:
-            self._made.kill()
-            raise
-
-    def end(self) -> None:
-        """Wait for CRIU no longer."""
-        self.tracer.leave()
-        self._pool.shutdown()
-
-    def _take(self) -> None:
-        restore_turn([self.tracer], self._driver.restore_threads, self._restore, lambda: None)
-
-    def _restore(self) -> None:
-        self._before()
-        self._driver.restore()
-
-
-@contextlib.contextmanager
-def _driver_turn(
-    driver: HeldRestore | None, deadline: float, before: Callable[[], None], made: "_Made"
-) -> Iterator[_DriverTurn | None]:
-    if driver is None:
-        yield None
-        return
-    with Tracer(driver.pids, deadline) as tracer:
-        turn = _DriverTurn(driver, tracer, before, made)
-        try:
-            yield turn
-        finally:
-            turn.end()
-
-
-@contextlib.contextmanager
-def _none_left(made: "_Made") -> Iterator[int]:
-    """Yield a descriptor for CRIU's processes to inherit; on failure await that all closed it.
-
-    A process below the restore shim ends a moment after the shim; until then it can create
-    processes and files, which must not stay.
-    """
-    reader, writer = os.pipe()
-    try:
-        try:
-            yield writer
-        finally:
-            os.close(writer)
-    except BaseException:
-        closed = select.poll()
-        closed.register(reader, select.POLLHUP)
-        give_up = time.monotonic() + ENDING_PATIENCE
-        made.end()
-        while not closed.poll(_LOOK_MILLISECONDS) and time.monotonic() < give_up:
-            made.end()
-        raise
-    finally:
-        os.close(reader)
 
 
 @contextlib.contextmanager

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from phosd.engine.criu import restore as criu_restore
+from phosd.engine.criu.driver_turn import HeldRestore
 from phosd.engine.criu.file_worker import Policy
-from phosd.engine.criu.restore import HeldRestore, Restored, TreeRestoreOptions
+from phosd.engine.criu.restore import Restored, TreeRestoreOptions
 from phosd.engine.criu.saved_tree import saved_trees
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.link import HookLink, HookState

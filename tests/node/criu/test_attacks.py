@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from phosd.engine.criu import restore as criu_restore
+from phosd.engine.criu.made_processes import ENDED_SECONDS
 from phosd.engine.criu.program import Criu
-from phosd.engine.criu.restore import ENDED_SECONDS
 from phosd.engine.system import procfs
 from phosd.engine.system.privileges import Capability
 from phosd.errors import Internal, NotAuthorized

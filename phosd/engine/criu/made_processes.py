@@ -1,0 +1,91 @@
+"""The processes that a restore makes: watched while CRIU works, and ended if it fails."""
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Iterator, Set
+
+from phosd.engine.criu.owned_processes import (
+    ENDING_PATIENCE,
+    end,
+    end_restoring,
+    is_made,
+    kill,
+)
+from phosd.engine.criu.saved_tree import SavedTree
+from phosd.engine.job.affected import now
+from phosd.engine.system import procfs
+from phosd.errors import Internal
+
+ENDED_SECONDS = 3.0
+"""How long CRIU may wait for a process that has ended. It notices most of them at once."""
+_LOOK_MILLISECONDS = 20
+
+
+class MadeProcesses:
+    """The processes that a restore of ``tree`` makes from now on."""
+
+    def __init__(self, tree: SavedTree) -> None:
+        self._wanted = {process.pid: process for process in tree.processes}
+        self._user, self._since = tree.user.uid, now()
+        self._ended_at: float | None = None
+        self._root = tree.record.root
+
+    def _ours(self, pid: int) -> bool:
+        return is_made(self._wanted[pid], self._user, self._since)
+
+    def kill(self) -> None:
+        """Kill those that there are."""
+        kill(self._wanted, self._ours)
+
+    def require_alive(self, living: Set[int]) -> None:
+        """Raise :class:`Internal` if one of the ``living`` ended a while ago.
+
+        CRIU, which made it, may wait for it for ever.
+        """
+        ended = any(
+            (found := procfs.stat(pid)) is not None
+            and found.dead
+            and found.start_time >= self._since
+            for pid in living & self._wanted.keys()
+        )
+        if not ended:
+            self._ended_at = None
+            return
+        self._ended_at = self._ended_at or time.monotonic()
+        if time.monotonic() - self._ended_at > ENDED_SECONDS:
+            raise Internal(
+                "the program ended while it was restored",
+                hint="somebody with its user's rights has ended it; try again",
+            )
+
+    def end(self) -> None:
+        """Kill them and what CRIU has left, and wait until they have ended."""
+        end(self._wanted, self._ours)
+        end_restoring([self._root], self._since)
+
+
+@contextlib.contextmanager
+def none_left(made: MadeProcesses) -> Iterator[int]:
+    """Yield a descriptor for CRIU's processes to inherit; on failure await that all closed it.
+
+    A process below the restore shim ends a moment after the shim; until then it can create
+    processes and files, which must not stay.
+    """
+    reader, writer = os.pipe()
+    try:
+        try:
+            yield writer
+        finally:
+            os.close(writer)
+    except BaseException:
+        closed = select.poll()
+        closed.register(reader, select.POLLHUP)
+        give_up = time.monotonic() + ENDING_PATIENCE
+        made.end()
+        while not closed.poll(_LOOK_MILLISECONDS) and time.monotonic() < give_up:
+            made.end()
+        raise
+    finally:
+        os.close(reader)
