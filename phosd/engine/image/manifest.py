@@ -34,7 +34,7 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     If memory is shared, all blocks but the first have no chunks; their ``alias`` names the first
     one by process index and block id. ``va`` is 0 for memory that the program created but has not
-    mapped.
+    mapped. With ``host`` the memory is in the host's RAM, where the GPU reaches it.
     """
 
     process: int

@@ -62,7 +62,7 @@ def check_manifest(manifest: Manifest, image_id: str) -> None:
     for block in manifest.blocks:
         name = f"block {block.va:#x}"
         demand(0 <= block.process < len(manifest.processes), f"puts {name} in no process")
-        demand(block.host or block.gpu in ordinals, f"puts {name} on an unknown GPU")
+        demand(block.gpu in ordinals, f"puts {name} on an unknown GPU")
         demand(0 <= block.va < 1 << 64, f"gives {name} no address")
         demand(0 <= block.id < 1 << 64, f"gives {name} no id")
         demand(

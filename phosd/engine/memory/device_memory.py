@@ -219,8 +219,11 @@ class DeviceMemory:
         gpu = self.gpus.of_block(pid, block)
         key = new_key()
         if block.flags & SHARED:
-            same = (h for h in self._exported.values() if h.block.flags & SHARED)
-            key = next((h.key for h in same if same_file(h.descriptor, descriptor)), key)
+            for other in self._exported.values():
+                if other.block.flags & SHARED and same_file(other.descriptor, descriptor):
+                    # What is in host memory is near another GPU for another process.
+                    key, gpu = other.key, other.gpu
+                    break
         exported = ExportedBlock(pid, block, gpu, descriptor, key)
         self._exported[pid, block.id] = exported
         return exported

@@ -34,6 +34,11 @@ class ExportedBlock:
         """The number of chunks of the block; the last may be shorter."""
         return -(-self.block.size // CHUNK)
 
+    @property
+    def host(self) -> bool:
+        """Whether the memory is in the host's RAM, where ``gpu`` reaches it."""
+        return bool(self.block.flags & BlockFlag.HOST_LOCATED)
+
 
 @dataclass(frozen=True)
 class Allocation:

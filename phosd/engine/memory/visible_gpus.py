@@ -22,8 +22,11 @@ class VisibleGpus:
         return self._gpus_of[pid]
 
     def of_block(self, pid: int, block: HookBlock) -> int:
-        """Return the node's ordinal of the block's GPU. Raises if the block is on none."""
-        if block.flags & BlockFlag.HOST_LOCATED:
+        """Return the node's ordinal of the block's GPU. Raises if the block is on none.
+
+        Words of events are in host memory; the hook names a device that reaches them.
+        """
+        if block.flags & BlockFlag.HOST_LOCATED and block.device < 0:
             raise Unsupported(
                 f"process {pid} has VMM memory in host RAM (block {block.id})",
                 hint="use mode=driver",

@@ -119,7 +119,10 @@ def loaded(
             gpu = moves.get(old, old)
             mover = node.movers.mover(gpu)
             blocks = {new_key(): b for b in _stored(manifest) if b.gpu == old}
-            descriptors = mover.create([(key, block.size) for key, block in blocks.items()])
+            descriptors = mover.create(
+                [(key, block.size) for key, block in blocks.items()],
+                host=[key for key, block in blocks.items() if block.host],
+            )
             undo.add(_let_go_but, kept, mover, list(blocks))
             for (key, block), descriptor in zip(blocks.items(), descriptors, strict=True):
                 undo.add(os.close, descriptor)

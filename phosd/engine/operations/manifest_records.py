@@ -44,6 +44,7 @@ def block_records(
                 va=exported.block.va,
                 size=exported.block.size,
                 gpu=exported.gpu,
+                host=exported.host,
                 chunks=chunks[exported.key] if alone else (),
                 alias=None if alone else (index[owner.pid], owner.block.id),
             )

@@ -140,7 +140,10 @@ class Replicas:
                 borrowed.callback(os.close, descriptor)
                 sources.append((new_key(), exported.block.size, descriptor))
                 replicas.append((exported, new_key()))
-            descriptors = mover.create([(key, exported.block.size) for exported, key in replicas])
+            descriptors = mover.create(
+                [(key, exported.block.size) for exported, key in replicas],
+                host=[key for exported, key in replicas if exported.host],
+            )
             undo.add(let_go, mover, [key for _, key in replicas])
             for descriptor in descriptors:
                 undo.add(os.close, descriptor)

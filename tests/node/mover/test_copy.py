@@ -17,6 +17,7 @@ from phosd.engine.image.writer import Pack
 from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.mover.client.requests import Copies
+from phosd.engine.system.cuda import is_software
 from phosd.errors import Cancelled, Internal, OutOfMemory, OutOfSpace, PhosError
 from tests.node.mover import owner
 from tests.node.mover.owner import Owner
@@ -122,6 +123,32 @@ def test_a_later_pass_replaces_what_it_copies_again(
             mover.load({100 + b: block.chunks for b, block in enumerate(made.blocks)}, image)
         program.attach(fresh, SIZES)
         assert [program.read(2 + b) for b in range(2)] == data
+        for fd in fresh:
+            os.close(fd)
+
+
+def test_memory_in_the_hosts_ram(program: Owner, tmp_path: Path) -> None:
+    """It is saved and loaded like a GPU's, and what is made for it is in the host's RAM again."""
+    store = Store(tmp_path / "state")
+    with Mover.start(0, RING, store.key) as mover, store.begin(0) as writer:
+        adopted(program, mover)
+        copies = Copies(writer, writer.packs(2))
+        mover.copy(EVERY, copies)
+        chunks = [tuple(copies.refs[k] for k in EVERY if k[0] == key) for key in (10, 11)]
+        blocks = [
+            Block(0, key, key << 32, size, 0, chunks[key - 10], host=key == 10)
+            for key, size in zip((10, 11), SIZES, strict=True)
+        ]
+        made = manifest_of(writer, blocks, [Tree(7, "criu-0", ())])
+        writer.publish(made)
+        fresh = mover.create([(100, SIZES[0]), (101, SIZES[1])], host=[100])
+        if is_software():
+            names = [Path(f"/proc/self/fd/{fd}").readlink().name for fd in fresh]
+            assert ["-host" in name for name in names] == [True, False]
+        with store.open(made.id) as image:
+            mover.load({100 + b: block.chunks for b, block in enumerate(made.blocks)}, image)
+        digests = mover.digest([10, 11, 100, 101])
+        assert (digests[100], digests[101]) == (digests[10], digests[11])
         for fd in fresh:
             os.close(fd)
 

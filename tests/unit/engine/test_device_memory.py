@@ -273,6 +273,21 @@ def test_each_gpu_has_its_mover(bench: Bench) -> None:
     assert bench.empty()
 
 
+def test_words_of_events_are_near_the_gpu_of_whom_is_met_first(bench: Bench) -> None:
+    """They are in host memory: each process names a device of its own that reaches them."""
+    first, second = Link(1), Link(2, device=1)
+    words = first.add(1, HAS | OUT | BlockFlag.HOST_LOCATED)
+    second.add(1, HAS | IN | BlockFlag.HOST_LOCATED, words)
+    second.add(2)
+    bench.take(first, second)
+    gpus = {(h.pid, h.block.id): h.gpu for h in bench.memory.all()}
+    assert gpus == {(1, 1): 0, (2, 1): 0, (2, 2): 1}
+    assert [h.host for h in bench.memory.all()] == [True, True, False]
+    assert len(bench.movers[0].keys) == 1 and len(bench.movers[1].keys) == 1
+    bench.memory.close()
+    assert bench.empty()
+
+
 def test_blocks_that_cannot_be_exported_are_left_out(bench: Bench) -> None:
     link = Link(1)
     link.add(1, BlockFlag(0))
@@ -293,7 +308,10 @@ def test_a_block_that_cannot_be_taken(
     last = HAS | BlockFlag.HOST_LOCATED if kind == "host memory" else HAS | OUT
     link.add(2, last)
     kinds: dict[str, type[PhosError]] = {"host memory": Unsupported}
-    if kind == "no such device":
+    if kind == "host memory":  # of the program, which names no device
+        link.remove(1)
+        link.device = -1
+    elif kind == "no such device":
         link.device = 1
     elif kind == "adopting":
         bench.movers[0].trouble = Internal("adopting failed")

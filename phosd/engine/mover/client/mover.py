@@ -170,13 +170,13 @@ class Mover:
         request = wire.Adopt([(key, size) for key, size, _ in blocks], home)
         self._aside.ask(request, wire.Done, [fd for *_, fd in blocks])
 
-    def create(self, blocks: Sequence[tuple[int, int]]) -> list[int]:
+    def create(self, blocks: Sequence[tuple[int, int]], *, host: Sequence[int] = ()) -> list[int]:
         """Allocate and map new memory: (key, size in bytes). All of them or none.
 
-        Returns one descriptor each, in order, which the caller must close. Raises
-        :class:`OutOfMemory`.
+        ``host`` are the keys of those that are to be in the host's RAM. Returns one descriptor
+        each, in order, which the caller must close. Raises :class:`OutOfMemory`.
         """
-        _, descriptors = self._aside.ask(wire.Create(list(blocks)), wire.Done)
+        _, descriptors = self._aside.ask(wire.Create(list(blocks), list(host)), wire.Done)
         return descriptors
 
     def create_together(self, blocks: Sequence[tuple[int, int]]) -> None:

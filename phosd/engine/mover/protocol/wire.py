@@ -66,9 +66,13 @@ class Adopt(Message, frozen=True):
 
 
 class Create(Message, frozen=True):
-    """Allocate and map new blocks; the reply carries one descriptor each."""
+    """Allocate and map new blocks; the reply carries one descriptor each.
+
+    ``host`` are the keys of blocks in the host's RAM.
+    """
 
     blocks: list[tuple[int, int]]
+    host: list[int] = []
 
 
 class CreateTogether(Message, frozen=True):

@@ -121,17 +121,18 @@ class Gpu:
             self.drop(added, keep_descriptors=True)
             raise
 
-    def create(self, blocks: Sequence[tuple[int, int]]) -> list[int]:
+    def create(self, blocks: Sequence[tuple[int, int]], host: Collection[int] = ()) -> list[int]:
         """Allocate and map new memory; return one exportable descriptor each. All or nothing.
 
-        The contents are undefined.
+        ``host`` are the keys of blocks in the host's RAM. The contents are undefined.
         """
         kind = self._bindings.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         added: list[int] = []
         try:
             for key, size in blocks:
                 about = f"a block of {size} bytes"
-                handle = call("cuMemCreate", size, self._properties, 0, about=about)
+                properties = self._in_host() if key in host else self._properties
+                handle = call("cuMemCreate", size, properties, 0, about=about)
                 try:
                     fd = int(call("cuMemExportToShareableHandle", handle, kind, 0))
                 except BaseException:
@@ -390,6 +391,20 @@ class Gpu:
         flags = properties.allocFlags
         flags.gpuDirectRDMACapable = int(call("cuDeviceGetAttribute", rdma, self.device))
         properties.allocFlags = flags
+        return properties
+
+    def _in_host(self) -> Any:
+        """Return the properties of memory in the host's RAM, near the device."""
+        b = self._bindings
+        near = b.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID
+        properties = b.CUmemAllocationProp()
+        properties.type = self._properties.type
+        properties.requestedHandleTypes = self._properties.requestedHandleTypes
+        location = b.CUmemLocation()
+        location.type = b.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
+        # Without NUMA the id is negative, and the driver wants 0.
+        location.id = max(0, int(call("cuDeviceGetAttribute", near, self.device)))
+        properties.location = location
         return properties
 
 

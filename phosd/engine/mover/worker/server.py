@@ -107,7 +107,7 @@ class Server:
                 point(Point.MOVER_ADOPT)
                 gpu.adopt(request.blocks, descriptors, request.home)
             case wire.Create():
-                return wire.Done(), gpu.create(request.blocks)
+                return wire.Done(), gpu.create(request.blocks, request.host)
             case wire.CreateTogether():
                 gpu.create_together(request.blocks)
             case wire.Drop():
