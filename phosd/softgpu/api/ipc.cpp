@@ -17,3 +17,13 @@ API(cuIpcCloseMemHandle, (CUdeviceptr address), (address)) {
     require(address);
     fail(CUDA_ERROR_NOT_SUPPORTED);
 }
+
+API(cuIpcGetEventHandle, (CUipcEventHandle * handle, CUevent event), (handle, event)) {
+    require(handle && event);
+    fail(CUDA_ERROR_NOT_SUPPORTED);
+}
+
+API(cuIpcOpenEventHandle, (CUevent * event, CUipcEventHandle), (event, {})) {
+    require(event);
+    fail(CUDA_ERROR_NOT_SUPPORTED);
+}
