@@ -29,6 +29,9 @@ struct Fitness {
 };
 Fitness fitness();
 
+// Returns the start time of a process in clock ticks since boot; 0 if it has ended or is a zombie.
+uint64_t began(int pid);
+
 uint64_t monotonic_ns();
 
 // Returns how long to wait for the engine's movers: `nanoseconds`, or the milliseconds (10 to

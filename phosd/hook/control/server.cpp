@@ -23,6 +23,7 @@
 #include "cow/session.h"
 #include "gate/gate.h"
 #include "intercept/legacy_ipc.h"
+#include "memory/shared_events.h"
 #include "park/quiesce.h"
 
 namespace phos::control {
@@ -289,6 +290,7 @@ void serve_once() {
     let_go_of_closed();
     open_what_is_missing();
     cow::tidy();
+    shared_events::keep_promises_of_the_dead();
     const uint64_t now = monotonic_ns();
     const bool deaf = now < deaf_until;
     std::vector<pollfd> watched{{deaf ? -1 : listener, POLLIN, 0},

@@ -1,13 +1,11 @@
 #include "intercept/legacy_ipc.h"
 
-#include <fcntl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
@@ -22,15 +20,19 @@
 #include "gate/gate.h"
 #include "memory/blocks.h"
 #include "memory/contexts.h"
+#include "memory/event_words.h"
 #include "memory/heap.h"
 #include "park/reexport.h"
 
 namespace phos {
 namespace {
 
-constexpr uint64_t kMagic = 0x3143'5049'534f'4850;  // "PHOSIPC1"
-constexpr uint16_t kAskForMemory = 0x100;           // apart from the types of the engine's protocol
-constexpr long kPause = 10'000'000;                 // nanoseconds between two requests
+using legacy_ipc::kEventMagic;
+using legacy_ipc::kMemoryMagic;
+using legacy_ipc::Ticket;
+
+constexpr uint16_t kAskForMemory = 0x100;  // apart from the types of the engine's protocol
+constexpr long kPause = 10'000'000;        // nanoseconds between two requests
 // Nanoseconds to wait for an owner that does not listen. It may be detached for a dump, and will
 // come back; or it may have become another program by exec(), which cannot be seen from outside.
 constexpr uint64_t kDetached = 600'000'000'000;
@@ -38,25 +40,13 @@ constexpr uint64_t kDetached = 600'000'000'000;
 // restored, and its hook will listen soon.
 constexpr uint64_t kStranger = 5'000'000'000;
 
-// The content of the 64 opaque bytes of a CUipcMemHandle.
-struct Ticket {
-    uint64_t magic;
-    uint64_t nonce;  // of the owner; also in its socket's name, which cannot be guessed then
-    uint64_t block;
-    uint64_t block_size;
-    uint64_t offset;  // of the allocation in the block
-    uint64_t size;    // of the allocation
-    uint64_t began;   // start time of the owner when it made the ticket: see began()
-    int32_t pid;
-};
-static_assert(sizeof(Ticket) <= sizeof(CUipcMemHandle));
-
 using Owner = std::tuple<int32_t, uint64_t, uint64_t>;  // pid, nonce, block
 
-// A block of a peer, mapped here once for all its open allocations.
+// A block of a peer, mapped here once for all its open allocations, or for all its events.
 struct Mapped {
     uint64_t address;
     uint64_t size;
+    bool words;
     unsigned views;
 };
 struct View {
@@ -81,28 +71,6 @@ std::string socket_name(int pid, uint64_t nonce) {
     char name[64];
     std::snprintf(name, sizeof name, "phos-ipc-%d-%016lx", pid, static_cast<unsigned long>(nonce));
     return name;
-}
-
-// Returns the start time of a process in clock ticks since boot; 0 if it has ended or is a zombie.
-uint64_t began(int pid) {
-    char text[1024];
-    std::snprintf(text, sizeof text, "/proc/%d/stat", pid);
-    const int file = open(text, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return 0;
-    const ssize_t got = read(file, text, sizeof text - 1);
-    close(file);
-    if (got <= 0) return 0;
-    text[got] = 0;
-    const char* field = std::strrchr(text, ')');  // the name may contain anything
-    if (!field || !*++field) return 0;
-    const char state = field[1];
-    if (state == 'Z' || state == 'X') return 0;
-    for (int number = 2; number < 22; ++number) {
-        field = std::strchr(field, ' ');
-        if (!field) return 0;
-        ++field;
-    }
-    return std::strtoull(field, nullptr, 10);
 }
 
 enum class Answer { given, refused, parked, silent };
@@ -136,6 +104,20 @@ bool may_come_back(const Ticket& ticket, uint64_t silent_since) {
     return found && monotonic_ns() - silent_since < patience;
 }
 
+// Maps a block of memory, which is dropped on failure.
+CUresult map_memory(blocks::Block* block, uint64_t address, uint64_t size, int device) {
+    CUresult result = blocks::map(block, address, size, 0);
+    if (result != CUDA_SUCCESS) {
+        blocks::drop_if_unused(block);
+        return result;
+    }
+    const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, device},
+                                 CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    result = blocks::set_access(address, size, &access, 1);
+    if (result != CUDA_SUCCESS) blocks::unmap(address, size);
+    return result;
+}
+
 // Imports and maps a peer's block. Takes over the descriptor.
 CUresult map_block(const Ticket& ticket, int descriptor, int device, uint64_t* address) {
     CUmemGenericAllocationHandle real = 0;
@@ -153,22 +135,16 @@ CUresult map_block(const Ticket& ticket, int descriptor, int device, uint64_t* a
     block->descriptor = descriptor;
     CUdeviceptr at = 0;
     result = driver.cuMemAddressReserve(&at, ticket.block_size, 0, 0, 0);
-    if (result == CUDA_SUCCESS) {
-        const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, device},
-                                     CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-        result = blocks::map(block, at, ticket.block_size, 0);
-        if (result == CUDA_SUCCESS) {
-            result = blocks::set_access(at, ticket.block_size, &access, 1);
-            if (result == CUDA_SUCCESS) {
-                *address = at;
-                return CUDA_SUCCESS;
-            }
-            blocks::unmap(at, ticket.block_size);
-            block = nullptr;  // it was removed with its only mapping
-        }
-        driver.cuMemAddressFree(at, ticket.block_size);
+    if (result != CUDA_SUCCESS) {
+        blocks::drop_if_unused(block);
+        return result;
     }
-    if (block) blocks::drop_if_unused(block);
+    result = ticket.magic == kEventMagic ? event_words::map(block, at, ticket.block_size, device)
+                                         : map_memory(block, at, ticket.block_size, device);
+    if (result == CUDA_SUCCESS)
+        *address = at;
+    else
+        driver.cuMemAddressFree(at, ticket.block_size);
     return result;
 }
 
@@ -185,6 +161,7 @@ CUresult open_ticket(const Ticket& ticket, CUdeviceptr* address, Answer* answer)
     if (ticket.offset > ticket.block_size || ticket.size > ticket.block_size - ticket.offset)
         return CUDA_ERROR_INVALID_VALUE;
     const Owner owner{ticket.pid, ticket.nonce, ticket.block};
+    const bool words = ticket.magic == kEventMagic;
     std::unique_lock lock(blocks::mutex);
     if (!mapped.count(owner)) {
         lock.unlock();
@@ -198,11 +175,17 @@ CUresult open_ticket(const Ticket& ticket, CUdeviceptr* address, Answer* answer)
             uint64_t base = 0;
             const CUresult result = map_block(ticket, descriptor, device, &base);
             if (result != CUDA_SUCCESS) return result;
-            mapped[owner] = Mapped{base, ticket.block_size, 0};
+            mapped[owner] = Mapped{base, ticket.block_size, words, 0};
         }
     }
     Mapped& block = mapped.at(owner);
+    // Another ticket for the same block was believed; this one may be forged.
+    if (block.words != words || ticket.block_size != block.size) return CUDA_ERROR_INVALID_VALUE;
     const uint64_t at = block.address + ticket.offset;
+    if (words) {
+        *address = at;
+        return CUDA_SUCCESS;
+    }
     const auto [view, fresh] = views.try_emplace(at, View{ticket.size, 0, owner});
     block.views += fresh;
     ++view->second.opened;
@@ -241,14 +224,8 @@ CUresult share(CUipcMemHandle* handle, CUdeviceptr address, uint64_t* to_reexpor
         block.descriptor = descriptors::keep(descriptor);
     }
     block.flags |= wire::kExported;
-    const Ticket ticket{kMagic,
-                        own_nonce(),
-                        block.id,
-                        block.size,
-                        found->first - mapping->first,
-                        found->second.size,
-                        began(getpid()),
-                        getpid()};
+    const Ticket ticket =
+        legacy_ipc::ticket(kMemoryMagic, block, found->first - mapping->first, found->second.size);
     std::memset(handle, 0, sizeof *handle);
     std::memcpy(handle, &ticket, sizeof ticket);
     return CUDA_SUCCESS;
@@ -265,29 +242,11 @@ CUresult overrides::cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle h
                                           unsigned flags) {
     Ticket ticket{};
     std::memcpy(&ticket, &handle, sizeof ticket);
-    if (ticket.magic != kMagic) {
+    if (ticket.magic != kMemoryMagic) {
         const gate::Pass pass;
         return native(driver.cuIpcOpenMemHandle_v2(address, handle, flags));
     }
-    const KeepErrno keep;
-    uint64_t silent_since = 0;
-    for (;;) {
-        // Each try passes the gate again: while this thread waits for a parked owner, it must not
-        // keep this process from being parked, too.
-        Answer answer;
-        const CUresult result = open_ticket(ticket, address, &answer);
-        if (answer == Answer::given) return result;
-        if (answer != Answer::silent)
-            silent_since = 0;
-        else if (!silent_since)
-            silent_since = monotonic_ns();
-        if (answer == Answer::refused ||
-            (answer == Answer::silent && !may_come_back(ticket, silent_since))) {
-            log::note("process %d gives no memory for its IPC handle", ticket.pid);
-            return result;
-        }
-        pause_for(kPause);
-    }
+    return legacy_ipc::open(ticket, address);
 }
 
 CUresult overrides::cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle,
@@ -322,6 +281,32 @@ CUresult overrides::cuIpcCloseMemHandle(CUdeviceptr address) {
 }
 
 namespace legacy_ipc {
+
+Ticket ticket(uint64_t magic, const blocks::Block& block, uint64_t offset, uint64_t size) {
+    return {magic, own_nonce(), block.id, block.size, offset, size, began(getpid()), getpid(), 0};
+}
+
+CUresult open(const Ticket& ticket, CUdeviceptr* address) {
+    const KeepErrno keep;
+    uint64_t silent_since = 0;
+    for (;;) {
+        // Each try passes the gate again: while this thread waits for a parked owner, it must not
+        // keep this process from being parked, too.
+        Answer answer;
+        const CUresult result = open_ticket(ticket, address, &answer);
+        if (answer == Answer::given) return result;
+        if (answer != Answer::silent)
+            silent_since = 0;
+        else if (!silent_since)
+            silent_since = monotonic_ns();
+        if (answer == Answer::refused ||
+            (answer == Answer::silent && !may_come_back(ticket, silent_since))) {
+            log::note("process %d gives nothing for its IPC handle", ticket.pid);
+            return result;
+        }
+        pause_for(kPause);
+    }
+}
 
 int listener() {
     return socket_now;

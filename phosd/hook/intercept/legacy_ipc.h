@@ -4,7 +4,34 @@
 
 #include <cstdint>
 
+#include "memory/blocks.h"
+
 namespace phos::legacy_ipc {
+
+constexpr uint64_t kMemoryMagic = 0x3143'5049'534f'4850;  // "PHOSIPC1"
+constexpr uint64_t kEventMagic = 0x3145'5049'534f'4850;   // "PHOSIPE1"
+
+// The content of the 64 opaque bytes of a CUipcMemHandle or a CUipcEventHandle: a part of a block.
+struct Ticket {
+    uint64_t magic;
+    uint64_t nonce;  // of the owner; also in its socket's name, which cannot be guessed then
+    uint64_t block;
+    uint64_t block_size;
+    uint64_t offset;  // of the allocation in the block, or of the event's words
+    uint64_t size;
+    uint64_t began;  // start time of the owner when it made the ticket
+    int32_t pid;
+    uint32_t generation;  // of the event
+};
+static_assert(sizeof(Ticket) <= CU_IPC_HANDLE_SIZE);
+
+// Makes a ticket for a part of a block that is exported. Needs blocks::mutex.
+Ticket ticket(uint64_t magic, const blocks::Block& block, uint64_t offset, uint64_t size);
+
+// Maps the block of a ticket here, unless it is, and returns the address of the part. Waits while
+// the owner is parked or detached. The caller holds neither the gate nor a lock. Words of events
+// stay mapped for good: no call says when the device is done with them.
+CUresult open(const Ticket& ticket, CUdeviceptr* address);
 
 // For the hook's thread: the socket for peers' requests (-1 while there is none), and serving one
 // request on a connection, which is then closed.

@@ -13,6 +13,7 @@
 #include "base/process.h"
 #include "cow/memory_pressure.h"
 #include "gate/gate.h"
+#include "intercept/ipc_events.h"
 #include "intercept/unsupported.h"
 #include "memory/contexts.h"
 #include "memory/stream_frees.h"
@@ -225,7 +226,7 @@ CUresult overrides::cuStreamSynchronize_ptsz(CUstream stream) {
     return synchronized(driver.cuStreamSynchronize_ptsz(stream));
 }
 CUresult overrides::cuEventSynchronize(CUevent event) {
-    return synchronized(driver.cuEventSynchronize(event));
+    return synchronized(ipc_events::synchronize(event));
 }
 
 CUresult overrides::cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {

@@ -96,14 +96,4 @@ CUresult overrides::cuImportExternalSemaphore(
                     "the program imports a semaphore of another driver");
 }
 
-CUresult overrides::cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent event) {
-    return note_use(driver.cuIpcGetEventHandle(handle, event),
-                    "the program shares events by legacy CUDA IPC");
-}
-
-CUresult overrides::cuIpcOpenEventHandle(CUevent* event, CUipcEventHandle handle) {
-    return note_use(driver.cuIpcOpenEventHandle(event, handle),
-                    "the program shares events by legacy CUDA IPC");
-}
-
 }  // namespace phos

@@ -13,6 +13,7 @@ std::map<uint64_t, Block> by_id;
 std::map<uint64_t, Mapping> by_address;
 uint64_t last_id = 0;
 uint64_t freed = 0;
+bool mapped = true;
 
 namespace {
 constexpr CUmemGenericAllocationHandle kVirtual = 0x5048'4f53'0000'0000;  // unlike any address
@@ -155,6 +156,15 @@ CUresult export_descriptor(const Block& block, int* descriptor) {
         descriptor, block.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     if (result == CUDA_SUCCESS) fcntl(*descriptor, F_SETFD, FD_CLOEXEC);
     return result;
+}
+
+void relocate(Block& block) {
+    if (block.home < 0) return;
+    driver.cuMemGetAllocationPropertiesFromHandle(&block.properties, block.handle);
+    for (const uint64_t address : block.mappings)
+        for (CUmemAccessDesc& access : by_address.at(address).access)
+            if (access.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+                access.location = block.properties.location;
 }
 
 void keep_buffer_ids(const Block& block) {

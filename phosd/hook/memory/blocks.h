@@ -25,12 +25,13 @@ struct Block {
     bool foreign = false;     // saved by the driver: cannot be exported, or is no memory
     bool handed_out = false;  // a client has, or had, a descriptor of it
     int descriptor = -1;      // kept only if the program exports or imports the block
+    int home = -1;            // for words of events, in host memory: a device that reaches them
     uint32_t references = 0;  // handles that the program holds
     std::set<uint64_t> mappings;
 
     int device() const {
         return properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? properties.location.id
-                                                                       : -1;
+                                                                       : home;
     }
     bool exportable() const { return descriptor >= 0 || (present && !borrowed); }
 };
@@ -49,6 +50,7 @@ extern std::map<uint64_t, Block> by_id;
 extern std::map<uint64_t, Mapping> by_address;
 extern uint64_t last_id;
 extern uint64_t freed;
+extern bool mapped;  // false from a park to the end of the unpark: no mapping can be read
 
 // All of these need the lock.
 CUresult create(const CUmemAllocationProp& properties, uint64_t size, uint32_t flags, Block** made);
@@ -71,6 +73,9 @@ bool needs_reexport(const Block& block);
 
 // Returns a descriptor of the block for the caller to close; a kept one is duplicated.
 CUresult export_descriptor(const Block& block, int* descriptor);
+
+// Notes where memory that has replaced the block's lies, so that the host may still reach it.
+void relocate(Block& block);
 
 // Notes the ids by which the program knows the block's mappings, before other memory takes its
 // place: each new mapping has another. Libraries know by it what they have registered with network

@@ -96,6 +96,7 @@ Outcome park() {
                     "block " + std::to_string(id) + " was never exported to a client"};
     for (auto& [id, block] : blocks::by_id)
         if (!block.foreign) blocks::keep_buffer_ids(block);
+    blocks::mapped = false;
     Outcome outcome = for_all_mappings(
         "unmapping",
         [](uint64_t address, const Mapping& mapping) {
@@ -105,7 +106,8 @@ Outcome park() {
             const CUresult result = blocks::map_again(address, mapping);
             if (result != CUDA_SUCCESS) failure(result, "mapping again", mapping.block->id);
         });
-    if (outcome.status != wire::Status::ok) return outcome;
+    blocks::mapped = outcome.status != wire::Status::ok;
+    if (blocks::mapped) return outcome;
     for (auto& [id, block] : blocks::by_id) {
         if (block.foreign) continue;
         const CUresult result = driver.cuMemRelease(block.handle);
@@ -137,6 +139,7 @@ Outcome hand_back(const uint64_t* ids, size_t count, std::vector<int>& given) {
         if (result != CUDA_SUCCESS) return failure(result, "importing", block.id);
         block.present = true;
         block.borrowed = true;
+        blocks::relocate(block);
         if (keeps_descriptor(block)) {
             block.descriptor = given[i];  // entered in the table of descriptors already
             given[i] = -1;
@@ -161,6 +164,7 @@ Outcome unpark() {
             const CUresult result = unmap_one(address, mapping);
             if (result != CUDA_SUCCESS) failure(result, "unmapping again", mapping.block->id);
         });
+    blocks::mapped = outcome.status == wire::Status::ok;
     for (const auto& [id, block] : blocks::by_id) outcome.count += !block.foreign;
     return outcome;
 }

@@ -9,6 +9,7 @@
 
 #include "base/overrides.h"
 #include "gate/gate.h"
+#include "memory/shared_events.h"
 #include "write_sets/graph_nodes.h"
 
 namespace phos {
@@ -236,6 +237,7 @@ CUresult overrides::cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode
 CUresult overrides::cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                              CUgraphNodeParams* parameters) {
     const gate::Pass pass;
+    if (!shared_events::fit_for_graph(parameters)) return CUDA_ERROR_NOT_SUPPORTED;
     const CUresult result = driver.cuGraphExecNodeSetParams(exec, node, parameters);
     if (result != CUDA_SUCCESS || !parameters) return result;
     switch (parameters->type) {
