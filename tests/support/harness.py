@@ -243,8 +243,10 @@ def undisturbed(
     *arguments: str,
     extra: Mapping[str, str] | None = None,
     compared: Target | None = None,
+    hooked: bool = False,
 ) -> dict[int, str]:
-    """Return the values of at least ``steps`` steps of a run without hook and checkpoints.
+    """Return the values of at least ``steps`` steps of a run without checkpoints, and without the
+    hook, unless it is ``hooked``: the software GPU has no CUDA IPC of its own.
 
     They are cached in a file whose name includes a hash of everything they depend on. The target
     ``compared`` with them stands still while they are computed: on a busy machine it would come
@@ -263,7 +265,7 @@ def undisturbed(
     if len(known) < steps:
         with compared.halted() if compared is not None else nullcontext():
             ahead = max(100, steps + min(steps, 200))
-            known = run_to_end(program, ahead, *arguments, hooked=False, extra=extra)
+            known = run_to_end(program, ahead, *arguments, hooked=hooked, extra=extra)
         _known[name] = known
         UNDISTURBED.mkdir(parents=True, exist_ok=True)
         draft = UNDISTURBED / f"{name}.{os.getpid()}"
