@@ -158,15 +158,6 @@ CUresult export_descriptor(const Block& block, int* descriptor) {
     return result;
 }
 
-void relocate(Block& block) {
-    if (block.home < 0) return;
-    driver.cuMemGetAllocationPropertiesFromHandle(&block.properties, block.handle);
-    for (const uint64_t address : block.mappings)
-        for (CUmemAccessDesc& access : by_address.at(address).access)
-            if (access.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-                access.location = block.properties.location;
-}
-
 void keep_buffer_ids(const Block& block) {
     // Memory that the hook makes for cuMemAlloc has ids of the hook's.
     if (!(block.flags & (wire::kProgramVmm | wire::kImported))) return;

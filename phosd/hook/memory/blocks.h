@@ -74,9 +74,6 @@ bool needs_reexport(const Block& block);
 // Returns a descriptor of the block for the caller to close; a kept one is duplicated.
 CUresult export_descriptor(const Block& block, int* descriptor);
 
-// Notes where memory that has replaced the block's lies, so that the host may still reach it.
-void relocate(Block& block);
-
 // Notes the ids by which the program knows the block's mappings, before other memory takes its
 // place: each new mapping has another. Libraries know by it what they have registered with network
 // cards.

@@ -50,6 +50,14 @@ CUmemLocation host_near(int device) {
     return location;
 }
 
+// Where a block of words lies, which is from where the host reaches it.
+CUmemLocation location_of(const blocks::Block& block) {
+    const CUmemLocation& known = block.properties.location;
+    return known.type == CU_MEM_LOCATION_TYPE_HOST || known.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
+               ? known
+               : host_near(block.home);
+}
+
 bool can_share_host_memory(int device) {
     for (const CUdevice_attribute attribute :
          {CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
@@ -176,6 +184,7 @@ CUresult allow(uint64_t address, int device) {
     for (const CUmemAccessDesc& access : mapping->second.access)
         if (access.location.type == CU_MEM_LOCATION_TYPE_DEVICE && access.location.id == device)
             return CUDA_SUCCESS;
+    const RelaxedCapture relaxed;
     const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, device},
                                  CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     return blocks::set_access(mapping->first, mapping->second.size, &access, 1);
@@ -183,8 +192,7 @@ CUresult allow(uint64_t address, int device) {
 
 CUresult map(blocks::Block* block, uint64_t address, uint64_t size, int device) {
     // Otherwise the host would fault.
-    const CUmemLocation& location = block->properties.location;
-    if (block->foreign || location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+    if (block->foreign || block->properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
         blocks::drop_if_unused(block);
         return CUDA_ERROR_NOT_SUPPORTED;
     }
@@ -196,10 +204,19 @@ CUresult map(blocks::Block* block, uint64_t address, uint64_t size, int device) 
     }
     const CUmemAccessDesc access[] = {
         {{CU_MEM_LOCATION_TYPE_DEVICE, device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
-        {location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
+        {location_of(*block), CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
     result = blocks::set_access(address, size, access, std::size(access));
     if (result != CUDA_SUCCESS) blocks::unmap(address, size);
     return result;
+}
+
+void relocate(blocks::Block& block) {
+    if (block.home < 0) return;
+    driver.cuMemGetAllocationPropertiesFromHandle(&block.properties, block.handle);
+    for (const uint64_t address : block.mappings)
+        for (CUmemAccessDesc& access : blocks::by_address.at(address).access)
+            if (access.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+                access.location = location_of(block);
 }
 
 bool readable(uint64_t address) {

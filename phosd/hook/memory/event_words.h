@@ -79,8 +79,13 @@ void give_back(const Place& place);  // those of take()
 // Lets the device reach words.
 CUresult allow(uint64_t address, int device);
 
-// Maps a block of a peer's words, which the caller has imported. Needs blocks::mutex.
+// Maps a block of words, for the device and the host; it is dropped on failure. A block that is no
+// host memory is none: a ticket may be forged. Needs blocks::mutex.
 CUresult map(blocks::Block* block, uint64_t address, uint64_t size, int device);
+
+// Notes that other memory has taken the place of a block of words, after a restore: it may lie on
+// another node of the host. Does nothing to other blocks.
+void relocate(blocks::Block& block);
 
 // Returns whether words can be read: not while they are parked. Needs blocks::mutex.
 bool readable(uint64_t address);

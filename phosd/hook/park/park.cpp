@@ -8,6 +8,7 @@
 #include "base/faults.h"
 #include "base/log.h"
 #include "memory/blocks.h"
+#include "memory/event_words.h"
 #include "memory/events.h"
 
 namespace phos::park {
@@ -139,7 +140,7 @@ Outcome hand_back(const uint64_t* ids, size_t count, std::vector<int>& given) {
         if (result != CUDA_SUCCESS) return failure(result, "importing", block.id);
         block.present = true;
         block.borrowed = true;
-        blocks::relocate(block);
+        event_words::relocate(block);
         if (keeps_descriptor(block)) {
             block.descriptor = given[i];  // entered in the table of descriptors already
             given[i] = -1;

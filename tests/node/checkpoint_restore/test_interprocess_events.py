@@ -1,5 +1,6 @@
 """Programs that share events and memory by legacy CUDA IPC, as torch.multiprocessing does."""
 
+import contextlib
 import os
 import signal
 
@@ -11,7 +12,7 @@ from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
-from phosd.errors import Unsupported
+from phosd.errors import PhosError, Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import (
     AFTER,
@@ -22,6 +23,7 @@ from tests.node.checkpoint_restore.cycle import (
     run_cycle,
     save,
 )
+from tests.node.checkpoint_restore.test_trouble import at_phase
 from tests.support import harness
 from tests.support.rotation import EVERYTHING
 
@@ -109,6 +111,22 @@ def test_who_is_left_goes_on_when_its_peer_has_died(
         target.more_steps(2)
     (peer,) = harness.children(target.pid)
     os.kill(peer, signal.SIGKILL)
+    target.more_steps(3)
+    manifest = save(node, target, "concurrent")
+    target.more_steps(AFTER)
+    target.kill()
+    check(bring_back(node, target, manifest.id), target.values(), {})
+
+
+@pytest.mark.rotated(of=4)
+@pytest.mark.parametrize("phase", ["prepare", "quiesce", "cpu", "drain"])
+def test_the_peer_dies_during_a_checkpoint(node: Node, start: Starter, phase: str) -> None:
+    target = start(PROGRAM, arguments=("0", "alone"), extra=QUICK)
+    target.wait_for_steps(5)
+    (peer,) = harness.children(target.pid)
+    progress = at_phase(phase, lambda _: os.kill(peer, signal.SIGKILL))
+    with contextlib.suppress(PhosError):  # or it is tried again, without the peer
+        checkpoint(node, target.pid, CheckpointOptions(mode="concurrent"), progress)
     target.more_steps(3)
     manifest = save(node, target, "concurrent")
     target.more_steps(AFTER)
