@@ -489,6 +489,31 @@ void parked(Client& client, Peer& peer, Streams& mine) {
     OK(peer.tell(Order::destroy));
 }
 
+// A stream here waits for a record of the peer's, whose device waits for a call that its gate
+// holds.
+void gates_close_around_a_wait(Client& client, Peer& peer, Streams& mine) {
+    Client owner(peer.pid);
+    OK(peer.tell(Order::make));
+    CUevent event = peer.opened();
+    for (int round = 0; round < 10; ++round) {
+        OK(peer.tell(Order::hold, 0));
+        OK(peer.tell(Order::record, 0));
+        OK(cuStreamWaitEvent(mine.streams[0], event, 0));
+        std::thread closing_here([&] { CHECK(client.close_gate(kDeadline)); });
+        std::thread closing_there([&] { CHECK(owner.close_gate(kDeadline)); });
+        usleep(static_cast<useconds_t>(round) * 1000);
+        OK(peer.tell(Order::let_go, 0));  // held, and let through: the device is busy
+        closing_there.join();
+        closing_here.join();
+        CHECK(client.seal_gate() == 0 && owner.seal_gate() == 0);
+        client.open_gate();
+        owner.open_gate();
+        CHECK(mine.done(0));
+    }
+    OK(cuEventDestroy_v2(event));
+    OK(peer.tell(Order::destroy));
+}
+
 // PyTorch's way: an event for each tensor, made and destroyed by the owner, opened and never
 // closed.
 void many_events(Peer& peer, Streams& mine) {
@@ -558,6 +583,7 @@ int main() {
         memory_is_no_event(peer);
         captures(peer, mine);
         parked(client, peer, mine);
+        gates_close_around_a_wait(client, peer, mine);
         many_events(peer, mine);
         on_another_device(mine);
         const wire::Hello hello = client.hello();

@@ -10,7 +10,7 @@ import pytest
 
 from phosd.engine.program import process
 from phosd.engine.system.native import hook_library
-from tests.native.hook.live import linked, live
+from tests.native.hook.live import PRELUDE, linked, live
 from tests.support.harness import environment, running
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -142,6 +142,50 @@ def test_memory_shared_by_legacy_ipc(tmp_path: Path) -> None:
         with linked(owner.pid, tmp_path) as link:
             assert not link.hello().uses_unsupported
         owner.stdin.write("\n")
+
+
+EVENT = """
+import ctypes
+primary(0)
+flags = driver.CUevent_flags
+event = ok(driver.cuEventCreate(flags.CU_EVENT_INTERPROCESS | flags.CU_EVENT_DISABLE_TIMING))
+ok(driver.cuEventRecord(event, 0))
+handle = ok(driver.cuIpcGetEventHandle(event))
+say(ctypes.string_at(handle.getPtr(), 64).hex())
+sys.stdin.readline()
+ok(driver.cuEventSynchronize(event))
+say("reached")
+sys.stdin.readline()
+"""
+OPENED = """
+import ctypes
+primary(0)
+handle = driver.CUipcEventHandle()
+given = bytes.fromhex(sys.argv[1])
+ctypes.memmove(handle.getPtr(), given, len(given))
+say(int(driver.cuIpcOpenEventHandle(handle)[0]))
+"""
+
+
+def test_an_event_is_opened_under_the_hook_only(tmp_path: Path) -> None:
+    """Without it the handle means nothing; so does a driver's handle with it. Nobody is hurt."""
+
+    def opens(handle: str, *, hooked: bool) -> int:
+        env = environment(hooked=hooked, runtime=tmp_path)
+        command = [sys.executable, "-c", PRELUDE + OPENED, handle]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    with live(EVENT, tmp_path) as program:
+        handle = program.hears()
+        assert opens(handle, hooked=False) != 0
+        assert opens(bytes(64).hex(), hooked=True) != 0
+        assert opens(handle, hooked=True) == 0
+        program.tell()
+        assert program.hears() == "reached"
+        hello = program.link.hello()
+        assert hello.parkable and not hello.uses_unsupported
 
 
 MODULE = """

@@ -12,6 +12,7 @@ from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
+from phosd.engine.system.cuda import is_software
 from phosd.errors import PhosError, Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import (
@@ -35,14 +36,14 @@ QUICK = {"PHOS_TEST_PACE": "0.005"}
 
 @pytest.fixture(scope="session")
 def undisturbed() -> Undisturbed:
-    """What the program computes without checkpoints; the software GPU has CUDA IPC only with the
-    hook. Which GPU the second process is on makes no difference.
+    """What the program computes without checkpoints, and without the hook where there is CUDA IPC
+    without it. Which GPU the second process is on makes no difference.
     """
 
     def values(
         program: str, steps: int = 60, compared: harness.Target | None = None
     ) -> dict[int, str]:
-        return harness.undisturbed(program, steps, compared=compared, hooked=True)
+        return harness.undisturbed(program, steps, compared=compared, hooked=is_software())
 
     return values
 
@@ -77,7 +78,12 @@ def test_the_driver_alone_cannot_save_it(node: Node, start: Starter) -> None:
         save(node, target, "driver")
 
 
-@pytest.mark.parametrize("arguments", [("0",), ("0", "two")], ids=["one GPU", "two GPUs"])
+two_gpus = pytest.mark.skipif(not harness.has_two_gpus(), reason="there is one GPU")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("0",), pytest.param(("0", "two"), marks=two_gpus)], ids=["one GPU", "two GPUs"]
+)
 def test_it_is_suspended_and_resumed(
     node: Node, start: Starter, undisturbed: Undisturbed, arguments: tuple[str, ...]
 ) -> None:
@@ -89,6 +95,7 @@ def test_it_is_suspended_and_resumed(
     computes_right(target, undisturbed)
 
 
+@two_gpus
 def test_it_moves_to_another_gpu(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
     target = start(PROGRAM, extra=QUICK)
     target.wait_for_steps(3)
