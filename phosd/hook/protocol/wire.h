@@ -96,7 +96,7 @@ enum BlockFlags : uint32_t {
     kExported = 2,       // the program exported it: a peer may hold it
     kImported = 4,       // the program imported it from a peer
     kProgramVmm = 8,     // allocated by the program's own cuMemCreate
-    kHostLocated = 16,   // VMM memory in host RAM
+    kHostLocated = 16,   // VMM memory in host RAM; with a device, words of events, which it reaches
 };
 
 // One physical allocation. `id` is a generation number, never reused in the process.
