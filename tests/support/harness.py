@@ -78,6 +78,13 @@ def has_two_gpus() -> bool:
     return len(list_gpus()) > 1
 
 
+def moved_to(gpu: int) -> str:
+    """Where a program without the hook goes that uses the other one of two GPUs. Only NVML knows
+    which it uses, so with the software GPU both take each other's place.
+    """
+    return "0:1,1:0" if is_software() else str(gpu)
+
+
 def alive(pid: int) -> bool:
     """Whether the process exists and is no zombie."""
     try:

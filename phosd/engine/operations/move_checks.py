@@ -1,5 +1,6 @@
 """Check a program before it is moved or suspended."""
 
+import os
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 
@@ -38,7 +39,18 @@ def gpus_in_use(group: CheckpointGroup) -> dict[int, int]:
     return used
 
 
-def require_alone(node: Node, gpus: Collection[int], own: Collection[int]) -> None:
+def _is_mover(pid: int) -> bool:
+    """Return whether the process is a mover, of this phosd or another: left alone, it runs no
+    kernel.
+    """
+    try:
+        ours = (procfs.PROC / str(pid)).stat().st_uid == os.geteuid()
+        return ours and "phosd.engine.mover" in procfs.command_line(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return True  # it has ended since NVML saw it
+
+
+def require_alone(gpus: Collection[int], own: Collection[int]) -> None:
     """Raise :class:`Unsupported` if others compute on the GPUs of processes ``own``, which share
     device memory: their kernels wait for each other, as NCCL's do.
 
@@ -46,7 +58,7 @@ def require_alone(node: Node, gpus: Collection[int], own: Collection[int]) -> No
     others they would keep each other from running until the driver ends them (hazard 47).
     """
     for pid, gpu in users_of(gpus).items():
-        if pid not in own and pid not in node.movers.pids():
+        if pid not in own and not _is_mover(pid):
             raise Unsupported(
                 f"{procfs.describe(pid)} uses GPU {gpu}, too: beside others, processes that share "
                 "device memory would be ended after it, since a GPU no longer interrupts kernels "

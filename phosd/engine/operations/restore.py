@@ -78,7 +78,7 @@ def restore(
         cpu.admit(progress)
         require_device_memory(node, _needs(manifest))
         if manifest.shares_memory:
-            require_alone(node, {block.gpu for block in manifest.blocks}, pids)
+            require_alone({block.gpu for block in manifest.blocks}, pids)
         progress.check()
         progress.about_to_touch(_affected(manifest))
 

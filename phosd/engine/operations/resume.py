@@ -79,7 +79,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
             needs[moves.get(gpu, gpu)] = max(size, blocks.get(moves.get(gpu, gpu), 0))
         require_device_memory(node, needs, "the program")
         if manifest.shares_memory:
-            require_alone(node, needs, suspended.pids)
+            require_alone(needs, suspended.pids)
         affected = _affected(suspended, manifest, moves)
         progress.about_to_touch(affected)
         progress.phase("load", bytes_total=manifest.device_bytes)

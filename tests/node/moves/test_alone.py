@@ -17,12 +17,14 @@ from tests.support.harness import Target, alive, children
 
 
 @pytest.fixture
-def users(start: Starter, monkeypatch: pytest.MonkeyPatch) -> tuple[Target, Target]:
-    """A pair and another program, of which NVML tells; the software GPU has no NVML."""
+def users(node: Node, start: Starter, monkeypatch: pytest.MonkeyPatch) -> tuple[Target, Target]:
+    """A pair and another program, of which NVML tells, and of a mover; the software GPU has no
+    NVML.
+    """
     pair, other = start("shared_pair"), start("single")
     for target in (pair, other):
         target.wait_for_steps(3)
-    known = [pair.pid, *children(pair.pid), other.pid]
+    known = [pair.pid, *children(pair.pid), other.pid, node.movers.mover(0).pid]
     monkeypatch.setattr(
         move_checks, "users_of", lambda gpus: {pid: 0 for pid in known if alive(pid) and 0 in gpus}
     )
@@ -39,7 +41,7 @@ def test_they_are_neither_saved_nor_restored_there(
     computes_right(other, undisturbed)
     computes_right(pair, undisturbed)
     other.kill()
-    image = save(node, pair, "stop")
+    image = save(node, pair, "stop")  # beside a mover
     pair.kill()
     bring_back(node, pair, image.id)
 

@@ -18,11 +18,9 @@ from phosd.errors import Busy, PhosError
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
 from tests.node.checkpoint_restore.test_fault_points import armed
-from tests.support.harness import running, wait_until
+from tests.support.harness import moved_to, running, wait_until
 
 pytestmark = pytest.mark.usefixtures("unlocked_when_free")
-SWAPPED = "0:1,1:0"
-"""Without the hook nobody knows which GPU a program uses."""
 THREADS = """
 import threading, time
 def count(path):
@@ -43,8 +41,8 @@ while True:
 def test_there_and_back(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
     target = start("polling", hooked=False)
     target.wait_for_steps(2)
-    for _ in range(3):
-        migrate(node, target.pid, MigrateOptions(SWAPPED), Progress())
+    for gpu in (1, 0, 1):
+        migrate(node, target.pid, MigrateOptions(moved_to(gpu)), Progress())
         target.more_steps(1)
     assert not procfs.traced(target.pid)
     computes_right(target, undisturbed)
@@ -56,7 +54,7 @@ def test_a_step_fails(step: Point, node: Node, start: Starter, undisturbed: Undi
     target = start("polling", hooked=False)
     target.wait_for_steps(2)
     with armed(f"{step}:raise"), pytest.raises(PhosError, match="fault point"):
-        migrate(node, target.pid, MigrateOptions(SWAPPED), Progress())
+        migrate(node, target.pid, MigrateOptions(moved_to(1)), Progress())
     assert driver_checkpoint.state(target.pid) is driver_checkpoint.State.RUNNING
     computes_right(target, undisturbed)
 

@@ -34,6 +34,7 @@ from tests.support.harness import (
     children,
     halt,
     has_two_gpus,
+    moved_to,
     parse,
     running,
     wait_until,
@@ -144,8 +145,7 @@ def test_a_swap_and_another_gpu(
     swap(node, target.pid, other.pid, SwapOptions(), Progress())
     assert [each.pid for each in node.stopped.living()] == [target.pid]
     other.more_steps(1)
-    swapped = "0:1,1:0" if has_two_gpus() else ""
-    resume(node, target.pid, ResumeOptions(swapped), Progress())
+    resume(node, target.pid, ResumeOptions(moved_to(1) if has_two_gpus() else ""), Progress())
     free_again(node, target, undisturbed)
     computes_right(other, undisturbed)
 

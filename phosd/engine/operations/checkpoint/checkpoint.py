@@ -56,7 +56,7 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         )
         landlock.require_none(group, progress)
         if group.shares_memory():
-            require_alone(node, gpus_in_use(group), group.pids)
+            require_alone(gpus_in_use(group), group.pids)
         choice = choose(group, options.mode, options.experience.past)
         if choice.why:
             progress.note(f"mode {choice.mode}: {choice.why}")
