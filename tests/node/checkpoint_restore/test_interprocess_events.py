@@ -78,15 +78,16 @@ def test_the_driver_alone_cannot_save_it(node: Node, start: Starter) -> None:
         save(node, target, "driver")
 
 
-two_gpus = pytest.mark.skipif(not harness.has_two_gpus(), reason="there is one GPU")
-
-
-@pytest.mark.parametrize(
-    "arguments", [("0",), pytest.param(("0", "two"), marks=two_gpus)], ids=["one GPU", "two GPUs"]
-)
+@pytest.mark.parametrize("arguments", [("0",), ("0", "two")], ids=["one GPU", "two GPUs"])
 def test_it_is_suspended_and_resumed(
-    node: Node, start: Starter, undisturbed: Undisturbed, arguments: tuple[str, ...]
+    node: Node,
+    start: Starter,
+    undisturbed: Undisturbed,
+    arguments: tuple[str, ...],
+    request: pytest.FixtureRequest,
 ) -> None:
+    if "two" in arguments:
+        request.getfixturevalue("two_gpus")
     target = start(PROGRAM, arguments=arguments, extra=QUICK)
     for _ in range(2):
         target.more_steps(3)
@@ -95,7 +96,7 @@ def test_it_is_suspended_and_resumed(
     computes_right(target, undisturbed)
 
 
-@two_gpus
+@pytest.mark.usefixtures("two_gpus")
 def test_it_moves_to_another_gpu(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
     target = start(PROGRAM, extra=QUICK)
     target.wait_for_steps(3)
