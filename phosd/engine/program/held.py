@@ -29,6 +29,7 @@ def held(but: Mapping[int, int], *, through_group_stop: bool = False) -> Iterato
     hold.start()
     try:
         hold.await_held()
+        hold.await_group_stop(hold.in_group_stop)  # a thread may be late, and would stop inside
         yield hold
     finally:
         hold.let_go.set()
@@ -44,13 +45,17 @@ class Hold(threading.Thread):
         super().__init__(name="phos-holder", daemon=True)
         self._but = but
         self._through_group_stop = through_group_stop
-        self._stopped: dict[int, int] = {}
-        """The threads that are held, with the signal that each has met."""
+        self._stopped: dict[int, ptrace.Stop] = {}
+        """The threads that are held, and why each has stopped."""
         self._running: set[int] = set()
         """Those that are traced, and run."""
         self._through: set[int] = set()
         """Those of them that run although their process has stopped."""
         self._held = threading.Event()
+        self.in_group_stop: set[int] = set()
+        """The processes that were in a group stop when they were held, of those whose thread is to
+        run nevertheless.
+        """
         self.error: Exception | None = None
         self.let_go = threading.Event()
 
@@ -60,15 +65,14 @@ class Hold(threading.Thread):
         if self.error is not None:
             raise self.error
 
-    def await_group_stop(self) -> None:
-        """Wait until the processes, which have been sent SIGSTOP, are in a group stop, out of which
-        the threads that run have been let. Raises :class:`Timeout`.
+    def await_group_stop(self, pids: Collection[int]) -> None:
+        """Wait until these processes, which have been sent SIGSTOP, are in a group stop, out of
+        which the threads that run have been let. Raises :class:`Timeout`.
         """
         until = time.monotonic() + STOP_SECONDS
-        while not self._through >= {*self._but.values()}:
+        while late := [pid for pid in pids if self._but[pid] not in self._through]:
             if self.error is not None:
                 raise self.error
-            late = [pid for pid, thread in self._but.items() if thread not in self._through]
             if time.monotonic() > until:
                 raise Timeout(
                     f"process {late[0]} does not stop",
@@ -101,7 +105,9 @@ class Hold(threading.Thread):
             # A thread that is not held yet may start others.
             while new := self._threads(pid) - self._stopped.keys() - self._running - {runs}:
                 self._stop_all(pid, new, until)
-        self._let_run()  # whose process had stopped before: it has stopped now
+            others = self._threads(pid) & self._stopped.keys()
+            if self._through_group_stop and any(self._stopped[each].group_stop for each in others):
+                self.in_group_stop.add(pid)
 
     def _keep(self) -> None:
         """Hold them until they are to be let go."""
@@ -155,7 +161,7 @@ class Hold(threading.Thread):
         """Move threads from ``traced`` to those that are held, until all have stopped."""
 
         def stopped(thread: int, stop: ptrace.Stop) -> None:
-            self._stopped[thread] = stop.signal
+            self._stopped[thread] = stop
             traced.discard(thread)
 
         while traced and time.monotonic() < until:
@@ -178,9 +184,9 @@ class Hold(threading.Thread):
                 ptrace.interrupt(thread)
         # What does not stop in time is detached when this thread ends.
         self._await_stops(self._running, time.monotonic() + STOP_SECONDS)
-        for thread, met in self._stopped.items():
+        for thread, stop in self._stopped.items():
             with contextlib.suppress(ProcessLookupError):
-                ptrace.detach(thread, met)
+                ptrace.detach(thread, stop.signal)
 
 
 @contextlib.contextmanager

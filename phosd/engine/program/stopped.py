@@ -92,7 +92,7 @@ class StoppedProcesses:
             point(Point.GROUP_STOP_BEGIN)
             for pid in restore_threads:
                 _send(pid, signal.SIGSTOP)
-            hold.await_group_stop()
+            hold.await_group_stop(restore_threads)
             yield
 
     @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Programs without the hook whose threads poll the driver are moved: phosd holds the threads."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.program import driver_checkpoint
+from phosd.engine.program import held as held_threads
 from phosd.engine.program.held import held
-from phosd.engine.system import procfs
-from phosd.errors import Busy, PhosError
+from phosd.engine.system import procfs, ptrace
+from phosd.errors import Busy, PhosError, Timeout
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
 from tests.node.checkpoint_restore.test_fault_points import armed
@@ -89,6 +91,35 @@ def test_only_one_thread_runs(counting: subprocess.Popen[str]) -> None:
     assert counting.stdout is not None
     before = int(counting.stdout.readline())
     wait_until(lambda: int(counting.stdout.readline()) > before, "its threads to run")  # type: ignore[union-attr]
+
+
+def test_one_that_is_late_to_stop_is_let_run(
+    counting: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread in a group stop that was traced a moment ago stops again only when it is its turn on
+    a busy CPU: the context begins when it runs, so that the driver has somebody to ask.
+    """
+    pid = counting.pid
+    last = procfs.threads(pid)[-1]
+    with held({pid: last}, through_group_stop=True) as hold:
+        os.kill(pid, signal.SIGSTOP)
+        hold.await_group_stop({pid})
+    looks, whole = iter(range(50)), ptrace.stopped
+
+    def late(thread: int) -> ptrace.Stop | None:
+        return None if thread == last and next(looks, None) is not None else whole(thread)
+
+    monkeypatch.setattr(ptrace, "stopped", late)
+    with held({pid: last}, through_group_stop=True):
+        assert not procfs.stands_still(pid)
+    wait_until(lambda: procfs.stands_still(pid), "it to stand still")
+    monkeypatch.setattr(held_threads, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(ptrace, "stopped", lambda thread: None if thread == last else whole(thread))
+    with (
+        pytest.raises(Timeout, match=f"process {pid} does not stop"),
+        held({pid: last}, through_group_stop=True),
+    ):
+        pass
 
 
 def test_they_end_meanwhile(counting: subprocess.Popen[str]) -> None:
