@@ -71,6 +71,26 @@ def interval(text: str) -> float:
     help="Wait until the image is on the disk. It is made in memory if it fits there, and until it "
     "is on the disk, too, it is lost if the machine ends.",
 )
+@click.option(
+    "--end",
+    "then",
+    flag_value="end",
+    help="End the program when its image is complete and on the disk; until then it stands still, "
+    "so that nothing is done twice.",
+)
+@click.option(
+    "--hold",
+    "then",
+    flag_value="hold",
+    help="Let the program stand still, as it is in the image, until `phos continue PID` or Ctrl-C.",
+)
+@click.option(
+    "--in-memory",
+    is_flag=True,
+    default=None,
+    help="With --end: end it when its image is complete in memory. That is sooner, and a machine "
+    "that ends before the image is on the disk loses it.",
+)
 @options.deadline
 @options.queue
 @click.option(
@@ -85,19 +105,20 @@ def interval(text: str) -> float:
     help="With --every: how many of these images to keep (default: 5).",
 )
 def checkpoint(settings: Settings, pid: int, **given: Any) -> None:
-    """Save process PID and its children as an image, and let it go on.
+    """Save process PID and its children as an image, and let it go on, or end it.
 
     \b
     Examples:
       phos checkpoint 4711
       phos checkpoint 4711 --mode driver
       phos checkpoint 4711 --durable               before a reboot
+      phos checkpoint 4711 --end                   and give its GPUs back
       phos checkpoint 4711 --parent auto           only what has changed
       phos checkpoint 4711 --every 60s --keep 5    as insurance, until it ends
       phos checkpoint 4711 --every off
       phos checkpoint 4711 --json | jq -r 'select(.state == "done").result'
 
-    Ctrl-C cancels, with --every for good; the program goes on in any case.
+    Ctrl-C cancels, with --every for good; the program goes on in any case, unless it was ended.
     """
     wanted = variants({name: value for name, value in given.items() if value is not None})
     every = given["every"]
@@ -118,6 +139,8 @@ def checkpoint(settings: Settings, pid: int, **given: Any) -> None:
         for note in job["Notes"]:
             settings.note(note)
         settings.note(f"saved in {summary(job)} (mode {job['Mode']})")
+        if given["then"] == "end":
+            settings.note(f"process {pid} has ended; `phos restore {job['Result']}` continues it")
         settings.say(job["Result"])
     if every:
         _say(settings, f"again every {every:g} s; `phos checkpoint {pid} --every off` ends that")

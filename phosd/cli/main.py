@@ -1,6 +1,7 @@
 """Dispatch ``phos`` to its commands."""
 
 import importlib
+import keyword
 from typing import Any
 
 import click
@@ -12,7 +13,8 @@ _COMMANDS = {
     "run": "Run COMMAND under phosd's hook; no daemon is needed.",
     "ps": "List the processes that use a GPU, and how each can be saved; or tell all about PID: "
     "its device memory, and the kernels that the last checkpoint saw it launch.",
-    "checkpoint": "Save process PID and its children as an image, and let it go on.",
+    "checkpoint": "Save process PID and its children as an image, and let it go on, or end it.",
+    "continue": "Let process PID go on, which `phos checkpoint --hold` has saved and holds.",
     "restore": "Run the program of IMAGE again from where it was, under its old pid.",
     "images": "List the images, oldest first; or tell all about IMAGE, and the device memory that "
     "it holds, in the order in which it is loaded.",
@@ -36,14 +38,15 @@ _COMMANDS = {
 }
 """The commands in the order in which one needs them, each with the first sentence of its help.
 
-Each command is in the module of its name, which is imported only to run it, so that listing the
-commands or running one does not load what the others need.
+Each command is in the module of its name (a keyword has an underscore behind it), which is imported
+only to run it, so that listing the commands or running one does not load what the others need.
 """
 
 
 def named(name: str) -> click.Command:
     """Import and return the command of this name."""
-    command: click.Command = getattr(importlib.import_module(f"phosd.cli.{name}"), name)
+    here = f"{name}_" if keyword.iskeyword(name) else name
+    command: click.Command = getattr(importlib.import_module(f"phosd.cli.{here}"), here)
     return command
 
 

@@ -53,6 +53,8 @@ class Point(enum.StrEnum):
     CHECKPOINT_UNPARK = "checkpoint-unpark"
     CHECKPOINT_PERSIST = "checkpoint-persist"
     CHECKPOINT_PUBLISH = "checkpoint-publish"
+    STANDING_END = "standing-end"
+    STANDING_HOLD = "standing-hold"
     WRITE_BACK_PACK = "write-back-pack"
     WRITE_BACK_MANIFEST = "write-back-manifest"
     PARKING_PARK = "parking-park"

@@ -163,6 +163,10 @@ class FakeEngine:
         )
         self.made += 1
         self.stored[image.id] = image
+        if request.then == "hold":
+            progress.made(image.id)
+            progress.phase("hold", stopped=True)
+            progress.hold()
         return image
 
     def restore(self, image: str, request: RestoreRequest, caller: int, progress: Progress) -> int:

@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,14 +48,16 @@ _START_SECONDS = 30.0
 class DumpOptions:
     """Options of a dump. ``tcp``: ``refuse`` connections that lead outside, or ``close`` them.
 
-    ``deadline`` in seconds. ``leave_running=False`` ends the tree after the dump. ``checkpointed``
-    are the processes that the driver has checkpointed when the tree is dumped. ``held``: it does so
-    only while CRIU holds their threads (:mod:`phosd.engine.criu.tracers`).
+    ``deadline`` in seconds. ``leave_running=False`` ends the tree after the dump; if ``stopping``
+    is given, CRIU leaves the tree stopped by SIGSTOP, after that was called with the frozen tree.
+    ``checkpointed`` are the processes that the driver has checkpointed when the tree is dumped.
+    ``held``: it does so only while CRIU holds their threads (:mod:`phosd.engine.criu.tracers`).
     """
 
     tcp: str = "refuse"
     deadline: float = 600.0
     leave_running: bool = True
+    stopping: Callable[[ProcessTree], object] | None = None
     checkpointed: frozenset[int] = frozenset()
     held: bool = False
 
@@ -316,6 +318,8 @@ class Dump:
         self._require_inherited(found)
         if self._pages is not None:
             self._pages.wait(self._running.goes_on)
+        if self._options.stopping is not None:
+            self._options.stopping(noted.tree)
 
     def _require_inherited(self, found: TreeResources) -> None:
         """Raise :class:`Busy` if a process has devices of the driver's that none had at the start.
@@ -384,7 +388,9 @@ def _words(tree: ProcessTree, options: DumpOptions) -> list[str]:
     words = ["--tree", str(tree.root.pid), "--file-locks", "--ghost-limit", GHOST_LIMIT]
     # Which connections there are is looked at when the tree is frozen.
     words += ["--manage-cgroups=ignore", "--link-remap", "--tcp-close"]
-    if options.leave_running:
+    if options.stopping is not None:
+        words.append("--leave-stopped")
+    elif options.leave_running:
         words.append("--leave-running")
     if options.tcp == "close":
         words.append("--skip-in-flight")

@@ -62,8 +62,9 @@ class WriteBack:
         images = [image for image in self._published() if image.id in pending] if pending else []
         return Usage(images).total
 
-    def write(self, image_id: str, progress: Progress) -> None:
+    def write(self, image_id: str, progress: Progress, *, stopped: bool = False) -> None:
         """Write an image, unless it is on the disk already; if another thread writes it, wait.
+        ``stopped``: the saved program stands still meanwhile.
 
         Raises :class:`NoSuchImage` if it is deleted meanwhile, :class:`OutOfSpace` and
         :class:`Cancelled`. It stays in memory then.
@@ -74,7 +75,7 @@ class WriteBack:
             with self._opened(image_id) as image, self._folder(image_id) as folder:
                 sizes = self._pack_sizes(image)
                 total = sum(sizes.values()) + file_bytes(image.manifest)
-                progress.phase("write", bytes_total=total)
+                progress.phase("write", stopped=stopped, bytes_total=total)
                 self._copy(image, sizes, folder, progress)
                 self._publish(image, folder)
                 progress.finish()

@@ -1,5 +1,6 @@
 """Report an operation's progress to its caller, which may cancel it."""
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -41,8 +42,13 @@ class Progress(Cancellation):
     figures: Figures = field(default_factory=Figures)
     stuck: bool = False
     """Whether it was given up and cannot end yet: nobody else shall wait for it."""
+    holding: bool = False
+    """Whether it waits, for as long as it takes, to be told to :meth:`go_on`."""
+    result: str = ""
+    """What the operation has made, if that is complete before the operation is."""
     recorder: Callable[[AffectedSet], None] | None = None
     """Writes the record of affected processes, for the phosd that finds this job interrupted."""
+    _told: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
 
     def phase(self, name: str, *, stopped: bool = False, bytes_total: int = 0) -> None:
         """End the current phase and begin ``name``."""
@@ -70,6 +76,32 @@ class Progress(Cancellation):
         """Add a text for the reader of the job."""
         self.notes.append(text)
         self._tell()
+
+    def made(self, result: str) -> None:
+        """Say what the operation has made, as that is complete."""
+        self.result = result
+        self._tell()
+
+    def hold(self) -> None:
+        """Wait until :meth:`go_on` or :meth:`cancel` is called, or was called before."""
+        self.holding = True
+        self._tell()
+        self._told.wait()
+        self.holding = False
+        self._tell()
+
+    def go_on(self) -> None:
+        """End the wait of :meth:`hold`; from any thread."""
+        self._told.set()
+
+    def cancel(self) -> None:
+        super().cancel()
+        self._told.set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it only waits, so that nobody else shall wait for it."""
+        return self.stuck or self.holding
 
     def held_up(self) -> None:
         if not self.stuck:

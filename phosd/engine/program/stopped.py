@@ -5,6 +5,9 @@ phosd, and with it any tracer: so they are in a group stop (SIGSTOP), out of whi
 driver's restore thread while the driver works on them, or is asked about them. At other times
 nobody would answer.
 
+CRIU leaves a saved program in a group stop, too, if it is not to run on before its image is
+complete. Its hook keeps it out of the driver, or the driver has given it back its memory.
+
 A file for each process that phosd has stopped, written before it is, tells them from those that
 their users have stopped, which phosd must not let go.
 """
@@ -31,12 +34,14 @@ _log = logging.getLogger(__name__)
 
 
 class StoppedProcess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A process that phosd has stopped, of one boot; ``restore_thread`` does the driver's work."""
+    """A process that phosd has stopped, of one boot. ``restore_thread`` does the driver's work; if
+    it is 0, all may run: the driver has nothing to do, or the hook keeps the others out of it.
+    """
 
     pid: int
     start_time: int
     boot_id: str
-    restore_thread: int
+    restore_thread: int = 0
 
     @property
     def id(self) -> ProcessId:
@@ -69,7 +74,7 @@ class StoppedProcesses:
         """Raise :class:`Busy` if the process is stopped: the driver would wait for it for ever."""
         if self.of([pid]):  # its threads may be about to stop
             raise Busy(
-                f"process {pid} was stopped by phosd for a suspension that did not end",
+                f"process {pid} was stopped by phosd for a job that has not ended",
                 hint=f"`phos recover {pid}`",
             )
         stat = procfs.stat(pid)
@@ -95,6 +100,11 @@ class StoppedProcesses:
             hold.await_group_stop(restore_threads)
             yield
 
+    def about_to_stop(self, pids: Iterable[int]) -> None:
+        """Write down that these processes will be stopped, of which all threads may run again."""
+        for pid in pids:
+            self._write(pid)
+
     @contextlib.contextmanager
     def restore_threads_run(self, pids: Iterable[int]) -> Iterator[None]:
         """Have the restore threads of those of these processes that are stopped run inside the
@@ -103,9 +113,17 @@ class StoppedProcesses:
 
         Raises :class:`Busy` and :class:`Timeout`.
         """
-        threads = {each.pid: each.restore_thread for each in self.of(pids)}
+        stopped = (each for each in self.of(pids) if each.restore_thread)
+        threads = {each.pid: each.restore_thread for each in stopped}
         with held(threads, through_group_stop=True) if threads else contextlib.nullcontext():
             yield
+
+    def let_go_saved(self, pids: Iterable[int]) -> list[int]:
+        """Have those of these processes run on that were stopped until their image is complete.
+
+        Returns their pids.
+        """
+        return self.let_go(each.pid for each in self.of(pids) if not each.restore_thread)
 
     def let_go(self, pids: Iterable[int]) -> list[int]:
         """Have those of these processes that are stopped run on, as they have been restored.
@@ -117,9 +135,19 @@ class StoppedProcesses:
             point(Point.GROUP_STOP_END)
             with contextlib.suppress(NoSuchProcess):  # it has ended, which ends a group stop, too
                 _send(each.pid, signal.SIGCONT, each.start_time)
+        for each in stopped:
             point(Point.GROUP_STOP_FORGET)
             self._remove(each.pid)
         return [each.pid for each in stopped]
+
+    def kill(self, pids: Iterable[int]) -> None:
+        """Kill those of these processes that are stopped, in this order."""
+        stopped = [each for pid in pids for each in self.of([pid])]
+        for each in stopped:
+            with contextlib.suppress(NoSuchProcess):
+                _send(each.pid, signal.SIGKILL, each.start_time)
+        for each in stopped:
+            self._remove(each.pid)
 
     def bring_back(self, pids: Collection[int]) -> None:
         """Bring processes back to RUNNING, stopped or not, whichever state they are in.
@@ -162,7 +190,7 @@ class StoppedProcesses:
             )
             return None
 
-    def _write(self, pid: int, restore_thread: int) -> None:
+    def _write(self, pid: int, restore_thread: int = 0) -> None:
         process = procfs.process_id(pid)
         if process is None:
             raise NoSuchProcess(

@@ -143,6 +143,8 @@ def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
         with overdue(f"waiting for CRIU to let go of {pids}"):
             _wait_for_dumps(alive, account)
         stopped = StoppedProcesses(runtime_dir)
+        for pid in stopped.let_go_saved(pid for pid, _ in alive):
+            account.deeds.setdefault(pid, []).append("stopped for its image")
         ours = {each.pid for each in stopped.of(pid for pid, _ in alive)}
         for pid in {pid for pid, _ in alive} - account.failures.keys() - ours:
             with _noted(account, pid):

@@ -43,7 +43,7 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
     suspended = {p for each in Register(runtime_dir).living() for p in each.pids} if ours else set()
     stopped = StoppedProcesses(runtime_dir).living() if ours else []
     found = [
-        Stranded(*each.id, "stopped by phosd for a suspension that did not end")
+        Stranded(*each.id, "stopped by phosd for a job that did not end")
         for each in stopped
         if each.pid not in busy and each.pid not in suspended
     ]

@@ -17,11 +17,23 @@ def same_file(first: int, second: int, pid: int | None = None) -> bool:
     closed it meanwhile.
     """
     me = os.getpid()
-    other = me if pid is None else pid
-    answer: int = _libc().syscall(_KCMP, me, other, _KCMP_FILE, first, second)
+    return _same((me, first), (me if pid is None else pid, second), may_be_gone=pid is not None)
+
+
+def same_open_file(first: tuple[int, int], second: tuple[int, int]) -> bool:
+    """Return whether two descriptors of other processes, as pid and number, are the same open file.
+
+    Both may have closed theirs meanwhile.
+    """
+    return _same(first, second, may_be_gone=True)
+
+
+def _same(first: tuple[int, int], second: tuple[int, int], *, may_be_gone: bool) -> bool:
+    (one, number), (other, number_of_other) = first, second
+    answer: int = _libc().syscall(_KCMP, one, other, _KCMP_FILE, number, number_of_other)
     if answer < 0:
         code = ctypes.get_errno()
-        if pid is not None and code in (errno.EBADF, errno.ESRCH):
+        if may_be_gone and code in (errno.EBADF, errno.ESRCH):
             return False
         raise Internal(
             f"comparing two descriptors failed ({os.strerror(code)})",

@@ -14,7 +14,7 @@ from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import CheckpointRequest, JobOptions, RestoreRequest
 from phosd.service.jobs.table import Job, JobTable, Outcome, Task
-from phosd.service.process_identity import identify
+from phosd.service.process_identity import Target, identify
 from phosd.service.tasks.checkpoints import Checkpoints, require_possible
 from phosd.service.tasks.periodic import Periodic
 
@@ -47,12 +47,16 @@ class Images:
 
     @method("Checkpoint", "ua{sv}", job="o")
     async def checkpoint(self, caller: Caller, pid: int, options: CheckpointRequest) -> str:
-        """Save a process while it runs on; options: {options}."""
+        """Save a process while it runs on (then=run), or ends when its image is complete (end), or
+        stands still until Continue (hold); options: {options}.
+        """
         require_possible(options)
         target = identify(pid)
         acting = await self._rights.require(
             caller, Action.CHECKPOINT, target.uid, f"process {pid}", pid=str(pid)
         )
+        if options.stands:
+            await self._may_stop(caller, target)
         if options.parent not in ("", "auto"):
             await self._image_for(caller, Action.CHECKPOINT, options.parent)
         if options.every == 0:
@@ -60,6 +64,13 @@ class Images:
             return NO_JOB
         begin = self._periodic.begin if options.every else self._checkpoints.start
         return job_path(begin(target, options, caller.uid, acting=acting))
+
+    @method("Continue", "ua{sv}")
+    async def go_on(self, caller: Caller, pid: int) -> None:
+        """Have a process go on that a checkpoint holds, as its image is complete."""
+        target = identify(pid)
+        await self._may_stop(caller, target)
+        self._checkpoints.go_on(target)
 
     @method("Restore", "sa{sv}", job="o")
     async def restore(self, caller: Caller, image: str, options: RestoreRequest) -> str:
@@ -116,6 +127,13 @@ class Images:
         await self._jobs.result(self._jobs.submit(task, self._write_down))
 
     # Starting a job
+
+    async def _may_stop(self, caller: Caller, target: Target) -> None:
+        """Raise unless the caller may take the process off its GPUs, too."""
+        pid = target.pid
+        await self._rights.require(
+            caller, Action.MIGRATE, target.uid, f"process {pid}", pid=str(pid)
+        )
 
     async def _image_for(self, caller: Caller, action: Action, image: str) -> tuple[Manifest, int]:
         """Return the image, if the caller may use it, and the user id whose rights count. A

@@ -262,7 +262,7 @@ def job_interface(methods: JobMethods | type[JobMethods]) -> Interface:
                     "swapped in; what it recovered; which GPU became which (0:1,1:0); or where "
                     "memory was put."
                 ),
-                lambda job: job.outcome.result,
+                lambda job: job.outcome.result or job.progress.result,
                 private=True,
             ),
             Property(

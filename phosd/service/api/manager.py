@@ -48,6 +48,7 @@ FEATURES = (
     "swap",
     "evacuate",
     "release-cached",
+    "then",
 )
 _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
 """Settings that can change while phosd runs."""

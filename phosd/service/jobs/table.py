@@ -24,8 +24,10 @@ NOTIFY_SECONDS = 0.5
 """Least seconds between two progress notifications of one job."""
 WAITING = 16
 """Most waiting jobs of one user."""
-STUCK = 8
-"""Jobs of one user that may be stuck before no more of theirs begin."""
+IDLE = 8
+"""Jobs of one user that may only wait, for Continue or for a file system, before no more of theirs
+begin.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -196,7 +198,7 @@ class JobTable:
         is taken; GPUs in ``reserved`` are kept for jobs further ahead in the queue.
         """
         self.require_free(job.task.claims)
-        self._require_few_stuck(job.task.owner)
+        self._require_few_idle(job.task.owner)
         if not job.task.short:
             self._require_slot(job.task, reserved)
         prepare(job)
@@ -220,21 +222,23 @@ class JobTable:
     def _running(self) -> list[Job]:
         """Return the running jobs that take up slots."""
         running = [job for job in self._jobs.values() if job.state is JobState.RUNNING]
-        return [job for job in running if not (job.task.short or job.progress.stuck)]
+        return [job for job in running if not (job.task.short or job.progress.idle)]
 
-    def _require_few_stuck(self, owner: int) -> None:
-        """Raise :class:`Busy` if too many jobs of a user are stuck: each has a thread."""
+    def _require_few_idle(self, owner: int) -> None:
+        """Raise :class:`Busy` if too many jobs of a user only wait: each has a thread."""
         runs = (self._jobs[number] for number in self._runs)
-        stuck = sum(job.progress.stuck and job.task.owner == owner for job in runs)
-        if stuck >= STUCK:
+        idle = [job for job in runs if job.progress.idle and job.task.owner == owner]
+        if len(idle) >= IDLE:
             raise Busy(
-                f"{stuck} jobs of uid {owner} wait for file systems that do not answer",
-                hint="bring these back, or unmount them by force (umount -f)",
+                f"{len(idle)} jobs of uid {owner} hold programs, or wait for file systems that do "
+                "not answer",
+                hint="let the programs go on (`phos continue`); bring the file systems back, or "
+                "unmount them by force (umount -f)",
             )
 
     def _progressed(self, job: Job) -> None:
         self._listener.progressed(job)
-        if job.progress.stuck:
+        if job.progress.idle:
             self._begin_waiting()
 
     def _require_place(self, owner: int) -> None:

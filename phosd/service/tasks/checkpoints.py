@@ -9,12 +9,19 @@ from phosd.engine.image.store import packs_of
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.system.procfs import boot_id
-from phosd.errors import ImageCorrupt, InvalidOption, NoSuchImage, PhosError
+from phosd.errors import (
+    Busy,
+    ImageCorrupt,
+    InvalidOption,
+    NoSuchImage,
+    NoSuchProcess,
+    PhosError,
+)
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import CheckpointRequest
 from phosd.service.jobs.schedule import Schedule, surplus
-from phosd.service.jobs.table import Job, JobTable, Outcome, Task
+from phosd.service.jobs.table import Job, JobState, JobTable, Outcome, Task
 from phosd.service.process_identity import (
     Program,
     Target,
@@ -99,6 +106,28 @@ class Checkpoints:
 
         return self._jobs.submit(task, before)
 
+    def go_on(self, target: Target) -> None:
+        """Have a process go on that a checkpoint holds, from its own pid or one above it.
+
+        Raises :class:`NoSuchProcess`, and :class:`Busy` if its image is not complete.
+        """
+        held = {claim_of(pid) for pid in ancestors(target.pid)}
+        for job in self._jobs:
+            if job.state is JobState.RUNNING and not held.isdisjoint(job.task.claims):
+                if not job.progress.holding:
+                    raise Busy(
+                        f"job {job.number} ({job.task.operation} {job.task.target}) works on "
+                        f"process {target.pid}",
+                        hint="wait until it holds it, or has ended",
+                    )
+                job.progress.go_on()
+                return
+        raise NoSuchProcess(
+            f"process {target.pid} is not held",
+            hint="`phos checkpoint PID --hold` holds one; `phos resume` is for suspended ones, and "
+            "`phos recover` for those that were left standing still",
+        )
+
     def _save(
         self,
         target: Target,
@@ -177,6 +206,11 @@ def require_possible(request: CheckpointRequest) -> None:
                 "keep is for checkpoints that repeat", hint="give `every` with it, in seconds"
             )
         return
+    if request.stands:
+        raise InvalidOption(
+            "only a program that runs on can be saved again and again",
+            hint="leave `then` out, or `every`",
+        )
     if request.every < _SHORTEST:
         raise InvalidOption(
             f"a checkpoint every {request.every} s is not possible",

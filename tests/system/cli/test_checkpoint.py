@@ -45,6 +45,30 @@ def test_all_options_are_passed_on(service: Service) -> None:
     ]
 
 
+def test_a_program_ends_when_it_is_saved(service: Service) -> None:
+    service.engine.go.set()
+    done = phos(service, "checkpoint", ME, "--end", "--in-memory")
+    assert done.stdout == "image-0\n"
+    assert f"process {ME} has ended; `phos restore image-0` continues it" in done.stderr
+    assert service.engine.requests == [CheckpointRequest(then="end", in_memory=True)]
+
+
+def test_a_program_is_held_until_it_is_to_continue(service: Service) -> None:
+    service.engine.go.set()
+    words = [*PHOS, "--bus", service.address, "checkpoint", ME, "--hold"]
+
+    def told_to_continue() -> subprocess.CompletedProcess[str] | None:
+        done = phos(service, "continue", ME)
+        return done if done.returncode == 0 else None
+
+    with running(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as held:
+        told = wait_until(told_to_continue, "it to be held")
+        assert told.stdout == f"process {ME} goes on\n"
+        assert held.communicate()[0] == "image-0\n"
+    refused = phos(service, "continue", ME)
+    assert refused.returncode == 4 and f"process {ME} is not held" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [

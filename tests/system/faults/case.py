@@ -22,7 +22,10 @@ RESUME = tuple(p for p in Point if p.startswith("resume-"))
 WRITE_BACK = tuple(p for p in Point if p.startswith("write-back-"))
 GROUP_STOP = tuple(p for p in Point if p.startswith("group-stop-"))
 """Met by programs without the hook (tests/node/moves/test_stopped.py)."""
-OTHERS = (*WRITE_BACK, *HOOK, *RESTORE, *DELETE, *MIGRATE, *SUSPEND, *RESUME, *GROUP_STOP)
+STANDING = tuple(p for p in Point if p.startswith("standing-"))
+"""Met by programs that do not run on (tests/node/checkpoint_restore/test_standing.py)."""
+_STOPPED = (*GROUP_STOP, *STANDING)
+OTHERS = (*WRITE_BACK, *HOOK, *RESTORE, *DELETE, *MIGRATE, *SUSPEND, *RESUME, *_STOPPED)
 CHECKPOINT = tuple(p for p in Point if p not in OTHERS)
 FAILING = (Kind.RAISE, Kind.ENOSPC, Kind.SHORT)
 ENDING = (Kind.KILL, Kind.HANG)

@@ -13,13 +13,14 @@ from tests.system.faults.case import (
     MIGRATE,
     RESTORE,
     RESUME,
+    STANDING,
     SUSPEND,
     WRITE_BACK,
 )
 
 
 def test_every_point_is_met_by_one_kind_of_job() -> None:
-    moving = (*MIGRATE, *SUSPEND, *RESUME, *GROUP_STOP)
+    moving = (*MIGRATE, *SUSPEND, *RESUME, *GROUP_STOP, *STANDING)
     met = Counter([*CHECKPOINT, *RESTORE, *DELETE, *moving, *WRITE_BACK, *HOOK])
     assert met == Counter(Point)
 

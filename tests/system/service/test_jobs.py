@@ -61,6 +61,36 @@ def test_a_second_job_on_a_process_is_busy_and_names_the_first(service: Service)
     service.start("Checkpoint", "ua{sv}", os.getpid(), 0)
 
 
+def test_a_program_is_held_until_it_is_to_continue(service: Service) -> None:
+    me = os.getpid()
+    service.engine.go.set()
+    with pytest.raises(RuntimeError, match=f"process {me} is not held"):
+        service.call("Continue", "ua{sv}", me, 0)
+    job = service.start("Checkpoint", "ua{sv}", me, 1, "then", "s", "hold")
+    wait_until(lambda: service.get(job, "Job1", "Phase") == '"hold"', "the job to hold it")
+    assert service.get(job, "Job1", "Result") == '"image-0"'
+    assert (state_of(service, job), service.get(job, "Job1", "ProgramStopped")) == (
+        "running",
+        "true",
+    )
+    assert '"image-0"' in service.call("ListImages")
+    service.call("Continue", "ua{sv}", me, 0)
+    wait_for(service, job, "done")
+    service.engine.go.clear()
+    job = service.start("Checkpoint", "ua{sv}", me, 1, "then", "s", "hold")
+    with pytest.raises(RuntimeError, match=rf"job 2 \(checkpoint {me}\) works on process {me}"):
+        service.call("Continue", "ua{sv}", me, 0)
+    busctl(service.address, "call", "org.phos", job, "org.phos.Job1", "Cancel", "a{sv}", "0")
+    wait_for(service, job, "cancelled")
+
+
+def test_a_program_that_ends_is_not_saved_again_and_again(service: Service) -> None:
+    options = (2, "every", "d", 5.0, "then", "s", "end")
+    with pytest.raises(RuntimeError, match="only a program that runs on"):
+        service.call("Checkpoint", "ua{sv}", os.getpid(), *options)
+    assert service.engine.requests == []
+
+
 def test_a_child_of_a_process_under_a_job_is_busy_too(service: Service) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         service.start("Checkpoint", "ua{sv}", os.getpid(), 0)

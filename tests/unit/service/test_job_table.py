@@ -11,8 +11,8 @@ from phosd.engine.job.progress import Progress
 from phosd.errors import Busy, Unsupported
 from phosd.service.jobs.limits import JobLimits
 from phosd.service.jobs.table import (
+    IDLE,
     KEPT,
-    STUCK,
     WAITING,
     Job,
     JobState,
@@ -151,7 +151,7 @@ def test_nobody_waits_for_stuck_jobs() -> None:
     async def run() -> None:
         table = JobTable(Witness().listener(), limits=JobLimits(jobs=1))
         jobs = [table.submit(task(stuck), accept)]
-        for _ in range(STUCK - 1):
+        for _ in range(IDLE - 1):
             jobs.append(table.submit(task(stuck), accept))
             while jobs[-1].state is JobState.QUEUED:
                 await asyncio.sleep(0.01)
@@ -166,6 +166,32 @@ def test_nobody_waits_for_stuck_jobs() -> None:
         for job in jobs:
             await table.wait(job)
         await table.wait(table.submit(task(nothing), accept))
+        await table.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_nobody_waits_for_a_job_that_holds_its_program() -> None:
+    """It ends when it is told to go on, or cancelled: the program goes on in both cases."""
+
+    def holding(progress: Progress) -> Outcome:
+        progress.made("image")
+        progress.hold()
+        return Outcome("image")
+
+    async def run() -> None:
+        table = JobTable(Witness().listener(), limits=JobLimits(jobs=1))
+        first = table.submit(task(holding), accept)
+        while not first.progress.holding:
+            await asyncio.sleep(0.01)
+        second = table.submit(task(holding), accept)
+        while not second.progress.holding:
+            await asyncio.sleep(0.01)
+        first.progress.go_on()
+        table.cancel(second)
+        for job in (first, second):
+            await table.wait(job)
+            assert (job.state, job.outcome.result) == (JobState.DONE, "image")
         await table.close()
 
     asyncio.run(asyncio.wait_for(run(), 30))

@@ -1,9 +1,11 @@
 """Save the state that all modes save alike: the driver's, CRIU's, and the records of blocks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from phosd.engine.criu.dumps import CpuParts, DriverWork
+from phosd.engine.criu.inherited_devices import InheritedDevices
 from phosd.engine.faults import Point, point
 from phosd.engine.image.manifest import Block, ChunkRef
 from phosd.engine.image.writer import ImageWriter
@@ -14,16 +16,18 @@ from phosd.engine.memory.reservation import Reservation
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint.options import CheckpointOptions
+from phosd.engine.operations.checkpoint.standing import Standing, require_going
 from phosd.engine.operations.manifest_records import block_records
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.program.process import is_gpu_process
+from phosd.engine.program.tree import scan
 from phosd.errors import Busy
 
 
 class EndedUnasked(Busy):
-    """A process ended before the driver could be asked whether it used a GPU. Another attempt may
-    succeed.
+    """A process came or ended, and the driver could not be asked whether it used a GPU. Another
+    attempt may succeed.
     """
 
     code = Busy.__name__
@@ -41,18 +45,26 @@ class Attempt:
     progress: Progress
     keepers: tuple[Mover, ...]
     """Movers of the GPUs that the group used when the attempt began."""
+    standing: Standing
+    complete: Callable[[tuple[Block, ...]], None]
+    """Completes the image, with these blocks, of a program that stands still until then, and does
+    what is to be done with it.
+    """
 
     def save_processes(
         self,
         movers: Sequence[Mover] = (),
         *,
         beside: Callable[[], object] = lambda: None,
+        blocks: Callable[[], tuple[Block, ...]] = tuple,
     ) -> None:
         """Run the driver's checkpoint and CRIU's dump. The keepers, and ``movers``, which have
         blocks of the group, reserve the freed memory.
 
-        ``beside`` is called once the driver is done with the GPUs, while CRIU works.
+        ``beside`` is called once the driver is done with the GPUs, while CRIU works. ``blocks``
+        are those of the image of a program that stands still until it is complete.
         """
+        inherited = self._inherited()
         self.progress.phase("control", stopped=True)
         point(Point.CHECKPOINT_CONTROL)
         keepers = (*self.keepers, *movers)
@@ -63,14 +75,18 @@ class Attempt:
             self.progress,
             self.options.deadline,
         )
-        with driver_checkpoint.checkpointed(self.group.gpu_pids, reservation):
+        with (
+            self._no_newcomers(),
+            driver_checkpoint.checkpointed(self.group.gpu_pids, reservation),
+        ):
             self.progress.phase("cpu", stopped=True)
             point(Point.CHECKPOINT_CPU)
             beside()
-            self.cpu.dump(self.progress)
+            with self.standing.until_complete():
+                self.cpu.dump(self.progress)
+                self._complete_standing(inherited, blocks)
             self.progress.phase("unpark", stopped=True)
             point(Point.CHECKPOINT_UNPARK)
-        self._require_no_newcomers()
 
     def save_held_processes(self) -> None:
         """Run the driver's checkpoint inside CRIU's dump, which holds all threads meanwhile: there
@@ -92,10 +108,15 @@ class Attempt:
                 progress.phase("unpark", stopped=True)
                 point(Point.CHECKPOINT_UNPARK)
 
-        with driver_checkpoint.locked(group.gpu_pids, reservation) as processes:
+        inherited = self._inherited()
+        with (
+            self._no_newcomers(),
+            driver_checkpoint.locked(group.gpu_pids, reservation) as processes,
+            self.standing.until_complete(),
+        ):
             threads = processes.restore_threads
             self.cpu.dump_around(DriverWork(lambda: threads, checkpoint, bring_back), progress)
-        self._require_no_newcomers()
+            self._complete_standing(inherited, tuple)
 
     def blocks(
         self, blocks: Sequence[ExportedBlock], chunks: Mapping[int, tuple[ChunkRef, ...]]
@@ -103,12 +124,46 @@ class Attempt:
         """Return the manifest's records of these blocks; ``chunks`` is by key."""
         return block_records(self.cpu.trees, blocks, chunks)
 
+    def _inherited(self) -> InheritedDevices | None:
+        """Look at the devices of a running program that will not answer when it stands still."""
+        if not self.options.stands:
+            return None
+        trees = [scan(tree.root.pid) for tree in self.group.trees]
+        require_going(trees)
+        return InheritedDevices.of(trees, self.group.gpu_pids)
+
+    def _complete_standing(
+        self, inherited: InheritedDevices | None, blocks: Callable[[], tuple[Block, ...]]
+    ) -> None:
+        """Complete the image of a program that stands still until then."""
+        if inherited is None:
+            return
+        for tree in self.cpu.trees:
+            for pid in inherited.doubtful(tree, self.group.gpu_pids):
+                raise EndedUnasked(
+                    f"process {pid} was started, or opened the GPU driver's devices, during the "
+                    "checkpoint, and may use the GPU",
+                    hint="try again when the program has started all its processes",
+                )
+        self.complete(blocks())
+
+    @contextmanager
+    def _no_newcomers(self) -> Iterator[None]:
+        """Do :meth:`_require_no_newcomers` when the program runs again: frozen, or in a group stop,
+        no process answers the driver.
+        """
+        try:
+            yield
+        except EndedUnasked:  # the driver may know by now
+            self._require_no_newcomers()
+            raise
+        self._require_no_newcomers()
+
     def _require_no_newcomers(self) -> None:
         """Raise :class:`Busy` if a process has begun to use a GPU, and was not saved so, and
         :class:`EndedUnasked` if one may have.
 
-        It is asked now, as no frozen process answers the driver. Who has ended since does not tell
-        whether it had only inherited the driver's devices.
+        Who has ended since does not tell whether it had only inherited the driver's devices.
         """
         others = [
             found

@@ -3,15 +3,13 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import partial
 
 from phosd.engine.criu import dump as criu_dump
 from phosd.engine.criu.dump import DumpOptions
 from phosd.engine.criu.dumps import CpuParts
-from phosd.engine.faults import Point, point
 from phosd.engine.image.manifest import Block, Manifest
 from phosd.engine.job.progress import Progress
-from phosd.engine.node.machine import describe_gpus, this_host
 from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import check_space
 from phosd.engine.operations.checkpoint.attempt import Attempt, EndedUnasked
@@ -19,16 +17,16 @@ from phosd.engine.operations.checkpoint.by_driver import by_driver
 from phosd.engine.operations.checkpoint.choose_mode import Choice, choose
 from phosd.engine.operations.checkpoint.concurrent import concurrent
 from phosd.engine.operations.checkpoint.options import CheckpointOptions
+from phosd.engine.operations.checkpoint.publication import Publication, make_durable
 from phosd.engine.operations.checkpoint.recopy import recopy
+from phosd.engine.operations.checkpoint.standing import ProgramEnded, Standing
 from phosd.engine.operations.checkpoint.stop import stop
-from phosd.engine.operations.manifest_records import process_records
 from phosd.engine.operations.move_checks import claimed, gpus_in_use, require_alone
-from phosd.engine.operations.restorable import require_restorable
 from phosd.engine.operations.torch_cache import release_cached
 from phosd.engine.program import landlock
 from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
 from phosd.engine.program.tree import ProcessTree
-from phosd.errors import InvalidOption, MisSpeculation, PhosError
+from phosd.errors import InvalidOption, MisSpeculation
 
 _MODES: dict[str, Callable[[Attempt], tuple[Block, ...]]] = {
     "concurrent": concurrent,
@@ -57,7 +55,7 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         landlock.require_none(group, progress)
         if group.shares_memory():
             require_alone(gpus_in_use(group), group.pids)
-        choice = choose(group, options.mode, options.experience.past)
+        choice = choose(group, options.mode, options.experience.past, stands=options.stands)
         if choice.why:
             progress.note(f"mode {choice.mode}: {choice.why}")
         progress.about_to_touch(group.affected)
@@ -68,8 +66,8 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
             release_cached(group, progress)
         manifest = _Checkpoint(node, group, parent, options, progress).run(choice)
     # The processes are free for other jobs.
-    if options.durable:
-        _make_durable(node, manifest.id, progress)
+    if options.durable and not options.stands:
+        make_durable(node, manifest.id, progress)
     return manifest
 
 
@@ -108,6 +106,7 @@ class _Checkpoint:
         node, group, parent, progress = self.node, self.group, self.parent, self.progress
         needs = check_space(node, group, choice.mode, self.options.limits)
         owner = group.trees[0].root.uid
+        standing = Standing(node.stopped, progress)
         with (
             node.store.begin(
                 owner,
@@ -124,6 +123,7 @@ class _Checkpoint:
                     tcp=self.options.tcp,
                     checkpointed=frozenset(group.gpu_pids),
                     held=choice.mode == "driver",
+                    stopping=standing.expect if self.options.stands else None,
                 ),
                 pages=needs.cpu,
             ) as cpu,
@@ -136,40 +136,38 @@ class _Checkpoint:
                 progress.note("written to the disk at once: the memory tier has no room for it")
             node.store.spares.preallocate(needs.gpu, writer.tier)
             kept = tuple(map(node.movers.mover, sorted(gpus_in_use(group))))
-            attempt = Attempt(node, group, writer, cpu, self.options, progress, kept)
-            blocks = _MODES[choice.mode](attempt)
-            progress.phase("persist")
-            point(Point.CHECKPOINT_PERSIST)
-            trees = cpu.persist()
-            progress.phase("publish")
-            point(Point.CHECKPOINT_PUBLISH)
-            manifest = Manifest(
-                id=writer.id,
-                created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-                mode=choice.mode,
-                why=choice.why,
-                owner=writer.owner,
-                host=this_host(node.criu),
-                gpus=describe_gpus({gpu for member in group.members for gpu in member.gpus}),
-                trees=trees,
-                processes=process_records(cpu.trees, group, parked=choice.mode != "driver"),
-                blocks=blocks,
-                stop_seconds=progress.stop_seconds,
-                wrong_guesses=progress.wrong_guesses,
-                parent=parent.id if parent is not None else None,
+            publication = Publication(
+                node, group, choice, parent, writer, cpu, progress, self.options.stands
             )
-            require_restorable(node, manifest, writer.folder)
-            writer.publish(manifest)
-            progress.finish()
-            return manifest
+            attempt = Attempt(
+                node,
+                group,
+                writer,
+                cpu,
+                self.options,
+                progress,
+                kept,
+                standing,
+                partial(self._complete, publication, standing),
+            )
+            try:
+                blocks = _MODES[choice.mode](attempt)
+            except ProgramEnded as ended:
+                return ended.manifest
+            return publication.manifest or publication.publish(blocks)
 
-
-def _make_durable(node: Node, image_id: str, progress: Progress) -> None:
-    try:
-        node.store.write_back.write(image_id, progress)
-    except PhosError:
-        progress.note(f"image {image_id} was made, but is not on the disk yet")
-        raise
+    def _complete(
+        self, publication: Publication, standing: Standing, blocks: tuple[Block, ...]
+    ) -> None:
+        """Publish the image of a program that stands still, and end the program, or hold it."""
+        options, progress = self.options, self.progress
+        manifest = publication.publish(blocks)
+        if options.durable or (options.then == "end" and not options.in_memory):
+            make_durable(self.node, manifest.id, progress, stopped=True)
+        progress.made(manifest.id)
+        if options.then == "end":
+            standing.end(manifest)
+        standing.hold()
 
 
 def _dumpable(

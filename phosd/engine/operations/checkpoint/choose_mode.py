@@ -10,6 +10,7 @@ from phosd.engine.program.group import CheckpointGroup
 from phosd.errors import Unsupported
 
 _PARKABLE = "the hook can park the device memory and copy it afterwards"
+_STANDS = "the program does not run on meanwhile"
 _ENOUGH = 2
 """How many checkpoints with the same outcome are taken for a rule, not a coincidence."""
 _CLEARLY = 0.8
@@ -24,12 +25,24 @@ class Choice:
     why: str = ""
 
 
-def choose(group: CheckpointGroup, wanted: str, past: Sequence[PastCheckpoint] = ()) -> Choice:
-    """Return the mode to begin with. Raises :class:`Unsupported` if ``wanted`` is impossible."""
+def choose(
+    group: CheckpointGroup,
+    wanted: str,
+    past: Sequence[PastCheckpoint] = (),
+    *,
+    stands: bool = False,
+) -> Choice:
+    """Return the mode to begin with. ``stands``: the program does not run while it is saved.
+
+    Raises :class:`Unsupported` if ``wanted`` is impossible.
+    """
     why_not = group.why_not_parked()
     choice = Choice(wanted)
     if wanted == "auto":
-        choice = Choice("driver", why_not) if why_not else _by_experience(past)
+        if why_not:
+            choice = Choice("driver", why_not)
+        else:
+            choice = Choice("stop", _STANDS) if stands else _by_experience(past)
     elif wanted != "driver" and why_not:
         raise Unsupported(f"mode {wanted} is not possible: {why_not}", hint="use mode=driver")
     if choice.mode == "driver" and (why_not := group.why_not_by_driver()):

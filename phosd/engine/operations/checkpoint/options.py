@@ -13,14 +13,17 @@ from phosd.errors import InvalidOption
 
 MODES = ("auto", "concurrent", "recopy", "stop", "driver")
 FALLBACKS = ("auto", "none")
+THENS = ("run", "end", "hold")
 if TYPE_CHECKING:  # mypy cannot evaluate a Literal of computed values
     Mode = str
     Fallback = str
     Tcp = str
+    Then = str
 else:
     Mode = Literal[MODES]
     Fallback = Literal[FALLBACKS]
     Tcp = Literal[TCP_POLICIES]
+    Then = Literal[THENS]
 
 
 class CheckpointChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -30,7 +33,9 @@ class CheckpointChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     those of the stop; ``recopy`` copies before the stop, in passes; ``stop`` copies inside the
     stop; ``driver`` needs no hook; ``auto`` chooses. ``tcp``: ``refuse`` to dump a process with
     TCP connections to the outside, or ``close`` them in the restored process. ``deadline``: the
-    seconds within which the program must reach the gate and its work must end.
+    seconds within which the program must reach the gate and its work must end. ``then``: after the
+    stop the program is to ``run``; or it stands still until its image is complete, and then comes
+    to its ``end``, or is on ``hold`` until :meth:`~phosd.engine.job.progress.Progress.go_on`.
     """
 
     mode: Mode = "auto"
@@ -44,6 +49,14 @@ class CheckpointChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """Whether PyTorch is first asked to free the device memory in its cache."""
     durable: bool = False
     """Whether an image that is in memory is written to the disk before the checkpoint ends."""
+    then: Then = "run"
+    in_memory: bool = False
+    """Whether the program may end although a reboot would lose its image, which is in memory."""
+
+    @property
+    def stands(self) -> bool:
+        """Whether the program stands still until its image is complete."""
+        return self.then != "run"
 
 
 class CheckpointOptions(CheckpointChoices, frozen=True, kw_only=True):
@@ -61,6 +74,16 @@ class CheckpointOptions(CheckpointChoices, frozen=True, kw_only=True):
         if self.mode not in MODES:
             raise InvalidOption(
                 f"there is no checkpoint mode {self.mode!r}", hint=f"use one of {', '.join(MODES)}"
+            )
+        if self.stands and self.mode in ("concurrent", "recopy"):
+            raise InvalidOption(
+                f"mode {self.mode} saves a program that runs on, and this one does not",
+                hint="leave the mode out, or use stop or driver",
+            )
+        if self.in_memory and (self.then != "end" or self.durable):
+            raise InvalidOption(
+                "in_memory is for a program that ends before its image is on the disk",
+                hint="give then=end with it, and not durable; or leave it out",
             )
         if self.release_cached and self.mode == "driver":
             raise InvalidOption(

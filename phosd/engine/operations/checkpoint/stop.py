@@ -43,7 +43,9 @@ def stop(attempt: Attempt) -> tuple[Block, ...]:
             progress.phase("park", stopped=True)
             point(Point.CHECKPOINT_PARK)
             with parked(group.links, memory):
-                attempt.save_processes(memory.movers())
+                attempt.save_processes(
+                    memory.movers(), blocks=lambda: attempt.blocks(blocks, chunks)
+                )
             memory.watchers.watch_all(group.links)
         progress.finish()
     return attempt.blocks(blocks, chunks)

@@ -1,0 +1,73 @@
+"""Write what is left of an image, and publish it."""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from phosd.engine.criu.dumps import CpuParts
+from phosd.engine.faults import Point, point
+from phosd.engine.image.manifest import Block, Manifest
+from phosd.engine.image.writer import ImageWriter
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.machine import describe_gpus, this_host
+from phosd.engine.node.node import Node
+from phosd.engine.operations.checkpoint.choose_mode import Choice
+from phosd.engine.operations.manifest_records import process_records
+from phosd.engine.operations.restorable import require_restorable
+from phosd.engine.program.group import CheckpointGroup
+from phosd.errors import PhosError
+
+
+@dataclass
+class Publication:
+    """The publication of the image that ``writer`` and ``cpu`` have; ``stopped``: meanwhile the
+    program stands still.
+    """
+
+    node: Node
+    group: CheckpointGroup
+    choice: Choice
+    parent: Manifest | None
+    writer: ImageWriter
+    cpu: CpuParts
+    progress: Progress
+    stopped: bool
+    manifest: Manifest | None = field(default=None, init=False)
+    """The image, once it is published."""
+
+    def publish(self, blocks: tuple[Block, ...]) -> Manifest:
+        """Publish the image with these blocks."""
+        group, progress, choice = self.group, self.progress, self.choice
+        progress.phase("persist", stopped=self.stopped)
+        point(Point.CHECKPOINT_PERSIST)
+        trees = self.cpu.persist()
+        progress.phase("publish", stopped=self.stopped)
+        point(Point.CHECKPOINT_PUBLISH)
+        manifest = Manifest(
+            id=self.writer.id,
+            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            mode=choice.mode,
+            why=choice.why,
+            owner=self.writer.owner,
+            host=this_host(self.node.criu),
+            gpus=describe_gpus({gpu for member in group.members for gpu in member.gpus}),
+            trees=trees,
+            processes=process_records(self.cpu.trees, group, parked=choice.mode != "driver"),
+            blocks=blocks,
+            stop_seconds=progress.stop_seconds,
+            wrong_guesses=progress.wrong_guesses,
+            parent=self.parent.id if self.parent is not None else None,
+        )
+        require_restorable(self.node, manifest, self.writer.folder)
+        self.writer.publish(manifest)
+        self.manifest = manifest
+        progress.finish()
+        return manifest
+
+
+def make_durable(node: Node, image_id: str, progress: Progress, *, stopped: bool = False) -> None:
+    """Write an image that is in memory to the disk, too."""
+    try:
+        node.store.write_back.write(image_id, progress, stopped=stopped)
+    except PhosError:
+        progress.note(f"image {image_id} was made, but is not on the disk yet")
+        raise
