@@ -87,7 +87,8 @@ def main() -> None:
       phos suspend 4711                or leave its GPU for a while; `phos resume 4711`
 
     \b
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not authorized, 4 no such thing.
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not authorized, 4 no such thing,
+    5 not now (busy, out of time, memory or space), 6 never (unsupported).
     """
 
 

@@ -11,13 +11,17 @@ if TYPE_CHECKING:
 
 
 class Exit(enum.IntEnum):
-    """Exit codes of a command."""
+    """Exit codes of a command. ``BUSY``: it may work at another time; ``UNSUPPORTED``: it will not,
+    as long as the program, the image or the machine are as they are.
+    """
 
     DONE = 0
     FAILED = 1
     USAGE = 2
     NOT_AUTHORIZED = 3
     NO_SUCH_THING = 4
+    BUSY = 5
+    UNSUPPORTED = 6
 
 
 _EXITS = {
@@ -27,6 +31,13 @@ _EXITS = {
     "NoSuchImage": Exit.NO_SUCH_THING,
     "NoSuchJob": Exit.NO_SUCH_THING,
     "UnknownObject": Exit.NO_SUCH_THING,
+    "Busy": Exit.BUSY,
+    "Timeout": Exit.BUSY,
+    "OutOfMemory": Exit.BUSY,
+    "OutOfSpace": Exit.BUSY,
+    "Unsupported": Exit.UNSUPPORTED,
+    "DriverTooOld": Exit.UNSUPPORTED,
+    "GpuMismatch": Exit.UNSUPPORTED,
 }
 
 _NOT_STARTED = (

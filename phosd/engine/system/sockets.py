@@ -1,5 +1,6 @@
 """List the machine's sockets by inode, and which unix sockets are connected."""
 
+import errno
 import os
 import socket
 import struct
@@ -78,6 +79,15 @@ def _unix_socket(message: bytes) -> UnixSocket:
 
 
 def protocol(descriptor: procfs.Descriptor) -> str:
-    """Return the kernel's name of a socket's protocol, such as ``TCP``, ``UNIX``, ``AF_VSOCK``."""
+    """Return the kernel's name of a socket's protocol, such as ``TCP``, ``UNIX``, ``AF_VSOCK``.
+
+    Raises :class:`FileNotFoundError` if the process has closed it; the number may be that of
+    another file by now.
+    """
     link = procfs.PROC / str(descriptor.pid) / "fd" / str(descriptor.number)
-    return os.getxattr(link, "system.sockprotoname").rstrip(b"\0").decode()
+    try:
+        return os.getxattr(link, "system.sockprotoname").rstrip(b"\0").decode()
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            raise FileNotFoundError(errno.ENOENT, "not a socket any more", str(link)) from error
+        raise

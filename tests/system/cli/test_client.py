@@ -69,10 +69,10 @@ def test_a_failed_job_says_why(service: Service) -> None:
 
     service.engine.act = fail
     done = phos(service, "checkpoint", str(os.getpid()))
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (5, "")
     assert done.stderr == "phos: the disk is full; delete an image\n"
     done = phos(service, "checkpoint", str(os.getpid()), "--json")
-    assert done.returncode == 1
+    assert done.returncode == 5
     assert lines(done.stdout)[-1] == {
         "error": "OutOfSpace",
         "message": "the disk is full; delete an image",
@@ -185,7 +185,7 @@ def test_jobs_cancel(service: Service) -> None:
         lambda: service.get("/org/phos/job/_1", "Job1", "State") == '"cancelled"', "the end", 10
     )
     again = phos(service, "jobs", "--cancel", "1")
-    assert (again.returncode, "has ended already" in again.stderr) == (1, True)
+    assert (again.returncode, "has ended already" in again.stderr) == (6, True)
 
 
 @pytest.mark.parametrize("at_a_terminal", [True, False])

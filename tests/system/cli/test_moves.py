@@ -125,7 +125,7 @@ def test_others_processes_are_not_authorized(service: Service, words: list[str])
 def test_an_error_of_the_engine_is_told(at_once: Service) -> None:
     at_once.engine.trouble = OutOfMemory("GPU 1 has 1 GiB free", hint="choose another")
     done = phos(at_once, "migrate", PID, "--to", "1")
-    assert (done.returncode, done.stderr) == (1, "phos: GPU 1 has 1 GiB free; choose another\n")
+    assert (done.returncode, done.stderr) == (5, "phos: GPU 1 has 1 GiB free; choose another\n")
 
 
 # Evacuation

@@ -80,7 +80,7 @@ def test_a_process_that_is_not_asked_now(service: Service) -> None:
     text = phos(service, "ps", ME).stdout
     assert "blocks        a job works on it; ask again" in text
     done = phos(service, "ps", ME, "--log")
-    assert (done.returncode, done.stderr) == (1, "phos: a job works on it; ask again\n")
+    assert (done.returncode, done.stderr) == (5, "phos: a job works on it; ask again\n")
 
 
 def test_the_log_of_a_hook(service: Service) -> None:
