@@ -100,7 +100,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         require_host_memory(context_bytes() * len(group.gpu_pids) if parks else sum(needs.values()))
         where = _place(node, group, options.where, size)
         shelf = node.suspend_store.shelf(where)
-        owner = group.trees[0].root.uid
+        owner = group.owner
         quota, before = options.limits.quota(owner), _taken(node, owner)
         writer = job.enter_context(shelf.begin(owner))
         writer.reserve(size)

@@ -23,6 +23,7 @@ from phosd.engine.system.looking import LOOKERS, owner
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, NoSuchProcess, PhosError, Timeout, Unsupported
 
+_ROOT = 0
 _PATIENCE = 3.0
 """Seconds to wait for the hook of a process that may not be in the group."""
 _MOST_BORROWED = 1 << 14
@@ -65,6 +66,14 @@ class CheckpointGroup:
     def pids(self) -> list[int]:
         """The pids of all processes."""
         return [p.pid for tree in self.trees for p in tree]
+
+    @property
+    def owner(self) -> int:
+        """The user who owns what is saved of the group: root, if it has processes of several users.
+        Nobody else may have what all of them had in memory.
+        """
+        users = {p.uid for tree in self.trees for p in tree.living}
+        return users.pop() if len(users) == 1 else _ROOT
 
     @property
     def process_ids(self) -> frozenset[ProcessId]:

@@ -187,6 +187,19 @@ def test_another_users_hook_cannot_stand_in_the_way(
         pids_of_unit(invented, 10, tmp_path)
 
 
+def test_what_several_users_have_is_roots(
+    invented: Invented, tmp_path: Path, memory: list[int]
+) -> None:
+    one, *_ = memory
+    invented.program(10, memory=(one,))
+    invented.program(20, memory=(one,), uid=BOB)
+    (tmp_path / "hook").mkdir()
+    for alone, owner in ((True, BOB), (False, 0)):
+        with discover_group(20, tmp_path, lambda tree: None) as group:
+            assert (group.pids == [20], group.owner) == (alone, owner)
+        (tmp_path / "hook" / "10.sock").touch()
+
+
 @pytest.mark.parametrize("step", ["connect", "hello"])
 def test_a_hook_that_fails_is_not_a_missing_hook(
     invented: Invented, tmp_path: Path, step: str

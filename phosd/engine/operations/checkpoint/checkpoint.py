@@ -105,7 +105,7 @@ class _Checkpoint:
     def _make_image(self, choice: Choice) -> Manifest:
         node, group, parent, progress = self.node, self.group, self.parent, self.progress
         needs = check_space(node, group, choice.mode, self.options.limits)
-        owner = group.trees[0].root.uid
+        owner = group.owner
         standing = Standing(node.stopped, progress)
         with (
             node.store.begin(
@@ -197,7 +197,7 @@ def _parent(node: Node, group: CheckpointGroup, image_id: str) -> Iterator[Manif
         yield None
         return
     with node.store.open(image_id) as image:
-        owner = group.trees[0].root.uid
+        owner = group.owner
         if image.manifest.owner != owner:
             raise InvalidOption(
                 f"image {image_id} belongs to user {image.manifest.owner}, the program to {owner}",
