@@ -222,6 +222,14 @@ def _stopped(pid: int, before: GpuProcess | None, stopped: StoppedProcesses) -> 
     return None
 
 
+def _unheard(pid: int, runtime_dir: Path) -> str:
+    """Return why a process is listed as unsupported whose hook does not listen."""
+    return (
+        f"the hook in process {pid} does not answer, and may have parked its memory in a job that"
+        f" failed; `phos recover {pid}`, or start the program with PHOS_RUNTIME_DIR={runtime_dir}"
+    )
+
+
 def describe(
     pid: int, runtime_dir: Path, *, ask_hook: bool = True, before: GpuProcess | None = None
 ) -> GpuProcess | None:
@@ -252,6 +260,8 @@ def describe(
                 hook_state = "unsupported"
         except (NoSuchProcess, Internal) as error:
             reason = str(error)
+            if isinstance(error, NoSuchProcess) and has_hook(pid):
+                hook_state, reason = "unsupported", _unheard(pid, runtime_dir)
         except PhosError as error:
             if isinstance(error, Timeout) and before is not None:
                 return replace(before, reason=str(error))

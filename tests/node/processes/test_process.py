@@ -101,6 +101,16 @@ def test_a_process_without_a_hook(gpu_process: int, runtime: Path) -> None:
     assert "no hook" in found.reason
 
 
+def test_a_hook_that_nobody_has_woken(
+    gpu_process: int, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a process that was stopped while it was parked, and has gone on since."""
+    monkeypatch.setattr(process, "has_hook", lambda pid: pid == gpu_process)
+    found = process.describe(gpu_process, runtime)
+    assert found is not None and found.hook_state == "unsupported"
+    assert f"`phos recover {gpu_process}`" in found.reason
+
+
 def test_a_hooked_process(gpu_process: int, runtime: Path) -> None:
     def script(request: Request) -> Answer:
         if request.payload:
