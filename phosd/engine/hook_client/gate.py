@@ -14,6 +14,7 @@ import msgspec
 from phosd.engine.hook_client.link import GateState, HookLink
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.rollback import Undo
+from phosd.engine.system import procfs
 from phosd.errors import Busy, NoSuchProcess
 
 DEADLINE = 10.0
@@ -118,6 +119,9 @@ def open_gate(link: HookLink) -> None:
     """Open the gate of a process, unless the process has ended or the connection is lost."""
     if not link.connected:
         return  # the hook opened its gate when the connection broke
+    if procfs.stands_still(link.pid):  # it answers nobody, and opens its gate when it goes on
+        link.close()
+        return
     try:
         link.open_gate()
     except NoSuchProcess:

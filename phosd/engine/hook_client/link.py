@@ -44,8 +44,8 @@ from phosd.engine.hook_client.wire import (
     printable,
     unpack,
 )
-from phosd.engine.system import procfs
-from phosd.errors import Internal, NoSuchProcess, NotAuthorized, Timeout, Unsupported
+from phosd.engine.system import procfs, standstill
+from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, Timeout, Unsupported
 
 __all__ = [
     "WAKE_SECONDS",
@@ -285,7 +285,8 @@ class HookLink:
     def reattach(self, deadline: float = DEADLINE) -> None:
         """Wake a detached hook and connect to it again.
 
-        Raises :class:`Timeout` if it does not come back within ``deadline`` seconds.
+        Raises :class:`Timeout` if it does not come back within ``deadline`` seconds, or its process
+        is stopped.
         """
         wake = socket_path(self.runtime_dir, self.pid).with_suffix(".wake")
         _create(wake)
@@ -308,6 +309,13 @@ class HookLink:
                         f"process {self.pid} ended before its hook came back",
                         hint="see its output for the reason",
                     )
+                try:
+                    standstill.require_going(self.pid)
+                except Busy as stopped:
+                    raise Timeout(
+                        f"the hook of process {self.pid} did not come back: {stopped.what}",
+                        hint=stopped.hint,
+                    ) from stopped
                 if time.monotonic() > give_up:
                     raise Timeout(
                         f"the hook of process {self.pid} did not come back in {deadline:.0f} s"

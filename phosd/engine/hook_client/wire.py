@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phosd.engine.hook_client.received import without_files_of_others
+from phosd.engine.system import standstill
 from phosd.engine.system.cuda import gpu_uuid
 from phosd.errors import Busy, Internal, NoSuchProcess, OutOfMemory, PhosError, Timeout, Unsupported
 
@@ -323,7 +324,8 @@ class Channel:
     ) -> tuple[bytes, list[int]]:
         """Send a request with its descriptors, and wait for at most ``patience`` seconds in total.
 
-        Returns the payload of the answer and its descriptors, which the caller closes.
+        Returns the payload of the answer and its descriptors, which the caller closes. A process
+        that is stopped is waited for as :mod:`~phosd.engine.system.standstill` has it.
         """
         end = time.monotonic() + patience
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
@@ -339,6 +341,12 @@ class Channel:
                 f"the hook of process {self._pid} did not answer {type_.name} in {patience:.3g} s",
                 hint="the process may be stopped; see `phos doctor`",
             ) from error
+        except Busy as stopped:
+            self.close()
+            raise Timeout(
+                f"the hook of process {self._pid} did not answer {type_.name}: {stopped.what}",
+                hint=stopped.hint,
+            ) from stopped
         except OSError as error:
             self.close()
             raise NoSuchProcess(
@@ -407,8 +415,12 @@ class Channel:
         """Receive ``size`` bytes; add what comes with them to ``descriptors``."""
         data = bytearray()
         while len(data) < size:
-            self._socket.settimeout(_left(end))
-            part = self._receive_some(size - len(data), descriptors)
+            self._socket.settimeout(min(_left(end), standstill.LOOK_SECONDS))
+            try:
+                part = self._receive_some(size - len(data), descriptors)
+            except TimeoutError:
+                standstill.require_going(self._pid)
+                continue
             if not part:
                 raise ConnectionResetError("connection closed")
             data += part

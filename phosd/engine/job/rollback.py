@@ -52,8 +52,8 @@ class Undo:
             except Exception as failed:
                 if first is None:
                     first = failed
-                else:
-                    first.add_note(f"besides, {failed}")
+                elif (note := f"besides, {failed}") not in getattr(first, "__notes__", ()):
+                    first.add_note(note)
         if first is not error and first is not None:
             raise first
 

@@ -12,7 +12,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.exported import if_alive
-from phosd.engine.system import procfs
+from phosd.engine.system import procfs, standstill
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, PhosError, Timeout
 
@@ -45,6 +45,8 @@ def park(links: Sequence[HookLink], memory: DeviceMemory, undo: Undo) -> None:
     undo.add(_unguard, links, memory, away)
     guard(memory)
     for link in links:
+        # If it is stopped, it is not asked: it would park when it goes on, and be left alone then.
+        standstill.await_going(link.pid)
         undo.add(_give_back, link, memory, away)
         point(Point.PARKING_PARK)
         away.add(link.pid)

@@ -100,6 +100,7 @@ class Reservation:
         present  --begin-->       leaving    wait, and begin again, when the locks are not free
         leaving  --hold-->        reserved   after the driver's checkpoint
         leaving, reserved  --claim_back-->  returning    before the driver's restore
+        returning  --hold-->      reserved   it has not brought all of them back
         returning  --end-->       present    after it
         reserved  --release-->    absent     the processes do not return to these GPUs
 
@@ -152,7 +153,9 @@ class Reservation:
             pass
 
     def hold(self) -> None:
-        """Reserve the memory that the driver's checkpoint freed, until all processes have ended."""
+        """Reserve the memory that the driver's checkpoint freed, until all processes have ended. Of
+        processes that have returned in part, that is what the others need.
+        """
         for mover, free in self._free.items():
             with self._noted(mover):
                 gained = mover.free_memory()[0] - free

@@ -16,7 +16,7 @@ from typing import Any
 from phosd.engine.faults import Point, point
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.reservation import Reservation
-from phosd.engine.system import procfs
+from phosd.engine.system import procfs, standstill
 from phosd.engine.system.cuda import call, driver
 from phosd.engine.system.looking import at_once
 from phosd.engine.system.procfs import ProcessId
@@ -81,28 +81,34 @@ def states(pids: Iterable[int], seconds: float | None = None) -> dict[int, State
 def lock(pid: int, limit: int = LOCK_LIMITS_MS[-1]) -> None:
     """Hold the process at its next CUDA call, and wait for the work it has submitted.
 
-    Raises :class:`Timeout` after ``limit`` milliseconds; the process is not locked then.
+    Raises :class:`Timeout` after ``limit`` milliseconds; the process is not locked then. This and
+    the next three raise :class:`Busy` if the process is stopped.
     """
     point(Point.DRIVER_LOCK)
     arguments = driver().CUcheckpointLockArgs()
     arguments.timeoutMs = limit
-    call("cuCheckpointProcessLock", pid, arguments, about=f"process {pid}")
+    _ask("cuCheckpointProcessLock", pid, arguments)
 
 
 def checkpoint(pid: int) -> None:
     """Move the process's GPU state into its host memory, and release the GPU."""
     point(Point.DRIVER_CHECKPOINT)
-    call("cuCheckpointProcessCheckpoint", pid, None, about=f"process {pid}")
+    _ask("cuCheckpointProcessCheckpoint", pid, None)
 
 
 def restore(pid: int) -> None:
     """Bring the GPU state back from host memory, on the same GPUs."""
-    call("cuCheckpointProcessRestore", pid, None, about=f"process {pid}")
+    _ask("cuCheckpointProcessRestore", pid, None)
 
 
 def unlock(pid: int) -> None:
     """Let the process call CUDA again."""
-    call("cuCheckpointProcessUnlock", pid, None, about=f"process {pid}")
+    _ask("cuCheckpointProcessUnlock", pid, None)
+
+
+def _ask(name: str, pid: int, arguments: Any) -> None:
+    """Have the process itself do a step: while it is stopped, the driver waits for it for ever."""
+    standstill.answer(pid, partial(call, name, pid, arguments, about=f"process {pid}"))
 
 
 def restore_threads(pids: Iterable[int]) -> dict[int, int]:
@@ -250,7 +256,7 @@ def stop(pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
     A caller that drops the steps of ``undo`` must release the ``reservation``.
     """
     undo.add(reservation.end)
-    undo.add(require_running, pids)
+    undo.add(_bring_back, pids, reservation)
     undo.add(reservation.claim_back)
     lock_in_turn(pids, reservation)
     checkpoint_all(pids, reservation)
@@ -268,7 +274,7 @@ def move(pids: Sequence[int], to: Sequence[int]) -> None:
     arguments.gpuPairsCount = len(to)
 
     def one(pid: int) -> None:
-        call("cuCheckpointProcessRestore", pid, arguments, about=f"process {pid}")
+        _ask("cuCheckpointProcessRestore", pid, arguments)
 
     _together(one, pids)
 
@@ -339,6 +345,17 @@ def _lock_within(limit: int, pids: Sequence[int]) -> None:
         lock(pid, limit)
 
 
+def _bring_back(pids: Sequence[int], reservation: Reservation) -> None:
+    try:
+        require_running(pids)
+    except PhosError:
+        # What those need that are still away; without it they would be lost. So would one that the
+        # driver is about to restore when it goes on, if its memory was reserved.
+        if not any(map(standstill.is_asked, pids)):
+            reservation.hold()
+        raise
+
+
 def require_running(pids: Collection[int]) -> None:
     """Unlock locked processes. Raises :class:`Internal` unless all are RUNNING then."""
     _together(_back_to_running, list(pids))
@@ -393,6 +410,7 @@ def _back_to_running(pid: int) -> None:
 
 def _clear_state(pid: int) -> State:
     """Return the state of a process. Raises if it is none from which it can be brought back."""
+    standstill.await_going(pid)
     now = state(pid)
     if now is None:
         raise NoSuchProcess(

@@ -1,0 +1,117 @@
+"""Wait only for a moment for a process that is stopped, by a signal or a debugger.
+
+Nobody in it answers, neither its hook nor the driver, until its user lets it go on. Meanwhile all
+that belong to it stand still, too.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from phosd.engine.system import procfs
+from phosd.engine.system.procfs import ProcessId
+from phosd.errors import Busy
+
+PATIENCE = 3.0
+"""Seconds that a process may stand still in one job: debuggers and profilers stop it for less."""
+LOOK_SECONDS = 0.1
+"""Seconds without an answer after which it is looked at again."""
+_PAUSE = 0.01
+_FORGET_SECONDS = 30.0
+"""Seconds after which a process that was last seen standing still is thought to have gone on."""
+_T = TypeVar("_T")
+
+
+@dataclass
+class _Seen:
+    first: float
+    last: float
+
+
+_lock = threading.Lock()
+_still: dict[ProcessId, _Seen] = {}
+"""Processes that stood still when they were last looked at: each is waited for once, not by every
+step that needs it.
+"""
+_left_behind: dict[int, threading.Thread] = {}
+"""By pid, threads that wait until a process goes on and answers them."""
+
+
+def require_going(pid: int) -> bool:
+    """Return whether the process is going. Raises :class:`Busy` if it has stood still for
+    :data:`PATIENCE` seconds.
+    """
+    process = procfs.process_id(pid)
+    if process is None:
+        return True  # there is nobody to wait for
+    if not procfs.stands_still(pid):
+        with _lock:
+            _still.pop(process, None)
+        return True
+    now = time.monotonic()
+    with _lock:
+        for each in [each for each, seen in _still.items() if seen.last < now - _FORGET_SECONDS]:
+            del _still[each]
+        seen = _still.setdefault(process, _Seen(now, now))
+        seen.last = now
+    if now - seen.first >= PATIENCE:
+        raise Busy(
+            f"process {pid} is stopped, by a signal or a debugger",
+            hint=f"let it go on (`kill -CONT {pid}`, or detach the debugger), then try again; if it"
+            f" still stands still, `phos recover {pid}`",
+        )
+    return False
+
+
+def await_going(pid: int) -> None:
+    """Wait until the process is going. Raises :class:`Busy` as :func:`require_going` does."""
+    while not require_going(pid):
+        time.sleep(_PAUSE)
+
+
+def answer(pid: int, ask: Callable[[], _T]) -> _T:
+    """Return what ``ask`` returns, or raise what it raises; the process must answer it.
+
+    Raises :class:`Busy` if the process stands still. If that begins in the middle, ``ask`` goes on
+    in a thread that is left behind, and is answered when the process goes on.
+    """
+    await_going(pid)
+    answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((ask(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    thread = threading.Thread(target=run, name=f"ask-{pid}", daemon=True)
+    thread.start()
+    while True:
+        try:
+            found, error = answers.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            try:
+                require_going(pid)
+            except Busy:
+                _leave_behind(pid, thread)
+                raise
+            continue
+        if error is not None:
+            raise error
+        return found  # type: ignore[no-any-return]
+
+
+def is_asked(pid: int) -> bool:
+    """Return whether :func:`answer` has left somebody behind whom the process will still answer."""
+    with _lock:
+        return pid in _left_behind and _left_behind[pid].is_alive()
+
+
+def _leave_behind(pid: int, thread: threading.Thread) -> None:
+    with _lock:
+        for each in [each for each, left in _left_behind.items() if not left.is_alive()]:
+            del _left_behind[each]
+        _left_behind[pid] = thread
