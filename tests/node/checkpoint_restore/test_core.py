@@ -15,7 +15,7 @@ from tests.node.checkpoint_restore.cycle import (
 )
 from tests.support import harness
 
-PROGRAMS = ("single", "threads", "features", "churn", "workers", "two_devices")
+PROGRAMS = ("single", "threads", "features", "churn", "workers", "two_devices", "peers")
 
 
 @pytest.mark.rotated(of=2)

@@ -23,7 +23,7 @@ from tests.node.checkpoint_restore.cycle import (
     computes_right,
     save,
 )
-from tests.node.checkpoint_restore.test_trouble import PHASES, at_phase
+from tests.node.checkpoint_restore.test_trouble import PHASES, at_phase, soon
 from tests.support.harness import children, halt, wait_until
 from tests.support.rotation import EVERYTHING
 
@@ -74,9 +74,10 @@ def test_a_rank_dies(phase: str, node: Node, start: Starter, undisturbed: Undist
     target = start("ring")
     target.wait_for_steps(3)
     last = max(children(target.pid))
-    progress = at_phase(phase, lambda _: os.kill(last, signal.SIGKILL))
-    with pytest.raises(PhosError, match=rf"process {last}\b"):
-        checkpoint(node, target.pid, CheckpointOptions(mode="stop", deadline=5), progress)
+    options = CheckpointOptions(mode="stop", deadline=5)
+    with soon() as begins, pytest.raises(PhosError, match=rf"process {last}\b"):
+        progress = at_phase(phase, begins(lambda: os.kill(last, signal.SIGKILL)))
+        checkpoint(node, target.pid, options, progress)
     assert node.store.list() == []
     target.kill()
     other = start("ring")

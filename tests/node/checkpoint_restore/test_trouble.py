@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -42,6 +44,8 @@ from tests.support.pids import occupy, release
 
 PHASES = ("prepare", "quiesce", "digest", "drain", "park", "control", "cpu", "unpark")
 """The phases of a checkpoint in which the program must be there."""
+SOON = 20.0
+"""Seconds within which a job ends in which something has gone wrong, on a busy machine, too."""
 
 
 def at_phase(name: str, action: Callable[[Progress], None]) -> Progress:
@@ -54,6 +58,25 @@ def at_phase(name: str, action: Callable[[Progress], None]) -> Progress:
             action(progress)
 
     return Progress(observer=observe)
+
+
+@contextmanager
+def soon() -> Iterator[Callable[[Callable[[], object]], Callable[[Progress], None]]]:
+    """What is inside ends soon after something has happened: what it passes to the function that
+    this yields, to have an action for :func:`at_phase`.
+    """
+    since: list[float] = []
+
+    def begins(happens: Callable[[], object]) -> Callable[[Progress], None]:
+        def act(_: Progress) -> None:
+            happens()
+            since.append(time.monotonic())
+
+        return act
+
+    yield begins
+    took = time.monotonic() - since[0]
+    assert took < SOON, f"it went on for {took:.1f} s"
 
 
 @pytest.mark.rotated(of=3)
