@@ -36,6 +36,10 @@ def sleep_and_wake(node: Node, pid: int, progress: Progress) -> None:
     resume(node, pid, ResumeOptions("1"), Progress())
 
 
+def save(node: Node, pid: int, progress: Progress) -> None:
+    checkpoint(node, pid, CheckpointOptions(mode="stop"), progress)
+
+
 def sharing(place: Path, phase: str = "quiesce") -> Progress:
     """Of a job during which the program begins to share, just before it is stopped."""
 
@@ -108,14 +112,15 @@ def test_with_a_process_of_another_tree(
     computes_right(target, undisturbed)
 
 
-@pytest.mark.parametrize("act", [go, sleep_and_wake])
+@pytest.mark.parametrize("act", [go, sleep_and_wake, save])
 def test_with_a_process_that_begins_to_use_the_gpu(
     act: Act, place: Path, node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
     target = begin(start, "new")
     (new,) = children(target.pid)
-    with pytest.raises(Busy, match=f"{new} has begun to use a GPU"):
+    with pytest.raises(Busy, match=f"{new} (has begun|began) to use (a|the) GPU"):
         act(node, target.pid, sharing(place))
+    assert node.store.list() == []
     computes_right(target, undisturbed)
     act(node, target.pid, Progress())
     computes_right(target, undisturbed)
