@@ -291,6 +291,7 @@ class HookLink:
         wake = socket_path(self.runtime_dir, self.pid).with_suffix(".wake")
         _create(wake)
         give_up = time.monotonic() + deadline
+        look = time.monotonic() + standstill.LOOK_SECONDS
         try:
             while True:
                 try:
@@ -310,7 +311,9 @@ class HookLink:
                         hint="see its output for the reason",
                     )
                 try:
-                    standstill.require_going(self.pid)
+                    if time.monotonic() > look:
+                        look = time.monotonic() + standstill.LOOK_SECONDS
+                        standstill.require_going(self.pid)
                 except Busy as stopped:
                     raise Timeout(
                         f"the hook of process {self.pid} did not come back: {stopped.what}",

@@ -93,11 +93,13 @@ def lock(pid: int, limit: int = LOCK_LIMITS_MS[-1]) -> None:
 def checkpoint(pid: int) -> None:
     """Move the process's GPU state into its host memory, and release the GPU."""
     point(Point.DRIVER_CHECKPOINT)
+    standstill.await_going(pid)  # also if it is frozen: it would do it alone when it goes on
     _ask("cuCheckpointProcessCheckpoint", pid, None)
 
 
 def restore(pid: int) -> None:
     """Bring the GPU state back from host memory, on the same GPUs."""
+    standstill.await_going(pid)  # as above, and perhaps without enough memory by then
     _ask("cuCheckpointProcessRestore", pid, None)
 
 
@@ -410,7 +412,7 @@ def _back_to_running(pid: int) -> None:
 
 def _clear_state(pid: int) -> State:
     """Return the state of a process. Raises if it is none from which it can be brought back."""
-    standstill.await_going(pid)
+    standstill.await_going(pid)  # nobody is to be left behind who asks no more than this
     now = state(pid)
     if now is None:
         raise NoSuchProcess(

@@ -17,7 +17,7 @@ from phosd.engine.memory.exported import SHARED, ExportedBlock, distinct
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.program.tree import ProcessTree, TreeProcess, scan
-from phosd.engine.system import procfs
+from phosd.engine.system import procfs, standstill
 from phosd.engine.system.kcmp import same_file
 from phosd.engine.system.looking import LOOKERS, owner
 from phosd.engine.system.procfs import ProcessId
@@ -190,6 +190,7 @@ class CheckpointGroup:
             if not process.uses_cuda(pid):
                 continue
             StoppedProcesses(self.runtime_dir).require_going(pid)
+            standstill.await_going(pid)  # frozen, it would not tell the driver either
             state = driver_checkpoint.state(pid)
             if state is None:
                 continue  # CUDA is loaded but not initialised: a data-loader worker
@@ -280,6 +281,8 @@ def explain_death(group: CheckpointGroup, operation: str, outcome: str = "") -> 
     except PhosError as error:
         ended = [p.pid for p in group.essential if not p.alive]
         if not ended:
+            if isinstance(error, Busy):
+                _add_the_dead(error, group)
             raise
         # Others may have ended as a consequence; the process that the error names is the first.
         first = next((pid for pid in ended if f"process {pid} " in error.what), ended[0])
@@ -291,6 +294,14 @@ def explain_death(group: CheckpointGroup, operation: str, outcome: str = "") -> 
             if not any(f"process {pid} ended" in note for pid in ended):
                 death.add_note(note)
         raise death from error
+
+
+def _add_the_dead(error: Busy, group: CheckpointGroup) -> None:
+    """Name processes that have ended, and were no GPU processes any more when they were looked at:
+    kernels of the others may wait for theirs for ever.
+    """
+    for pid in [p.pid for tree in group.trees for p in tree if not p.alive]:
+        error.add_note(f"process {pid} has ended, and the others may wait for it")
 
 
 def _add_sharers(group: CheckpointGroup) -> None:

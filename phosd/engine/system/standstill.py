@@ -1,4 +1,4 @@
-"""Wait only for a moment for a process that is stopped, by a signal or a debugger.
+"""Wait only for a moment for a process that is stopped, by a signal or a debugger, or frozen.
 
 Nobody in it answers, neither its hook nor the driver, until its user lets it go on. Meanwhile all
 that belong to it stand still, too.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from phosd.engine.system import procfs
+from phosd.engine.system import cgroups, procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy
 
@@ -47,7 +47,7 @@ def require_going(pid: int) -> bool:
     process = procfs.process_id(pid)
     if process is None:
         return True  # there is nobody to wait for
-    if not procfs.stands_still(pid):
+    if (why := _why_still(pid)) is None:
         with _lock:
             _still.pop(process, None)
         return True
@@ -58,12 +58,27 @@ def require_going(pid: int) -> bool:
         seen = _still.setdefault(process, _Seen(now, now))
         seen.last = now
     if now - seen.first >= PATIENCE:
+        state, way_out = why
         raise Busy(
-            f"process {pid} is stopped, by a signal or a debugger",
-            hint=f"let it go on (`kill -CONT {pid}`, or detach the debugger), then try again; if it"
-            f" still stands still, `phos recover {pid}`",
+            f"process {pid} {state}",
+            hint=f"{way_out}, then try again; if it still stands still, `phos recover {pid}`",
         )
     return False
+
+
+def _why_still(pid: int) -> tuple[str, str] | None:
+    """Return how a process stands still, and what lets it go on; None if it is going."""
+    if procfs.stands_still(pid):
+        way_out = f"let it go on (`kill -CONT {pid}`, or detach the debugger)"
+        return "is stopped, by a signal or a debugger", way_out
+    for hierarchy, path in cgroups.memberships(pid).items():
+        may_freeze = hierarchy == cgroups.UNIFIED or "freezer" in hierarchy.split(",")
+        if may_freeze and cgroups.frozen(hierarchy, path):
+            return (
+                f"is frozen, with its cgroup {path}",
+                "thaw it (`docker unpause`, `systemctl thaw`)",
+            )
+    return None
 
 
 def await_going(pid: int) -> None:
@@ -78,7 +93,8 @@ def answer(pid: int, ask: Callable[[], _T]) -> _T:
     Raises :class:`Busy` if the process stands still. If that begins in the middle, ``ask`` goes on
     in a thread that is left behind, and is answered when the process goes on.
     """
-    await_going(pid)
+    if procfs.stands_still(pid):  # who is frozen is noticed when no answer comes
+        await_going(pid)
     answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
     def run() -> None:

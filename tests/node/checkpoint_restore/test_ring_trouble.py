@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -28,7 +28,7 @@ from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.recovery.rescue import bring_back as recover
 from phosd.engine.recovery.rescue import left_parked
-from phosd.engine.system import cuda, standstill
+from phosd.engine.system import cgroups, cuda, standstill
 from phosd.errors import NotAuthorized, OutOfMemory, PhosError, Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import (
@@ -91,16 +91,22 @@ def refused(node: Node, pid: int, error: type[PhosError], match: str, caller: in
 
 
 def stands_still_in(
-    phase: str, last: int, act: Callable[[Progress], object], monkeypatch: pytest.MonkeyPatch
+    phase: str,
+    last: int,
+    act: Callable[[Progress], object],
+    monkeypatch: pytest.MonkeyPatch,
+    stop: Callable[[int], object] = halt,
+    told: tuple[str, str] = ("is stopped, by a signal", "kill -CONT"),
 ) -> None:
     """The rank is stopped as the phase begins: the job ends soon, and says who is stopped."""
+    state, way_out = told
     monkeypatch.setattr(standstill, "PATIENCE", 0.3)
     with (
         soon() as begins,
-        pytest.raises(PhosError, match=f"process {last} is stopped, by") as raised,
+        pytest.raises(PhosError, match=f"process {last} {state}") as raised,
     ):
-        act(at_phase(phase, begins(lambda: halt(last))))
-    assert f"kill -CONT {last}" in raised.value.hint
+        act(at_phase(phase, begins(lambda: stop(last))))
+    assert way_out in raised.value.hint
 
 
 def goes_on_right(
@@ -134,6 +140,48 @@ def test_a_rank_is_stopped_in_a_checkpoint(
     assert node.store.list() == []
     goes_on_right(node, ring, last, undisturbed)
     save(node, ring, "stop")
+
+
+@pytest.fixture
+def cgroup(place: Path) -> Iterator[Path]:
+    """A cgroup, which may be frozen; what is in it goes back to where this process is."""
+    where = cgroups.memberships(os.getpid())[cgroups.UNIFIED]
+    home = cgroups.folder(cgroups.UNIFIED, where)
+    assert home is not None
+    folder = home / f"phos-test-{place.name}"
+    folder.mkdir()
+    yield folder
+    (folder / "cgroup.freeze").write_text("0")
+    for pid in (folder / "cgroup.procs").read_text().split():
+        (home / "cgroup.procs").write_text(pid)
+    folder.rmdir()
+
+
+@pytest.mark.rotated(of=4)
+@pytest.mark.parametrize("phase", ["prepare", "quiesce", "park", "control", "unpark"])
+def test_a_rank_is_frozen_in_a_checkpoint(
+    phase: str,
+    cgroup: Path,
+    node: Node,
+    ring: Target,
+    undisturbed: Undisturbed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a container is paused. The kernel says that such a process sleeps."""
+    last = max(children(ring.pid))
+
+    def freeze(pid: int) -> None:
+        (cgroup / "cgroup.procs").write_text(str(pid))
+        (cgroup / "cgroup.freeze").write_text("1")
+        frozen = partial((cgroup / "cgroup.events").read_text)
+        wait_until(lambda: "frozen 1" in frozen(), "the rank to be frozen")
+
+    act = partial(checkpoint, node, ring.pid, CheckpointOptions(mode="stop"))
+    told = (f"is frozen, with its cgroup .*{cgroup.name}", "thaw")
+    stands_still_in(phase, last, act, monkeypatch, freeze, told)
+    assert node.store.list() == []
+    (cgroup / "cgroup.freeze").write_text("0")
+    goes_on_right(node, ring, last, undisturbed)
 
 
 @pytest.mark.rotated(of=3)
