@@ -74,22 +74,41 @@ def if_missing(code: str, text: str) -> Iterator[None]:
         raise
 
 
-def objects(settings: Settings, interface: str, refresh: str) -> list[Properties]:
-    """Return the properties of all objects with this interface, refreshed by the method
-    ``refresh``.
+def objects(settings: Settings, interface: str, *refresh: str) -> list[Properties]:
+    """Return the properties of all objects with this interface, refreshed by the methods
+    ``refresh``. Raises :class:`CallError`.
+    """
+    return managed(settings, *refresh).of(interface)
+
+
+def managed(settings: Settings, *refresh: str) -> "Managed":
+    """Return all objects that the caller may see, refreshed by the methods ``refresh``. Raises
+    :class:`CallError`.
     """
 
-    async def run() -> list[Properties]:
+    async def run() -> Managed:
         with closing(await Connection.open(settings.bus)) as connection:
-            await connection.call(ROOT, MANAGER, refresh)
-            (managed,) = await connection.call(ROOT, _OBJECTS, "GetManagedObjects")
-        return [
-            {"Path": path} | interfaces[f"org.phos.{interface}"]
-            for path, interfaces in managed.items()
-            if f"org.phos.{interface}" in interfaces
-        ]
+            for member in refresh:
+                await connection.call(ROOT, MANAGER, member)
+            (found,) = await connection.call(ROOT, _OBJECTS, "GetManagedObjects")
+        return Managed(found)
 
     return asyncio.run(run())
+
+
+class Managed(dict[str, dict[str, Properties]]):
+    """Objects by path, each with its interfaces, as the bus lists them."""
+
+    def of(self, interface: str) -> list[Properties]:
+        """Return the properties of all objects with this interface."""
+        return [self.at(path, interface) for path in self if f"org.phos.{interface}" in self[path]]
+
+    def at(self, path: str, interface: str) -> Properties:
+        """Return the properties of one object. Raises :class:`CallError` if it is gone."""
+        found = self.get(path, {}).get(f"org.phos.{interface}")
+        if found is None:
+            raise CallError(f"{_DBUS}.Error.UnknownObject", f"there is no object {path}")
+        return {"Path": path} | found
 
 
 def properties(settings: Settings, path: str, interface: str) -> Properties:

@@ -199,7 +199,7 @@ def _stranded() -> list[Finding]:
 
 
 def _space(state_dir: Path) -> Finding:
-    existing = next(path for path in (state_dir, *state_dir.parents) if path.exists())
+    existing = next(path for path in (state_dir, *state_dir.parents) if _visible(path))
     free = shutil.disk_usage(existing).free
     text = f"{human_bytes(free)} free for images in {state_dir}"
     if free < _LEAST_SPACE:
@@ -207,6 +207,16 @@ def _space(state_dir: Path) -> Finding:
             "space", "warning", text, "an image needs the program's device and host memory"
         )
     return _ok("space", text)
+
+
+def _visible(path: Path) -> bool:
+    """Whether there is such a path, as far as this user can see: only root may look into phosd's
+    folder of images.
+    """
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
 
 
 def _daemon(settings: Settings) -> Finding:

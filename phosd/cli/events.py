@@ -49,4 +49,5 @@ def events(settings: Settings, **filters: Any) -> None:
             "WHAT": lambda row: row["text"],
         },
         spare=("KIND", "SEVERITY", "TIME"),
+        empty="nothing happened, as far as you may see, that the options let through",
     )

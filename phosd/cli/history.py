@@ -12,6 +12,7 @@ from phosd.cli.settings import Settings, command
 from phosd.client.rows import first_page, next_page, unpacked
 from phosd.client.text import rate
 from phosd.client.times import moment, time_text
+from phosd.client.users import of_yours
 
 _OPERATIONS = (
     *("checkpoint", "restore", "verify", "delete", "recover"),
@@ -71,6 +72,9 @@ def history(settings: Settings, **filters: Any) -> None:
             "RESULT": lambda row: (row.get("message") or row.get("result", ""), _because(row)),
         },
         spare=("WRONG", "DRAIN", "MODE", "STOP", "STARTED", "OPERATION"),
+        empty=f"there is no such job{of_yours()} in the history"
+        if len(wanted) > 1
+        else f"there was no job{of_yours()} yet; `phos checkpoint PID` would be one",
     )
 
 

@@ -10,6 +10,7 @@ from phosd.cli.client import ask, if_missing, objects, properties
 from phosd.cli.settings import Settings, command
 from phosd.client.text import human_bytes
 from phosd.client.times import time_text
+from phosd.client.users import of_yours, user_name
 
 _BLOCK = ("pid", "id", "address", "size", "gpu", "chunks", "stored_bytes", "shared_bytes")
 _PAGE = 5_000
@@ -38,7 +39,7 @@ def images(settings: Settings, image: str | None) -> None:
         {
             "IMAGE": lambda row: row["id"],
             "CREATED": lambda row: row["created"],
-            "OWNER": lambda row: str(row["owner"]),
+            "OWNER": lambda row: row["owner_name"],
             "PID": lambda row: str(row["pid"]),
             "SIZE": lambda row: human_bytes(row["total_bytes"]),
             "STORED": lambda row: human_bytes(row["stored_bytes"]),
@@ -49,6 +50,8 @@ def images(settings: Settings, image: str | None) -> None:
             "COMMAND": lambda row: shlex.join(row["command"]),
         },
         spare=("CREATED", "SHARED", "OWNER", "STORED", "MODE", "VERIFIED", "SIZE", "STATE"),
+        empty=f"there are no images{of_yours()}; `phos checkpoint PID` makes one, and `phos ps` "
+        "lists what can be saved",
     )
 
 
@@ -65,7 +68,7 @@ def _show(settings: Settings, image: str) -> None:
         {
             "image": row["id"],
             "created": row["created"],
-            "program": f"{row['pid']} of uid {row['owner']}: {shlex.join(row['command'])}",
+            "program": f"{row['pid']} of {row['owner_name']}: {shlex.join(row['command'])}",
             "mode": f"{row['mode']}: {row['why']}" if row["why"] else row["mode"],
             "stopped": f"{row['stop_seconds']:.2f} s",
             "size": human_bytes(row["total_bytes"]),
@@ -112,6 +115,7 @@ def _row(image: dict[str, Any]) -> dict[str, Any]:
         "id": image["Id"],
         "created": time_text(image["Created"]),
         "owner": image["Owner"],
+        "owner_name": user_name(image["Owner"]),
         "pid": image["Pid"],
         "total_bytes": image["TotalBytes"],
         "device_bytes": image["DeviceBytes"],

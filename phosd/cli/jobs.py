@@ -12,6 +12,7 @@ from phosd.cli.job import describe
 from phosd.cli.settings import Settings, command
 from phosd.client.text import human_bytes, rate
 from phosd.client.times import time_text
+from phosd.client.users import of_yours
 
 
 @command()
@@ -52,6 +53,7 @@ def jobs(settings: Settings, job: int | None, cancel: int | None) -> None:
             "RESULT": lambda row: row["error"] or row["result"],
         },
         spare=("DRAIN", "MODE", "DONE", "STOP", "PHASE", "OPERATION"),
+        empty=f"no job{of_yours()} runs or ended lately; `phos history` lists those of before",
     )
 
 

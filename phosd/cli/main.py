@@ -13,6 +13,8 @@ _COMMANDS = {
     "run": "Run COMMAND under phosd's hook; no daemon is needed.",
     "ps": "List the processes that use a GPU, and how each can be saved; or tell all about PID: "
     "its device memory, and the kernels that the last checkpoint saw it launch.",
+    "gpus": "List the GPUs of this node, and which of your processes use them; as root, "
+    "everybody's.",
     "checkpoint": "Save process PID and its children as an image, and let it go on, or end it.",
     "continue": "Let process PID go on, which `phos checkpoint --hold` has saved and holds.",
     "restore": "Run the program of IMAGE again from where it was, under its old pid.",

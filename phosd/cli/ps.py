@@ -8,10 +8,11 @@ import click
 
 from phosd.bus import CallError, Variant
 from phosd.cli import options
-from phosd.cli.client import ask, call, if_missing, objects, properties
+from phosd.cli.client import Managed, ask, call, if_missing, managed
 from phosd.cli.settings import Settings, command
 from phosd.client.errors import CommandError, of_bus
 from phosd.client.text import human_bytes
+from phosd.client.users import of_yours, user_name
 
 _BLOCK = ("id", "address", "size", "gpu", "flags")
 _NOTHING = ("Busy", "Timeout", "Unsupported")
@@ -28,10 +29,10 @@ def ps(settings: Settings, pid: int | None, log: bool) -> None:
     """List the processes that use a GPU, and how each can be saved; or tell all about PID: its
     device memory, and the kernels that the last checkpoint saw it launch.
 
-    HOOK says it: hooked (by phosd, quickly), driver (by the CUDA driver alone, slowly), or
-    unsupported, with the reason. EVERY: its periodic checkpoints, and how many images of them are
-    kept. STATE is running, suspended (`phos resume` brings it back), or what a job or another tool
-    does with the process.
+    GPU has the numbers of its GPUs (`phos gpus`). HOOK says how it can be saved: hooked (by
+    phosd, quickly), driver (by the CUDA driver alone, slowly), or unsupported, with the reason.
+    EVERY: its periodic checkpoints, and how many images of them are kept. STATE is running,
+    suspended (`phos resume` brings it back), or what a job or another tool does with the process.
 
     \b
     Examples:
@@ -47,12 +48,14 @@ def ps(settings: Settings, pid: int | None, log: bool) -> None:
         return
     if log:
         raise CommandError("InvalidOption", "--log shows one process: name its PID, too")
-    rows = [_row(process) for process in objects(settings, "Process1", "ListProcesses")]
+    found = managed(settings, "ListProcesses")
+    rows = [_row(process, found) for process in found.of("Process1")]
     settings.rows(
         sorted(rows, key=lambda row: int(row["pid"])),
         {
             "PID": lambda row: str(row["pid"]),
-            "USER": lambda row: str(row["user"]),
+            "USER": lambda row: row["user_name"],
+            "GPU": _gpus,
             "MEMORY": lambda row: human_bytes(row["device_bytes"]),
             "HOOK": lambda row: row["hook"],
             "STATE": lambda row: row["state"],
@@ -61,6 +64,7 @@ def ps(settings: Settings, pid: int | None, log: bool) -> None:
             "COMMAND": lambda row: (shlex.join(row["command"]), _because(row)),
         },
         spare=("EVERY", "USER", "LAST IMAGE", "MEMORY"),
+        empty=f"no process{of_yours()} uses a GPU; start a program with `phos run -- COMMAND`",
     )
 
 
@@ -68,6 +72,10 @@ def _every(row: dict[str, Any]) -> str:
     if row["checkpoint_interval"] is None:
         return ""
     return f"{row['checkpoint_interval']:g} s, last {row['checkpoints_kept']}"
+
+
+def _gpus(row: dict[str, Any]) -> str:
+    return ", ".join(str(gpu["ordinal"]) for gpu in row["gpus"])
 
 
 def _because(row: dict[str, Any]) -> str:
@@ -84,7 +92,8 @@ def _show_log(settings: Settings, pid: int, path: str) -> None:
 
 def _show(settings: Settings, path: str) -> None:
     """Show one process: its facts, one per line, then its blocks and kernels."""
-    row = _row(properties(settings, path, "org.phos.Process1"))
+    found = managed(settings)
+    row = _row(found.at(path, "Process1"), found)
     row["blocks"], no_blocks = _told(settings, path, "ListBlocks", _BLOCK, _MOST_BLOCKS)
     row["kernels"], no_kernels = _told(settings, path, "ListKernels", _KERNEL, _MOST_KERNELS)
     row["all_blocks"] = len(row["blocks"]) < _MOST_BLOCKS
@@ -94,7 +103,8 @@ def _show(settings: Settings, path: str) -> None:
         return
     settings.facts(
         {
-            "process": f"{row['pid']} of uid {row['user']}: {shlex.join(row['command'])}",
+            "process": f"{row['pid']} of {row['user_name']}: {shlex.join(row['command'])}",
+            "gpu": _gpus(row),
             "hook": row["hook"] + (f": {row['reason']}" if row["reason"] else ""),
             "state": row["state"],
             "memory": human_bytes(row["device_bytes"]),
@@ -143,15 +153,20 @@ def _told(
     return [dict(zip(fields, row, strict=True)) for row in rows], ""
 
 
-def _row(process: dict[str, Any]) -> dict[str, Any]:
+def _row(process: dict[str, Any], found: Managed) -> dict[str, Any]:
     """Convert properties to a row. Fields that we may not read (others' command lines) are
     empty.
     """
+    gpus = sorted(
+        (gpu for gpu in found.of("Gpu1") if gpu["Path"] in process["GPUs"]),
+        key=lambda gpu: int(gpu["Ordinal"]),
+    )
     return {
         "pid": process["Pid"],
         "start_time": process["StartTime"],
         "user": process["User"],
-        "gpus": process["GPUs"],
+        "user_name": user_name(process["User"]),
+        "gpus": [{"ordinal": gpu["Ordinal"], "uuid": gpu["UUID"]} for gpu in gpus],
         "device_bytes": process["DeviceBytes"],
         "hook": process["HookState"],
         "state": process["State"],

@@ -77,12 +77,14 @@ class Settings:
         rows: Sequence[dict[str, Any]],
         columns: Mapping[str, Callable[[Any], str | tuple[str, ...]]],
         spare: Sequence[str] = (),
+        *,
+        empty: str = "",
     ) -> None:
         """Print a table; ``columns`` maps headings to functions of a row. In JSON, print each row
         in full on a line.
 
         A tuple of texts is printed one below the other. On a narrow terminal the columns in
-        ``spare`` are left out, from the first.
+        ``spare`` are left out, from the first. Without rows, say ``empty`` on standard error.
         """
         if self.json:
             for row in rows:
@@ -92,6 +94,8 @@ class Settings:
 
             texts = {head: [_cell(of(row)) for row in rows] for head, of in columns.items()}
             self.out.print(table(texts, spare, self.out.width), soft_wrap=False)
+        elif empty:
+            self.note(empty)
 
     def tell(self, error: CommandError, **about: Any) -> None:
         """Print an error; in JSON with the fields of ``about``."""

@@ -6,8 +6,6 @@ mirrors the properties of all objects and delivers records, at most ten batches 
 
 import asyncio
 import contextlib
-import functools
-import pwd
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -15,6 +13,7 @@ from typing import Any
 
 from phosd.bus import NAME, ROOT, CallError, Connection, NoBusError, Signal
 from phosd.client.errors import CommandError, of_bus
+from phosd.client.users import user_name
 from phosd.tui.node import MANAGER, Contact, Update
 from phosd.tui.records import Record, record_of
 
@@ -36,17 +35,6 @@ _ENDS = ("done", "failed", "cancelled")
 _NOBODY = (".ServiceUnknown", ".NameHasNoOwner")
 
 Properties = dict[str, Any]
-
-
-@functools.cache
-def _user_name(uid: int) -> str:
-    """Return a user's name, or the id. May query the network, so keep it off the screens' event
-    loop.
-    """
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError):
-        return str(uid)
 
 
 class BusLink:
@@ -341,4 +329,4 @@ class _Session:
         if path not in self._objects:
             return None
         interface, values = self._objects[path]
-        return record_of(path, interface, values, _user_name)
+        return record_of(path, interface, values, user_name)

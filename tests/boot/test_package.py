@@ -19,6 +19,7 @@ _FILES += " -o -path /home -prune -o -path /var/lib/systemd -prune -o -print | s
 
 def test_a_program_of_a_user_is_saved_killed_and_restored(booted: Machine) -> None:
     program = target.start(booted, "ann")
+    assert all(row["level"] != "error" for row in phos(booted, "doctor", "ann"))
     (listed,) = phos(booted, "ps", "ann")
     assert (listed["pid"], listed["hook"], listed["user"]) == (program.pid, "hooked", UIDS["ann"])
     image = phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"]

@@ -44,7 +44,7 @@ def test_one_process_with_its_memory_and_kernels(service: Service) -> None:
         {"name": "[bold]axpy", "module": f"{8:016x}", "launches": 900, "suspect": False},
     ]
     text = phos(service, "ps", ME).stdout
-    assert f"process       {ME} of uid 0: python train.py" in text
+    assert f"process       {ME} of root: python train.py" in text
     assert "0x7f0000000000" in text
     assert "[bold]axpy" in text, "a program must not choose how it looks"
 
@@ -114,7 +114,7 @@ def test_one_image_with_its_content(service: Service) -> None:
         }
     ]
     text = phos(service, "images", "a-b").stdout
-    assert "program       77 of uid 0: train --secret" in text
+    assert "program       77 of root: train --secret" in text
     assert "mode          stop: it fits" in text
     assert "4.0 MiB, 2.0 MiB of it shared" in text
     assert text.splitlines()[-1].split() == [

@@ -48,3 +48,13 @@ def test_a_checkout_that_the_user_may_not_enter(
     done = phos("doctor", uid=65534)
     assert done.stderr == ""
     assert {json.loads(line)["subject"] for line in done.stdout.splitlines()} >= {"hook", "digest"}
+    closed.chmod(0o755)
+    state = closed / "state"
+    state.mkdir(mode=0o700)
+    for folder in (state, state / "images"):
+        done = phos("doctor", "--state-dir", str(folder), uid=65534)
+        rows = {row["subject"]: row for row in map(json.loads, done.stdout.splitlines())}
+        assert (done.stderr, rows["space"]["text"].endswith(f"free for images in {folder}")) == (
+            "",
+            True,
+        )

@@ -38,11 +38,11 @@ def begin(place: Path) -> Iterator[Begin]:
 
 
 def now(bus: str, folder: Path, target: Target) -> tuple[object, list[int]]:
-    """The state of a program and the numbers of its GPUs, with which their UUIDs end."""
+    """The state of a program and the numbers of its GPUs."""
     (row,) = [row for row in phos(bus, folder, "ps") if row["pid"] == target.pid]
     gpus = row["gpus"]
     assert isinstance(gpus, list)
-    return row["state"], [int(path[-2:]) for path in gpus]
+    return row["state"], [gpu["ordinal"] for gpu in gpus]
 
 
 def wait_to_be_on(bus: str, folder: Path, target: Target, *gpus: int) -> None:

@@ -1,0 +1,73 @@
+"""Implement ``phos gpus``: list the GPUs of this node."""
+
+from typing import Any
+
+from phosd.cli.client import Managed, managed
+from phosd.cli.settings import Settings, command
+from phosd.client.text import human_bytes
+
+
+@command()
+def gpus(settings: Settings) -> None:
+    """List the GPUs of this node, and which of your processes use them; as root, everybody's.
+
+    GPU is the number by which commands name it; the beginning of its UUID does as well. LOAD, TEMP
+    and POWER are empty where a GPU does not report them. Behind your processes stands how many
+    others use the GPU, of other users or of phosd itself.
+
+    \b
+    Examples:
+      phos gpus
+      phos gpus --json | jq 'select(.memory_used < 1e9).ordinal'
+    """
+    found = managed(settings, "ListGPUs", "ListProcesses")
+    rows = [_row(gpu, found) for gpu in found.of("Gpu1")]
+    settings.rows(
+        sorted(rows, key=lambda row: int(row["ordinal"])),
+        {
+            "GPU": lambda row: str(row["ordinal"]),
+            "NAME": lambda row: row["name"],
+            "MEMORY": lambda row: (
+                f"{human_bytes(row['memory_used'])} of {human_bytes(row['memory_total'])}"
+            ),
+            "LOAD": lambda row: _figure(row["utilisation"], "{:.0%}"),
+            "TEMP": lambda row: _figure(row["temperature"], "{:.0f} \N{DEGREE SIGN}C"),
+            "POWER": lambda row: _figure(row["power"], "{:.0f} W"),
+            "UUID": lambda row: row["uuid"],
+            "PROCESSES": _processes,
+        },
+        spare=("POWER", "TEMP", "UUID", "LOAD", "NAME"),
+        empty="phosd sees no GPU; `phos doctor` says what is missing",
+    )
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def _processes(row: dict[str, Any]) -> str:
+    pids = ", ".join(map(str, row["processes"]))
+    others = len(row["other_processes"])
+    return " ".join(filter(None, (pids, f"+{others}" if others else "")))
+
+
+def _row(gpu: dict[str, Any], found: Managed) -> dict[str, Any]:
+    processes = found.of("Process1")
+    here = sorted(each["Pid"] for each in processes if gpu["Path"] in each["GPUs"])
+    return {
+        "ordinal": gpu["Ordinal"],
+        "uuid": gpu["UUID"],
+        "name": gpu["Name"],
+        "memory_total": gpu["MemoryTotal"],
+        "memory_used": gpu["MemoryUsed"],
+        "utilisation": _told(gpu["Utilisation"]),
+        "temperature": _told(gpu["Temperature"]),
+        "power": _told(gpu["Power"]),
+        "processes": here,
+        "other_processes": sorted({*gpu["Processes"]} - {*here}),
+    }
+
+
+def _told(value: float) -> float | None:
+    """Return a figure, which is negative on the bus where the GPU does not report it."""
+    return None if value < 0 else value
