@@ -95,7 +95,9 @@ def _show(settings: Settings, path: str) -> None:
     found = managed(settings)
     row = _row(found.at(path, "Process1"), found)
     row["blocks"], no_blocks = _told(settings, path, "ListBlocks", _BLOCK, _MOST_BLOCKS)
-    row["kernels"], no_kernels = _told(settings, path, "ListKernels", _KERNEL, _MOST_KERNELS)
+    row["kernels"], no_kernels = [], ""
+    if not no_blocks:  # a hook that does not answer would let us wait twice
+        row["kernels"], no_kernels = _told(settings, path, "ListKernels", _KERNEL, _MOST_KERNELS)
     row["all_blocks"] = len(row["blocks"]) < _MOST_BLOCKS
     row["all_kernels"] = len(row["kernels"]) < _MOST_KERNELS
     if settings.json:

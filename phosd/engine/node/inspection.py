@@ -1,8 +1,8 @@
 """Query the hook of one process, while no job works on the process.
 
-Each function raises :class:`Busy` if a job does, :class:`Unsupported` if there is no hook to query,
-:class:`NoSuchProcess` if the process has ended, :class:`Timeout` if the hook takes too long, and
-:class:`NotAuthorized` if another user's process listens in its place.
+Each function raises :class:`Busy` if a job does or the process is suspended, :class:`Unsupported`
+if there is no hook to query, :class:`NoSuchProcess` if the process has ended, :class:`Timeout` if
+the hook takes too long, and :class:`NotAuthorized` if another user's process listens in its place.
 """
 
 import contextlib
@@ -47,6 +47,7 @@ def _asked(node: Node, process: ProcessId) -> Iterator[HookLink]:
                 f"a job works on process {pid}, so it cannot be asked",
                 hint="ask again when the job has ended (`phos jobs`)",
             )
+        node.suspended.require_awake({pid})  # its hook would not answer
         link = HookLink(pid, node.config.runtime_dir, _PATIENCE)
         try:
             link.connect()

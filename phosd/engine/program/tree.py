@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from phosd.engine.image.manifest import Process
 from phosd.engine.system import cgroups, procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import NoSuchProcess
+from phosd.errors import NoSuchProcess, Unsupported
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,8 @@ def scan(pid: int) -> ProcessTree:
     """Read the tree under ``pid`` as it is now.
 
     Raises :class:`NoSuchProcess` if there is no such process, or it is a zombie, a thread of
-    another process or of the kernel. Descendants that end during the scan are left out.
+    another process or of the kernel, and :class:`Unsupported` if a process of the tree cannot be
+    looked at. Descendants that end during the scan are left out.
     """
     root = procfs.stat(pid)
     if root is None or root.dead or pid not in procfs.threads(pid):
@@ -190,6 +191,11 @@ def _executable(pid: int) -> str:
         return str((procfs.PROC / str(pid) / "exe").readlink())
     except FileNotFoundError:
         return ""  # a kernel thread has none
+    except PermissionError:  # of a user namespace above this one, even for root
+        raise Unsupported(
+            f"process {pid} lets nobody look at it, not even root (/proc/{pid}/exe is closed)",
+            hint="name the program that uses the GPU: `phos ps` lists those",
+        ) from None
 
 
 def _affinity(threads: tuple[int, ...]) -> dict[int, tuple[int, ...]]:

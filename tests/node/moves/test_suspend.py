@@ -11,13 +11,14 @@ import pytest
 
 from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client.mover import Mover
+from phosd.engine.node import inspection
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.operations.swap import SwapOptions, swap
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.recovery.startup import settle
-from phosd.errors import Internal, OutOfSpace
+from phosd.errors import Busy, Internal, OutOfSpace
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import (
     AFTER,
@@ -44,6 +45,9 @@ def test_off_and_on_again(
     assert suspended.where == where
     (listed,) = [p for p in node.processes() if p.pid == target.pid]
     assert (listed.state, listed.gpus, listed.device_bytes) == ("suspended", (), 0)
+    for look in (inspection.blocks, inspection.kernels, inspection.log):
+        with pytest.raises(Busy, match=f"{target.pid} is suspended; `phos resume"):
+            look(node, listed.id)  # without waiting for its hook, which stands still
     steps = len(target.values())
     assert resume(node, target.pid, ResumeOptions(), Progress()) == {0: 0}
     target.wait_for_steps(steps + 5)

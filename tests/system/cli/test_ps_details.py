@@ -79,6 +79,7 @@ def test_a_process_that_is_not_asked_now(service: Service) -> None:
     assert (row["pid"], row["blocks"], row["kernels"]) == (os.getpid(), [], [])
     text = phos(service, "ps", ME).stdout
     assert "blocks        a job works on it; ask again" in text
+    assert text.count("ask again") == 1, "it is asked once, and the reason is told once"
     done = phos(service, "ps", ME, "--log")
     assert (done.returncode, done.stderr) == (5, "phos: a job works on it; ask again\n")
 
