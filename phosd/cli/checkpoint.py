@@ -45,6 +45,7 @@ def interval(text: str) -> float:
 )
 @click.option(
     "--parent",
+    type=options.IMAGE,
     metavar="IMAGE|auto",
     default="",
     help="Save only what differs from this image; auto: from the latest of this process.",

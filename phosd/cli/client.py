@@ -19,6 +19,8 @@ _OBJECTS = "org.freedesktop.DBus.ObjectManager"
 _DBUS = "org.freedesktop.DBus"
 _NEWS_SECONDS = 10.0
 """Seconds without news of a job after which phosd is asked."""
+_PEEK_SECONDS = 2.0
+"""Seconds that a completion waits for phosd."""
 _NO_BUS = Signal("", "", "")
 """Stands for a signal when the connection to the bus is lost."""
 _PASSWORD_SECONDS = 330.0
@@ -35,6 +37,31 @@ def call(settings: Settings, member: str, signature: str = "", *args: Any) -> li
             return await _ask(connection, ROOT, MANAGER, member, signature, *args)
 
     return asyncio.run(run())
+
+
+def peek(settings: Settings, member: str) -> list[Any]:
+    """Call a method of Manager1 that lists something, if phosd runs, and return the list. Nothing
+    is started, and phosd has two seconds. Raises :class:`CallError` and :class:`NoBusError`.
+    """
+
+    async def run() -> list[Any]:
+        with closing(await Connection.open(settings.bus)) as connection:
+            await require_running(connection)
+            (found,) = await connection.call(ROOT, MANAGER, member, patience=_PEEK_SECONDS)
+        return list(found)
+
+    return asyncio.run(run())
+
+
+async def require_running(connection: Connection) -> None:
+    """Raise :class:`CallError` unless phosd runs: to call it could start it, although it was
+    stopped on purpose.
+    """
+    (runs,) = await connection.call(
+        "/org/freedesktop/DBus", _DBUS, "NameHasOwner", "s", NAME, destination=_DBUS
+    )
+    if not runs:
+        raise CallError(f"{_DBUS}.Error.NameHasNoOwner", "phosd does not run")
 
 
 def ask(settings: Settings, path: str, interface: str, member: str, **options: Variant) -> Any:

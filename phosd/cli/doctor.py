@@ -13,7 +13,8 @@ from pathlib import Path
 import click
 
 from phosd import __version__
-from phosd.bus import NAME, ROOT, CallError, Connection, NoBusError
+from phosd.bus import ROOT, CallError, Connection, NoBusError
+from phosd.cli.client import require_running
 from phosd.cli.run import DEFAULT_RUNTIME
 from phosd.cli.settings import Settings, command
 from phosd.client.errors import Exit, of_bus
@@ -29,7 +30,6 @@ from phosd.errors import PhosError
 _LEAST_DRIVER = 13_000
 """CUDA 13.0: the driver API of r580, the first whose checkpoints phosd relies on."""
 _LEAST_SPACE = 10 << 30
-_HAS_OWNER = ("/org/freedesktop/DBus", "org.freedesktop.DBus", "NameHasOwner")
 
 
 @dataclass(frozen=True)
@@ -222,10 +222,7 @@ def _visible(path: Path) -> bool:
 def _daemon(settings: Settings) -> Finding:
     async def version() -> str:
         with closing(await Connection.open(settings.bus)) as connection:
-            # Calling phosd could start it although it was stopped on purpose.
-            (runs,) = await connection.call(*_HAS_OWNER, "s", NAME, destination=_HAS_OWNER[1])
-            if not runs:
-                raise CallError(f"{_HAS_OWNER[1]}.Error.NameHasNoOwner", "phosd does not run")
+            await require_running(connection)
             path, interface = ROOT, "org.freedesktop.DBus.Properties"
             (found,) = await connection.call(
                 path, interface, "Get", "ss", "org.phos.Manager1", "Version"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from phosd.bus import CallError
+from phosd.cli import options
 from phosd.cli.client import call, objects
 from phosd.cli.job import summary, watch
 from phosd.cli.settings import Settings, command
@@ -36,7 +37,7 @@ class _Step:
 
 
 @command()
-@click.argument("gpu")
+@click.argument("gpu", type=options.GPU)
 @click.option("--dry-run", is_flag=True, help="Show the plan, and do nothing.")
 @click.option("--yes", is_flag=True, help="Do it without asking.")
 def evacuate(settings: Settings, gpu: str, dry_run: bool, yes: bool) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 import click
 
 from phosd.bus import Variant, path_of
+from phosd.cli import options
 from phosd.cli.client import ask, if_missing, objects, properties
+from phosd.cli.names import resolve
 from phosd.cli.settings import Settings, command
 from phosd.client.text import human_bytes
 from phosd.client.times import time_text
@@ -18,20 +20,21 @@ _PAGE = 5_000
 
 
 @command()
-@click.argument("image", required=False)
+@click.argument("image", type=options.IMAGE, required=False)
 def images(settings: Settings, image: str | None) -> None:
     """List the images, oldest first; or tell all about IMAGE, and the device memory that it holds,
     in the order in which it is loaded. SHARED is what of STORED an older image holds, too. An image
     in memory is being written to the disk; until it is durable, it is lost if the machine ends.
+    Wherever an image is asked for, the beginning of its id will do, and latest is the newest one.
 
     \b
     Examples:
       phos images
       phos images 20261120T153012-3fa9
-      phos restore "$(phos images --json | jq -r .id | tail -1)"
+      phos images latest
     """
     if image is not None:
-        _show(settings, image)
+        _show(settings, resolve(settings, image))
         return
     rows = [_row(image) for image in objects(settings, "Image1", "ListImages")]
     settings.rows(

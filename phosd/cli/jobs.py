@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from phosd.bus import ROOT
-from phosd.cli import client
+from phosd.cli import client, options
 from phosd.cli.client import JOB, Properties, if_missing, objects, properties
 from phosd.cli.job import describe
 from phosd.cli.settings import Settings, command
@@ -16,8 +16,8 @@ from phosd.client.users import of_yours
 
 
 @command()
-@click.argument("job", type=click.IntRange(min=1), required=False)
-@click.option("--cancel", type=click.IntRange(min=1), metavar="JOB", help="Cancel a job.")
+@click.argument("job", type=options.JOB, required=False)
+@click.option("--cancel", type=options.JOB, metavar="JOB", help="Cancel a job.")
 def jobs(settings: Settings, job: int | None, cancel: int | None) -> None:
     """List the jobs that run or ended lately; or tell all about JOB; or cancel one.
 
@@ -122,7 +122,7 @@ def _path(number: int) -> str:
 def _if_unknown(number: int) -> AbstractContextManager[None]:
     return if_missing(
         "NoSuchJob",
-        f"phosd knows no job {number} any more; `phos jobs` lists those that it knows, and "
+        f"phosd knows no job {number}; `phos jobs` lists those that it knows, and "
         "`phos history` those of before",
     )
 

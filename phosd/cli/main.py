@@ -20,7 +20,7 @@ _COMMANDS = {
     "restore": "Run the program of IMAGE again from where it was, under its old pid.",
     "images": "List the images, oldest first; or tell all about IMAGE, and the device memory that "
     "it holds, in the order in which it is loaded.",
-    "verify": "Read all of IMAGE and compare it with its digests.",
+    "verify": "Read all of IMAGES and compare them with their digests.",
     "rm": "Delete IMAGES for good.",
     "migrate": "Move process PID and its children to another GPU of this node.",
     "suspend": "Take process PID off its GPUs, with its children and all that share device memory "

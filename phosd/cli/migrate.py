@@ -16,6 +16,7 @@ from phosd.cli.settings import Settings, command
     "--to",
     "destination",
     required=True,
+    type=options.GPU,
     metavar="GPU|OLD:NEW,...",
     help="A GPU of this node, by its number or the beginning of its UUID; for a process on several "
     "GPUs, OLD:NEW for each that it leaves.",

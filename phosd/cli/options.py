@@ -2,8 +2,13 @@
 
 import click
 
-PID = click.IntRange(1, 2**22)
-"""A process id; Linux has none greater."""
+from phosd.cli import names
+
+PID = names.Pid()
+SUSPENDED_PID = names.SuspendedPid()
+IMAGE = names.Image()
+GPU = names.Gpu()
+JOB = names.Job()
 deadline = click.option(
     "--deadline",
     type=click.FloatRange(min=0, min_open=True),

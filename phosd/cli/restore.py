@@ -5,12 +5,14 @@ from pathlib import Path
 import click
 
 from phosd.bus import variants
+from phosd.cli import options
 from phosd.cli.job import summary, watch
+from phosd.cli.names import resolve
 from phosd.cli.settings import Settings, command
 
 
 @command()
-@click.argument("image")
+@click.argument("image", type=options.IMAGE)
 @click.option(
     "--files",
     type=click.Choice(["keep", "cut"]),
@@ -26,15 +28,17 @@ from phosd.cli.settings import Settings, command
     help="Where the program's output goes if it was a pipe or a terminal.",
 )
 def restore(settings: Settings, image: str, files: str, output: Path | None) -> None:
-    """Run the program of IMAGE again from where it was, under its old pid.
+    """Run the program of IMAGE again from where it was, under its old pid. IMAGE is an id, the
+    beginning of one, or latest.
 
     \b
     Examples:
+      phos restore latest
       phos restore 20261120T153012-3fa9
       phos restore 20261120T153012-3fa9 --output /tmp/train.log
     """
-    options = {"files": files} | ({"output": str(output.absolute())} if output else {})
-    job = watch(settings, "Restore", "sa{sv}", image, variants(options))
+    given = {"files": files} | ({"output": str(output.absolute())} if output else {})
+    job = watch(settings, "Restore", "sa{sv}", resolve(settings, image), variants(given))
     if not settings.json:
         for note in job["Notes"]:
             settings.note(note)

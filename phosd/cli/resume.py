@@ -12,10 +12,11 @@ from phosd.cli.settings import Settings, command
 
 
 @command()
-@click.argument("pid", type=options.PID)
+@click.argument("pid", type=options.SUSPENDED_PID)
 @click.option(
     "--gpu",
     default="",
+    type=options.GPU,
     metavar="GPU|OLD:NEW,...",
     help="The GPU to resume on, written as for `phos migrate --to` (default: where it was).",
 )

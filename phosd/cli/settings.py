@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _PIPE_WIDTH = 10_000
+_ENDS_ALL = ("NoDaemon", "NoBus", "Cancelled")
 _T = TypeVar("_T")
 
 
@@ -108,7 +109,8 @@ class Settings:
     def each(self, what: str, things: Sequence[_T], do: Callable[[_T], object]) -> None:
         """Call ``do`` for each thing, continue after errors, and exit with an error if one failed.
 
-        ``what`` is the JSON field that names the thing. Stops at once when no daemon answers.
+        ``what`` is the JSON field that names the thing. Stops at once when no daemon answers, or
+        the user cancels.
         """
         failed: dict[_T, CommandError] = {}
         for thing in things:
@@ -116,7 +118,7 @@ class Settings:
                 do(thing)
             except Exception as caught:
                 error = in_words(caught)
-                if error.code in ("NoDaemon", "NoBus"):
+                if error.code in _ENDS_ALL:
                     raise error from caught
                 failed[thing] = error
                 self.tell(error, **{what: thing})

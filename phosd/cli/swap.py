@@ -13,7 +13,7 @@ from phosd.cli.settings import Settings, command
 
 @command()
 @click.argument("leaving", metavar="OUT", type=options.PID)
-@click.argument("coming", metavar="IN", type=options.PID)
+@click.argument("coming", metavar="IN", type=options.SUSPENDED_PID)
 @options.where
 @options.deadline
 @options.queue

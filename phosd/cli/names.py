@@ -1,0 +1,162 @@
+"""Name images on the command line, and complete what the shell asks for.
+
+A completion is asked of a phosd that runs; none is started for it.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from phosd.bus import CallError, NoBusError
+from phosd.cli.client import call, peek
+from phosd.cli.settings import Settings
+from phosd.client.errors import CommandError
+from phosd.client.text import human_bytes, plain
+
+# Generic only in newer versions of click.
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any, Any]
+else:
+    _ParamType = click.ParamType
+
+LATEST = "latest"
+"""Names the newest image that the caller may see."""
+_WHOLE_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{4}")
+_SHOWN = 5
+"""Images that an error names."""
+
+Row = Sequence[Any]
+
+
+class _Named(_ParamType):
+    """Something that phosd lists, completed by the shell."""
+
+    member = ""
+    """The method of Manager1 that lists it."""
+
+    def words(self, row: Row) -> tuple[str, str]:
+        """Return what is typed for a row of the list, and what helps to choose."""
+        raise NotImplementedError
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return what fits the beginning. When phosd cannot tell there is nothing to choose from,
+        and no place on the line for the reason, which the command itself gives when it is run.
+        """
+        settings = ctx.find_object(Settings) or Settings()
+        try:
+            words = [self.words(row) for row in peek(settings, self.member)]
+        except (CallError, NoBusError):
+            return []
+        return [
+            CompletionItem(word, help=plain(text))
+            for word, text in words
+            if word.startswith(incomplete)
+        ]
+
+
+class Pid(_Named):
+    """A process id; Linux has none greater than 4,194,304."""
+
+    name = "pid"
+    member = "ListProcesses"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse the id. Raises :class:`click.BadParameter`."""
+        text = str(value)
+        if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 2**22):
+            self.fail(f"{text!r} is no process id, 1 to {2**22}; `phos ps` lists them", param, ctx)
+        return int(text)
+
+    def words(self, row: Row) -> tuple[str, str]:
+        """Return the pid, and the command behind its state."""
+        pid, _, command, _, hook, state, _ = row
+        return str(pid), f"{hook}, {state}: {command}"
+
+
+class SuspendedPid(Pid):
+    """The id of a suspended process."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the suspended processes alone."""
+        found = super().shell_complete(ctx, param, incomplete)
+        return [item for item in found if ", suspended: " in str(item.help)]
+
+
+class Image(_Named):
+    """An image, to be looked up by :func:`resolve`."""
+
+    name = "image"
+    member = "ListImages"
+
+    def words(self, row: Row) -> tuple[str, str]:
+        """Return the id, and mode and size."""
+        image, _, _, total, _, mode, _ = row
+        return str(image), f"{human_bytes(total)}, mode {mode}"
+
+
+class Gpu(_Named):
+    """A GPU, by its number."""
+
+    name = "gpu"
+    member = "ListGPUs"
+
+    def words(self, row: Row) -> tuple[str, str]:
+        """Return the number, and what it is."""
+        ordinal, uuid, name, memory, _, _ = row
+        return str(ordinal), f"{name}, {human_bytes(memory)}, {uuid}"
+
+
+class Job(_Named):
+    """The number of a job."""
+
+    name = "job"
+    member = "ListJobs"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse the number. Raises :class:`click.BadParameter`."""
+        text = str(value)
+        if not (text.isascii() and text.isdecimal() and int(text) >= 1):
+            self.fail(f"{text!r} is no number of a job; `phos jobs` lists them", param, ctx)
+        return int(text)
+
+    def words(self, row: Row) -> tuple[str, str]:
+        """Return the number, and what the job does."""
+        number, operation, target, state, _ = row
+        return str(number), f"{operation} {target}, {state}"
+
+
+def resolve(settings: Settings, text: str) -> str:
+    """Return the id of the image that ``text`` names: its id, a beginning that no other image has,
+    or ``latest``.
+
+    A text that fits no image is returned as it is: only phosd knows whether there is such an image,
+    of another user. Raises :class:`CommandError` and :class:`CallError`.
+    """
+    if _WHOLE_ID.fullmatch(text):
+        return text
+    (found,) = call(settings, "ListImages")
+    ids = sorted(str(row[0]) for row in found)  # by time
+    if text in ids:
+        return text
+    if text == LATEST:
+        if not ids:
+            raise CommandError(
+                "NoSuchImage", "there is no image yet; `phos checkpoint PID` makes one"
+            )
+        return ids[-1]
+    fitting = [image for image in ids if text and image.startswith(text)]
+    if len(fitting) > 1:
+        more = f", and {len(fitting) - _SHOWN} more" if len(fitting) > _SHOWN else ""
+        raise CommandError(
+            "InvalidOption",
+            f"{text!r} is the beginning of {len(fitting)} images: {', '.join(fitting[:_SHOWN])}"
+            f"{more}; write more of the one that you mean",
+        )
+    return fitting[0] if fitting else text

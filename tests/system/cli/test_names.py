@@ -1,0 +1,130 @@
+"""What is named on the command line: beginnings of ids, ``latest``, and what TAB offers."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+from phosd.engine.system.procfs import process_id
+from tests.support.fake_engine import GPU, manifest, this_process
+from tests.support.harness import wait_until
+from tests.support.service import Service
+from tests.system.cli.test_client import PHOS, lines, phos
+from tests.system.cli.test_lists import as_nobody
+
+FIRST, SECOND, THIRD = "20261120T153012-3fa9", "20261120T153012-3fb0", "20261121T080000-0001"
+
+
+@pytest.fixture
+def stored(service: Service) -> Service:
+    service.engine.stored |= {image: manifest(image) for image in (FIRST, SECOND, THIRD)}
+    return service
+
+
+@pytest.mark.parametrize(
+    ("text", "image"), [("latest", THIRD), ("20261121", THIRD), (SECOND[:-1], SECOND)]
+)
+def test_an_image_is_found_by_its_beginning(stored: Service, text: str, image: str) -> None:
+    (row,) = lines(phos(stored, "images", text, "--json").stdout)
+    assert row["id"] == image
+    assert phos(stored, "verify", text).stdout.startswith(f"{image} is whole (")
+    assert phos(stored, "restore", text).returncode == 0
+    (job,) = [job for job in lines(phos(stored, "jobs", "--json").stdout) if job["job"] == 2]
+    assert (job["operation"], job["target"]) == ("restore", image)
+
+
+def test_a_beginning_of_several_is_refused(stored: Service) -> None:
+    done = phos(stored, "restore", "2026")
+    assert done.returncode == 2
+    assert f"'2026' is the beginning of 3 images: {FIRST}, {SECOND}, {THIRD}; " in done.stderr
+    assert not stored.engine.requests
+
+
+def test_a_whole_id_is_never_a_beginning(stored: Service) -> None:
+    stored.engine.stored["2026112"] = manifest("2026112")
+    assert phos(stored, "rm", "2026112").stdout == "2026112 is deleted\n"
+    assert phos(stored, "rm", FIRST[:-4]).returncode == 2
+    assert phos(stored, "rm", SECOND[:-1]).stdout == f"{SECOND} is deleted\n"
+    assert set(stored.engine.stored) == {FIRST, THIRD}
+
+
+def test_latest_is_what_one_may_see_and_is_never_deleted(stored: Service) -> None:
+    refused = phos(stored, "rm", "latest")
+    assert (refused.returncode, len(stored.engine.stored)) == (2, 3)
+    none = as_nobody(stored, "images", "latest")
+    assert (none.returncode, "there is no image yet" in none.stderr) == (4, True)
+    theirs = as_nobody(stored, "restore", "20261121")
+    assert (theirs.returncode, "there is no image 20261121" in theirs.stderr) == (4, True)
+
+
+def test_several_images_are_verified(stored: Service) -> None:
+    done = phos(stored, "verify", FIRST, "none", "latest")
+    assert done.returncode == 4
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [FIRST, THIRD]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("ps", "abc"), "'abc' is no process id, 1 to 4194304; `phos ps` lists them"),
+        (("jobs", "0"), "'0' is no number of a job; `phos jobs` lists them"),
+    ],
+)
+def test_what_is_no_name(bus: str, words: tuple[str, ...], said: str) -> None:
+    done = subprocess.run([*PHOS, *words], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
+def offered(address: str, *words: str, shell: str = "bash") -> list[str]:
+    """What TAB behind these words offers, as the shell's completion script reads it."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from phosd.cli.main import main; main(prog_name='phos')"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ
+        | {
+            "PHOS_BUS": address,
+            "_PHOS_COMPLETE": f"{shell}_complete",
+            "COMP_WORDS": " ".join(["phos", *words]),
+            "COMP_CWORD": str(len(words)),
+        },
+        check=True,
+    )
+    assert done.stderr == ""
+    return [line for line in done.stdout.splitlines() if line]
+
+
+def test_tab_offers_what_there_is(stored: Service) -> None:
+    found = process_id(os.getpid())
+    assert found is not None
+    me = str(os.getpid())
+    stored.engine.running = [
+        this_process(start_time=found.start_time, command=("train", "evil\n9\tx")),
+        this_process(pid=1, state="suspended"),
+    ]
+    stored.engine.devices = [GPU, dataclasses.replace(GPU, ordinal=1, uuid="GPU-5678-cd")]
+    wait_until(lambda: "cd" in stored.call("ListGPUs"), "the second GPU")
+    phos(stored, "verify", FIRST)
+    bus = stored.address
+    for command in ("checkpoint", "ps", "trust", "history --pid"):
+        assert offered(bus, *command.split(), "") == ["plain,1", f"plain,{me}"]
+    assert offered(bus, "resume", "") == ["plain,1"]
+    assert offered(bus, "swap", me, "") == ["plain,1"]
+    for command in ("restore", "images", "verify", f"verify {FIRST}", "rm", "checkpoint --parent"):
+        every = [f"plain,{image}" for image in (FIRST, SECOND, THIRD)]
+        assert offered(bus, *command.split(), "2026") == every
+    assert offered(bus, "restore", THIRD[:9]) == [f"plain,{THIRD}"]
+    for command in ("migrate 1 --to", "resume 1 --gpu", "evacuate"):
+        assert offered(bus, *command.split(), "") == ["plain,0", "plain,1"]
+    assert offered(bus, "jobs", "--cancel", "") == ["plain,1"]
+    told = offered(bus, "checkpoint", me, shell="zsh")
+    assert told[:3] == ["plain", me, r"hooked, running: train evil\n9\tx"], "on one line"
+    assert len(told) == 3
+
+
+def test_tab_offers_nothing_and_says_nothing_without_phosd(bus: str) -> None:
+    assert offered(bus, "restore", "") == []
+    assert offered("unix:path=/none", "restore", "") == []
