@@ -22,6 +22,8 @@ _COMMANDS = {
     "it holds, in the order in which it is loaded.",
     "verify": "Read all of IMAGES and compare them with their digests.",
     "rm": "Delete IMAGES for good.",
+    "prune": "Delete output of `phos run` that nothing needs any more, and with --images old "
+    "images.",
     "migrate": "Move process PID and its children to another GPU of this node.",
     "suspend": "Take process PID off its GPUs, with its children and all that share device memory "
     "with it.",

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
-def output_folder() -> Path:
-    """Make a folder for one program's output, below XDG_STATE_HOME, or /var/lib/phos for root."""
+def runs_folder() -> Path:
+    """Return the folder of programs' output folders, below XDG_STATE_HOME, or /var/lib/phos for
+    root.
+    """
     home = os.environ.get("XDG_STATE_HOME")
     if home:
         base = Path(home) / "phos"
@@ -19,8 +21,14 @@ def output_folder() -> Path:
         base = Path("/var/lib/phos")
     else:
         base = Path.home() / ".local" / "state" / "phos"
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)  # also root's folder of images
-    runs = base / "run"
+    return base / "run"
+
+
+def output_folder() -> Path:
+    """Make a folder for one program's output."""
+    runs = runs_folder()
+    # Also root's folder of images.
+    runs.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     runs.mkdir(mode=0o700, exist_ok=True)
     folder = runs / f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
     folder.mkdir(mode=0o700)

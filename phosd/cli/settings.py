@@ -107,7 +107,15 @@ class Settings:
             self.note(str(error), lines=True)
 
     def each(self, what: str, things: Sequence[_T], do: Callable[[_T], object]) -> None:
-        """Call ``do`` for each thing, continue after errors, and exit with an error if one failed.
+        """Call ``do`` for each thing, continue after errors, and exit with an error if one failed,
+        as :meth:`attempt` says.
+        """
+        exit_code = self.attempt(what, things, do)
+        if exit_code is not Exit.DONE:
+            sys.exit(exit_code)
+
+    def attempt(self, what: str, things: Sequence[_T], do: Callable[[_T], object]) -> Exit:
+        """Call ``do`` for each thing, continue after errors, and return the exit code.
 
         ``what`` is the JSON field that names the thing. Stops at once when no daemon answers, or
         the user cancels.
@@ -122,12 +130,11 @@ class Settings:
                     raise error from caught
                 failed[thing] = error
                 self.tell(error, **{what: thing})
-        if failed:
-            if len(things) > 1 and not self.json:
-                names = ", ".join(map(str, failed))
-                self.note(f"phos: {len(failed)} of {len(things)} failed: {names}")
-            exits = {error.exit for error in failed.values()}
-            sys.exit(exits.pop() if len(exits) == 1 else Exit.FAILED)
+        if failed and len(things) > 1 and not self.json:
+            names = ", ".join(map(str, failed))
+            self.note(f"phos: {len(failed)} of {len(things)} failed: {names}")
+        exits = {error.exit for error in failed.values()} or {Exit.DONE}
+        return exits.pop() if len(exits) == 1 else Exit.FAILED
 
 
 def _cell(text: str | tuple[str, ...]) -> str:

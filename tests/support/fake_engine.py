@@ -4,9 +4,11 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from phosd.engine.criu.file_worker import Output
 from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import (
     CHUNK,
@@ -120,6 +122,9 @@ class FakeEngine:
     why: str = ""
     limits: DiskLimits = UNLIMITED
     outputs_before: list[float] = field(default_factory=list)
+    outputs: dict[int, list[Output]] = field(default_factory=dict)
+    """The output folders of each user that nothing needs."""
+    outputs_asked: list[tuple[int, Path, frozenset[str]]] = field(default_factory=list)
     unreadable: dict[str, PhosError] = field(default_factory=dict)
     unwritten: list[str] = field(default_factory=list)
     disk_trouble: PhosError | None = None
@@ -295,6 +300,20 @@ class FakeEngine:
 
     def limit(self, limits: DiskLimits) -> None:
         self.limits = limits
+
+    def unneeded_outputs(
+        self, uid: int, folder: Path, before: float, without: Collection[str]
+    ) -> list[Output]:
+        self.outputs_asked.append((uid, folder, frozenset(without)))
+        return [output for output in self.outputs.get(uid, ()) if output.written < before]
+
+    def remove_outputs_of(
+        self, uid: int, folder: Path, before: float, names: Collection[str]
+    ) -> list[str]:
+        unneeded = self.unneeded_outputs(uid, folder, before, ())
+        gone = [output.name for output in unneeded if output.name in names]
+        self.outputs[uid] = [each for each in self.outputs[uid] if each.name not in gone]
+        return gone
 
     def close(self) -> None:
         """Do nothing: the fake holds no resources."""

@@ -67,6 +67,16 @@ class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     remove: tuple[str, ...] = ()
 
 
+class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An output folder: its name, bytes of its files, and when it was last written to (epoch
+    seconds).
+    """
+
+    name: str
+    size: int
+    written: float
+
+
 class Hashed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of which the first ``size`` bytes are to be hashed."""
 
@@ -113,14 +123,14 @@ class Inode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer. ``problems`` are sentences for the user; if there are any, nothing was changed.
 
-    ``outputs`` are the names of the folders found or removed. ``digests`` are empty for files that
+    ``outputs`` are the folders found or removed. ``digests`` are empty for files that
     cannot be read; ``closed`` are the folders in which the owner cannot make files, and ``inodes``
     those of the files that exist.
     """
 
     problems: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
-    outputs: tuple[str, ...] = ()
+    outputs: tuple[Output, ...] = ()
     digests: tuple[str, ...] = ()
     closed: tuple[str, ...] = ()
     inodes: tuple[Inode, ...] = ()
@@ -393,8 +403,8 @@ def _names(folder: int) -> list[str]:
         return [entry.name for entry in entries]
 
 
-def _outputs(wanted: Outputs) -> Iterator[str]:
-    """Yield the names of the old folders; remove them if ordered."""
+def _outputs(wanted: Outputs) -> Iterator[Output]:
+    """Yield the user's own old folders; remove them if ordered."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         runs = os.open(wanted.folder, flags)
@@ -410,14 +420,16 @@ def _outputs(wanted: Outputs) -> Iterator[str]:
         try:
             files = _names(folder)
             found = [os.stat(file, dir_fd=folder, follow_symlinks=False) for file in files]
+            itself = os.fstat(folder)
             plain = all(stat.S_ISREG(status.st_mode) for status in found)
-            if not plain or max(s.st_mtime for s in (os.fstat(folder), *found)) >= wanted.before:
+            written = max(status.st_mtime for status in (itself, *found))
+            if not plain or itself.st_uid != os.geteuid() or written >= wanted.before:
                 continue
             if wanted.remove:
                 for file in files:
                     os.unlink(file, dir_fd=folder)
                 os.rmdir(name, dir_fd=runs)
-            yield name
+            yield Output(name, sum(status.st_size for status in found), written)
         except OSError:  # it is in use; a later call may succeed
             continue
         finally:

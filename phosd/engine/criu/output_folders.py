@@ -5,37 +5,50 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from phosd.engine.criu import file_worker
-from phosd.engine.criu.file_worker import Orders, Outputs
+from phosd.engine.criu.file_worker import Orders, Output, Outputs
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.system import procfs
+
+Owner = tuple[int, int, tuple[int, ...]]
+"""The user id, group id and groups to act as, because the user can change every path."""
+
+
+def unneeded(folder: Path, owner: Owner, images: Iterable[Manifest], before: float) -> list[Output]:
+    """Return the owner's folders in ``folder`` that are not needed, by name.
+
+    A folder is needed if it was written to since ``before`` (seconds since the epoch), a process
+    has it open, or one of ``images`` names it. Raises :class:`Internal` if that fails,
+    :class:`Timeout` if the user's file system does not answer, and :class:`OSError` if the open
+    files of processes cannot be read.
+    """
+    old = _work(owner, Outputs(str(folder), before))
+    if not old:
+        return []
+    needed = _named(images) | _open({each.name for each in old}, owner[0])
+    return [each for each in old if each.name not in needed]
 
 
 def remove_unneeded(
     folder: Path,
-    owner: tuple[int, int, tuple[int, ...]],
+    owner: Owner,
     images: Iterable[Manifest],
     before: float,
+    names: Collection[str] | None = None,
 ) -> list[str]:
-    """Remove the folders in ``folder`` that are not needed; return their names.
-
-    A folder is removed if it was not written to since ``before`` (seconds since the epoch), no
-    process has it open, and none of ``images`` names it. ``owner`` is the user id, group id and
-    groups to act as, because the user can change the path. Raises :class:`Internal` if that fails,
-    :class:`Timeout` if the user's file system does not answer, and :class:`OSError` if the open
-    files of processes cannot be read.
+    """Remove the folders that are not needed, only those in ``names`` if they are given, and return
+    their names. Raises as :func:`unneeded`.
     """
-    uid, gid, groups = owner
-    orders = Orders(uid, gid, groups, mark="", outputs=Outputs(str(folder), before))
-    old = file_worker.work(orders, file_worker.IMPATIENCE).outputs
-    if not old:
-        return []
-    needed = _named(images) | _open(old, uid)
-    gone = tuple(name for name in old if name not in needed)
+    found = unneeded(folder, owner, images, before)
+    gone = tuple(each.name for each in found if names is None or each.name in names)
     if not gone:
         return []
-    outputs = Outputs(str(folder), before, remove=gone)
+    return [each.name for each in _work(owner, Outputs(str(folder), before, remove=gone))]
+
+
+def _work(owner: Owner, outputs: Outputs) -> tuple[Output, ...]:
+    uid, gid, groups = owner
     orders = Orders(uid, gid, groups, mark="", outputs=outputs)
-    return list(file_worker.work(orders, file_worker.IMPATIENCE).outputs)
+    return file_worker.work(orders, file_worker.IMPATIENCE).outputs
 
 
 def _named(images: Iterable[Manifest]) -> set[str]:

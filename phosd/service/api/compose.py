@@ -17,6 +17,7 @@ from phosd.service.api.object_interfaces import (
     process_interface,
 )
 from phosd.service.api.object_methods import GpuMethods, ImageMethods, ProcessMethods
+from phosd.service.api.pruning import Pruning
 from phosd.service.config import Config
 from phosd.service.dbus.object_tree import ObjectTree
 from phosd.service.dbus.polkit import Rights
@@ -76,6 +77,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         Images(engine, history, jobs, rights, checkpoints, periodic, write_down),
         Moves(engine, jobs, inventory, rights, readers, write_down),
         Lists(inventory, jobs, history, rights, readers),
+        Pruning(engine, history, jobs, readers),
     )
     tree.publish(ROOT, interface, manager, owner=None)
     return manager

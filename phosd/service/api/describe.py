@@ -15,6 +15,7 @@ from phosd.service.api.manager import manager_interface
 from phosd.service.api.moves import Moves
 from phosd.service.api.object_interfaces import gpu_interface, image_interface, process_interface
 from phosd.service.api.object_methods import GpuMethods, ImageMethods, ProcessMethods
+from phosd.service.api.pruning import Pruning
 from phosd.service.dbus.spec import Interface, describe
 
 
@@ -40,7 +41,7 @@ def document(interface: Interface) -> str:
 def own_interfaces() -> tuple[Interface, ...]:
     """Return the interfaces that phosd defines."""
     return (
-        manager_interface(Images, Moves, Lists),
+        manager_interface(Images, Moves, Lists, Pruning),
         job_interface(JobMethods),
         process_interface(ProcessMethods),
         image_interface(ImageMethods),

@@ -14,7 +14,7 @@ from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.table import JobTable
 from phosd.service.tasks.periodic import Periodic
-from phosd.service.tasks.retention import Retention
+from phosd.service.tasks.retention import Retention, in_use
 
 _DAY = 86_400.0
 _log = logging.getLogger(__name__)
@@ -99,12 +99,10 @@ class Upkeep:
     async def delete_old(self) -> None:
         """Delete images that exceed the configured limits."""
         async with self._deleting:
-            jobs = [job for job in self._jobs if not job.state.ended]
-            claims = (claim.partition(" ") for job in jobs for claim in job.task.claims)
-            in_use = {name for kind, _, name in claims if kind == "image"}
+            used = in_use(self._jobs)
             rules = self.config.limits
             try:
-                if await asyncio.to_thread(self._retention.enforce, rules, in_use):
+                if await asyncio.to_thread(self._retention.enforce, rules, used):
                     await self._inventory.refresh_images()
             except (PhosError, OSError) as error:
                 _log.warning("old images could not be deleted: %s", error)

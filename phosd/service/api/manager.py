@@ -47,6 +47,7 @@ FEATURES = (
     "resume",
     "swap",
     "evacuate",
+    "prune",
     "release-cached",
     "then",
 )

@@ -23,7 +23,7 @@ _EMITS = f"{_DBUS}.Property.EmitsChangedSignal"
 Args = tuple[tuple[str, str], ...]
 """Name and D-Bus signature of each argument."""
 _OPTIONS = ("options", "a{sv}")
-_PYTHON: Mapping[str, type] = {"u": int, "s": str}
+_PYTHON: Mapping[str, object] = {"u": int, "s": str, "as": list[str]}
 """Python type of a handler's parameter by D-Bus type."""
 _DECLARED = "_dbus_method"
 

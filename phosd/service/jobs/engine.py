@@ -1,8 +1,10 @@
 """Declare the engine operations that the daemon uses."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
+from phosd.engine.criu.file_worker import Output
 from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.affected import InterruptedJob
@@ -137,6 +139,21 @@ class Engine(Protocol):
     def remove_outputs(self, users: Iterable[int], before: float) -> int:
         """Remove output folders of ``phos run`` that belong to these users, that no image needs,
         and that were last written before ``before`` (seconds since the epoch). Returns how many.
+        """
+
+    def unneeded_outputs(
+        self, uid: int, folder: Path, before: float, without: Collection[str]
+    ) -> list[Output]:
+        """Return the output folders of a user in ``folder`` that were last written before
+        ``before`` and that no process needs, nor an image but those ``without``. Raises
+        ``ImageCorrupt`` if an image cannot be read, ``Unsupported``, ``Internal`` and ``Timeout``.
+        """
+
+    def remove_outputs_of(
+        self, uid: int, folder: Path, before: float, names: Collection[str]
+    ) -> list[str]:
+        """Remove those of ``names`` among these that are not needed now either, and return them.
+        Raises the same.
         """
 
     def limit(self, limits: DiskLimits) -> None:

@@ -3,13 +3,14 @@
 import logging
 import os
 import pwd
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from phosd.engine.criu.output_folders import remove_unneeded
+from phosd.engine.criu.file_worker import Output
+from phosd.engine.criu.output_folders import Owner, remove_unneeded, unneeded
 from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.repack import compact
@@ -33,7 +34,7 @@ from phosd.engine.recovery.rescue import bring_back
 from phosd.engine.recovery.startup import settle
 from phosd.engine.system.host_memory import total_memory
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import PhosError
+from phosd.errors import ImageCorrupt, Internal, PhosError, Unsupported
 from phosd.service.config import Config
 from phosd.service.jobs.options import (
     CheckpointRequest,
@@ -45,6 +46,7 @@ from phosd.service.jobs.options import (
 
 _log = logging.getLogger(__name__)
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
+_T = TypeVar("_T")
 
 
 class NodeEngine:
@@ -90,16 +92,36 @@ class NodeEngine:
         removed = 0
         for uid in {ROOT, *users}:
             try:
-                user = pwd.getpwuid(uid)
-                home = Path(user.pw_dir) / ".local/state/phos"
+                home = Path(pwd.getpwuid(uid).pw_dir) / ".local/state/phos"
                 folder = (self._node.config.state_dir if uid == ROOT else home) / "run"
-                groups = tuple(os.getgrouplist(user.pw_name, user.pw_gid))
                 # Only the worker opens the folder: access to a home directory may hang.
-                gone = remove_unneeded(folder, (uid, user.pw_gid, groups), images, before)
-                removed += len(gone)
+                removed += len(remove_unneeded(folder, _user(uid), images, before))
             except (KeyError, OSError, PhosError) as error:
                 _log.info("output folders of user %d stay: %s", uid, error)
         return removed
+
+    def unneeded_outputs(
+        self, uid: int, folder: Path, before: float, without: Collection[str]
+    ) -> list[Output]:
+        images = [image for image in self._all_images() if image.id not in without]
+        return _of_user(uid, lambda: unneeded(folder, _user(uid), images, before))
+
+    def remove_outputs_of(
+        self, uid: int, folder: Path, before: float, names: Collection[str]
+    ) -> list[str]:
+        images = self._all_images()
+        return _of_user(uid, lambda: remove_unneeded(folder, _user(uid), images, before, names))
+
+    def _all_images(self) -> list[Manifest]:
+        """Return the images. Raises :class:`ImageCorrupt` if one cannot be read: it may need
+        anything.
+        """
+        for image in self._node.store.damaged():
+            raise ImageCorrupt(
+                f"image {image} cannot be read, and may need any output folder",
+                hint=f"as root, `phos rm {image}` deletes it",
+            )
+        return self._node.store.list()
 
     def limit(self, limits: DiskLimits) -> None:
         self._limits = limits
@@ -190,3 +212,25 @@ def _chosen(kind: type[_Struct], request: msgspec.Struct, **added: object) -> _S
     """Build the options of an operation from the fields of the request and from ``added``."""
     said = msgspec.structs.asdict(request)
     return kind(**{name: said[name] for name in kind.__struct_fields__ if name in said}, **added)
+
+
+def _user(uid: int) -> Owner:
+    """Return the ids of a user. Raises :class:`KeyError` if there is no such user."""
+    user = pwd.getpwuid(uid)
+    return uid, user.pw_gid, tuple(os.getgrouplist(user.pw_name, user.pw_gid))
+
+
+def _of_user(uid: int, work: Callable[[], _T]) -> _T:
+    """Do work on a user's folders; what it cannot do is told in words."""
+    try:
+        return work()
+    except KeyError as error:
+        raise Unsupported(
+            f"there is no user {uid} here, as whom to look at output folders",
+            hint="have the user database know the user (`getent passwd`)",
+        ) from error
+    except OSError as error:
+        raise Internal(
+            f"which files processes of user {uid} have open cannot be read: {error}",
+            hint="nothing was removed; try again",
+        ) from error

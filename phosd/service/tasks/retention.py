@@ -1,6 +1,7 @@
 """Delete images that exceed their user's retention limits."""
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
@@ -12,7 +13,9 @@ from phosd.errors import PhosError
 from phosd.service.clock import age_clock
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.job import Job
 from phosd.service.jobs.limits import UserLimits, limits_of
+from phosd.service.process_identity import process_key
 
 _DAY = 86_400.0
 _log = logging.getLogger(__name__)
@@ -54,6 +57,36 @@ def due(
         )
         usage.remove(image.id)
     return reasons
+
+
+def old(
+    images: Sequence[Manifest],
+    before: float,
+    keep: int,
+    kept: Collection[str],
+    damaged: Collection[str],
+) -> list[str]:
+    """Return the images of one user that were made before ``before`` (seconds since the epoch),
+    oldest first, without those in ``kept`` and the newest ``keep`` good ones of each process.
+
+    ``images`` are all images of the user, oldest first.
+    """
+    newer: Counter[str] = Counter()
+    gone: list[str] = []
+    for image in reversed(images):
+        root = image.trees[0].root
+        start = next((p.start_time for p in image.processes if p.pid == root), 0)
+        program = process_key(image.host.boot_id, root, start)
+        if newer[program] >= keep and _created(image) < before and image.id not in kept:
+            gone.append(image.id)
+        newer[program] += image.id not in damaged
+    return gone[::-1]
+
+
+def in_use(jobs: Iterable[Job]) -> set[str]:
+    """Return the images that a job uses or is about to use."""
+    claims = (c.partition(" ") for job in jobs if not job.state.ended for c in job.task.claims)
+    return {name for kind, _, name in claims if kind == "image"}
 
 
 def last_good(images: Iterable[Manifest], damaged: Collection[str]) -> set[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phosd.engine.criu.output_folders import remove_unneeded
+from phosd.engine.criu.output_folders import remove_unneeded, unneeded
 from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.image.manifest import CHUNK, Manifest
 from phosd.engine.image.store import Store
@@ -67,6 +67,11 @@ def test_what_is_needed_stays_and_the_rest_goes(runs: Path, tmp_path: Path) -> N
     with (in_use / "stdout").open("a"):
         gone = remove_unneeded(runs, OWNER, [image], OLD + 1)
     assert gone == [needless.name]
+    with (in_use / "stdout").open("a"):
+        assert [each.name for each in unneeded(runs, OWNER, [], OLD + 1)] == [named.name]
+        (found,) = unneeded(runs, OWNER, [], OLD + 1)
+        assert (found.size, found.written) == (2, OLD)
+        assert remove_unneeded(runs, OWNER, [], OLD + 1, names={in_use.name}) == []
     assert sorted(runs.iterdir()) == [young, in_use, named]
     assert remove_unneeded(runs, OWNER, [], OLD + 1) == [in_use.name, named.name]
     assert remove_unneeded(runs, OWNER, [], time.time() + 1) == [young.name]
@@ -86,6 +91,8 @@ def test_nothing_is_removed_that_phos_did_not_make_or_the_owner_may_not(
     aged(deep)
     roots = made(runs, 3)
     os.chown(roots, 0, 0)
+    assert unneeded(runs, OWNER, [], time.time() + 1) == []
+    assert unneeded(runs, (0, 0, ()), [], OLD) == [], "of the user alone"
     os.utime(roots, (OLD, OLD))
     before = sorted(runs.rglob("*"))
     assert remove_unneeded(runs, OWNER, [], OLD + 10) == []

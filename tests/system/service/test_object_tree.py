@@ -55,6 +55,8 @@ def test_the_manager_is_introspected_completely(service: Service) -> None:
         "Recover": ["ua{sv}", "s"],
         "VerifyImage": ["sa{sv}", "o"],
         "DeleteImage": ["sa{sv}", ""],
+        "PlanPruning": ["sa{sv}", "a(sstts)"],
+        "RemoveOutputs": ["sasa{sv}", "as"],
         "GetProcess": ["u", "o"],
         "ListProcesses": ["", "a(uustsso)"],
         "ListImages": ["", "a(stuttso)"],

@@ -1,0 +1,119 @@
+"""Find and remove what callers need no more of what is theirs: output folders and old images."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from phosd.engine.image.manifest import Manifest
+from phosd.errors import InvalidOption
+from phosd.service.api.views import ImageView, created, microseconds
+from phosd.service.clock import age_clock
+from phosd.service.dbus.caller import Caller
+from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.spec import Options, method
+from phosd.service.history.history import History
+from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.table import JobTable
+from phosd.service.tasks.retention import in_use, last_good, old
+
+Age = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
+_NEW = 60.0
+"""Seconds for which an output folder is not touched: its program may not have opened it yet."""
+
+ThingRow = tuple[str, str, int, int, str]
+
+
+class OutputOptions(Options, frozen=True):
+    """``older``: seconds for which an output folder was not written to."""
+
+    older: Annotated[float, msgspec.Meta(ge=_NEW, le=1e10)] = 86_400.0
+
+
+class PruneOptions(OutputOptions, frozen=True):
+    """``images``: images that are older than so many seconds, too; of each process the newest
+    ``keep`` good ones stay.
+    """
+
+    images: Age | None = None
+    keep: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1
+
+
+class Pruning:
+    """Handlers of the manager: whatever they find or remove is the caller's own, also for root. Use
+    it on the event loop only.
+    """
+
+    def __init__(self, engine: Engine, history: History, jobs: JobTable, readers: Readers) -> None:
+        self._engine = engine
+        self._history = history
+        self._jobs = jobs
+        self._readers = readers
+
+    @method("PlanPruning", "sa{sv}", things="a(sstts)")
+    async def plan_pruning(
+        self, caller: Caller, outputs: str, options: PruneOptions
+    ) -> list[ThingRow]:
+        """List what nothing needs any more of what is the caller's: image or output, id or name in
+        the folder of outputs, bytes, time, why; nothing is removed; options: {options}.
+        """
+        used = in_use(self._jobs)
+
+        def plan() -> list[ThingRow]:
+            images = self._old_images(caller.uid, options, used)
+            gone = {row[1] for row in images}
+            before = age_clock() - options.older
+            found = self._engine.unneeded_outputs(caller.uid, _folder(outputs), before, gone)
+            why = "no process and no image needs it"
+            return images + [
+                ("output", each.name, each.size, microseconds(each.written), why) for each in found
+            ]
+
+        return await self._readers.run(caller.uid, plan)
+
+    @method("RemoveOutputs", "sasa{sv}", removed="as")
+    async def remove_outputs(
+        self, caller: Caller, outputs: str, names: list[str], options: OutputOptions
+    ) -> list[str]:
+        """Remove output folders of `phos run` by name, but those that something needs; options:
+        {options}. Returns the names of those that are gone.
+        """
+        before = age_clock() - options.older
+        return await self._readers.run(
+            caller.uid,
+            self._engine.remove_outputs_of,
+            caller.uid,
+            _folder(outputs),
+            before,
+            frozenset(names),
+        )
+
+    def _old_images(self, uid: int, options: PruneOptions, used: set[str]) -> list[ThingRow]:
+        if options.images is None:
+            return []
+        now = age_clock()
+        theirs = sorted(
+            (image for image in self._engine.images() if image.owner == uid), key=lambda i: i.id
+        )
+        damaged = {image for image, (_, whole) in self._history.verified().items() if not whole}
+        kept = used | last_good(theirs, damaged)
+        gone = {*old(theirs, now - options.images, options.keep, kept, damaged)}
+        return [
+            ("image", image.id, _stored(image), created(image), _age(now, created(image)))
+            for image in theirs
+            if image.id in gone
+        ]
+
+
+def _folder(path: str) -> Path:
+    if not path.startswith("/"):
+        raise InvalidOption(f"{path!r} is no folder", hint="give its whole path, from / on")
+    return Path(path)
+
+
+def _stored(image: Manifest) -> int:
+    return ImageView(image).stored_bytes
+
+
+def _age(now: float, made: int) -> str:
+    return f"it is {(now - made / 1e6) / 86_400:.1f} days old"
