@@ -7,7 +7,7 @@ import click
 from phosd.bus import variants
 from phosd.cli.client import call
 from phosd.cli.settings import Settings, command
-from phosd.client.times import moment, time_text
+from phosd.client.times import local_time, moment, time_text
 
 
 @command()
@@ -42,7 +42,7 @@ def events(settings: Settings, **filters: Any) -> None:
     settings.rows(
         [row | {"time": time_text(row["time"])} for row in found],
         {
-            "TIME": lambda row: row["time"],
+            "TIME": lambda row: local_time(row["time"]),
             "SEVERITY": lambda row: row["severity"],
             "KIND": lambda row: row["kind"],
             "ABOUT": lambda row: row["subject"],

@@ -7,11 +7,11 @@ import click
 from phosd.bus import variants
 from phosd.cli import options
 from phosd.cli.client import call
-from phosd.cli.jobs import seconds
+from phosd.cli.jobs import mode, outcome, seconds
 from phosd.cli.settings import Settings, command
 from phosd.client.rows import first_page, next_page, unpacked
 from phosd.client.text import rate
-from phosd.client.times import moment, time_text
+from phosd.client.times import local_time, moment, time_text
 from phosd.client.users import of_yours
 
 _OPERATIONS = (
@@ -42,13 +42,15 @@ def history(settings: Settings, **filters: Any) -> None:
     """List past jobs, newest first: yours, or as root everybody's.
 
     STOP is how long the program stood still, DRAIN how fast its device memory was saved, WRONG how
-    often the program wrote where phosd did not expect it. Below a result is why its mode was used.
+    often the program wrote where phosd did not expect it. MODE is how a checkpoint or a migration
+    was made, or where the memory of a suspended program went; auto if it ended before that was
+    chosen. Below a result is why a checkpoint was not made in mode concurrent.
 
     \b
     Examples:
       phos history
       phos history --pid 4711 --since 2h
-      phos history --state failed --since 2026-11-01 --limit 1000 --json
+      phos history --state failed --since yesterday --limit 1000 --json
     """
     wanted = {name: value for name, value in filters.items() if value is not None}
     rows: list[dict[str, Any]] = []
@@ -61,15 +63,15 @@ def history(settings: Settings, **filters: Any) -> None:
         [row | unpacked(row) for row in rows],
         {
             "JOB": lambda row: str(row["id"]),
-            "STARTED": lambda row: time_text(int(row["started"] * 1e6)),
+            "STARTED": lambda row: local_time(time_text(int(row["started"] * 1e6))),
             "OPERATION": lambda row: row["operation"],
             "TARGET": lambda row: row["target"],
             "STATE": lambda row: row["state"],
-            "MODE": lambda row: row.get("mode", ""),
+            "MODE": mode,
             "STOP": lambda row: seconds(row.get("stop_seconds")),
             "DRAIN": lambda row: rate(row.get("drain_rate")),
             "WRONG": lambda row: str(row.get("wrong_guesses") or ""),
-            "RESULT": lambda row: (row.get("message") or row.get("result", ""), _because(row)),
+            "RESULT": lambda row: (row.get("message") or outcome(row), _because(row)),
         },
         spare=("WRONG", "DRAIN", "MODE", "STOP", "STARTED", "OPERATION"),
         empty=f"there is no such job{of_yours()} in the history"
@@ -79,4 +81,5 @@ def history(settings: Settings, **filters: Any) -> None:
 
 
 def _because(row: dict[str, Any]) -> str:
-    return f"  ({row['why']})" if row.get("why") else ""
+    """Return why a mode was used, unless it is the usual one."""
+    return f"  ({row['why']})" if row.get("why") and row.get("mode") != "concurrent" else ""

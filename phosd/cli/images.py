@@ -1,5 +1,6 @@
 """Implement ``phos images``: list and show images."""
 
+import os
 import shlex
 from typing import Any
 
@@ -11,10 +12,11 @@ from phosd.cli.client import ask, if_missing, objects, properties
 from phosd.cli.names import resolve
 from phosd.cli.settings import Settings, command
 from phosd.client.text import human_bytes
-from phosd.client.times import time_text
+from phosd.client.times import local_time, time_text
 from phosd.client.users import of_yours, user_name
 
 _BLOCK = ("pid", "id", "address", "size", "gpu", "chunks", "stored_bytes", "shared_bytes")
+_TO_THE_MINUTE = len("2026-11-20 15:30")
 _PAGE = 5_000
 """Blocks per call."""
 
@@ -37,11 +39,14 @@ def images(settings: Settings, image: str | None) -> None:
         _show(settings, resolve(settings, image))
         return
     rows = [_row(image) for image in objects(settings, "Image1", "ListImages")]
+    # The owner of all that a user has is the first to be left out.
+    own = all(row["owner"] == os.geteuid() for row in rows)
+    least = ("SHARED", "VERIFIED", "MODE", "STORED", "STATE", "SIZE")
     settings.rows(
         sorted(rows, key=lambda row: str(row["id"])),
         {
             "IMAGE": lambda row: row["id"],
-            "CREATED": lambda row: row["created"],
+            "CREATED": lambda row: local_time(row["created"])[:_TO_THE_MINUTE],
             "OWNER": lambda row: row["owner_name"],
             "PID": lambda row: str(row["pid"]),
             "SIZE": lambda row: human_bytes(row["total_bytes"]),
@@ -50,9 +55,10 @@ def images(settings: Settings, image: str | None) -> None:
             "MODE": lambda row: row["mode"],
             "STATE": lambda row: row["state"],
             "VERIFIED": _verified,
-            "COMMAND": lambda row: shlex.join(row["command"]),
+            "COMMAND": lambda row: (shlex.join(row["command"]), _damage(row)),
         },
-        spare=("CREATED", "SHARED", "OWNER", "STORED", "MODE", "VERIFIED", "SIZE", "STATE"),
+        spare=("OWNER", *least, "CREATED") if own else (*least, "OWNER", "CREATED"),
+        cut=True,
         empty=f"there are no images{of_yours()}; `phos checkpoint PID` makes one, and `phos ps` "
         "lists what can be saved",
     )
@@ -70,7 +76,7 @@ def _show(settings: Settings, image: str) -> None:
     settings.facts(
         {
             "image": row["id"],
-            "created": row["created"],
+            "created": local_time(row["created"]),
             "program": f"{row['pid']} of {row['owner_name']}: {shlex.join(row['command'])}",
             "mode": f"{row['mode']}: {row['why']}" if row["why"] else row["mode"],
             "stopped": f"{row['stop_seconds']:.2f} s",
@@ -105,6 +111,10 @@ def _blocks(settings: Settings, path: str) -> list[dict[str, Any]]:
         blocks += (dict(zip(_BLOCK, block, strict=True)) for block in page)
         if len(page) < _PAGE:
             return blocks
+
+
+def _damage(row: dict[str, Any]) -> str:
+    return "" if row["whole"] in (None, True) else "  (DAMAGED: it cannot be restored)"
 
 
 def _verified(row: dict[str, Any]) -> str:

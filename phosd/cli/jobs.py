@@ -9,9 +9,10 @@ from phosd.bus import ROOT
 from phosd.cli import client, options
 from phosd.cli.client import JOB, Properties, if_missing, objects, properties
 from phosd.cli.job import describe
+from phosd.cli.migrate import gpus
 from phosd.cli.settings import Settings, command
 from phosd.client.text import human_bytes, rate
-from phosd.client.times import time_text
+from phosd.client.times import local_time, time_text
 from phosd.client.users import of_yours
 
 
@@ -47,10 +48,10 @@ def jobs(settings: Settings, job: int | None, cancel: int | None) -> None:
             "STATE": state,
             "PHASE": lambda row: row["phase"],
             "DONE": lambda row: "" if row["progress"] is None else f"{row['progress']:.0%}",
-            "MODE": lambda row: row["mode"],
+            "MODE": mode,
             "STOP": lambda row: seconds(row["stop_seconds"]),
             "DRAIN": lambda row: rate(row["drain_rate"]),
-            "RESULT": lambda row: row["error"] or row["result"],
+            "RESULT": lambda row: row["error"] or outcome(row),
         },
         spare=("DRAIN", "MODE", "DONE", "STOP", "PHASE", "OPERATION"),
         empty=f"no job{of_yours()} runs or ended lately; `phos history` lists those of before",
@@ -63,6 +64,18 @@ def state(row: dict[str, Any]) -> str:
     return f"{row['state']}{place}"
 
 
+def mode(row: dict[str, Any]) -> str:
+    """Format how a job worked; there is one way of restoring."""
+    found = row.get("mode") or ""
+    return "" if found == "eager" else found
+
+
+def outcome(row: dict[str, Any]) -> str:
+    """Format a job's result: an image, a pid, a place, or the GPUs that a program is on now."""
+    found = row.get("result") or ""
+    return gpus(found) if found and row["operation"] in ("migrate", "resume") else found
+
+
 def seconds(value: float | None) -> str:
     """Format seconds as ``0.52 s``; an empty string for None or 0."""
     return f"{value:.2f} s" if value else ""
@@ -73,21 +86,20 @@ def _show(settings: Settings, row: dict[str, Any]) -> None:
     if settings.json:
         settings.emit(row)
         return
-    mode = f"{row['mode']}: {row['why']}" if row["why"] else row["mode"]
     drained = f"{human_bytes(row['drained_bytes'])} at {rate(row['drain_rate'])}"
     settings.facts(
         {
             "job": f"{row['job']}: {row['operation']} {row['target']}",
             "state": state(row) + (", by a schedule" if row["scheduled"] else ""),
-            "started": row["started"],
-            "ended": row["ended"] or "",
-            "mode": mode,
+            "started": local_time(row["started"]),
+            "ended": local_time(row["ended"]),
+            "mode": ": ".join(filter(None, (mode(row), row["why"]))),
             "destination": row["destination"],
             "stopped": seconds(row["stop_seconds"]),
             "drained": drained if row["drained_bytes"] else "",
             "wrong guesses": str(row["wrong_guesses"] or ""),
             "suspects": ", ".join(row["suspects"]),
-            "result": row["result"],
+            "result": outcome(row),
             "error": row["message"],
         }
     )

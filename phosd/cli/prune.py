@@ -11,7 +11,7 @@ from phosd.cli.program import runs_folder
 from phosd.cli.settings import Settings, command
 from phosd.client.errors import CommandError, Exit
 from phosd.client.text import human_bytes
-from phosd.client.times import duration, time_text
+from phosd.client.times import duration, local_time, time_text
 
 _AT_ONCE = 200
 """Names in a call, of which phosd takes 8 KiB."""
@@ -72,7 +72,7 @@ def prune(settings: Settings, dry_run: bool, yes: bool, **given: Any) -> None:
         {
             "WHAT": lambda row: row["kind"],
             "SIZE": lambda row: human_bytes(row["bytes"]),
-            "TIME": lambda row: row["time"],
+            "TIME": lambda row: local_time(row["time"]),
             "WHY": lambda row: row["why"],
             "NAME": lambda row: row["name"],
         },

@@ -79,13 +79,15 @@ class Settings:
         columns: Mapping[str, Callable[[Any], str | tuple[str, ...]]],
         spare: Sequence[str] = (),
         *,
+        cut: bool = False,
         empty: str = "",
     ) -> None:
         """Print a table; ``columns`` maps headings to functions of a row. In JSON, print each row
         in full on a line.
 
         A tuple of texts is printed one below the other. On a narrow terminal the columns in
-        ``spare`` are left out, from the first. Without rows, say ``empty`` on standard error.
+        ``spare`` are left out, from the first, and with ``cut`` the last column is cut to a line.
+        Without rows, say ``empty`` on standard error.
         """
         if self.json:
             for row in rows:
@@ -94,7 +96,7 @@ class Settings:
             from phosd.cli.tables import table
 
             texts = {head: [_cell(of(row)) for row in rows] for head, of in columns.items()}
-            self.out.print(table(texts, spare, self.out.width), soft_wrap=False)
+            self.out.print(table(texts, spare, self.out.width, cut=cut), soft_wrap=False)
         elif empty:
             self.note(empty)
 

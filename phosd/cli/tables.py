@@ -11,11 +11,14 @@ _LEAST = 20
 _GAP = 2
 
 
-def table(columns: Mapping[str, Sequence[str]], spare: Sequence[str], width: int) -> Table:
+def table(
+    columns: Mapping[str, Sequence[str]], spare: Sequence[str], width: int, *, cut: bool = False
+) -> Table:
     """Return a table of ``columns`` (by heading, the texts of all rows) for ``width`` cells.
 
     If it is too wide, the columns in ``spare`` are left out, from the first. The last column is
-    folded; the others only if the rest still does not fit.
+    folded, or with ``cut`` cut to a line; the others are folded only if the rest still does not
+    fit.
     """
     shown = dict(columns)
     for heading in spare:
@@ -23,12 +26,23 @@ def table(columns: Mapping[str, Sequence[str]], spare: Sequence[str], width: int
             break
         del shown[heading]
     fits = _least_width(shown) <= width
+    if cut and fits:
+        last = next(reversed(shown))
+        shown[last] = [_cut(text, width - _least_width(shown) + _LEAST) for text in shown[last]]
     made = Table(box=None, pad_edge=False, header_style="bold")
     for number, heading in enumerate(shown, 1):
         made.add_column(heading, no_wrap=fits and number < len(shown), overflow="fold")
     for row in zip(*shown.values(), strict=True):
         made.add_row(*map(Text, row))
     return made
+
+
+def _cut(text: str, width: int) -> str:
+    """Return the text with each line cut to this many cells."""
+    lines = [Text(line) for line in text.split("\n")]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return "\n".join(line.plain for line in lines)
 
 
 def _least_width(columns: Mapping[str, Sequence[str]]) -> int:

@@ -1,36 +1,40 @@
-"""Parse and format times on the command line: UTC, relative times and durations."""
+"""Parse and format times on the command line: dates, relative times and durations.
+
+People write and read local time, programs UTC.
+"""
 
 import re
 import time
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 
 import click
 
-_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DAYS = {"today": 0, "yesterday": 1}
 
 
 def duration(text: str) -> float | None:
-    """Return the seconds of ``90``, ``90s``, ``5m``, ``5min``, ``2h`` or ``1d``; None for other
-    text.
+    """Return the seconds of ``90``, ``90s``, ``5m``, ``5min``, ``2h``, ``1d`` or ``1w``; None for
+    other text.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(|s|m|min|h|d)", text)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(|s|m|min|h|d|w)", text)
     return float(found[1]) * _UNITS[found[2]] if found and found[1].isascii() else None
 
 
 def moment(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
-    """Convert an option such as ``2h`` (ago) or ``2026-11-21[T15:30[:00]]`` to microseconds since
-    the epoch.
+    """Convert an option such as ``2h`` (ago), ``yesterday`` (its midnight) or
+    ``2026-11-21[T15:30[:00]]`` to microseconds since the epoch.
 
     Raises :class:`click.BadParameter`.
     """
     if text is None:
         return None
     try:
-        return instant(text, time.time(), UTC)
+        return instant(text, time.time())
     except (ValueError, OverflowError):
         raise click.BadParameter(
-            f"{text!r} is no time; write for example 30m, 2h, 7d (ago), 2026-11-21 or "
-            "2026-11-21T15:30 (UTC)"
+            f"{text!r} is no time; write for example 30m, 2h, 7d, 2w (ago), yesterday, "
+            "2026-11-21, 2026-11-21T15:30 or 2026-11-21T15:30Z (UTC)"
         ) from None
 
 
@@ -42,6 +46,9 @@ def instant(text: str, now: float, zone: tzinfo | None = None) -> int:
     """
     if not text[-1:].isdecimal() and (ago := duration(text)) is not None:
         seconds = now - ago
+    elif text in _DAYS:
+        day = datetime.fromtimestamp(now, zone) - timedelta(days=_DAYS[text])
+        seconds = day.replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
     else:
         found = datetime.fromisoformat(text)
         seconds = (found if found.tzinfo else found.replace(tzinfo=zone)).timestamp()
@@ -49,5 +56,12 @@ def instant(text: str, now: float, zone: tzinfo | None = None) -> int:
 
 
 def time_text(microseconds: int) -> str:
-    """Format microseconds since the epoch as UTC, to the second."""
+    """Format microseconds since the epoch as UTC, to the second, for programs."""
     return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def local_time(text: str | None) -> str:
+    """Format the text of :func:`time_text` as local time, for people; an empty string for None."""
+    if text is None:
+        return ""
+    return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")

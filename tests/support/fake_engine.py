@@ -119,6 +119,7 @@ class FakeEngine:
     requests: list[object] = field(default_factory=list)
     experience: list[Experience] = field(default_factory=list)
     made: int = 0
+    mode: str = "stop"
     why: str = ""
     limits: DiskLimits = UNLIMITED
     outputs_before: list[float] = field(default_factory=list)
@@ -161,6 +162,7 @@ class FakeEngine:
         image = manifest(
             f"image-{self.made}",
             pid=pid,
+            mode=self.mode,
             why=self.why,
             blocks=(block(self.made),),
             start_time=identify(pid).start_time,

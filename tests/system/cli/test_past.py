@@ -4,6 +4,7 @@ import os
 import pwd
 import subprocess
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,8 +12,9 @@ import click
 import pytest
 
 from phosd.cli.events import events
-from phosd.client.times import duration, moment
-from tests.support.fake_engine import manifest
+from phosd.client.times import duration, instant, moment
+from phosd.engine.system.procfs import process_id
+from tests.support.fake_engine import manifest, this_process
 from tests.support.service import Service
 from tests.system.cli.test_client import AS_NOBODY, PHOS, lines, phos
 
@@ -27,21 +29,48 @@ def at(text: str) -> float:
     return found / 1e6
 
 
+@pytest.fixture
+def two_hours_east(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Local time is two hours ahead of UTC; here, and in what is started."""
+    monkeypatch.setenv("TZ", "EAST-2")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_days_have_names(two_hours_east: None) -> None:
+    now = datetime(2026, 11, 21, 23, 30, tzinfo=UTC).timestamp()  # the 22nd, two hours east
+    assert instant("today", now) / 1e6 == datetime(2026, 11, 21, 22, tzinfo=UTC).timestamp()
+    assert instant("yesterday", now) / 1e6 == datetime(2026, 11, 20, 22, tzinfo=UTC).timestamp()
+
+
+def test_people_read_local_time_and_programs_utc(service: Service, two_hours_east: None) -> None:
+    service.engine.stored["i"] = manifest("i")
+    assert "2026-01-02 05:04 " in phos(service, "images").stdout
+    assert "created       2026-01-02 05:04:05\n" in phos(service, "images", "i").stdout
+    (row,) = lines(phos(service, "images", "--json").stdout)
+    assert row["created"] == "2026-01-02T03:04:05Z"
+
+
 @pytest.mark.parametrize(
     ("text", "when"),
     [
-        ("2026-11-21", datetime(2026, 11, 21, tzinfo=UTC)),
-        ("2026-11-21T15:30", datetime(2026, 11, 21, 15, 30, tzinfo=UTC)),
+        ("2026-11-21", datetime(2026, 11, 20, 22, tzinfo=UTC)),
+        ("2026-11-21T15:30", datetime(2026, 11, 21, 13, 30, tzinfo=UTC)),
         ("2026-11-21T15:30:07Z", datetime(2026, 11, 21, 15, 30, 7, tzinfo=UTC)),
         ("2026-11-21T15:30+02:00", datetime(2026, 11, 21, 13, 30, tzinfo=UTC)),
-        ("0001-01-01", datetime(1970, 1, 1, tzinfo=UTC)),
+        ("1960-01-01", datetime(1970, 1, 1, tzinfo=UTC)),
     ],
 )
-def test_dates(text: str, when: datetime) -> None:
+def test_dates(text: str, when: datetime, two_hours_east: None) -> None:
+    """Without a zone they are local."""
     assert at(text) == when.timestamp()
 
 
-@pytest.mark.parametrize(("text", "ago"), [("90s", 90), ("1.5h", 5400), ("7d", 604_800)])
+@pytest.mark.parametrize(
+    ("text", "ago"), [("90s", 90), ("1.5h", 5400), ("7d", 604_800), ("2w", 1_209_600)]
+)
 def test_how_long_ago(text: str, ago: float) -> None:
     before = time.time()
     assert before - ago - 1 < at(text) <= time.time() - ago + 1
@@ -83,6 +112,25 @@ def test_the_history_of_a_process_with_its_timeline(service: Service) -> None:
     refused = phos(service, "history", "--since", "then")
     assert refused.returncode == 2
     assert "'then' is no time" in refused.stderr
+
+
+def test_why_a_mode_was_used_is_told_where_it_is_news(service: Service) -> None:
+    service.engine.go.set()
+    for mode, why in (("concurrent", "the usual"), ("driver", "it has no hook")):
+        service.engine.why, service.engine.mode = why, mode
+        phos(service, "checkpoint", ME)
+    table = phos(service, "history").stdout
+    assert "(it has no hook)" in table and "the usual" not in table
+    rows = lines(phos(service, "history", "--json").stdout)
+    assert [row["why"] for row in rows] == ["it has no hook", "the usual"]
+
+
+def test_the_result_of_a_move_names_the_gpu(service: Service) -> None:
+    service.engine.running = [this_process(start_time=process_id(os.getpid()).start_time)]  # type: ignore[union-attr]
+    service.engine.go.set()
+    phos(service, "migrate", ME, "--to", "0:0")
+    for words in (["history"], ["jobs"], ["jobs", "1"]):
+        assert "GPU 0\n" in phos(service, *words).stdout.replace(" \n", "\n"), words
 
 
 def test_events_are_listed(service: Service) -> None:
