@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from phosd.bus import Variant, path_of
+from phosd.bus import CallError, Variant, path_of
 from phosd.cli import options
 from phosd.cli.client import ask, if_missing, objects, properties
 from phosd.cli.names import resolve
@@ -85,6 +85,7 @@ def _show(settings: Settings, image: str) -> None:
             "parent": row["parent"] or "",
             "state": row["state"],
             "verified": _verified(row),
+            "output": ", ".join(row["output"]),
         }
     )
     settings.rows(
@@ -111,6 +112,19 @@ def _blocks(settings: Settings, path: str) -> list[dict[str, Any]]:
         blocks += (dict(zip(_BLOCK, block, strict=True)) for block in page)
         if len(page) < _PAGE:
             return blocks
+
+
+def output_of(settings: Settings, image: str) -> str:
+    """Return the files to which the program of an image writes its output; empty if it was none, or
+    the image was deleted meanwhile.
+    """
+    try:
+        found = properties(settings, path_of("image", image), "org.phos.Image1")
+    except CallError as error:
+        if not error.name.endswith(".UnknownObject"):
+            raise
+        return ""
+    return ", ".join(found.get("Output", []))
 
 
 def _damage(row: dict[str, Any]) -> str:
@@ -144,4 +158,5 @@ def _row(image: dict[str, Any]) -> dict[str, Any]:
         "verified": time_text(image["Verified"]) if image["Verified"] else None,
         "whole": image["VerifiedWhole"] if image["Verified"] else None,
         "command": image.get("CommandLine", []),
+        "output": image.get("Output", []),
     }

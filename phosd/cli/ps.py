@@ -112,6 +112,7 @@ def _show(settings: Settings, path: str) -> None:
             "memory": human_bytes(row["device_bytes"]),
             "last image": row["last_image"],
             "every": _every(row),
+            "output": ", ".join(row["output"]),
             "blocks": no_blocks or _cut(row["all_blocks"], f"{_MOST_BLOCKS:,} of the lowest ids"),
             "kernels": no_kernels
             or _cut(row["all_kernels"], f"{_MOST_KERNELS:,}, suspects and those launched most"),
@@ -177,4 +178,5 @@ def _row(process: dict[str, Any], found: Managed) -> dict[str, Any]:
         "checkpoints_kept": process["CheckpointsKept"] or None,
         "command": process.get("CommandLine", []),
         "reason": process.get("Reason", ""),
+        "output": process.get("Output", []),
     }

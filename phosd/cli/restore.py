@@ -6,6 +6,7 @@ import click
 
 from phosd.bus import variants
 from phosd.cli import options
+from phosd.cli.images import output_of
 from phosd.cli.job import summary, watch
 from phosd.cli.names import resolve
 from phosd.cli.settings import Settings, command
@@ -38,9 +39,12 @@ def restore(settings: Settings, image: str, files: str, output: Path | None) -> 
       phos restore 20261120T153012-3fa9 --output /tmp/train.log
     """
     given = {"files": files} | ({"output": str(output.absolute())} if output else {})
-    job = watch(settings, "Restore", "sa{sv}", resolve(settings, image), variants(given))
+    image = resolve(settings, image)
+    job = watch(settings, "Restore", "sa{sv}", image, variants(given))
     if not settings.json:
         for note in job["Notes"]:
             settings.note(note)
         settings.note(f"process {job['Result']} runs again, after {summary(job)}")
+        if place := str(output or "") or output_of(settings, image):
+            settings.note(f"its output goes on in {place}")
         settings.say(job["Result"])

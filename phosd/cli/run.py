@@ -63,8 +63,9 @@ def run(
     """Run COMMAND under phosd's hook; no daemon is needed.
 
     The program gets a session of its own, no input, and files for its output, which are shown
-    here as they grow. So nothing ties it to this terminal: it can be saved, and it goes on when
-    the terminal is closed. Ctrl-C and SIGTERM are passed on; the exit code is the program's.
+    here as they grow; where they are is told first. So nothing ties it to this terminal: it can be
+    saved, and it goes on when the terminal is closed. Ctrl-C and SIGTERM are passed on; the exit
+    code is the program's.
 
     \b
     Examples:
@@ -97,6 +98,7 @@ def run(
     _require_hook_folder(settings, (runtime_dir or DEFAULT_RUNTIME) / "hook")
     program = _start(settings, words, environment)
     if not detach:
+        settings.note(f"phos: process {program.pid}; its output is kept in {program.stdout.parent}")
         sys.exit(follow(program))
     if settings.json:
         settings.emit(

@@ -1,5 +1,6 @@
 """Find the GPU processes of this node, and whether each can be parked or moved."""
 
+import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -30,6 +31,7 @@ class GpuProcess:
     ``hook_state`` is ``hooked`` (can be parked), ``driver`` (only mode ``driver``) or
     ``unsupported``; ``reason`` says why it is not ``hooked``. ``state`` is the driver's, or the
     hook's if the gate is not open, in lower case; or ``stopped``, by a signal or a debugger.
+    ``output`` are the files to which its standard output and error go.
     """
 
     pid: int
@@ -41,6 +43,7 @@ class GpuProcess:
     hook_state: str
     reason: str
     state: str
+    output: tuple[str, ...] = ()
 
     @property
     def id(self) -> ProcessId:
@@ -293,4 +296,18 @@ def _described(
         hook_state=hook_state,
         reason=reason,
         state=state.lower(),
+        output=output_files(process.pid),
     )
+
+
+def output_files(pid: int) -> tuple[str, ...]:
+    """Return the files to which a process's standard output and error go, each once; neither
+    terminals and pipes, nor paths that are too long for lists.
+    """
+    found: list[str] = []
+    for number in (1, 2):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            target = str((procfs.PROC / str(pid) / "fd" / str(number)).readlink())
+            if target.startswith("/") and not target.startswith("/dev/") and len(target) <= _SHOWN:
+                found.append(target)
+    return tuple(dict.fromkeys(found))

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from phosd.engine.node.gpus import GpuInfo
 from phosd.service.api.object_methods import GpuMethods, ImageMethods, ProcessMethods
-from phosd.service.api.views import created, gpu_path, microseconds, or_unknown, root_command
+from phosd.service.api.views import (
+    created,
+    gpu_path,
+    microseconds,
+    or_unknown,
+    output,
+    root_command,
+)
 from phosd.service.dbus.spec import Interface, Property, methods_of
 
 
@@ -91,6 +98,13 @@ def process_interface(methods: ProcessMethods | type[ProcessMethods]) -> Interfa
                 private=True,
             ),
             Property(
+                "Output",
+                "as",
+                "The files to which its standard output and error go.",
+                lambda view: list(view.process.output),
+                private=True,
+            ),
+            Property(
                 "CheckpointInterval",
                 "d",
                 "Seconds between periodic checkpoints; 0: there are none.",
@@ -143,6 +157,14 @@ def image_interface(methods: ImageMethods | type[ImageMethods]) -> Interface:
                 "as",
                 "The arguments of that process.",
                 lambda view: list(root_command(view.manifest)),
+                private=True,
+                constant=True,
+            ),
+            Property(
+                "Output",
+                "as",
+                "The files to which that process's standard output and error went, and go again.",
+                lambda view: output(view.manifest),
                 private=True,
                 constant=True,
             ),

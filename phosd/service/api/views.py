@@ -106,5 +106,15 @@ def root_command(manifest: Manifest) -> tuple[str, ...]:
     return next((p.command for p in manifest.processes if p.pid == root), ())
 
 
+def output(manifest: Manifest) -> list[str]:
+    """Return the files to which the first tree's root process wrote its standard output and
+    error, each once.
+    """
+    tree = manifest.trees[0]
+    files = () if tree.details is None else tree.details.open_files
+    paths = (f.path for f in files if f.pid == tree.root and f.descriptor in (1, 2))
+    return list(dict.fromkeys(paths))
+
+
 def or_unknown(value: float | None) -> float:
     return UNKNOWN if value is None else value

@@ -1,9 +1,13 @@
 """``phos ps PID`` and ``phos images IMAGE``: all about one of them."""
 
+import dataclasses
 import os
 from typing import Any
 
+import msgspec
+
 from phosd.engine.hook_client.link import BlockFlag, HookBlock, Kernel
+from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.job.experience import KernelMark
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
@@ -47,6 +51,28 @@ def test_one_process_with_its_memory_and_kernels(service: Service) -> None:
     assert f"process       {ME} of root: python train.py" in text
     assert "0x7f0000000000" in text
     assert "[bold]axpy" in text, "a program must not choose how it looks"
+
+
+def test_where_the_output_is(service: Service) -> None:
+    """Of a process, of an image, and of one that runs again."""
+    show(service)
+    (here,) = service.engine.running
+    service.engine.running = [
+        dataclasses.replace(here, output=("/runs/1/stdout", "/runs/1/stderr"))
+    ]
+    assert "output        /runs/1/stdout, /runs/1/stderr" in phos(service, "ps", ME).stdout
+    files = tuple(
+        OpenFile(pid, number, f"/runs/2/{number}", 1, 1, 1)
+        for pid, number in ((1, 3), (1, 1), (2, 2))
+    )
+    image = manifest("i")
+    details = CpuDetails(0, 0, (0,), "", "", False, 0, open_files=files)
+    tree = msgspec.structs.replace(image.trees[0], details=details)
+    service.engine.stored["i"] = msgspec.structs.replace(image, trees=(tree,))
+    assert "output        /runs/2/1\n" in phos(service, "images", "i").stdout
+    assert "its output goes on in /runs/2/1\n" in phos(service, "restore", "i").stderr
+    other = phos(service, "restore", "i", "--output", "/tmp/o").stderr
+    assert "its output goes on in /tmp/o\n" in other
 
 
 def suspects(service: Service) -> list[str]:

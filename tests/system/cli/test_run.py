@@ -81,6 +81,7 @@ def test_output_is_relayed_and_kept(home: Path) -> None:
     assert done.stderr.splitlines()[-1] == "err"
     assert "software GPU" in done.stderr
     kept = files(home)
+    assert f"; its output is kept in {kept['stdout'].parent}\n" in done.stderr
     assert kept["stdout"].read_text() == "out\ntail"
     assert kept["stderr"].read_text() == "err\n"
     assert kept["stdout"].stat().st_mode & 0o777 == 0o600
