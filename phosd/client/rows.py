@@ -30,5 +30,6 @@ def unpacked(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a ``ListHistory`` row that JSON output shows unpacked."""
     return {
         "details": json.loads(row.get("details") or "{}"),
+        "scheduled": bool(row.get("scheduled")),
         "phases": [dict(zip(_PHASE, phase, strict=True)) for phase in row.get("phases", ())],
     }

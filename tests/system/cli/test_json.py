@@ -1,0 +1,127 @@
+"""``--json`` prints what docs/reference/json.md says, key by key."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.hook_client.link import BlockFlag, HookBlock, Kernel
+from phosd.engine.system.procfs import process_id
+from tests.support.fake_engine import block, manifest, this_process
+from tests.support.service import Service
+from tests.system.cli.test_client import lines, phos
+from tests.system.cli.test_prune import full
+
+__all__ = ["full"]
+
+PAGE = Path(__file__).parents[3] / "docs/reference/json.md"
+ME = str(os.getpid())
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "text": (str,),
+    "time": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "list": (list,),
+    "object": (dict,),
+}
+
+
+def section(heading: str) -> dict[str, tuple[str, str]]:
+    """The keys below a heading, each with its type and what is said of it."""
+    (text,) = re.findall(rf"(?ms)^##+ {re.escape(heading)}$(.*?)(?=^##|\Z)", PAGE.read_text())
+    rows = re.findall(r"(?m)^\| `(\w+)` \| ([\w ]+) \|(.*)\|$", text)
+    assert rows, heading
+    return {key: (kind, said) for key, kind, said in rows}
+
+
+def check(
+    rows: Iterable[Mapping[str, object]], *headings: str, optional: Iterable[str] = ()
+) -> None:
+    """All rows have the keys below these headings and no others, of the types there; of what is in
+    a list of objects, each key is named.
+    """
+    known = {key: told for heading in headings for key, told in section(heading).items()}
+    found = list(rows)
+    assert found
+    for row in found:
+        assert row.keys() - known.keys() == set(), "printed, and not on the page"
+        assert known.keys() - row.keys() <= set(optional), "on the page, and not printed"
+        for key, value in row.items():
+            kind, said = known[key]
+            base, _, null = kind.partition(" or ")
+            if value is None:
+                assert null, key
+                continue
+            assert isinstance(value, _TYPES[base]), (key, value)
+            assert base == "bool" or not isinstance(value, bool), (key, value)
+            if base == "time":
+                datetime.strptime(str(value), "%Y-%m-%dT%H:%M:%SZ")
+            for item in value if isinstance(value, list) else ():
+                if isinstance(item, dict):
+                    assert set(re.findall(r"`(\w+)`", said)) >= item.keys(), key
+
+
+@pytest.fixture
+def node(service: Service) -> Service:
+    """A process with memory and kernels, an image with a block, and a job of each kind."""
+    found = process_id(os.getpid())
+    assert found is not None
+    engine = service.engine
+    engine.running = [this_process(start_time=found.start_time)]
+    engine.live_blocks = [(HookBlock(1, 0x1000, 4096, 0, BlockFlag.EXPORTED), 0)]
+    engine.launched = [Kernel("chase", 7, 3, suspect=True)]
+    engine.stored["i"] = manifest("i", blocks=(block(1),))
+    engine.go.set()
+    return service
+
+
+def test_jobs_while_they_run_and_afterwards(node: Service) -> None:
+    for words in (
+        ("checkpoint", ME, "--every", "1h"),
+        ("verify", "i"),
+        ("restore", "i"),
+        ("migrate", ME, "--to", "0"),
+        ("suspend", ME),
+        ("resume", ME),
+    ):
+        check(lines(phos(node, *words, "--json").stdout), "Jobs")
+    check(lines(phos(node, "jobs", "--json").stdout), "Jobs", "`phos jobs`")
+    check(lines(phos(node, "jobs", "1", "--json").stdout), "Jobs", "`phos jobs`")
+    left_out = ("details", "phases")  # of jobs of an older phosd
+    check(lines(phos(node, "history", "--json").stdout), "`phos history`", optional=left_out)
+    check(lines(phos(node, "events", "--json").stdout), "`phos events`", optional=["owner"])
+    check(lines(phos(node, "ps", "--json").stdout), "`phos ps`")
+    (row,) = lines(phos(node, "ps", "--json").stdout)
+    assert (row["checkpoint_interval"], row["checkpoints_kept"]) == (3600, 5)
+
+
+def test_things_and_details_of_them(node: Service) -> None:
+    phos(node, "ps")
+    check(lines(phos(node, "ps", ME, "--json").stdout), "`phos ps`", "`phos ps PID`")
+    check(lines(phos(node, "ps", ME, "--log", "--json").stdout), "`phos ps PID --log`")
+    check(lines(phos(node, "gpus", "--json").stdout), "`phos gpus`")
+    check(lines(phos(node, "images", "--json").stdout), "`phos images`")
+    one = lines(phos(node, "images", "i", "--json").stdout)
+    check(one, "`phos images`", "`phos images IMAGE`")
+    check(lines(phos(node, "evacuate", "0", "--dry-run", "--json").stdout), "`phos evacuate`")
+    check(lines(phos(node, "trust", ME, "--json").stdout), "`phos trust`")
+    check(lines(phos(node, "rm", "i", "--json").stdout), "`phos rm`")
+    failed = lines(phos(node, "restore", "none", "--json").stdout)
+    check(failed, "Errors")
+
+
+def test_what_is_pruned(full: Service) -> None:
+    check(lines(phos(full, "prune", "--dry-run", "--json").stdout), "`phos prune`")
+
+
+def test_the_doctor_and_a_program(
+    node: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    check(lines(phos(node, "doctor", "--json").stdout), "`phos doctor`")
+    started = phos(node, "run", "--detach", "--json", "--gpu", "soft", "--", "true")
+    check(lines(started.stdout), "`phos run --detach`")
