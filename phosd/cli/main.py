@@ -1,13 +1,17 @@
 """Dispatch ``phos`` to its commands."""
 
+import dataclasses
 import importlib
 import keyword
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from phosd import __version__
-from phosd.cli.settings import shared_options
+from phosd.cli.settings import Settings, shared_options
+from phosd.client.errors import CommandError, Exit
 
 _COMMANDS = {
     "run": "Run COMMAND under phosd's hook; no daemon is needed.",
@@ -54,6 +58,10 @@ def named(name: str) -> click.Command:
     return command
 
 
+class _Never(click.ClickException):
+    """An error that is never raised."""
+
+
 class _Lazy(click.Group):
     """A group that lists the commands in order, and imports only the one that is run or
     completed.
@@ -71,6 +79,54 @@ class _Lazy(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         return name, named(name) if name and command else None, rest
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command that ``args`` name, or the words of the command line. Wrong usage is told
+        as every other error is.
+        """
+        words = sys.argv[1:] if args is None else args
+        if not standalone_mode:
+            return super().main(words, prog_name, complete_var, standalone_mode=False, **extra)
+        try:
+            exit_code = super().main(words, prog_name, complete_var, standalone_mode=False, **extra)
+        except _NoArgs as error:
+            error.show()
+            exit_code = error.exit_code
+        except click.ClickException as error:
+            _settings_of(error, words).tell(CommandError("Usage", _usage(error)))
+            exit_code = error.exit_code
+        except click.Abort:
+            Settings().note("phos: interrupted")
+            exit_code = Exit.FAILED
+        sys.exit(exit_code if isinstance(exit_code, int) else Exit.DONE)
+
+
+# Of newer versions of click, to show the help.
+_NoArgs: type[click.ClickException] = getattr(click.exceptions, "NoArgsIsHelpError", _Never)
+
+
+def _settings_of(error: click.ClickException, words: Sequence[str]) -> Settings:
+    """Return the settings as far as they are known: the words behind the wrong one were not read,
+    and may ask for JSON.
+    """
+    context = getattr(error, "ctx", None)
+    known = context.find_object(Settings) if context else None
+    ours = list(words)[: words.index("--")] if "--" in words else words
+    return dataclasses.replace(known or Settings(), json="--json" in ours)
+
+
+def _usage(error: click.ClickException) -> str:
+    """Return what is wrong, and where it is said how to write it."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "phos"
+    return f"{error.format_message().rstrip('.')}; `{path} --help` says what there is"
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})

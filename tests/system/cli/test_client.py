@@ -10,7 +10,9 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
+from phosd.cli.main import main
 from phosd.engine.job.progress import Progress
 from phosd.errors import OutOfSpace
 from tests.support.authority import NO, authority
@@ -99,6 +101,31 @@ def test_a_failed_job_says_why(service: Service) -> None:
 def test_exit_codes(service: Service, words: list[str], status: int, text: str) -> None:
     done = phos(service, *words)
     assert (done.returncode, text in done.stderr) == (status, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("checkpoint",), "Missing argument 'PID'; `phos checkpoint --help` says what there is"),
+        (("checkpoint", "1", "--durabel"), "No such option"),
+        (("nonsense",), "No such command 'nonsense'"),
+        (("ps", "1", "2"), "Got unexpected extra argument (2)"),
+    ],
+)
+def test_wrong_usage_is_told_as_all_errors_are(words: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(main, words, prog_name="phos")
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+    assert done.stderr.startswith(f"phos: {said}")
+    for together in (("--json", *words), (*words, "--json")):
+        done = CliRunner().invoke(main, together, prog_name="phos")
+        (row,) = lines(done.stdout)
+        assert (done.exit_code, row["error"], done.stderr) == (2, "Usage", "")
+        assert str(row["message"]).startswith(said)
+
+
+def test_no_words_get_the_help() -> None:
+    done = CliRunner().invoke(main, (), prog_name="phos")
+    assert done.exit_code == 2 and "A first try:" in done.output and "phos: " not in done.output
 
 
 @pytest.mark.parametrize("verb", ["rm", "restore", "verify", "checkpoint"])
