@@ -7,8 +7,11 @@ their table, settings from ``packaging/phosd.toml``. The rest of the pages is in
 
 import argparse
 import inspect
+import os
 import re
+import subprocess
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -155,8 +158,22 @@ def pages() -> dict[str, str]:
     found = {}
     for name, fill in PAGES.items():
         source = (ROOT / "docs/man" / f"{name}.in").read_text()
-        found[name] = fill(source).replace("@VERSION@", __version__)
+        found[name] = fill(source).replace("@VERSION@", __version__).replace("@DATE@", date())
     return found
+
+
+def date() -> str:
+    """Return the day of the sources, the same for each build of them: of SOURCE_DATE_EPOCH, or of
+    the last commit; empty where there is neither.
+    """
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    if not epoch:
+        command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
+        try:
+            epoch = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        except (FileNotFoundError, subprocess.CalledProcessError):
+            return ""
+    return datetime.fromtimestamp(int(epoch), UTC).strftime("%Y-%m-%d")
 
 
 def completion(shell: str, name: str) -> str:

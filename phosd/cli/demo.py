@@ -15,7 +15,8 @@ _NEEDED = {"numpy": "numpy", "sklearn": "scikit-learn"}
 def demo(settings: Settings) -> None:
     """Train a small network, save it, kill it, restore it, and compare what it computes.
 
-    Needs the packages of `pip install 'phosd[demo]'` and root. Runs on the GPU if there is one,
+    Needs root, and packages that an installed phosd has not: `make demo` in a checkout of phosd
+    installs them and runs it. Runs on the GPU if there is one,
     otherwise on the software GPU. The last line is one JSON object.
     """
     missing = [name for module, name in _NEEDED.items() if not importlib.util.find_spec(module)]

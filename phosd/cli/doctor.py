@@ -234,7 +234,7 @@ def _daemon(settings: Settings) -> Finding:
     except NoBusError as error:
         return Finding("daemon", "warning", str(error), error.hint)
     except CallError as error:
-        text, _, mend = str(of_bus(error)).partition("; ")
+        text, _, mend = str(of_bus(error, settings.bus)).partition("; ")
         return Finding(
             "daemon", "warning", text, mend or "see what phosd says where it was started"
         )

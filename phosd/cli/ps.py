@@ -34,6 +34,11 @@ def ps(settings: Settings, pid: int | None, log: bool) -> None:
     EVERY: its periodic checkpoints, and how many images of them are kept. STATE is running,
     suspended (`phos resume` brings it back), or what a job or another tool does with the process.
 
+    --log prints what the hook has counted, and then noted, with the seconds at which it did. State
+    is 0 while the program is let through; 1, 2 and 3 while its gate is closing, closed, and its
+    memory parked. Threads are those inside a call that submits work, or held before one; admitted
+    is how many were let in since the gate began to close.
+
     \b
     Examples:
       phos ps
@@ -79,7 +84,8 @@ def _gpus(row: dict[str, Any]) -> str:
 
 
 def _because(row: dict[str, Any]) -> str:
-    return f"  ({row['reason']})" if row["reason"] else ""
+    """Return why a process is not hooked; what to do then is told by ``phos ps PID``."""
+    return f"  ({row['reason'].partition('; ')[0]})" if row["reason"] else ""
 
 
 def _show_log(settings: Settings, pid: int, path: str) -> None:

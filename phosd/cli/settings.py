@@ -127,7 +127,7 @@ class Settings:
             try:
                 do(thing)
             except Exception as caught:
-                error = in_words(caught)
+                error = in_words(caught, self.bus)
                 if error.code in _ENDS_ALL:
                     raise error from caught
                 failed[thing] = error
@@ -202,7 +202,7 @@ def command(**attributes: Any) -> Callable[[Callable[..., None]], click.Command]
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 sys.exit(Exit.FAILED)
             except Exception as caught:
-                error = in_words(caught)
+                error = in_words(caught, settings.bus)
                 settings.tell(error)
                 sys.exit(error.exit)
 

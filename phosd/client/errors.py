@@ -48,6 +48,10 @@ _NOT_STARTED = (
 """Prefixes of errors from a failed activation of phosd, by the bus or by systemd."""
 
 
+_START = {"system": "`systemctl start phosd`, or `phosd &` as root"}
+_START_ELSEWHERE = "`phosd --session &` as root, with this bus in DBUS_SESSION_BUS_ADDRESS"
+
+
 class CommandError(Exception):
     """A failed command. ``code`` is the D-Bus error name without the prefix."""
 
@@ -60,8 +64,10 @@ class CommandError(Exception):
         return _EXITS.get(self.code, Exit.FAILED)
 
 
-def in_words(caught: Exception) -> CommandError:
-    """Translate an exception into a :class:`CommandError`. An unknown one is raised again."""
+def in_words(caught: Exception, bus: str = "system") -> CommandError:
+    """Translate an exception, met on ``bus``, into a :class:`CommandError`. An unknown one is
+    raised again.
+    """
     from phosd.bus import CallError, NoBusError
 
     match caught:
@@ -72,13 +78,13 @@ def in_words(caught: Exception) -> CommandError:
         case NoBusError():
             return CommandError("NoBus", f"{caught}; {caught.hint}")
         case CallError():
-            return of_bus(caught)
+            return of_bus(caught, bus)
         case _:
             raise caught
 
 
-def of_bus(error: "CallError") -> CommandError:
-    """Translate a D-Bus error into a :class:`CommandError`."""
+def of_bus(error: "CallError", bus: str = "system") -> CommandError:
+    """Translate an error of ``bus`` into a :class:`CommandError`."""
     from phosd.bus import ERROR_PREFIX
 
     if error.name.startswith(ERROR_PREFIX):
@@ -86,8 +92,8 @@ def of_bus(error: "CallError") -> CommandError:
     if error.name.endswith((".ServiceUnknown", ".NameHasNoOwner")):
         return CommandError(
             "NoDaemon",
-            "phosd does not run on this bus; start it (`systemctl start phosd`, or `phosd &` as "
-            "root), or name the bus that it is on with --bus or PHOS_BUS",
+            f"phosd does not run on this bus; start it ({_START.get(bus, _START_ELSEWHERE)}), or "
+            "name the bus that it is on with --bus or PHOS_BUS",
         )
     if error.name.startswith(_NOT_STARTED):
         return CommandError(

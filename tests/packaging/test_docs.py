@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs")
     subprocess.run(
         [sys.executable, ROOT / "packaging/make_docs.py", folder],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "SOURCE_DATE_EPOCH": "1795000000"},
         check=True,
     )
     return folder
@@ -57,6 +57,8 @@ def shown(page: Path) -> str:
 def test_a_page_is_drawn_without_warnings(made: Path, name: str) -> None:
     text = shown(made / "man" / name)
     assert name.rpartition(".")[0] in text
+    assert " 2026-11-18 " in text.splitlines()[-1], "the date of the sources"
+    assert "\nEXAMPLES\n" in text
     assert "@" not in text.replace("phosd-mover@", "").replace("phosd-criu@", "")
 
 

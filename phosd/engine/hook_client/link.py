@@ -98,7 +98,7 @@ class HookLink:
         except (FileNotFoundError, ProcessLookupError) as error:
             raise NoSuchProcess(
                 f"process {self.pid} has no hook (no {path})",
-                hint="start it with `phos run`, or use mode=driver",
+                hint="start it with `phos run`, or use mode driver",
             ) from error
         if is_distrusted(owner):
             raise NotAuthorized(
@@ -131,7 +131,7 @@ class HookLink:
             connection.close()
             raise NoSuchProcess(
                 f"the hook of process {self.pid} does not answer ({error.strerror or error})",
-                hint="use mode=driver",
+                hint="use mode driver",
             ) from error
         except NotAuthorized:
             connection.close()
@@ -362,7 +362,7 @@ class HookLink:
                 if exported > most:
                     raise Unsupported(
                         f"process {self.pid} has more than {most} blocks of device memory",
-                        hint="allocate in larger pieces, or use mode=driver",
+                        hint="allocate in larger pieces, or use mode driver",
                     )
                 for block in blocks:
                     mine = block.id in holders

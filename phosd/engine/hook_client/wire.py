@@ -187,7 +187,7 @@ _ERRORS: dict[int, tuple[type[PhosError], str]] = {
         "the hook and phosd are of different versions; restart the program",
     ),
     Status.WRONG_STATE: (Busy, "another client may be at work on this process; try again"),
-    Status.UNSUPPORTED: (Unsupported, "use mode=driver, or start the program anew"),
+    Status.UNSUPPORTED: (Unsupported, "use mode driver, or start the program anew"),
     Status.BUSY: (Busy, "try again, or raise the deadline"),
     Status.DRIVER: (Internal, "see the driver's log (dmesg)"),
     Status.OUT_OF_MEMORY: (OutOfMemory, "free device memory and try again"),

@@ -29,13 +29,13 @@ class VisibleGpus:
         if block.flags & BlockFlag.HOST_LOCATED and block.device < 0:
             raise Unsupported(
                 f"process {pid} has VMM memory in host RAM (block {block.id})",
-                hint="use mode=driver",
+                hint="use mode driver",
             )
         gpus = self._gpus_of[pid]
         if not 0 <= block.device < len(gpus):
             raise Internal(
                 f"process {pid} has memory on device {block.device}, but sees {len(gpus)}",
-                hint="the hook and phosd disagree; use mode=driver, and report this",
+                hint="the hook and phosd disagree; use mode driver, and report this",
             )
         return gpus[block.device]
 

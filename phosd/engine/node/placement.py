@@ -53,10 +53,10 @@ def find(name: str, gpus: Sequence[GpuInfo]) -> int:
     else:
         found = [gpu.ordinal for gpu in gpus if name and gpu.uuid.startswith(name)]
     if len(found) != 1:
-        known = ", ".join(f"{gpu.ordinal} ({gpu.uuid})" for gpu in gpus)
+        known = ", ".join(f"{gpu.ordinal} ({gpu.uuid})" for gpu in gpus) or "none"
         raise InvalidOption(
             f"{name!r} names {'several GPUs' if found else 'no GPU'} of this node",
-            hint=f"{_HOW}; there are {known}",
+            hint=f"{_HOW}; the GPUs here: {known}",
         )
     return found[0]
 

@@ -85,7 +85,7 @@ def may_park(group: CheckpointGroup, wanted: str, progress: Progress) -> bool:
     """
     why_not = group.why_not_parked()
     if wanted not in ("auto", "driver") and why_not:
-        raise Unsupported(f"mode {wanted} is not possible: {why_not}", hint="use mode=driver")
+        raise Unsupported(f"mode {wanted} is not possible: {why_not}", hint="use mode driver")
     if not why_not and wanted != "driver":
         return True
     if why_not_driver := group.why_not_by_driver():

@@ -1,6 +1,7 @@
 """Describe D-Bus interfaces as data, collected from handlers, and generate introspection XML."""
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -26,6 +27,8 @@ _OPTIONS = ("options", "a{sv}")
 _PYTHON: Mapping[str, object] = {"u": int, "s": str, "as": list[str]}
 """Python type of a handler's parameter by D-Bus type."""
 _DECLARED = "_dbus_method"
+_NO_CHOICE = re.compile(r"Invalid enum value (.+) - at `\$\.(\w+)`", re.DOTALL)
+"""What msgspec says of a word that is none of an option's."""
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[object]])
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
@@ -205,9 +208,28 @@ def parse_options(values: Any, kind: type[_Struct]) -> _Struct:
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
+        if wrong := _NO_CHOICE.fullmatch(str(error)):
+            value, name = wrong.groups()
+            raise InvalidOption(
+                f"{value} is no {name}", hint=f"{name} is one of: {', '.join(_choices(kind, name))}"
+            ) from None
         names = ", ".join(kind.__struct_fields__) or "none"
         text = str(error).replace("Object contains unknown field", "there is no option")
         raise InvalidOption(text, hint=f"the options of this call are: {names}") from None
+
+
+def _choices(kind: type[msgspec.Struct], name: str) -> list[str]:
+    """Return what an option that is one of several words may be."""
+    (field,) = (f for f in msgspec.structs.fields(kind) if f.name == name)
+    found = msgspec.inspect.type_info(field.type)
+    parts = found.types if isinstance(found, msgspec.inspect.UnionType) else (found,)
+    choices: list[str] = []
+    for part in parts:
+        if isinstance(part, msgspec.inspect.LiteralType):
+            choices += map(str, part.values)
+        elif isinstance(part, msgspec.inspect.EnumType):
+            choices += (str(member.value) for member in part.cls)
+    return choices
 
 
 def describe(interface: Interface) -> ElementTree.Element:

@@ -59,7 +59,7 @@ def test_every_option_reaches_the_engine(service: Service) -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ("fallback s never", "Invalid enum value 'never'"),
+        ("fallback s never", "'never' is no fallback; fallback is one of: "),
         ("parent s nothing", "there is no image nothing"),
         ("deadline d 0", "Expected `float` > 0.0"),
         ("deadline d nan", "Expected `float`"),

@@ -172,9 +172,15 @@ def test_a_swap_is_a_job_of_both(service: Service, theirs: int) -> None:
         (("Resume", "ua{sv}", ME, 1, "gpu", "s", "[b]1"), "'[b]1' is no destination"),
         (("Migrate", "usa{sv}", ME, "1", 1, "where", "s", "disk"), "no option `where`"),
         (("Migrate", "usa{sv}", ME, "1", 1, "deadline", "d", 0), "deadline"),
-        (("Migrate", "usa{sv}", ME, "1", 1, "mode", "s", "stop"), "Invalid enum value 'stop'"),
+        (
+            ("Migrate", "usa{sv}", ME, "1", 1, "mode", "s", "stop"),
+            "'stop' is no mode; mode is one of: auto, ",
+        ),
         (("Suspend", "ua{sv}", 2**22 + 1, 0), "there is no process"),
-        (("Suspend", "ua{sv}", ME, 1, "where", "s", "tape"), "Invalid enum value 'tape'"),
+        (
+            ("Suspend", "ua{sv}", ME, 1, "where", "s", "tape"),
+            "'tape' is no where; where is one of: ",
+        ),
         (("Suspend", "ua{sv}", ME, 1, "gpu", "s", "1"), "no option `gpu`"),
         (("Resume", "ua{sv}", ME, 1, "deadline", "d", 3), "no option `deadline`"),
         (("Resume", "ua{sv}", ME, 1, "gpu", "u", 1), "Expected `str`, got `int`"),

@@ -97,7 +97,7 @@ def test_what_is_told_is_made_from_the_handler() -> None:
         ("Make", {"size": True}, "Expected `int`, got `bool`"),
         ("Make", {"size": 10}, "Expected `int` <= 9"),
         ("Make", {"share": float("nan")}, "Expected `float`"),
-        ("Make", {"colour": "green"}, "Invalid enum value 'green'"),
+        ("Make", {"colour": "green"}, "'green' is no colour; colour is one of: "),
     ],
 )
 def test_options_that_are_refused(name: str, options: dict[str, Any], what: str) -> None:

@@ -44,7 +44,7 @@ def choose(
         else:
             choice = Choice("stop", _STANDS) if stands else _by_experience(past)
     elif wanted != "driver" and why_not:
-        raise Unsupported(f"mode {wanted} is not possible: {why_not}", hint="use mode=driver")
+        raise Unsupported(f"mode {wanted} is not possible: {why_not}", hint="use mode driver")
     if choice.mode == "driver" and (why_not := group.why_not_by_driver()):
         raise Unsupported(f"mode driver is not possible: {why_not}", hint="use mode=stop")
     return choice
