@@ -130,6 +130,15 @@ class Managed(dict[str, dict[str, Properties]]):
         """Return the properties of all objects with this interface."""
         return [self.at(path, interface) for path in self if f"org.phos.{interface}" in self[path]]
 
+    def gpus_of(self, process: Properties) -> list[Properties]:
+        """Return the GPUs that a process uses, by number: as its hook says, or the GPU."""
+        found = (
+            gpu
+            for gpu in self.of("Gpu1")
+            if gpu["Path"] in process["GPUs"] or process["Pid"] in gpu["Processes"]
+        )
+        return sorted(found, key=lambda gpu: int(gpu["Ordinal"]))
+
     def at(self, path: str, interface: str) -> Properties:
         """Return the properties of one object. Raises :class:`CallError` if it is gone."""
         found = self.get(path, {}).get(f"org.phos.{interface}")

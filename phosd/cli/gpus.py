@@ -52,8 +52,7 @@ def _processes(row: dict[str, Any]) -> str:
 
 
 def _row(gpu: dict[str, Any], found: Managed) -> dict[str, Any]:
-    processes = found.of("Process1")
-    here = sorted(each["Pid"] for each in processes if gpu["Path"] in each["GPUs"])
+    here = sorted(each["Pid"] for each in found.of("Process1") if gpu in found.gpus_of(each))
     return {
         "ordinal": gpu["Ordinal"],
         "uuid": gpu["UUID"],

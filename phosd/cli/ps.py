@@ -166,16 +166,14 @@ def _row(process: dict[str, Any], found: Managed) -> dict[str, Any]:
     """Convert properties to a row. Fields that we may not read (others' command lines) are
     empty.
     """
-    gpus = sorted(
-        (gpu for gpu in found.of("Gpu1") if gpu["Path"] in process["GPUs"]),
-        key=lambda gpu: int(gpu["Ordinal"]),
-    )
     return {
         "pid": process["Pid"],
         "start_time": process["StartTime"],
         "user": process["User"],
         "user_name": user_name(process["User"]),
-        "gpus": [{"ordinal": gpu["Ordinal"], "uuid": gpu["UUID"]} for gpu in gpus],
+        "gpus": [
+            {"ordinal": gpu["Ordinal"], "uuid": gpu["UUID"]} for gpu in found.gpus_of(process)
+        ],
         "device_bytes": process["DeviceBytes"],
         "hook": process["HookState"],
         "state": process["State"],

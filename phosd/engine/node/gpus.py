@@ -1,4 +1,4 @@
-"""List the GPUs of this node and what uses them, from NVML, or from the driver without NVML."""
+"""List the GPUs of this node and what uses them, from NVML, or from the software GPU."""
 
 import functools
 import threading
@@ -8,6 +8,7 @@ from typing import Any
 
 import pynvml
 
+from phosd.engine.node import software_account
 from phosd.engine.program.process import gpu_uuids
 from phosd.engine.system import cuda, procfs
 from phosd.errors import Unsupported
@@ -18,7 +19,8 @@ _lock = threading.Lock()
 @dataclass(frozen=True)
 class GpuInfo:
     """A GPU. Memory in bytes, ``utilisation`` 0..1, ``temperature`` in degrees Celsius, ``power``
-    in watts; None if the GPU does not report it. ``pids`` are the processes that NVML lists.
+    in watts; None if the GPU does not report it. ``pids`` are the processes that NVML lists, or the
+    software GPU's account.
     """
 
     ordinal: int
@@ -119,7 +121,9 @@ def _start_nvml() -> None:
 def _by_driver(ordinal: int, uuid: str) -> GpuInfo:
     device = cuda.call("cuDeviceGet", ordinal)
     name = cuda.call("cuDeviceGetName", 256, device)
-    return GpuInfo(ordinal, uuid, _text(name), int(cuda.call("cuDeviceTotalMem", device)))
+    total = int(cuda.call("cuDeviceTotalMem", device))
+    used, pids = software_account.used(ordinal, total)
+    return GpuInfo(ordinal, uuid, _text(name), total, memory_used=used, pids=pids)
 
 
 def _by_nvml(ordinal: int, uuid: str, handle: Any) -> GpuInfo:

@@ -199,6 +199,14 @@ class Inventory:
             return known
         return ImageView(manifest, *found, shared, in_memory)
 
+    async def look_again(self) -> None:
+        """Look for processes, and for GPUs whatever the sampling period: a job has moved something,
+        and which processes a GPU reports decides where they are.
+        """
+        self._seen_gpus = -math.inf
+        await self.refresh_gpus()
+        await self.refresh_processes()
+
     async def _look_for_gpus(self) -> None:
         """Publish the GPUs, with figures no older than one sampling period."""
         if time.monotonic() - self._seen_gpus < 0.99 * PERIOD:

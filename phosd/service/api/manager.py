@@ -165,7 +165,7 @@ class Manager:
         fails or takes long, the job ends all the same, and the next scan makes up for it.
         """
         of_images = job.task.operation in _OF_IMAGES
-        look = self.inventory.refresh_images if of_images else self.inventory.refresh_processes
+        look = self.inventory.refresh_images if of_images else self.inventory.look_again
         try:
             async with asyncio.timeout(_RESULTS_SECONDS):
                 await look()

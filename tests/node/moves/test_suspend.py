@@ -12,6 +12,7 @@ import pytest
 from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node import inspection
+from phosd.engine.node.gpus import list_gpus
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
@@ -40,7 +41,10 @@ def test_off_and_on_again(
     before = free(0), free(1)  # a mover of an earlier test may be about to end
     target = start(program)
     target.wait_for_steps(5)
+    gpu = list_gpus()[0]
+    assert target.pid in gpu.pids and gpu.memory_used == gpu.memory_total - free(0)
     suspended = suspend(node, target.pid, SuspendOptions(where=where), Progress())
+    assert target.pid not in list_gpus()[0].pids
     assert free(0) >= before[0] and free(1) >= before[1]
     assert suspended.where == where
     (listed,) = [p for p in node.processes() if p.pid == target.pid]

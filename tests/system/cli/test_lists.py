@@ -64,6 +64,10 @@ def test_gpus_with_who_uses_them(two: Service) -> None:
     assert (second["memory_used"], second["utilisation"]) == (3 << 29, None)
     assert (first["processes"], first["other_processes"]) == ([os.getpid()], [])
     assert (second["processes"], second["other_processes"]) == ([1, os.getpid()], [999])
+    two.engine.running = [this_process(pid=1, hook_state="driver", gpus=())]
+    (without_hook,) = lines(phos(two, "ps", "--json").stdout)
+    assert [gpu["ordinal"] for gpu in without_hook["gpus"]] == [1], "as the GPU says"  # type: ignore[attr-defined]
+    two.engine.running = [this_process(pid=1), this_process(gpus=(0, 1))]
     table = phos(two, "gpus").stdout
     assert "1.5 GiB of 1.0 GiB" in table and GPU.uuid in table and "50%" in table
     assert table.splitlines()[2].endswith(f"1, {os.getpid()} +1")

@@ -339,6 +339,23 @@ def planned(service: Service, gpu: str = "0", uid: int = 0) -> list[list[object]
     return list(rows)
 
 
+def test_who_has_just_left_a_gpu_is_not_in_its_plan(service: Service) -> None:
+    """The GPU lists its processes every two seconds, and when a job has moved one."""
+    service.engine.devices = [dataclasses.replace(GPU, pids=(ME,)), OTHER]
+    service.engine.running = [seen(ME, gpus=(0,))]
+    wait_until(lambda: OTHER.uuid in service.call("ListGPUs"), "the GPUs")
+    assert [row[0] for row in planned(service)] == [ME]
+
+    def leave(_: object) -> None:
+        service.engine.devices = [GPU, dataclasses.replace(OTHER, pids=(ME,))]
+
+    service.engine.act = leave
+    service.engine.go.set()
+    wait_for(service, service.start("Migrate", "usa{sv}", ME, "1", 0), "done")
+    assert planned(service) == []
+    assert [row[0] for row in planned(service, "1")] == [ME]
+
+
 def test_the_plan_of_an_evacuation(service: Service, theirs: int) -> None:
     service.engine.devices = [dataclasses.replace(GPU, pids=(3, 4)), OTHER, THIRD]
     service.engine.running = [

@@ -1,0 +1,52 @@
+"""The account of a software GPU, to which any user may write."""
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.node.software_account import used
+
+TOTAL, ME, ENDED = 1 << 30, os.getpid(), 2**22
+_MIB = 1 << 20
+
+
+@pytest.fixture
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file of GPU 0; this process has a software GPU, as its socket says."""
+    monkeypatch.setenv("PHOS_SOFTGPU_DIR", str(tmp_path))
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"\0phos-softgpu-{ME}")
+        yield tmp_path / "gpu0"
+
+
+def records(*found: tuple[int, int, int]) -> bytes:
+    """Of inode, bytes and pid."""
+    return b"".join(struct.pack("=QQII", *record, 1) for record in found)
+
+
+def test_memory_that_several_have_counts_once_and_of_the_dead_not_at_all(account: Path) -> None:
+    assert used(0, TOTAL) == (0, ()), "there is no account yet"
+    account.write_bytes(
+        records((1, _MIB, ME), (1, _MIB, ME), (2, 5, ME), (3, 7 * _MIB, ENDED)) + b"half a record"
+    )
+    assert used(0, TOTAL) == (_MIB + 5, (ME,))
+    assert used(1, TOTAL) == (0, ())
+
+
+def test_no_figure_is_beyond_what_the_gpu_has(account: Path) -> None:
+    account.write_bytes(records((1, 2**64 - 1, ME), (2, 2**64 - 1, ME)))
+    assert used(0, TOTAL) == (TOTAL, (ME,))
+
+
+def test_what_is_no_plain_file_is_not_read(account: Path, tmp_path: Path) -> None:
+    """Without waiting for it, or following where it leads."""
+    os.mkfifo(account)
+    assert used(0, TOTAL) == (0, ())
+    account.unlink()
+    (tmp_path / "other").write_bytes(records((1, 5, ME)))
+    account.symlink_to(tmp_path / "other")
+    assert used(0, TOTAL) == (0, ())
