@@ -1,7 +1,9 @@
 """``phos prune``: what nothing needs goes, after it was shown, and only what is one's own."""
 
 import os
+import pty
 import pwd
+import subprocess
 import time
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from phosd.engine.image.manifest import Manifest
 from phosd.engine.system.procfs import boot_id, process_id
 from tests.support.fake_engine import manifest
 from tests.support.service import Service
-from tests.system.cli.test_client import lines, phos
+from tests.system.cli.test_client import PHOS, lines, phos
 from tests.system.cli.test_lists import as_nobody
 
 DAY = 86_400.0
@@ -85,6 +87,26 @@ def test_it_asks_before_it_deletes(full: Service) -> None:
     again = phos(full, "prune", "--yes")
     assert (again.returncode, again.stdout) == (0, "")
     assert "there is nothing to delete" in again.stderr
+
+
+@pytest.mark.parametrize(("typed", "left"), [("n", 3), ("y", 1)])
+def test_at_a_terminal_it_asks(full: Service, typed: str, left: int) -> None:
+    controller, terminal = pty.openpty()
+    try:
+        os.write(controller, f"{typed}\n".encode())
+        done = subprocess.run(
+            [*PHOS, "prune"],
+            stdin=terminal,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | {"PHOS_BUS": full.address},
+        )
+    finally:
+        os.close(terminal)
+        os.close(controller)
+    assert "delete these 2 for good, 2.0 MiB at most?" in done.stderr
+    assert (done.returncode == 0, len(full.engine.outputs[0])) == (typed == "y", left)
 
 
 @pytest.mark.parametrize(

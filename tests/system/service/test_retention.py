@@ -14,7 +14,7 @@ import pytest
 
 from phosd.engine.image.manifest import CHUNK, Manifest
 from phosd.engine.system.procfs import boot_id
-from phosd.errors import Busy
+from phosd.errors import Busy, ImageCorrupt, Unsupported
 from phosd.service.config import Config
 from phosd.service.history.history import History
 from phosd.service.jobs.limits import UserLimits
@@ -175,6 +175,22 @@ def test_the_output_of_roots_programs_lies_beside_the_images(
         for path in (folder / "stdout", folder):
             os.utime(path, (DAY, DAY))
         nobody = 4_000_000_000
+        (found,) = engine.unneeded_outputs(0, folder.parent, DAY + 1, ())
+        assert (found.name, found.size) == (name, 1)
+        assert engine.remove_outputs_of(0, folder.parent, DAY + 1, {"another"}) == []
+        with pytest.raises(Unsupported, match=f"there is no user {nobody} here"):
+            engine.unneeded_outputs(nobody, folder.parent, DAY + 1, ())
+        damaged = tmp_path / "state" / "images" / "20260101T000000-0001"
+        damaged.mkdir(mode=0o700)
+        (damaged / "manifest.json").touch(mode=0o600)
+        for ask in (
+            lambda: engine.unneeded_outputs(0, folder.parent, DAY + 1, ()),
+            lambda: engine.remove_outputs_of(0, folder.parent, DAY + 1, {name}),
+        ):
+            with pytest.raises(ImageCorrupt, match=f"{damaged.name} cannot be read, and may need"):
+                ask()
+        (damaged / "manifest.json").unlink()
+        damaged.rmdir()
         assert engine.remove_outputs([nobody], DAY) == 0
         assert engine.remove_outputs([nobody], DAY + 1) == 1
         assert not folder.exists()

@@ -101,14 +101,14 @@ def test_filters_by_process_date_kind_and_outcome() -> None:
             await pilot.press("4")
             await until(pilot, lambda: asked(link), "the first question")
             screen = await form(pilot, "f")
-            given = {"pid": "4x", "since": "yesterday", "until": "2027-01-15T08:00"}
+            given = {"pid": "4x", "since": "someday", "until": "2027-01-15T08:00"}
             for name, value in given.items():
                 screen.query_one(f"#{name}", Input).value = value
             screen.query_one("#operation", Select).value = "checkpoint"
             screen.query_one("#state", Select).value = "done"
             screen.query_one("#until", Input).focus()
             await pilot.press("enter")
-            await until_shown(pilot, "'4x' is no pid", "'yesterday' is")
+            await until_shown(pilot, "'4x' is no pid", "'someday' is")
             screen.query_one("#pid", Input).value = " 4711 "
             screen.query_one("#since", Input).value = "2h"
             await pilot.press("enter")

@@ -65,7 +65,7 @@ def test_no_time_is_no_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["yesterday", "5", "7x", "9" * 400 + "d", "0001-01-01", "\x1b[2J", "1.2.3h"]
+    "text", ["someday", "5", "7x", "9" * 400 + "d", "0001-01-01", "\x1b[2J", "1.2.3h"]
 )
 def test_what_is_no_time_says_how_to_write_one(text: str) -> None:
     with pytest.raises(ValueError, match="write for example 30m"):
