@@ -88,8 +88,8 @@ def prune(settings: Settings, dry_run: bool, yes: bool, **given: Any) -> None:
     images = [row["name"] for row in rows if row["kind"] == "image"]
     exit_code = settings.attempt("name", images, lambda image: _delete(settings, image))
     outputs = [thing[1] for thing in found if thing[0] == "output"]
-    if not _remove(settings, folder, outputs, given["older"]):
-        exit_code = Exit.FAILED
+    if not _remove(settings, folder, outputs, given["older"]) and exit_code is Exit.DONE:
+        exit_code = Exit.BUSY
     if exit_code is not Exit.DONE:
         sys.exit(exit_code)
 
