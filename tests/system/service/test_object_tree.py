@@ -52,6 +52,7 @@ def test_the_manager_is_introspected_completely(service: Service) -> None:
         "Resume": ["ua{sv}", "o"],
         "Swap": ["uua{sv}", "o"],
         "PlanEvacuation": ["sa{sv}", "a(ustsss)"],
+        "Continue": ["ua{sv}", ""],
         "Recover": ["ua{sv}", "s"],
         "VerifyImage": ["sa{sv}", "o"],
         "DeleteImage": ["sa{sv}", ""],
