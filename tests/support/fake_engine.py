@@ -314,7 +314,8 @@ class FakeEngine:
     ) -> list[str]:
         unneeded = self.unneeded_outputs(uid, folder, before, ())
         gone = [output.name for output in unneeded if output.name in names]
-        self.outputs[uid] = [each for each in self.outputs[uid] if each.name not in gone]
+        left = [each for each in self.outputs.get(uid, ()) if each.name not in gone]
+        self.outputs[uid] = left
         return gone
 
     def close(self) -> None:

@@ -199,7 +199,10 @@ def require_usable(answer: Answer) -> None:
 
 def _perform(orders: Orders) -> Answer:
     if orders.outputs is not None:
-        return Answer(outputs=tuple(_outputs(orders.outputs)))
+        try:
+            return Answer(outputs=tuple(_outputs(orders.outputs)))
+        except OSError as error:
+            return Answer((f"{orders.outputs.folder}: {error.strerror}",))
     if orders.hashed or orders.folders:
         closed = (path for path in orders.folders if not os.access(path, os.W_OK | os.X_OK))
         return Answer(digests=tuple(map(_hash, orders.hashed)), closed=tuple(closed))

@@ -8,6 +8,7 @@ from phosd.engine.criu import file_worker
 from phosd.engine.criu.file_worker import Orders, Output, Outputs
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.system import procfs
+from phosd.errors import Unsupported
 
 Owner = tuple[int, int, tuple[int, ...]]
 """The user id, group id and groups to act as, because the user can change every path."""
@@ -17,7 +18,8 @@ def unneeded(folder: Path, owner: Owner, images: Iterable[Manifest], before: flo
     """Return the owner's folders in ``folder`` that are not needed, by name.
 
     A folder is needed if it was written to since ``before`` (seconds since the epoch), a process
-    has it open, or one of ``images`` names it. Raises :class:`Internal` if that fails,
+    has it open, or one of ``images`` names it. Raises :class:`Unsupported` if the owner cannot look
+    into ``folder``, :class:`Internal` if the work fails,
     :class:`Timeout` if the user's file system does not answer, and :class:`OSError` if the open
     files of processes cannot be read.
     """
@@ -48,7 +50,13 @@ def remove_unneeded(
 def _work(owner: Owner, outputs: Outputs) -> tuple[Output, ...]:
     uid, gid, groups = owner
     orders = Orders(uid, gid, groups, mark="", outputs=outputs)
-    return file_worker.work(orders, file_worker.IMPATIENCE).outputs
+    answer = file_worker.work(orders, file_worker.IMPATIENCE)
+    if answer.problems:
+        raise Unsupported(
+            f"the output folders cannot be looked at: {answer.problems[0]}",
+            hint="name the folder in which `phos run` keeps them, as its owner",
+        )
+    return answer.outputs
 
 
 def _named(images: Iterable[Manifest]) -> set[str]:

@@ -12,6 +12,7 @@ from phosd.engine.criu.output_folders import remove_unneeded, unneeded
 from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.image.manifest import CHUNK, Manifest
 from phosd.engine.image.store import Store
+from phosd.errors import Unsupported
 from tests.node.criu.life import USER
 from tests.support.samples import publish
 
@@ -76,6 +77,11 @@ def test_what_is_needed_stays_and_the_rest_goes(runs: Path, tmp_path: Path) -> N
     assert remove_unneeded(runs, OWNER, [], OLD + 1) == [in_use.name, named.name]
     assert remove_unneeded(runs, OWNER, [], time.time() + 1) == [young.name]
     assert remove_unneeded(runs.parent / "none", OWNER, [], OLD) == []
+    closed = runs.parent / "closed"
+    closed.mkdir(mode=0o700)
+    for folder, why in ((closed, "Permission denied"), (Path("/etc/passwd"), "Not a directory")):
+        with pytest.raises(Unsupported, match=f"{folder}: {why}; name the folder"):
+            unneeded(folder, OWNER, [], OLD)
 
 
 def test_nothing_is_removed_that_phos_did_not_make_or_the_owner_may_not(
