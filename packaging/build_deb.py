@@ -1,19 +1,19 @@
 """Build ``phosd_<version>_<architecture>.deb``: everything that a node needs, in one package.
 
-The programs are for the Python that runs this script, and the package depends on that version.
+The programs are for the Python that runs this script, and the package depends on that version; the
+package's version therefore ends with the release that it is built on, ``~deb12u1`` on Debian 12.
 phosd's imports are bundled, in the versions installed for this Python, since those were tested.
+The environment variables DEBFULLNAME and DEBEMAIL name who maintains it, that is distributes it.
 Needs the native build (``make build``), patchelf and, the first time, access to CRIU's archive and
 the package index.
 """
 
 import argparse
-import compileall
 import fnmatch
 import gzip
 import hashlib
 import os
 import platform
-import py_compile
 import re
 import shutil
 import subprocess
@@ -22,6 +22,9 @@ import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import deb_copyright
+from install_criu import os_release
 
 ROOT = Path(__file__).parents[1]
 HOME = Path("usr/lib/phos")
@@ -56,9 +59,17 @@ COMPLETIONS = {
 }
 
 TEXTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "NOTICE")
+SCRIPTS = ("postinst", "prerm", "postrm")
+"""The files of ``packaging/debian`` that dpkg runs."""
 
-UNUSED = ("pip", "pip-*", "setuptools*", "pkg_resources", "_distutils_hack", "bin", "*.pth")
-"""Parts of the bundled packages that only serve their own command lines."""
+MAINTAINER = ("the phosd developers", "phosd@phosd.invalid")
+"""Without DEBFULLNAME and DEBEMAIL: nobody who can be written to, as RFC 2606 keeps `.invalid`."""
+
+UNUSED = (
+    *("pip", "pip-*", "setuptools*", "pkg_resources", "_distutils_hack", "bin", "*.pth"),
+    "example.py",  # of nvidia-ml-py
+)
+"""Parts of the bundled packages that only serve their own command lines, or nothing."""
 SOURCES = (".cpp", ".h", ".pxd", ".pxi", ".pyx", ".in")
 
 LAUNCHER = """\
@@ -75,7 +86,7 @@ CONTROL = """\
 Package: phosd
 Version: {version}
 Architecture: {architecture}
-Maintainer: the phosd developers <phosd@localhost>
+Maintainer: {maintainer}
 Section: admin
 Priority: optional
 Depends: {depends}
@@ -105,7 +116,7 @@ def run(command: Command, what: str) -> str:
 
 
 def add_python(root: Path, cache: Path) -> None:
-    """Add phosd and its imports, compiled, so that nothing is written there at run time."""
+    """Add phosd and its imports. The maintainer scripts compile them where they are installed."""
     folder = root / HOME / "python"
     shutil.copytree(bundled(cache), folder, ignore=shutil.ignore_patterns(*UNUSED, "__pycache__"))
     for path in folder.rglob("*"):
@@ -115,15 +126,6 @@ def add_python(root: Path, cache: Path) -> None:
         inside = path.relative_to(ROOT)
         if path.suffix in (".py", ".ptx", ".cu") and "native" not in inside.parts:
             put(folder / inside, path.read_bytes())
-    compiled = compileall.compile_dir(
-        str(folder),
-        quiet=2,
-        stripdir=str(root),
-        prependdir="/",
-        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-    )
-    if not compiled:
-        sys.exit("a Python file of the package does not compile (python3 -m compileall phosd)")
 
 
 def bundled(cache: Path) -> Path:
@@ -164,11 +166,18 @@ def add_native(root: Path, build: Path, cmake: Path) -> None:
     shutil.rmtree(scratch)
 
 
-def add_criu(root: Path, cache: Path) -> None:
+def add_criu(root: Path, cache: Path) -> Path:
+    """Add CRIU. Returns the folder that it was fetched into, which tells whose its files are."""
     home = HOME / "criu"
-    install: Command = [sys.executable, ROOT / "packaging/install_criu.py", cache / "criu"]
-    run([*install, "--home", Path("/") / home], "fetching CRIU")
-    shutil.copytree(cache / "criu", root / home, symlinks=True)
+    script = ROOT / "packaging/install_criu.py"
+    fetched = cache / f"criu-{hashlib.sha256(script.read_bytes()).hexdigest()[:16]}"
+    for old in cache.glob("criu*"):
+        if old != fetched:
+            shutil.rmtree(old)
+    run([sys.executable, script, fetched, "--home", Path("/") / home], "fetching CRIU")
+    unused = shutil.ignore_patterns("packages.json", "copyright")
+    shutil.copytree(fetched, root / home, symlinks=True, ignore=unused)
+    return fetched
 
 
 def add_programs(root: Path) -> None:
@@ -206,9 +215,8 @@ def add_documents(root: Path) -> None:
     for path in (*(ROOT / name for name in TEXTS), *pages):
         if path.is_file() and path.suffix != ".in":
             put(documents / path.relative_to(ROOT), path.read_bytes())
-    put(documents / "copyright", (ROOT / "NOTICE").read_bytes() + (ROOT / "LICENSE").read_bytes())
-    changes = gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), mtime=0)
-    put(documents / "changelog.gz", changes)
+    for path in (ROOT / "docs/reference/dbus").glob("*.xml"):
+        put(root / "usr/share/dbus-1/interfaces" / path.name, path.read_bytes())
     made = root / "made"
     run([sys.executable, ROOT / "packaging/make_docs.py", made], "writing the man pages")
     for path in (made / "man").iterdir():
@@ -220,24 +228,63 @@ def add_documents(root: Path) -> None:
     shutil.rmtree(made)
 
 
+def add_copyright(root: Path, criu: Path) -> None:
+    """Add the licence of each part of the package; ``criu`` is what :func:`add_criu` returned."""
+    gcc = run(["gcc", "-dumpversion"], "asking for the compiler's version").strip()
+    try:
+        text = deb_copyright.write(
+            [
+                *deb_copyright.of_python(root / HOME / "python", str(HOME / "python")),
+                *deb_copyright.of_debian(criu, str(HOME / "criu")),
+                deb_copyright.of_gcc(gcc, [str(HOME / "criu_plugin/libphos_criu.so")]),
+            ]
+        )
+    except deb_copyright.Unlicensed as error:
+        sys.exit(str(error))
+    put(root / "usr/share/doc/phosd/copyright", text)
+
+
 def add_control(root: Path, version: str, architecture: str, units: Mapping[str, str]) -> None:
-    """Add what dpkg needs: dependencies, configuration files, maintainer scripts."""
+    """Add what dpkg needs (dependencies, configuration files, maintainer scripts) and what lintian
+    does (the changelog, and the reasons for what it would find).
+    """
+    debian = ROOT / "packaging/debian"
     put(root / "etc/phos/phosd.toml", (ROOT / "packaging/phosd.toml").read_bytes())
     put(root / "DEBIAN/conffiles", "/etc/phos/phosd.toml\n")
     values = {**units, "IN_PROGRAMS": " ".join(IN_PROGRAMS)}
-    for path in (ROOT / "packaging/debian").iterdir():
-        text = path.read_text()
-        for name, value in values.items():
-            text = text.replace(f"@{name}@", value)
-        put(root / "DEBIAN" / path.name, text, 0o755)
+    for script in SCRIPTS:
+        put(root / "DEBIAN" / script, filled((debian / script).read_text(), values), 0o755)
+    values = {
+        "VERSION": version,
+        "RELEASE": os_release().get("VERSION_CODENAME", "unstable"),
+        "MAINTAINER": maintainer(),
+    }
+    changes = filled((debian / "changelog").read_text(), values)
+    put(root / "usr/share/doc/phosd/changelog.gz", gzip.compress(changes.encode(), mtime=0))
+    overrides = root / "usr/share/lintian/overrides/phosd"
+    put(overrides, (debian / "lintian-overrides").read_bytes())
     size = sum(path.lstat().st_size for path in root.rglob("*"))
     control = CONTROL.format(
         version=version,
+        maintainer=maintainer(),
         architecture=architecture,
         depends=", ".join(dependencies()),
         kilobytes=size // 1024,
     )
     put(root / "DEBIAN/control", control)
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Return a text with ``@NAME@`` replaced by the value of that name."""
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+def maintainer() -> str:
+    name, address = MAINTAINER
+    variables = os.environ
+    return f"{variables.get('DEBFULLNAME', name)} <{variables.get('DEBEMAIL', address)}>"
 
 
 def dependencies() -> list[str]:
@@ -273,13 +320,25 @@ def project_version() -> str:
     return found.group(1)
 
 
+def release_suffix(release: Mapping[str, str]) -> str:
+    """Return what tells packages apart that were built on different releases, from the fields of
+    ``os-release``; nothing where a distribution numbers none, as Debian's testing. That of a newer
+    release is newer for dpkg, too, so an upgrade of the system finds an upgrade of phosd.
+    """
+    if "VERSION_ID" not in release:
+        return ""
+    name = {"debian": "deb"}.get(release["ID"], release["ID"])
+    return f"~{name}{release['VERSION_ID']}u1"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--native", type=Path, default=ROOT / "build/native", metavar="BUILD")
     parser.add_argument("--cmake", type=Path, default=Path(sys.executable).with_name("cmake"))
     parser.add_argument("--cache", type=Path, default=ROOT / "build/deb", metavar="DIR")
     parser.add_argument("--output", type=Path, default=ROOT / "build", metavar="DIR")
-    parser.add_argument("--version", default=project_version(), help="(default: %(default)s)")
+    version = project_version() + release_suffix(os_release())
+    parser.add_argument("--version", default=version, help="(default: %(default)s)")
     args = parser.parse_args()
     os.umask(0o022)
     args.cache.mkdir(parents=True, exist_ok=True)
@@ -290,12 +349,12 @@ def main() -> None:
         root.chmod(0o755)
         add_native(root, args.native.resolve(), args.cmake)
         add_python(root, args.cache)
-        add_criu(root, args.cache)
+        add_copyright(root, add_criu(root, args.cache))
         add_programs(root)
         units = add_units(root)
         add_documents(root)
         add_control(root, args.version, architecture, units)
-        run(["dpkg-deb", "--root-owner-group", "-Zzstd", "-z3", "--build", root, package], "dpkg")
+        run(["dpkg-deb", "--root-owner-group", "-Zxz", "-z2", "--build", root, package], "dpkg")
     print(package)
 
 

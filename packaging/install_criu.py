@@ -4,10 +4,13 @@ Older Debian releases ship a CRIU that fails on current kernels (dumping sockets
 Linux 6.16 on). This takes the package and its libraries from a newer suite of the archive that the
 machine already uses: mirror and keyring come from its apt configuration, and apt checks the
 signatures. ``<prefix>/criu`` then runs with ``<prefix>/lib``, its own C library included.
+``<prefix>/packages.json`` tells which file came from which package, and ``<prefix>/copyright`` has
+their copyright files.
 """
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -163,14 +166,51 @@ def check_pin(packages: Sequence[Path], version: str) -> None:
 
 
 def unpack(packages: Sequence[Path], root: Path, prefix: Path) -> None:
-    """Extract only the binary and the libraries from the packages."""
-    root.mkdir()
+    """Extract only the binary and the libraries from the packages, and whose they are."""
+    (prefix / "lib").mkdir(parents=True)
+    (prefix / "copyright").mkdir()
     for package in packages:
         run(["dpkg-deb", "--extract", package, root], f"unpacking {package.name}")
-    (prefix / "lib").mkdir(parents=True)
-    shutil.copy2(root / "usr/sbin/criu", prefix / "criu")
-    for library in (root / "usr/lib").glob("*-linux-gnu/*.so*"):
-        shutil.copy2(library, prefix / "lib" / library.name, follow_symlinks=False)
+    used: list[dict[str, str | list[str]]] = []
+    for package in packages:
+        if files := take_files(package, root, prefix):
+            described = describe(package)
+            used.append({**described, "files": files})
+            name = described["name"]
+            copyright_file = root / "usr/share/doc" / name / "copyright"  # or a link to another's
+            shutil.copy2(copyright_file, prefix / "copyright" / name)
+    (prefix / "packages.json").write_text(json.dumps(used, indent=1) + "\n")
+
+
+def take_files(package: Path, root: Path, prefix: Path) -> list[str]:
+    """Copy the binary and the libraries of a package that is unpacked in ``root``; their names."""
+    listed = run(["dpkg-deb", "--contents", package], f"reading {package.name}").splitlines()
+    paths = [root / line.split(maxsplit=5)[5].partition(" -> ")[0] for line in listed]
+    taken = []
+    for path in paths:
+        if path == root / "usr/sbin/criu":
+            place = prefix / "criu"
+        elif path.match("usr/lib/*-linux-gnu/*.so*") and path.parent.parent.parent == root / "usr":
+            place = prefix / "lib" / path.name
+        else:
+            continue
+        shutil.copy2(path, place, follow_symlinks=False)
+        taken.append(str(place.relative_to(prefix)))
+    return sorted(taken)
+
+
+def describe(package: Path) -> dict[str, str]:
+    """Return a package's name and version, and the source package that it was built from."""
+    fields = ("Package", "Version", "Source")
+    said = run(["dpkg-deb", "--field", package, *fields], f"reading {package.name}")
+    told = dict(line.split(": ", 1) for line in said.splitlines())
+    # `Source` is there only if it differs, with a version in brackets if that differs, too.
+    source, _, version = told.get("Source", told["Package"]).partition(" ")
+    return {
+        "name": told["Package"],
+        "source": source,
+        "version": version.strip("()") or told["Version"],
+    }
 
 
 def bind_to_prefix(prefix: Path, home: Path) -> Path:

@@ -1,11 +1,13 @@
 """The Debian package: what of the checkout goes where. tests/boot installs and uses it."""
 
+import gzip
 import os
 import re
 import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ def a_sleeper() -> Iterator[int]:
 
 
 @pytest.fixture
-def build_deb() -> dict[str, Any]:
-    """The names of the script."""
+def build_deb(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of the script, whose folder Python puts first when it is run."""
+    monkeypatch.syspath_prepend(ROOT / "packaging")
     return runpy.run_path(str(ROOT / "packaging/build_deb.py"))
 
 
@@ -63,6 +66,39 @@ def test_a_file_that_has_no_place_is_named(build_deb: dict[str, Any], tmp_path: 
     build_deb["add_units"].__globals__["ROOT"] = tmp_path
     with pytest.raises(SystemExit, match=r"phosd\.strange"):
         build_deb["add_units"](tmp_path / "root")
+
+
+@pytest.mark.parametrize(
+    ("release", "suffix"),
+    [
+        ({"ID": "debian", "VERSION_ID": "12"}, "~deb12u1"),
+        ({"ID": "debian", "VERSION_ID": "13"}, "~deb13u1"),
+        ({"ID": "ubuntu", "VERSION_ID": "24.04"}, "~ubuntu24.04u1"),
+        ({"ID": "debian", "VERSION_CODENAME": "forky"}, ""),
+    ],
+)
+def test_versions_tell_releases_apart(
+    build_deb: dict[str, Any], release: dict[str, str], suffix: str
+) -> None:
+    assert build_deb["release_suffix"](release) == suffix
+
+
+def test_a_newer_release_has_a_newer_version_and_a_newer_phosd_too() -> None:
+    ordered = ("0.1.0~deb12u1", "0.1.0~deb13u1", "0.1.0", "0.1.1~deb12u1")
+    for older, newer in pairwise(ordered):
+        subprocess.run(["dpkg", "--compare-versions", older, "lt", newer], check=True)
+
+
+def test_who_distributes_it_is_its_maintainer(
+    build_deb: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DEBFULLNAME", "Node Team")
+    monkeypatch.setenv("DEBEMAIL", "nodes@example.org")
+    build_deb["add_control"](tmp_path, "1.2", "amd64", {})
+    control = (tmp_path / "DEBIAN/control").read_text()
+    assert "\nMaintainer: Node Team <nodes@example.org>\n" in control
+    with gzip.open(tmp_path / "usr/share/doc/phosd/changelog.gz", "rt") as file:
+        assert "\n -- Node Team <nodes@example.org>  " in file.read()
 
 
 def test_maintainer_scripts_are_whole(build_deb: dict[str, Any], tmp_path: Path) -> None:
@@ -101,6 +137,7 @@ def test_it_is_not_removed_while_a_program_is_suspended(
         ("/run/", f"{run}/"),
         ("/usr/bin/python3", sys.executable),
         ("/usr/lib/phos/python", str(ROOT)),
+        ("py3clean -p phosd", f"echo cleaned >>{asked}"),
     ):
         script = script.replace(real, fake)
 
@@ -131,4 +168,6 @@ def test_it_is_not_removed_while_a_program_is_suspended(
     assert not asked.exists(), "nothing is stopped"
     Register(run / "phos").remove(entry)
     assert remove().returncode == 0
-    assert asked.read_text().splitlines()[0].endswith("stop phosd.service")
+    did = asked.read_text().splitlines()
+    assert did[0].endswith("stop phosd.service")
+    assert did[-1] == "cleaned", "what postinst has compiled goes as well"

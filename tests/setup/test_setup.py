@@ -1,27 +1,17 @@
 """The set-up scripts: what they decide, without fetching anything."""
 
-import importlib.util
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from tests.support.scripts import load
+
 ROOT = Path(__file__).parents[2]
-
-
-def load(name: str) -> ModuleType:
-    """A script of ``packaging/`` as a module (the folder is no package)."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "packaging" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 install_criu = load("install_criu")
@@ -44,6 +34,53 @@ def test_a_newer_version_is_accepted_with_a_note(
 ) -> None:
     install_criu.check_pin(package(tmp_path, "4.3-1", b"new"), "4.3-1")
     assert "the archive has CRIU 4.3-1" in capsys.readouterr().err
+
+
+def debian_package(folder: Path, name: str, files: dict[str, str], control: str = "") -> Path:
+    """A package as the archive has them, with these files and version 1-2."""
+    root = folder / f"{name}.root"
+    for path, text in {
+        "DEBIAN/control": f"Package: {name}\nVersion: 1-2\nArchitecture: all\n{control}"
+        "Maintainer: A <a@example.org>\nDescription: of a test\n",
+        **files,
+    }.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        if text.startswith("-> "):
+            (root / path).symlink_to(text.removeprefix("-> "))
+        else:
+            (root / path).write_text(text)
+    made = folder / f"{name}_1-2_all.deb"
+    subprocess.run(["dpkg-deb", "-Znone", "--build", root, made], check=True, capture_output=True)
+    return made
+
+
+def test_of_each_file_beside_criu_it_is_known_whose_it_is(tmp_path: Path) -> None:
+    libraries = "usr/lib/x86_64-linux-gnu"
+    criu = {"usr/sbin/criu": "ELF", "usr/share/doc/criu/copyright": "GPL"}
+    library = {
+        f"{libraries}/libx.so.1.0": "ELF",
+        f"{libraries}/libx.so.1": "-> libx.so.1.0",
+        "usr/share/doc/libx1": "-> x-base",
+    }
+    base = {"usr/share/doc/x-base/copyright": "LGPL", "usr/bin/x": "", "usr/lib/x/libx.so": ""}
+    packages = [
+        debian_package(tmp_path, "criu", criu),
+        debian_package(tmp_path, "libx1", library, "Source: x (1-1)\n"),
+        debian_package(tmp_path, "x-base", base),
+    ]
+    prefix = tmp_path / "prefix"
+    install_criu.unpack(packages, tmp_path / "unpacked", prefix)
+    assert json.loads((prefix / "packages.json").read_text()) == [
+        {"name": "criu", "source": "criu", "version": "1-2", "files": ["criu"]},
+        {
+            "name": "libx1",
+            "source": "x",
+            "version": "1-1",
+            "files": ["lib/libx.so.1", "lib/libx.so.1.0"],
+        },
+    ]
+    assert (prefix / "lib/libx.so.1").read_text() == "ELF"
+    assert (prefix / "copyright/libx1").read_text() == "LGPL", "its folder is another package's"
 
 
 @pytest.mark.parametrize(
