@@ -21,7 +21,7 @@ CONFIGURE := -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DPython3_E
 export PATH := $(PATH):/usr/sbin:/sbin
 export PYTHON
 
-.PHONY: help setup build deb lint native-test native-test-plain native-test-sanitized \
+.PHONY: help setup build deb wheel lint native-test native-test-plain native-test-sanitized \
 	native-test-threads check test test-all begin-test python-test soak flake-hunt durations \
 	test-boot demo test-gpu clean
 
@@ -37,6 +37,7 @@ help:
 	@echo "make setup     virtual environment, system packages, CRIU (the others do it themselves)"
 	@echo "make build     the native libraries"
 	@echo "make deb       the Debian package, in build/"
+	@echo "make wheel     the wheel for pip, with the native libraries, in build/"
 	@echo "make lint      ruff, mypy, import-linter, clang-format"
 	@echo "make clean     remove what was built; the virtual environment and CRIU stay"
 
@@ -73,7 +74,17 @@ build/threads/build.ninja: | .venv/.ready
 	    -DPHOS_SANITIZE=thread -DPHOS_NATIVE_DIR=$(CURDIR)/build/threads/native
 
 deb: build
+	@rm -f build/phosd_*.deb
 	@$(STEP) "Debian package" $(LOGS)/deb.log $(PY) packaging/build_deb.py
+
+wheel: build/.packages .venv/.ready
+	@$(STEP) "wheel" $(LOGS)/wheel.log packaging/make_wheel.sh build
+
+# What `pip install` fetches for the wheel: tests have no network.
+build/wheelhouse: pyproject.toml | wheel
+	@rm -rf $@
+	@$(STEP) "packages that the wheel needs" $(LOGS)/wheelhouse.log $(PY) -m pip download --quiet \
+	    --only-binary=:all: --dest $@ build/phosd-*.whl
 
 # --- tests
 
@@ -114,7 +125,8 @@ check: begin-test build lint
 test: begin-test setup lint native-test python-test
 
 test-all: export PHOS_TEST_ALL := 1
-test-all: begin-test setup lint native-test python-test
+test-all: begin-test setup lint native-test deb wheel build/wheelhouse build/.release-packages \
+	python-test
 
 begin-test:
 	@rm -f $(LOGS)/steps $(LOGS)/times.json
@@ -134,6 +146,10 @@ durations: setup build
 
 test-boot: build build/.boot-packages
 	@$(PYTEST) tests/boot
+
+build/.release-packages: packaging/system_packages.sh
+	@packaging/system_packages.sh release
+	@touch $@
 
 build/.boot-packages: packaging/system_packages.sh
 	@packaging/system_packages.sh boot

@@ -1,6 +1,7 @@
 #!/bin/sh
-# system_packages.sh [boot]: install the system packages that are missing, and only those; with
-# `boot` also what the tests in a booted system need. Prints one line.
+# system_packages.sh [boot | release]: install the system packages that are missing, and only those;
+# with `boot` also what the tests in a booted system need, with `release` what checks the package.
+# Prints one line.
 set -eu
 
 missing=""
@@ -29,6 +30,7 @@ if [ "${1:-}" = boot ]; then
     tool mmdebstrap mmdebstrap
     tool systemd-nspawn systemd-container
 fi
+[ "${1:-}" != release ] || tool lintian lintian
 need "ls /usr/share/keyrings/debian-archive-keyring.*" debian-archive-keyring
 
 if [ -z "$missing" ]; then

@@ -28,7 +28,7 @@ from tests.boot import machine, target
 from tests.boot.conftest import SUITES
 from tests.boot.machine import Machine
 from tests.boot.package import REPOSITORY, build_package, install
-from tests.support.harness import PROGRAMS
+from tests.support.harness import PROGRAMS, compile_kernels
 
 MODES = ("stop", "concurrent", "recopy", "driver")
 PLAYED = ("single", "features")
@@ -45,7 +45,7 @@ def pack(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     build_package(folder)
     (folder / _KERNELS).mkdir(exist_ok=True)
-    target.compile_kernels(folder / _KERNELS)
+    compile_kernels(folder / _KERNELS)
     with tempfile.TemporaryDirectory() as scratch:
         tree = Path(scratch) / "tree"
         packages = ",".join((*machine.PACKAGES, "systemd-container"))

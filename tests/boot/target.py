@@ -1,10 +1,7 @@
 """A program of ``tests/programs`` in a booted machine, run by one of its users under the hook."""
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +9,7 @@ from pathlib import Path
 import cuda.bindings
 
 from tests.boot.machine import Machine
-from tests.support.harness import PROGRAMS, parse, wait_until
+from tests.support.harness import PROGRAMS, compile_kernels, parse, wait_until
 
 PLACE, KERNELS, _PACKAGES = "/opt/target/programs", "/opt/target/kernels", "/opt/target/python"
 VARIABLES = {"PYTHONPATH": _PACKAGES, "PHOS_TEST_CACHE": KERNELS}
@@ -28,17 +25,6 @@ def prepare(machine: Machine) -> None:
     with tempfile.TemporaryDirectory() as kernels:
         compile_kernels(Path(kernels))
         machine.carry(Path(kernels), KERNELS)
-
-
-def compile_kernels(folder: Path) -> None:
-    """Compile the kernels of the programs into a folder."""
-    places = {"PHOS_TEST_CACHE": str(folder.resolve()), "PYTHONPATH": str(PROGRAMS)}
-    subprocess.run(
-        [sys.executable, "-c", "import gpu; gpu.compile_ptx(gpu.SOURCE)"],
-        cwd=PROGRAMS,
-        env=os.environ | places,
-        check=True,
-    )
 
 
 def command(program: str, *arguments: str) -> str:

@@ -73,6 +73,17 @@ def environment(
     return env | dict(extra or {})
 
 
+def compile_kernels(folder: Path) -> None:
+    """Compile the kernels of the programs into a folder, for those without a compiler."""
+    places = {"PHOS_TEST_CACHE": str(folder.resolve()), "PYTHONPATH": str(PROGRAMS)}
+    subprocess.run(
+        [sys.executable, "-c", "import gpu; gpu.compile_ptx(gpu.SOURCE)"],
+        cwd=PROGRAMS,
+        env=os.environ | places,
+        check=True,
+    )
+
+
 def has_two_gpus() -> bool:
     """Whether programs can move from one GPU to another: a real one may be alone."""
     return len(list_gpus()) > 1

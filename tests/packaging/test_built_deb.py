@@ -1,0 +1,75 @@
+"""The Debian package as it is built: what Debian's checker finds, and whose each file is."""
+
+import fnmatch
+import gzip
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.built import only_when_built, the_only
+
+pytestmark = only_when_built
+
+OTHERS = ("usr/lib/phos/python/", "usr/lib/phos/criu/", "usr/lib/phos/criu_plugin/")
+"""Where files are that others have written; phosd's own package is in the first, too."""
+
+
+@pytest.fixture(scope="module")
+def deb() -> Path:
+    return the_only("phosd_*.deb", "deb")
+
+
+@pytest.fixture(scope="module")
+def tree(deb: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the package, where they are installed, in a folder."""
+    folder = tmp_path_factory.mktemp("deb")
+    subprocess.run(["dpkg-deb", "--extract", str(deb), str(folder)], check=True)
+    return folder
+
+
+def test_lintian_finds_no_error(deb: Path) -> None:
+    command = ["lintian", "--allow-root", "--show-overrides", str(deb)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = done.stdout.splitlines()
+    assert [line for line in said if line.startswith("E:")] == [], done.stdout
+    overridden = [line for line in said if line.startswith("O: phosd: embedded-library")]
+    assert overridden, f"it has not looked: {done.stdout}{done.stderr}"
+
+
+def test_its_copyright_file_names_whose_every_file_is(tree: Path) -> None:
+    text = (tree / "usr/share/doc/phosd/copyright").read_text()
+    owners = {}
+    for paragraph in re.split(r"\n\n", text):
+        fields = dict(re.findall(r"(?m)^(\w+): ?((?:.|\n )*)", paragraph))
+        if "Files" in fields:
+            assert fields["Copyright"].strip() and fields["License"].strip(), paragraph[:200]
+            assert len(fields["License"].splitlines()) > 1, f"no terms: {paragraph[:200]}"
+            for pattern in fields["Files"].split():
+                owners[pattern] = fields.get("Comment", "phosd")
+    matched: set[str] = set()
+    for path in (str(each.relative_to(tree)) for each in tree.rglob("*") if not each.is_dir()):
+        (*_, pattern) = (each for each in owners if fnmatch.fnmatch(path, each))
+        matched.add(pattern)
+        if path.startswith(OTHERS) and not path.startswith("usr/lib/phos/python/phosd/"):
+            own = path == "usr/lib/phos/criu/version"  # written by phosd's build
+            assert (pattern == "*") is own, f"{path} is nobody's"
+    assert matched == set(owners), "each pattern is about a file"
+    for name in ("criu", "libc6", "libgmp10", "cuda-bindings", "msgspec", "textual", "GCC"):
+        assert any(owner.startswith(f"{name} ") for owner in owners.values()), name
+
+
+def test_it_has_no_compiled_python_and_the_interfaces_of_the_bus(tree: Path) -> None:
+    assert list(tree.rglob("*.py")), "the modules themselves"
+    assert list(tree.rglob("__pycache__")) == []
+    interfaces = {path.stem for path in (tree / "usr/share/dbus-1/interfaces").iterdir()}
+    assert {"org.phos.Manager1", "org.phos.Job1"} <= interfaces
+
+
+def test_its_changelog_begins_with_its_version(deb: Path, tree: Path) -> None:
+    field = ["dpkg-deb", "--field", str(deb), "Version"]
+    version = subprocess.run(field, capture_output=True, text=True, check=True).stdout.strip()
+    changelog = tree / "usr/share/doc/phosd/changelog.gz"
+    with gzip.open(changelog, "rt") as file:
+        assert file.readline().startswith(f"phosd ({version}) ")
