@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/channel.h"
@@ -235,6 +236,21 @@ void try_listen() {
     }
 }
 
+// Whoever removes phosd removes its folder of sockets from below the programs, which run on, and a
+// phosd that is installed later looks into a new one. The old socket stays as long as no new one
+// can be made: a program that has changed its root does not see the folder, where phosd still finds
+// its socket.
+void follow_the_folder() {
+    struct stat info{};
+    if (listener < 0 || lstat(path_of(".sock").c_str(), &info) == 0 || errno != ENOENT) return;
+    const int before = std::exchange(listener, -1);
+    try_listen();
+    if (listener < 0)
+        listener = before;
+    else
+        descriptors::release(before);
+}
+
 bool woken() {
     struct stat info{};
     return lstat(path_of(".wake").c_str(), &info) == 0 && S_ISREG(info.st_mode) &&
@@ -274,6 +290,7 @@ void open_what_is_missing() {
     if (near_end < 0) make_pipe();
     if (legacy_ipc::listener() < 0) legacy_ipc::attach();
     if (listener < 0) try_listen();
+    follow_the_folder();
 }
 
 // Accepts a connection; -1 if there is none. While the program has no descriptor left, clients stay

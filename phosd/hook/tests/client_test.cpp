@@ -261,6 +261,20 @@ void closed_listeners_are_replaced_at_once() {
     CHECK(at_once >= 2);
 }
 
+// As when phosd is removed and installed again. Without a folder the hook keeps its socket: the
+// folder may only be out of its sight.
+void a_new_folder_gets_a_new_socket() {
+    const std::string folder = std::string(std::getenv("PHOS_RUNTIME_DIR")) + "/hook";
+    const std::string aside = folder + ".aside";
+    const Listeners before = listeners();
+    CHECK(rename(folder.c_str(), aside.c_str()) == 0);
+    usleep(1500000);  // the hook looks once a second
+    CHECK(listeners().for_clients == before.for_clients);
+    CHECK(mkdir(folder.c_str(), 0700) == 0);
+    CHECK(Client(getpid()).hello().state == static_cast<uint32_t>(wire::State::running));
+    CHECK(listeners().for_clients.size() == 1);
+}
+
 // The program closes a descriptor between the hook's opening and keeping it: a listener that is
 // taken for the hook's then is never replaced. In this program's own table.
 void what_was_closed_before_it_was_kept_is_not_ours() {
@@ -336,6 +350,7 @@ int main() {
     a_full_table_of_descriptors_is_waited_for();
     a_program_may_close_all_descriptors();
     closed_listeners_are_replaced_at_once();
+    a_new_folder_gets_a_new_socket();
     what_was_closed_before_it_was_kept_is_not_ours();
     what_is_no_message_stays_where_it_is();
     numbers_that_are_the_programs_are_left_alone();
