@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.boot import target
-from tests.boot.machine import Machine
+from tests.boot.machine import Failed, Machine
 from tests.boot.package import install, newer
 from tests.boot.target import phos, restore_after_kill
 from tests.boot.test_systemd import begin, require_unharmed, slowly
+from tests.support.harness import wait_until
 
 
 def test_programs_and_images_of_before_can_be_used_after(
@@ -30,6 +33,31 @@ def test_programs_and_images_of_before_can_be_used_after(
     later = phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"]
     restore_after_kill(program, image)
     restore_after_kill(program, later)
+    program.kill()
+
+
+def test_programs_of_before_a_removal_can_be_used_after_a_new_installation(
+    booted: Machine, package: Path
+) -> None:
+    program = target.start(booted, "ann")
+    booted.run("dpkg --remove phosd")
+    program.more_steps(3)
+    install(booted, package)
+    wait_until(lambda: phos(booted, f"ps {program.pid}", "ann")[0]["hook"] == "hooked", "the hook")
+    image = phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"]
+    restore_after_kill(program, image)
+    program.kill()
+
+
+def test_after_a_purge_programs_of_before_must_be_started_anew(
+    booted: Machine, package: Path
+) -> None:
+    program = target.start(booted, "ann")
+    booted.run("dpkg --purge phosd")
+    install(booted, package)
+    with pytest.raises(Failed, match="which was replaced since"):
+        phos(booted, f"checkpoint {program.pid}", "ann")
+    program.more_steps(3)
     program.kill()
 
 
