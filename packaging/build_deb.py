@@ -45,6 +45,7 @@ PLACES = (
     ("*.rules", "usr/share/polkit-1/rules.d"),
     ("*sysusers*.conf", "usr/lib/sysusers.d"),
     ("*tmpfiles*.conf", "usr/lib/tmpfiles.d"),
+    ("*.catalog", "usr/lib/systemd/catalog"),
     *(
         (f"*.{kind}", UNITS)
         for kind in ("service", "socket", "mount", "slice", "target", "timer", "path")

@@ -4,6 +4,7 @@ import gzip
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 
 from phosd.engine.node.suspended import Register, Suspended
 from phosd.engine.system import procfs
+from phosd.service.jobs.job_log import JOB_ENDED
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,6 +46,22 @@ def test_every_file_for_systemd_has_its_place(build_deb: dict[str, Any], tmp_pat
     assert folders["phosd.service"] == "system"
     assert "phosd.service" in units["ENABLED"].split()
     assert "'phosd-mover@*.service'" in units["UNITS"].split()
+
+
+def test_the_journal_explains_the_end_of_a_job(tmp_path: Path) -> None:
+    catalog = tmp_path / "usr/lib/systemd/catalog"
+    catalog.mkdir(parents=True)
+    shutil.copy(ROOT / "systemd/phosd.catalog", catalog)
+    (tmp_path / "var/lib/systemd/catalog").mkdir(parents=True)
+
+    def journalctl(*words: str) -> str:
+        command = ["journalctl", f"--root={tmp_path}", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    journalctl("--update-catalog")
+    said = journalctl("--dump-catalog", JOB_ENDED)
+    assert "Subject: Job @PHOS_JOB@ of phosd has ended" in said
+    assert set(re.findall(r"@(\w+)@", said)) == {"PHOS_JOB"}, "a field that each entry has"
 
 
 def test_what_units_and_scripts_of_the_package_run_exists() -> None:
