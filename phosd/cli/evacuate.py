@@ -2,7 +2,7 @@
 
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import click
 
@@ -12,28 +12,11 @@ from phosd.cli.client import call, objects
 from phosd.cli.job import summary, watch
 from phosd.cli.settings import Settings, command
 from phosd.client.errors import CommandError, Exit, in_words
+from phosd.client.evacuation import Step
 from phosd.client.text import human_bytes
 
 _ENDS_ALL = ("Cancelled", "NoDaemon")
 """Errors of one step after which the other steps are not tried."""
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A row of ``PlanEvacuation``."""
-
-    pid: int
-    action: str
-    device_bytes: int
-    destination: str
-    why: str
-    command: str
-
-    @property
-    def text(self) -> str:
-        """Short description of the step."""
-        gpu = self.destination.rpartition(":")[2]
-        return {"migrate": f"to GPU {gpu}", "stay": "stays"}.get(self.action, self.action)
 
 
 @command()
@@ -87,12 +70,12 @@ def evacuate(settings: Settings, gpu: str, dry_run: bool, yes: bool) -> None:
         sys.exit(Exit.FAILED)
 
 
-def _plan(settings: Settings, gpu: str) -> list[_Step]:
+def _plan(settings: Settings, gpu: str) -> list[Step]:
     (rows,) = call(settings, "PlanEvacuation", "sa{sv}", gpu, {})
-    return [_Step(*row) for row in rows]
+    return [Step(*row) for row in rows]
 
 
-def _show(settings: Settings, steps: list[_Step]) -> None:
+def _show(settings: Settings, steps: list[Step]) -> None:
     settings.rows(
         [asdict(step) | {"text": step.text} for step in steps],
         {
@@ -139,7 +122,7 @@ def _others(settings: Settings, gpu: str, known: set[int]) -> list[int]:
     return sorted(pids - known)
 
 
-def _do(settings: Settings, gpu: str, todo: list[_Step]) -> None:
+def _do(settings: Settings, gpu: str, todo: list[Step]) -> None:
     """Run the steps, and report the result of each."""
     for step in todo:
         if step.pid not in [each.pid for each in _plan(settings, gpu)]:
@@ -154,7 +137,7 @@ def _do(settings: Settings, gpu: str, todo: list[_Step]) -> None:
                 return
 
 
-def _done(settings: Settings, step: _Step) -> str:
+def _done(settings: Settings, step: Step) -> str:
     if step.action == "migrate":
         job = watch(settings, "Migrate", "usa{sv}", step.pid, step.destination, {})
         return f"process {step.pid} moved {step.text}, in {summary(job)}"
@@ -167,7 +150,7 @@ def _say(settings: Settings, text: str) -> None:
         settings.say(text)
 
 
-def _tell(settings: Settings, step: _Step, error: CommandError) -> None:
+def _tell(settings: Settings, step: Step, error: CommandError) -> None:
     if settings.json:
         settings.emit({"pid": step.pid, "error": error.code, "message": str(error)})
     else:

@@ -41,6 +41,14 @@ class Action:
 
 ACTIONS = (
     Action("leave", "q", "Back", "back to where you were, or out of phos-tui", ANYWHERE),
+    Action(
+        "undo",
+        "escape",
+        "Undo",
+        "all rows again, none marked; then back to where you were",
+        ANYWHERE,
+        shown=False,
+    ),
     Action("theme", "T", "Theme", "light or dark", ANYWHERE, shown=False),
     Action("help", "question_mark", "Help", "the keys of this screen", ANYWHERE),
     # Tables
@@ -104,14 +112,34 @@ ACTIONS = (
         "suspend",
         "s",
         "Suspend",
-        "take the process off its GPU, or bring it back",
+        "take the process off its GPU, where it stands still; asks first",
         "processes",
         acts=True,
         feature="suspend",
     ),
     Action(
+        "swap",
+        "S",
+        "Swap",
+        "of two marked, suspend the one that runs, and resume the other in its place; asks first",
+        "processes",
+        acts=True,
+        feature="swap",
+        shown=False,
+    ),
+    Action(
+        "end",
+        "E",
+        "Save and end",
+        "save the process, and end it once its image is on the disk; asks first",
+        "processes",
+        acts=True,
+        feature="then",
+        shown=False,
+    ),
+    Action(
         "recover",
-        "r",
+        "b",
         "Recover",
         "have a process run again that was left standing still; asks first",
         "processes",
@@ -122,7 +150,7 @@ ACTIONS = (
     Action("details", "enter", "Details", "blocks, images, jobs and kernels of it", "processes"),
     Action(
         "log",
-        "l",
+        "L",
         "Log",
         "follow what its hook noted",
         "processes",
@@ -179,7 +207,7 @@ ACTIONS = (
         )
     ),
     Action("image_details", "enter", "Details", "parents, and the content by block", "images"),
-    Action("parent", "p", "Parent", "the image that it was saved against", "image"),
+    Action("parent", "P", "Parent", "the image that it was saved against", "image"),
     # History
     Action("past_job", "enter", "Details", "phases, mode and why, wrong guesses", "history"),
     Action(
@@ -198,17 +226,26 @@ ACTIONS = (
         "history",
         feature="history-filters",
     ),
-    Action("export", "e", "Export", "write the jobs to a file: CSV or JSON", "history", asks=True),
+    Action("export", "w", "Export", "write the jobs to a file: CSV or JSON", "history", asks=True),
     # GPUs
     Action("gpu(1)", "right,l", "Next GPU", "the GPU after it", "gpus"),
     Action("gpu(-1)", "left,h", "GPU before", "the GPU before it", "gpus", shown=False),
-    Action("figure", "m", "Chart", "load, memory, temperature or power", "gpus"),
+    Action("figure", "n", "Chart", "load, memory, temperature or power", "gpus"),
+    Action(
+        "evacuate",
+        "e",
+        "Evacuate",
+        "clear the GPU: its processes move or are suspended; shows the plan and asks first",
+        "gpus",
+        acts=True,
+        feature="evacuate",
+    ),
     Action("holder", "enter", "Process", "all about the process", "gpus"),
     # Log
-    Action("severity", "s", "Severity", "only what matters more, or everything again", "events"),
+    Action("severity", "i", "Severity", "only what matters more, or everything again", "events"),
     Action(
         "read_events",
-        "r",
+        "a",
         "Read again",
         "ask phosd for what it noted",
         "events",
@@ -220,16 +257,32 @@ ACTIONS = (
     Action("open", "enter", "Open", "the page of a job", "process"),
     Action(
         "read_again",
-        "r",
+        "a",
         "Read again",
         "ask for its blocks and kernels once more",
         "process",
         asks=True,
     ),
+    Action(
+        "trust",
+        "t",
+        "Trust",
+        "clear the kernel of suspicion: what it writes is told from its arguments again",
+        "process",
+        acts=True,
+        feature="process-kernels",
+        shown=False,
+    ),
 )
 
 
-_WRITTEN = {"question_mark": "?", "slash": "/", "pageup": "PgUp", "pagedown": "PgDn"}
+_WRITTEN = {
+    "escape": "esc",
+    "question_mark": "?",
+    "slash": "/",
+    "pageup": "PgUp",
+    "pagedown": "PgDn",
+}
 _DRAWN = {"enter": "⏎", "left": "←", "right": "→", "up": "↑", "down": "↓"}
 
 

@@ -89,9 +89,12 @@ class PhosApp(Host):
     DEFAULT_MODE = SCREENS[0].SCOPE
     titles: ClassVar[dict[str, str]] = {screen.SCOPE: screen.TITLE_TEXT for screen in SCREENS}
 
-    def __init__(self, node: Node, *, readonly: bool = False, light: bool = False) -> None:
+    def __init__(
+        self, node: Node, *, readonly: bool = False, light: bool = False, host: str = ""
+    ) -> None:
         super().__init__()
         self.node = node
+        self.host = host
         self.readonly = readonly
         self._watched: set[str] = set()
         self._contact = Contact.SEEKING
@@ -206,6 +209,11 @@ class PhosApp(Host):
             self.pop_screen()
         else:
             self.exit()
+
+    def action_undo(self) -> None:
+        """Go back, and never leave phos-tui. A table that does not show all rows took the key."""
+        if len(self.screen_stack) > 1:
+            self.pop_screen()
 
     def action_theme(self) -> None:
         dark = self.current_theme.dark

@@ -16,6 +16,8 @@ class Host(App[None]):
     """Titles of the screens by name, in the order of their number keys."""
     node: Node
     readonly: bool
+    host: str
+    """The name of the machine; empty: not shown."""
 
     def tell(self, title: str, text: str, severity: Severity = "information") -> None:
         """Show a toast. The text may be untrusted."""

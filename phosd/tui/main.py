@@ -2,6 +2,7 @@
 
 import logging
 import os
+import platform
 
 import click
 
@@ -49,7 +50,8 @@ def main(bus: str, readonly: bool, light: bool, no_color: bool) -> None:
     logging.getLogger().addHandler(logging.NullHandler())
     if no_color:
         os.environ["NO_COLOR"] = "1"
-    PhosApp(Node(BusLink(bus)), readonly=readonly, light=light).run()
+    node = Node(BusLink(bus))
+    PhosApp(node, readonly=readonly, light=light, host=platform.node()).run()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Everything runs on the screens' event loop, and nothing blocks: records come in 
 :class:`Link`, whose calls are awaited by their callers.
 """
 
+import asyncio
 import enum
 import time
 from collections import deque
@@ -14,10 +15,13 @@ from typing import Any, Protocol, TypeVar
 
 from phosd.bus import ROOT, path_of, variants
 from phosd.client.errors import CommandError
+from phosd.client.evacuation import Step
 from phosd.client.rows import first_page, next_page
 from phosd.tui.records import Gpu, Image, Job, Manager, Process, Record
 
 MANAGER = "org.phos.Manager1"
+_LOOK_SECONDS = 0.1
+"""Seconds between two looks whether a job has ended."""
 SAMPLES = 150
 """Samples to keep of each GPU: five minutes, one every two seconds."""
 
@@ -266,6 +270,21 @@ class Node:
     async def resume(self, pid: int) -> str:
         """Resume a suspended process; return the path of the job."""
         return str(await self._manager("Resume", "ua{sv}", pid, {}))
+
+    async def swap(self, leaving: int, coming: int) -> str:
+        """Suspend a process and resume another in its place; return the path of the job."""
+        return str(await self._manager("Swap", "uua{sv}", leaving, coming, {}))
+
+    async def plan_evacuation(self, gpu: Gpu) -> list[Step]:
+        """Return what clears a GPU of the processes that may be seen."""
+        rows = await self._manager("PlanEvacuation", "sa{sv}", gpu.uuid, {})
+        return [Step(*row) for row in rows]
+
+    async def ended(self, path: str) -> Job | None:
+        """Wait until a job has ended; None if phosd does not know it any more."""
+        while (job := self.of(Job).get(path)) is not None and not job.over:
+            await asyncio.sleep(_LOOK_SECONDS)
+        return job
 
     async def recover(self, pid: int) -> str:
         """Recover a process that was left stopped; return what was done once that is complete."""

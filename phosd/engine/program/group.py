@@ -286,8 +286,9 @@ def explain_death(group: CheckpointGroup, operation: str, outcome: str = "") -> 
             raise
         # Others may have ended as a consequence; the process that the error names is the first.
         first = next((pid for pid in ended if f"process {pid} " in error.what), ended[0])
+        said = error.what.startswith(f"process {first} ended")
         death = NoSuchProcess(
-            f"process {first} ended during its {operation} ({error.what})",
+            f"process {first} ended during its {operation}" + ("" if said else f" ({error.what})"),
             hint=f"{outcome}see the program's output for why it ended",
         )
         for note in getattr(error, "__notes__", ()):

@@ -183,6 +183,7 @@ class Manager:
         if job.task.operation in _OF_IMAGES:
             await self.upkeep.look_for_damage()
         if job.task.operation == "checkpoint":
+            await self.inventory.refresh_processes()  # its hook answers again
             await self.upkeep.delete_old()
         if not self.jobs.running:
             await self.upkeep.compact()

@@ -12,6 +12,7 @@ from phosd.tui.actions import Action, bindings
 from phosd.tui.node import SAMPLES, Contact, Node, Sample
 from phosd.tui.records import Gpu, Process
 from phosd.tui.screens.base import NodeScreen
+from phosd.tui.screens.evacuation import evacuate
 from phosd.tui.screens.process import ProcessScreen
 from phosd.tui.text import bar, command_line, human_bytes, plain
 from phosd.tui.widgets.chart import Chart, Plot
@@ -148,6 +149,8 @@ class GpusScreen(NodeScreen):
             return "there is no other GPU"
         if action.id == "holder" and self.table.current is None:
             return "there is no process"
+        if action.id == "evacuate" and not self.table.shown:
+            return "no process of yours is on it"
         return ""
 
     def action_gpu(self, step: int) -> None:
@@ -161,6 +164,10 @@ class GpusScreen(NodeScreen):
         """Show the next chart, where there is room for only one."""
         self._figure = (self._figure + 1) % len(FIGURES)
         self.show(self.node)
+
+    def action_evacuate(self) -> None:
+        if self.gpu is not None:
+            self.run_worker(evacuate(self, self.gpu), exit_on_error=False)
 
     def action_holder(self) -> None:
         if self.table.current is not None:

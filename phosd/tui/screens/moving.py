@@ -24,12 +24,20 @@ def why_not_migrate(node: Node, chosen: Sequence[Process]) -> str:
         if why := _not_hooked(process):
             return f"{why}; `phos migrate --mode driver` moves it all the same"
         if process.state == SUSPENDED:
-            return f"{process.pid} is suspended; `s` brings it back"
+            return f"{process.pid} is suspended; `s` resumes it"
         if len(process.gpus) > 1 and len(chosen) > 1:
             return f"{process.pid} is on several GPUs; migrate it by itself"
         if not _others(node, process):
             return f"there is no other GPU of the kind that {process.pid} is on"
     return ""
+
+
+def why_not_swap(chosen: Sequence[Process]) -> str:
+    """Return why the processes cannot take turns; empty if they can."""
+    away = [process for process in chosen if process.state == SUSPENDED]
+    if len(chosen) != 2 or len(away) != 1:
+        return "mark two processes with space: one that runs, and a suspended one"
+    return why_not_suspend(chosen)
 
 
 def choices(node: Node, chosen: Sequence[Process]) -> list[Choice]:

@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.widgets import Static, TabbedContent, TabPane
 
 from phosd.client.errors import CommandError
-from phosd.tui.actions import bindings
+from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.records import Gpu, Image, Job, Process
 from phosd.tui.screens.base import NodeScreen
@@ -112,6 +112,31 @@ class ProcessScreen(NodeScreen):
         tabs = ["images", "jobs", "blocks", "kernels"]
         content = self.query_one(TabbedContent)
         content.active = tabs[(tabs.index(content.active) + step) % len(tabs)]
+
+    def _kernel(self) -> Kernel | None:
+        """Return the kernel under the cursor, if kernels are shown."""
+        if self.query_one(TabbedContent).active != "kernels":
+            return None
+        kernel = self._list("kernels").table.current
+        return kernel if isinstance(kernel, Kernel) else None
+
+    def cannot(self, action: Action) -> str:
+        if action.id == "trust":
+            kernel = self._kernel()
+            if kernel is None:
+                return "choose a kernel on the tab Kernels"
+            return "" if kernel.suspect else f"{kernel.name} is no suspect"
+        return ""
+
+    def action_trust(self) -> None:
+        """Clear the kernel under the cursor of suspicion."""
+        if (kernel := self._kernel()) is not None:
+            self.ask(f"Trust {kernel.name}", self._trust(kernel))
+
+    async def _trust(self, kernel: Kernel) -> str:
+        count = await self.node.ask(self._process, "TrustKernels", kernel=kernel.name)
+        self.action_read_again()
+        return f"suspect kernels cleared: {count}"
 
     def action_read_again(self) -> None:
         """Read blocks and kernels from the hook."""

@@ -1,6 +1,7 @@
 """Show the home screen: GPUs, processes, and the jobs that work on them."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from rich.text import Text
@@ -132,11 +133,11 @@ class ProcessesScreen(NodeScreen):
         parts = []
         if process is not None:
             if process.state == moving.SUSPENDED:
-                parts.append(f"suspended: {process.reason}; s brings it back")
+                parts.append(f"suspended: {process.reason}; s resumes it")
             elif process.reason:
                 parts.append(f"{process.hook}: {process.reason}")
             if self._standing([process]):
-                parts.append("it stands still, and no job works on it: r has it run again")
+                parts.append("it stands still, and no job works on it: b has it run again")
             if process.every:
                 parts.append(f"saved every {process.every:g} s, the last {process.keep} are kept")
             if process.last_image:
@@ -151,15 +152,29 @@ class ProcessesScreen(NodeScreen):
 
     # Actions
 
+    @property
+    def actions(self) -> list[Action]:
+        chosen = self.table.chosen if self.framed else []
+        asleep = chosen and all(process.state == moving.SUSPENDED for process in chosen)
+        return [
+            replace(action, name="Resume", help="bring the process back to its GPU")
+            if asleep and action.id == "suspend"
+            else action
+            for action in super().actions
+        ]
+
     def cannot(self, action: Action) -> str:
         chosen = self.table.chosen
         if not chosen:
             return "there is no process"
-        if action.id.startswith("checkpoint") and all(p.hook == "unsupported" for p in chosen):
+        saves = action.id.startswith("checkpoint") or action.id == "end"
+        if saves and all(p.hook == "unsupported" for p in chosen):
             first = chosen[0]
             return f"{first.pid} cannot be saved: {first.reason or 'it is not supported'}"
-        if action.id.startswith("checkpoint") and all(p.state == moving.SUSPENDED for p in chosen):
-            return f"{chosen[0].pid} is suspended; `s` brings it back"
+        if saves and all(p.state == moving.SUSPENDED for p in chosen):
+            return f"{chosen[0].pid} is suspended; `s` resumes it"
+        if action.id == "swap":
+            return moving.why_not_swap(chosen)
         if action.id == "migrate":
             return moving.why_not_migrate(self.node, chosen)
         if action.id == "suspend":
@@ -227,11 +242,56 @@ class ProcessesScreen(NodeScreen):
         return told if told != NO_JOB else f"{pid} has no periodic checkpoints any more"
 
     def action_suspend(self) -> None:
-        for process in self.table.chosen:
-            if process.state == moving.SUSPENDED:
+        """Resume what is suspended; suspend the others after a question."""
+        chosen = self.table.chosen
+        running = [process for process in chosen if process.state != moving.SUSPENDED]
+        for process in chosen:
+            if process not in running:
                 self.ask(f"Resume {process.pid}", self.node.resume(process.pid))
-            else:
-                self.ask(f"Suspend {process.pid}", self.node.suspend(process.pid))
+        if running:
+            question = (
+                f"Suspend {_named(running)}?\n\nIt stands still until it is resumed, and leaves "
+                "nothing on its GPUs."
+            )
+            self._after_question(question, "Suspend", running, lambda p: self.node.suspend(p.pid))
+
+    def action_end(self) -> None:
+        chosen = [process for process in self.table.chosen if process.state != moving.SUSPENDED]
+        question = (
+            f"Save and end {_named(chosen)}?\n\nIt stands still until its image is on the disk, "
+            "and ends. A restore has it go on from there."
+        )
+        self._after_question(
+            question, "Save and end", chosen, lambda p: self.node.checkpoint(p.pid, then="end")
+        )
+
+    def action_swap(self) -> None:
+        leaving, coming = sorted(
+            self.table.chosen, key=lambda process: process.state == moving.SUSPENDED
+        )
+        question = (
+            f"Suspend {_named([leaving])}, and resume {_named([coming])} in its place?\n\nThe "
+            "first stands still until it is resumed."
+        )
+        self._after_question(
+            question, "Swap", [leaving], lambda p: self.node.swap(p.pid, coming.pid)
+        )
+
+    def _after_question(
+        self,
+        question: str,
+        what: str,
+        processes: Sequence[Process],
+        work: Callable[[Process], Awaitable[str]],
+    ) -> None:
+        """Ask, and then do ``work`` with each process that is still there."""
+
+        def answered(yes: bool | None) -> None:
+            for process in self._there(processes) if yes else ():
+                self.ask(f"{what} {process.pid}", work(process))
+
+        gone = partial(self._gone, processes)
+        self.app.push_screen(Question(question, what, gone), answered)
 
     def action_migrate(self) -> None:
         chosen = self.table.chosen

@@ -41,7 +41,13 @@ class TopLine(Static):
         readonly = " readonly" if self.app.readonly else ""
         version = f" phosd {plain(node.manager.version)}".rstrip()
         room = self.size.width - line.cell_len - 1
-        for right in (mark + version + readonly, mark + (readonly or " phosd"), mark):
+        host = f" {plain(self.app.host)}" if self.app.host else ""
+        for right in (
+            mark + host + version + readonly,
+            mark + host + (readonly or " phosd"),
+            mark + (readonly or host or " phosd"),
+            mark,
+        ):
             if len(right) < room:
                 line.append(right.rjust(room))
                 break

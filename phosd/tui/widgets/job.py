@@ -104,8 +104,15 @@ def job_page(job: Job, now: float, width: int) -> Text:
     for note in job.notes:
         say("note", plain(note))
     for figure, number in job.details:
-        say("figure", f"{plain(figure).replace('_', ' ')} {number:g}")
+        say("figure", f"{plain(figure).replace('_', ' ')} {_in_units(figure, number)}")
     return page
+
+
+def _in_units(figure: str, number: float) -> str:
+    """Format a figure whose name ends with its unit."""
+    if figure.endswith("bytes"):
+        return human_bytes(int(number))
+    return seconds(number) if figure.endswith("seconds") else f"{number:g}"
 
 
 def _facts(job: Job, now: float) -> list[tuple[str, str, str]]:

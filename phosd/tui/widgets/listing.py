@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -35,7 +35,7 @@ class _Words(Input):
         self._listing.close_filter()
 
     def action_all(self) -> None:
-        self._listing.key_escape()
+        self._listing.show_all()
 
 
 class Listing(Vertical, Generic[_T]):
@@ -117,8 +117,16 @@ class Listing(Vertical, Generic[_T]):
             self._counted = text
             self.query_one(".listing--count", Static).update(text, layout=False)
 
-    def key_escape(self) -> None:
-        """Clear the filter and all marks."""
-        self.query_one(_Words).value = ""
+    def key_escape(self, event: events.Key) -> None:
+        """Show all rows; if they are shown, the key means what it means elsewhere."""
+        if self.show_all():
+            event.stop()
+
+    def show_all(self) -> bool:
+        """Clear the filter and all marks; return whether there were any."""
+        words = self.query_one(_Words)
+        there = bool(words.value or self.table.marks)
+        words.value = ""
         self.close_filter()
         self.table.action_unmark()
+        return there

@@ -126,7 +126,7 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
             self.marks &= records.keys()
         self._arrange()
         if emptied:
-            self.post_message(self.Moved())
+            self._tell_moved()
         if not (self.marks or {self._under}) <= before:  # not what the user selected
             self.chosen_since = monotonic() + (_REACTION if before != {""} else 0.0)
 
@@ -182,6 +182,14 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
 
     # The cursor
 
+    def _tell_moved(self) -> None:
+        """Post that the cursor has moved. The sender is the table in any case: a message that a
+        handler of the listing around it has caused would otherwise end there.
+        """
+        moved = self.Moved()
+        moved.set_sender(self)
+        self.post_message(moved)
+
     def _follow(self, *, scroll: bool = True) -> None:
         """Keep the cursor on its record after a change of order, or else at its row."""
         if not self._records:
@@ -195,7 +203,7 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
         if scroll:
             self._scroll_to_cursor()
         if self._under != before:
-            self.post_message(self.Moved())
+            self._tell_moved()
         self.refresh()
 
     def _go(self, row: int) -> None:
@@ -203,7 +211,7 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
             self._under = ""
             self.cursor = max(0, min(row, len(self._keys) - 1))
             self._follow()
-            self.post_message(self.Moved())
+            self._tell_moved()
 
     def _scroll_to_cursor(self) -> None:
         page = max(1, self.size.height - 1)
@@ -242,7 +250,7 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
 
     def action_unmark(self) -> None:
         self.marks.clear()
-        self.post_message(self.Moved())
+        self._tell_moved()
         self.refresh()
 
     def action_order(self) -> None:

@@ -249,7 +249,9 @@ def test_criu_is_killed(
             except Internal as error:
                 assert "criu" in str(error).lower()
             except NoSuchProcess as error:
-                assert f"process {target.pid} ended during its checkpoint (criu" in str(error)
+                # With what CRIU said, unless the end was met first where the driver was asked.
+                ended = rf"process {target.pid} ended during its checkpoint( \(criu .*)?; nothing"
+                assert re.match(ended, str(error)), error
                 moment.unlink()
                 target.kill()
                 bring_back(cut_short, target, images[-1])

@@ -5,6 +5,7 @@ Who waits for it cannot be killed: neither phosd nor anybody else's job may.
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,15 +38,14 @@ SOON = 1.0
 
 
 @pytest.fixture
-def far(tmp_path: Path) -> Iterator[tuple[Path, HangingFolder]]:
-    """A folder on such a file system, which every user may write to."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == os.getuid():
-            folder.chmod(folder.stat().st_mode | 0o011)
-    place = tmp_path / "far"
-    place.mkdir()
+def far() -> Iterator[tuple[Path, HangingFolder]]:
+    """A folder on such a file system, which every user may write to; not among pytest's, which the
+    next pytest on this machine closes to others.
+    """
+    place = Path(tempfile.mkdtemp(prefix="phos-far-"))
     with hanging_folder(place) as server:
         yield place, server
+    place.rmdir()
 
 
 @pytest.fixture

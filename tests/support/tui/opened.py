@@ -39,12 +39,19 @@ class Hands(Pilot[None]):
             await through(self)
 
 
+class _Lasting(PhosApp):
+    """Its toasts stay for as long as a test may take to look, on a busy machine."""
+
+    def notify(self, message: str, **options: Any) -> None:
+        super().notify(message, **options | {"timeout": PATIENCE})
+
+
 @asynccontextmanager
 async def opened(
-    node: Node, size: tuple[int, int] = SMALL, **options: bool
+    node: Node, size: tuple[int, int] = SMALL, **options: Any
 ) -> AsyncIterator[Pilot[None]]:
     """Run phos-tui on a terminal of this size."""
-    app = PhosApp(node, **options)
+    app = _Lasting(node, **options)
     app.animation_level = "none"
     async with app.run_test(size=size, notifications=True) as pilot:
         await pilot.pause()

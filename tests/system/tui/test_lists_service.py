@@ -102,7 +102,7 @@ def test_history_and_log_tell_what_was_done(service: Service, tmp_path: Path) ->
             await pilot.press("enter")
             await until(pilot, lambda: "✓ done" not in text(pilot), "the filter")
             await until_shown(pilot, "✗ failed", f"pid {os.getpid()}, state failed")
-            await pilot.press("e")
+            await pilot.press("w")
             await until_shown(pilot, "Export the jobs")
             pilot.app.screen.query_one("#file", Input).value = str(path)
             pilot.app.screen.query_one("#file", Input).focus()

@@ -52,7 +52,7 @@ def test_each_gpu_of_a_process_on_several_stays_unless_one_says_where() -> None:
     ("chosen", "why"),
     [
         ([process(1, hook="driver")], "1 was not started with `phos run`; `phos migrate --mode"),
-        ([process(1, state="suspended", gpus=())], "1 is suspended; `s` brings it back"),
+        ([process(1, state="suspended", gpus=())], "1 is suspended; `s` resumes it"),
         ([process(1, gpus=(PATHS[3],))], "no other GPU of the kind that 1 is on"),
         ([process(2), process(1, gpus=tuple(PATHS[:2]))], "1 is on several GPUs"),
         ([process(1), process(2, hook="unsupported")], "2 was not started"),
@@ -105,6 +105,8 @@ def test_suspend_and_resume_by_what_the_process_is() -> None:
     async def body() -> None:
         async with opened(node, LARGE) as pilot:
             await pilot.press("s")
+            await until_shown(pilot, "Suspend 4711 (", "stands still until it is resumed")
+            await pilot.press("n", "s", "y")
             await until(pilot, lambda: link.asked == [("Suspend", 4711)], "the call")
             done = job(1, operation="suspend", state="done", result="memory", stop_seconds=2.0)
             node.apply(Update({done.path: done}))
@@ -113,10 +115,10 @@ def test_suspend_and_resume_by_what_the_process_is() -> None:
             why = "its device memory is in host memory"
             asleep = process(4711, state="suspended", gpus=(), device_bytes=0, reason=why)
             node.apply(Update({asleep.path: asleep}))
-            await until_shown(pilot, f"suspended: {why}; s brings it back")
+            await until_shown(pilot, f"suspended: {why}; s resumes it", "s Resume")
             assert "m (Migrate)" in text(pilot) and "c (Checkpoint)" in text(pilot)
             await pilot.press("c")
-            await until_told(pilot, "Checkpoint: not now", "4711 is suspended; `s` brings it back")
+            await until_told(pilot, "Checkpoint: not now", "4711 is suspended; `s` resumes it")
             await pilot.press("s")
             await until(pilot, lambda: link.asked[1:] == [("Resume", 4711)], "the call")
             done = job(2, operation="resume", state="done", result="0:1,1:0", stop_seconds=0.0)
@@ -171,7 +173,7 @@ def test_the_keys_do_it_over_a_real_service(service: Service) -> None:
             await until_shown(pilot, f"Migration of {PID}", "GPU 1: A test's GPU, 8.0 GiB free")
             await pilot.click("#go")
             await until_told(pilot, f"migrate of {PID} is done", "on GPU 1")
-            await pilot.press("s")
+            await pilot.press("s", "y")
             await until_told(pilot, f"suspend of {PID} is done", "in host memory")
             await until_shown(pilot, "suspended")
             await pilot.press("s")

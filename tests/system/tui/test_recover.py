@@ -28,14 +28,14 @@ def test_it_asks_for_the_process_by_name_and_the_answer_is_no_unless_one_says_ye
     async def body() -> None:
         async with opened(node, LARGE) as pilot:
             await pilot.press("down")
-            await until_shown(pilot, "no job works on it: r has it run again")
+            await until_shown(pilot, "no job works on it: b has it run again")
             for no in ("enter", "escape", "n"):
-                await pilot.press("r")
+                await pilot.press("b")
                 await until_shown(pilot, "Recover 2 (python train.py --epochs 3)?", state)
                 await pilot.press(no)
                 await until(pilot, lambda: len(pilot.app.screen_stack) == 1, "the dialog to go")
             assert link.asked == []
-            await pilot.press("r")
+            await pilot.press("b")
             await until_shown(pilot, "Recover 2")
             await pilot.press("y")
             await until(pilot, lambda: link.asked == [("Recover", 2)], "the call")
@@ -50,7 +50,7 @@ def test_only_of_all_marked_that_stand_still() -> None:
 
     async def body() -> None:
         async with opened(node) as pilot:
-            await pilot.press("space", "space", "space", "r")
+            await pilot.press("space", "space", "space", "b")
             await until_shown(pilot, "Recover 2 processes: 2, 3", "locked, parked")
             runs = process(3)
             node.apply(Update({runs.path: runs}))
@@ -69,7 +69,7 @@ def test_where_it_makes_no_sense_it_says_why_and_asks_nothing(why: str) -> None:
 
     async def body() -> None:
         async with opened(node, readonly=why == "readonly") as pilot:
-            await pilot.press("r")
+            await pilot.press("b")
             await until_told(pilot, "Recover: not now")
             assert not isinstance(pilot.app.screen, Question) and link.asked == []
 
@@ -88,7 +88,7 @@ def test_a_process_that_ends_or_runs_while_its_dialog_is_open() -> None:
                 Update(gone=frozenset({standing.path})),
             ):
                 if not isinstance(pilot.app.screen, Question):
-                    await pilot.press("r")
+                    await pilot.press("b")
                     await until_shown(pilot, "Recover 1")
                 node.apply(update)
                 stands = standing in update.records.values()
@@ -111,7 +111,7 @@ def test_what_the_question_looks_like() -> None:
 
     async def body() -> None:
         async with opened(node) as pilot:
-            await pilot.press("r")
+            await pilot.press("b")
             await compare_all(pilot, "question-recover")
             assert "\x1b" not in await settled(pilot)
 
@@ -124,14 +124,14 @@ def test_the_service_does_it_or_says_what_next(service: Service) -> None:
 
     async def body() -> None:
         async with opened(Node(BusLink(service.address)), LARGE) as pilot:
-            await until_shown(pilot, "locked", "r has it run again")
-            await pilot.press("r")
+            await until_shown(pilot, "locked", "b has it run again")
+            await pilot.press("b")
             await until_shown(pilot, f"Recover {os.getpid()} (python train.py)")
             await pilot.press("y")
             await until_told(pilot, f"Recover {os.getpid()}: Internal", "end the process")
             service.engine.trouble = None
-            await until_shown(pilot, "r has it run again")
-            await pilot.press("r")
+            await until_shown(pilot, "b has it run again")
+            await pilot.press("b")
             await until_shown(pilot, "Another tool")
             await pilot.press("y")
             await until_told(pilot, f"Recover {os.getpid()}", "was given back its parked memory")

@@ -1,6 +1,7 @@
 """Once for real: the daemon, a program on the software GPU, and phos-tui in a terminal."""
 
 import os
+import platform
 import shlex
 import signal
 import subprocess
@@ -149,7 +150,7 @@ def test_phosd_goes_and_another_one_comes_under_it(bus: str, tmp_path: Path) -> 
             first.close()
             shown.shows("✗ No phosd for", "What is shown is", f"▶*{pid:>7} ", "(Checkpoint)")
             with phosd(bus, tmp_path):
-                shown.shows("● phosd", "c Checkpoint", f"▶*{pid:>7} ", "1 marked")
+                shown.shows(f"● {platform.node()}", "c Checkpoint", f"▶*{pid:>7} ", "1 marked")
                 shown.hides("No phosd")
                 shown.press("c")
                 shown.shows(f"checkpoint of {pid} is done")

@@ -58,6 +58,16 @@ def test_no_key_means_two_things(screen: str) -> None:
     assert sorted(flat) == sorted(set(flat))
 
 
+def test_each_key_means_one_thing_wherever_it_acts() -> None:
+    """``enter`` opens what is under the cursor."""
+    meanings = {
+        (key, action.name) for action in ACTIONS for key in action.key.split(",") if key != "enter"
+    }
+    left_and_right = {"left", "h", "right", "l"}  # the next of what the screen has
+    keys = [key for key, _ in meanings if key not in left_and_right]
+    assert sorted(keys) == sorted(set(keys))
+
+
 def test_what_the_service_does_not_offer_is_dimmed_with_the_reason() -> None:
     node, link = fake_node(process(1))
 
@@ -78,8 +88,11 @@ def test_a_newer_service_has_them() -> None:
     async def body() -> None:
         async with opened(node) as pilot:
             assert "m Migrate" in text(pilot) and "c (Checkpoint)" in text(pilot)
-            await pilot.press("s", "down", "s")
-            await pilot.press("down", "m")
+            await pilot.press("s")
+            await until_shown(pilot, "Suspend 1 (")
+            await pilot.press("y", "down")
+            await until_shown(pilot, "s Resume")
+            await pilot.press("s", "down", "m")
             await until_shown(pilot, "Migration of 3")
             await pilot.press("enter")
             wanted = [("Suspend", 1), ("Resume", 2), ("Migrate", 3, "GPU-1")]

@@ -61,13 +61,13 @@ def test_only_what_matters_more() -> None:
         async with opened(node) as pilot:
             await pilot.press("6")
             await until_shown(pilot, "job 1 ", "job 2 ", "job 3 ", "job 4 ")
-            await pilot.press("s")
+            await pilot.press("i")
             await until_shown(pilot, "only warning and worse", "job 2 ", "job 3 ", "job 4 ")
             assert "job 1 " not in text(pilot)
-            await pilot.press("s")
+            await pilot.press("i")
             await until_shown(pilot, "only error and worse", "job 3 ", "job 4 ")
             assert "job 2 " not in text(pilot)
-            await pilot.press("s")
+            await pilot.press("i")
             await until_shown(pilot, "job 1 ")
 
     run(body)
@@ -117,7 +117,7 @@ def test_no_more_are_kept_than_so_many() -> None:
             for first in (1001, 2001, 3001):
                 await until_shown(pilot, f"job {first - 1} ")
                 link.answers["ListEvents"] = [row(n) for n in range(first + 999, first - 1, -1)]
-                await pilot.press("r")
+                await pilot.press("a")
             await until_shown(pilot, "job 4000 ", f" {screen._MOST}")
             await pilot.press("end")
             await until_shown(pilot, "job 2001 ")
@@ -134,7 +134,7 @@ def test_a_log_that_cannot_be_read_says_so_and_is_asked_for_again() -> None:
             await pilot.press("6")
             await until_shown(pilot, "Timeout: it took too long; try again")
             link.answers["ListEvents"] = [row(1)]
-            await pilot.press("r")
+            await pilot.press("a")
             await until_shown(pilot, "job 1 ")
             assert "Timeout" not in await settled(pilot)
 
@@ -147,8 +147,8 @@ def test_a_service_that_tells_no_events() -> None:
     async def body() -> None:
         async with opened(node) as pilot:
             await pilot.press("6")
-            await until_shown(pilot, "this phosd does not tell what it notes", "r (Read again)")
-            await pilot.press("r")
+            await until_shown(pilot, "this phosd does not tell what it notes", "a (Read again)")
+            await pilot.press("a")
             await until_shown(pilot, "does not offer it")
             assert asked(link) == []
             newer = replace(node.manager, features=frozenset({"events"}))
@@ -167,7 +167,7 @@ def test_what_was_known_stays_when_phosd_goes() -> None:
             await pilot.press("6")
             await until_shown(pilot, "job 1 ")
             node.apply(Update(contact=Contact.GONE, trouble="phosd does not run; start it"))
-            await until_shown(pilot, "start it", "job 1 ", "r (Read again)")
+            await until_shown(pilot, "start it", "job 1 ", "a (Read again)")
             link.answers["ListEvents"] = [row(2), row(1)]
             whole = Update({node.manager.path: node.manager}, whole=True, contact=Contact.HERE)
             node.apply(whole)

@@ -68,7 +68,7 @@ def test_the_charts_one_by_one_where_there_is_no_room_for_all() -> None:
                 await until_shown(pilot, told)
                 others = {"Load:", "Memory:", "Temperature:", "Power:"} - {told.split()[0]}
                 assert not any(other in text(pilot) for other in others)
-                await pilot.press("m")
+                await pilot.press("n")
             await until_shown(pilot, "Load: 50%")
             await pilot.resize_terminal(*LARGE)
             await until_shown(pilot, "Load: 50%", "Memory: 43.0", "Temperature: 61", "Power: 421 W")
@@ -133,7 +133,7 @@ def test_no_gpus_at_all() -> None:
 
     async def body() -> None:
         async with opened(node) as pilot:
-            await pilot.press("5", "right", "m")
+            await pilot.press("5", "right", "n")
             await until_shown(pilot, "no GPUs", "there is no other GPU")
 
     run(body)

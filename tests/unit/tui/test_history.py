@@ -157,7 +157,7 @@ def test_an_export_has_all_that_the_filters_let_through(tmp_path: Path, kind: st
             await until_shown(pilot, "checkpoint")
             await pilot.press("down", "p")
             await until_shown(pilot, "Shown: pid 4711")
-            screen = await form(pilot, "e")
+            screen = await form(pilot, "w")
             assert screen.query_one("#file", Input).value == "phos-history-20270115T080000.csv"
             screen.query_one("#file", Input).value = str(path)
             screen.query_one("#file", Input).focus()
@@ -201,7 +201,7 @@ def test_an_export_that_is_not_possible_says_why(tmp_path: Path) -> None:
         async with opened(node, LARGE) as pilot:
             await pilot.press("4")
             await until_shown(pilot, "checkpoint")
-            screen = await form(pilot, "e")
+            screen = await form(pilot, "w")
             field = screen.query_one("#file", Input)
             field.focus()
             for name, why in ((str(there), "is there already"), ("x.txt", "must end with")):
@@ -274,8 +274,8 @@ def test_without_phosd_nothing_is_asked_and_what_was_known_stays() -> None:
             node.apply(Update(contact=Contact.GONE, trouble="phosd does not run; start it"))
             before = len(asked(link))
             await pilot.press("1", "4")
-            await until_shown(pilot, "start it", "checkpoint", "e (Export)")
-            await pilot.press("e")
+            await until_shown(pilot, "start it", "checkpoint", "w (Export)")
+            await pilot.press("w")
             await until_shown(pilot, "phosd does not answer")
             assert len(asked(link)) == before
 
@@ -305,7 +305,7 @@ def test_names_that_would_do_something_to_the_terminal_and_any_size() -> None:
         async with opened(node, LARGE) as pilot:
             await pilot.press("4")
             await until_shown(pilot, "[b]op")
-            for keys in ([], ["enter"], ["q", "f"], ["escape", "e"], ["escape"]):
+            for keys in ([], ["enter"], ["q", "f"], ["escape", "w"], ["escape"]):
                 await pilot.press(*keys)
                 for size in ((60, 20), (30, 8), (200, 60)):
                     await pilot.resize_terminal(*size)

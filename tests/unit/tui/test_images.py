@@ -253,9 +253,9 @@ def test_the_page_of_an_image_tells_its_parents_and_its_content_in_load_order() 
             ((member, options),) = link.asked
             asked = {name: variant.value for name, variant in options.items()}
             assert (member, asked) == ("ListBlocks", {"limit": 5000, "offset": 0})
-            await pilot.press("p")
+            await pilot.press("P")
             await until_shown(pilot, "it stands alone")
-            await pilot.press("p")
+            await pilot.press("P")
             await until_shown(pilot, "Parent: not now", "it has no parent")
             await pilot.press("q", "r")
             await until(pilot, lambda: ("Restore", NEW) in link.asked, "the restore")

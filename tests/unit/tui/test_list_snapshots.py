@@ -80,11 +80,11 @@ SCREENS: dict[str, list[str]] = {
     "history": ["4", "down"],
     "history-job": ["4", "down", "enter"],
     "history-filters": ["4", "down", "f"],
-    "history-export": ["4", "down", "e"],
+    "history-export": ["4", "down", "w"],
     "gpus": ["5"],
-    "gpus-other": ["5", "right", "m"],
+    "gpus-other": ["5", "right", "n"],
     "log": ["6"],
-    "log-severity": ["6", "s"],
+    "log-severity": ["6", "i"],
 }
 
 

@@ -77,7 +77,7 @@ SCREENS: dict[str, list[str]] = {
     "job-done": ["2", "end", "up", "enter"],
     "process": ["down", "enter"],
     "process-blocks": ["down", "enter", "right", "right"],
-    "ring": ["down", "l"],
+    "ring": ["down", "L"],
     "form": ["down", "C"],
     "help": ["question_mark"],
 }
