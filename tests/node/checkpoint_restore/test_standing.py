@@ -20,7 +20,7 @@ from phosd.engine.recovery.rescue import bring_back
 from phosd.engine.recovery.startup import settle
 from phosd.engine.recovery.stranded import stranded
 from phosd.engine.system import memory_mount, procfs
-from phosd.errors import Busy, Cancelled, InvalidOption, PhosError
+from phosd.errors import Busy, Cancelled, InvalidOption, NoSuchProcess, PhosError
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, computes_right
 from tests.node.checkpoint_restore.test_fault_points import armed
@@ -165,9 +165,11 @@ def test_a_step_fails(
     target.wait_for_steps(3)
     last = Point.STANDING_HOLD if options is HOLD else Point.STANDING_END
     for step in (*STEPS[:-1], last):
+        progress = Progress()
         with armed(f"{step}:raise"), pytest.raises(PhosError, match="fault point") as raised:
-            checkpoint(node, target.pid, options, Progress())
-        assert not getattr(raised.value, "__notes__", ()), (step, raised.value.__notes__)
+            checkpoint(node, target.pid, options, progress)
+        made = [f"image {progress.result} is complete"] if progress.result else []
+        assert getattr(raised.value, "__notes__", []) == made
         runs_on(node, target, undisturbed)
     for image in node.store.list():
         verify(node.store, image.id, Progress())
@@ -179,11 +181,38 @@ def test_it_is_cancelled(node: Node, start: Starter, undisturbed: Undisturbed) -
     target.wait_for_steps(3)
     with pytest.raises(Cancelled) as raised:
         checkpoint(node, target.pid, END, at_phase("publish", Progress.cancel))
-    assert not getattr(raised.value, "__notes__", ())
+    assert raised.value.__notes__ == [f"image {node.store.list()[-1].id} is complete"]
     runs_on(node, target, undisturbed)
     held = at_phase("hold", Progress.cancel)
     checkpoint(node, target.pid, HOLD, held)
     runs_on(node, target, undisturbed)
+
+
+def test_it_is_killed_while_it_is_held(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """Its image is what is left."""
+    target = start("single")
+    target.wait_for_steps(3)
+    progress = at_phase("hold", lambda _: os.kill(target.pid, signal.SIGKILL))
+    threading.Timer(1.0, progress.go_on).start()
+    with pytest.raises(NoSuchProcess, match=f"process {target.pid} ended") as raised:
+        checkpoint(node, target.pid, HOLD, progress)
+    assert f"image {progress.result} is complete" in str(raised.value)
+    assert "nothing was saved" not in str(raised.value)
+    target.kill()
+    restore(node, progress.result, RestoreOptions(), Progress())
+    runs_on(node, target, undisturbed)
+
+
+def test_who_comes_next_has_the_whole_gpu(node: Node, start: Starter) -> None:
+    mover = node.movers.mover(0)
+    free = mover.free_memory()[0]
+    target = start("single")
+    target.wait_for_steps(3)
+    assert mover.free_memory()[0] < free
+    checkpoint(node, target.pid, END, Progress())
+    wait_until(lambda: mover.free_memory()[0] >= free, "its memory to be free")
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -285,7 +314,8 @@ def test_it_ends_when_its_image_is_on_the_disk(
         pytest.raises(PhosError, match="fault point") as raised,
     ):
         checkpoint(node, target.pid, END, Progress())
-    assert not getattr(raised.value, "__notes__", ())
+    # The image is whole in memory, and was not written to the disk.
+    assert raised.value.__notes__ == [f"image {node.store.list()[-1].id} is complete"]
     runs_on(node, target, undisturbed)
     progress = at_phase("end", look)
     checkpoint(node, target.pid, END, progress)

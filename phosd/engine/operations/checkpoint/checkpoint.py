@@ -26,7 +26,7 @@ from phosd.engine.operations.torch_cache import release_cached
 from phosd.engine.program import landlock
 from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
 from phosd.engine.program.tree import ProcessTree
-from phosd.errors import InvalidOption, MisSpeculation
+from phosd.errors import InvalidOption, MisSpeculation, PhosError
 
 _MODES: dict[str, Callable[[Attempt], tuple[Block, ...]]] = {
     "concurrent": concurrent,
@@ -61,7 +61,8 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         progress.about_to_touch(group.affected)
         parent = job.enter_context(_parent(node, group, options.parent))
         job.callback(node.store.spares.drop)
-        job.enter_context(explain_death(group, "checkpoint", "nothing was saved; "))
+        outcome = "" if options.stands else "nothing was saved; "  # it may be, and is told then
+        job.enter_context(explain_death(group, "checkpoint", outcome))
         if options.release_cached:
             release_cached(group, progress)
         manifest = _Checkpoint(node, group, parent, options, progress).run(choice)
@@ -154,6 +155,10 @@ class _Checkpoint:
                 blocks = _MODES[choice.mode](attempt)
             except ProgramEnded as ended:
                 return ended.manifest
+            except PhosError as error:
+                if publication.manifest is not None:
+                    error.add_note(f"image {publication.manifest.id} is complete")
+                raise
             return publication.manifest or publication.publish(blocks)
 
     def _complete(
