@@ -7,6 +7,7 @@ import click
 from phosd.bus import variants
 from phosd.cli import options
 from phosd.cli.client import call
+from phosd.cli.dry_run import tell_checks
 from phosd.cli.job import CancelledHereError, summary, watch
 from phosd.cli.settings import Settings, command
 from phosd.client.errors import CommandError
@@ -92,6 +93,11 @@ def interval(text: str) -> float:
     help="With --end: end it when its image is complete in memory. That is sooner, and a machine "
     "that ends before the image is on the disk loses it.",
 )
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only say what would stand in the way, and in which mode it would be saved.",
+)
 @options.deadline
 @options.queue
 @click.option(
@@ -105,13 +111,14 @@ def interval(text: str) -> float:
     type=click.IntRange(1, 1000),
     help="With --every: how many of these images to keep (default: 5).",
 )
-def checkpoint(settings: Settings, pid: int, **given: Any) -> None:
+def checkpoint(settings: Settings, pid: int, dry_run: bool, **given: Any) -> None:
     """Save process PID and its children as an image, and let it go on, or end it.
 
     \b
     Examples:
       phos checkpoint 4711
       phos checkpoint 4711 --mode driver
+      phos checkpoint 4711 --dry-run               could it be saved?
       phos checkpoint 4711 --durable               before a reboot
       phos checkpoint 4711 --end                   and give its GPUs back
       phos checkpoint 4711 --parent auto           only what has changed
@@ -122,6 +129,9 @@ def checkpoint(settings: Settings, pid: int, **given: Any) -> None:
     Ctrl-C cancels, with --every for good; the program goes on in any case, unless it was ended.
     """
     wanted = variants({name: value for name, value in given.items() if value is not None})
+    if dry_run:
+        tell_checks(settings, "TryCheckpoint", "ua{sv}", pid, wanted)
+        return
     every = given["every"]
     if every == 0:
         _end_schedule(settings, pid)

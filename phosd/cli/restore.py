@@ -6,6 +6,7 @@ import click
 
 from phosd.bus import variants
 from phosd.cli import options
+from phosd.cli.dry_run import tell_checks
 from phosd.cli.images import output_of
 from phosd.cli.job import summary, watch
 from phosd.cli.names import resolve
@@ -28,18 +29,27 @@ from phosd.cli.settings import Settings, command
     type=click.Path(path_type=Path, dir_okay=False),
     help="Where the program's output goes if it was a pipe or a terminal.",
 )
-def restore(settings: Settings, image: str, files: str, output: Path | None) -> None:
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only say what would stand in the way of a restore here and now.",
+)
+def restore(settings: Settings, image: str, files: str, output: Path | None, dry_run: bool) -> None:
     """Run the program of IMAGE again from where it was, under its old pid. IMAGE is an id, the
     beginning of one, or latest.
 
     \b
     Examples:
       phos restore latest
+      phos restore latest --dry-run        could it be restored here and now?
       phos restore 20261120T153012-3fa9
       phos restore 20261120T153012-3fa9 --output /tmp/train.log
     """
     given = {"files": files} | ({"output": str(output.absolute())} if output else {})
     image = resolve(settings, image)
+    if dry_run:
+        tell_checks(settings, "TryRestore", "sa{sv}", image, variants(given))
+        return
     job = watch(settings, "Restore", "sa{sv}", image, variants(given))
     if not settings.json:
         for note in job["Notes"]:

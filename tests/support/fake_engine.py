@@ -21,6 +21,7 @@ from phosd.engine.image.manifest import (
     Tree,
 )
 from phosd.engine.job.affected import InterruptedJob
+from phosd.engine.job.checks import Finding
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
@@ -117,6 +118,8 @@ class FakeEngine:
     running: list[GpuProcess] = field(default_factory=list)
     act: Callable[[Progress], None] = lambda progress: None
     requests: list[object] = field(default_factory=list)
+    found: list[Finding] = field(default_factory=list)
+    """What a dry run finds."""
     experience: list[Experience] = field(default_factory=list)
     made: int = 0
     mode: str = "stop"
@@ -175,6 +178,14 @@ class FakeEngine:
             progress.phase("hold", stopped=True)
             progress.hold()
         return image
+
+    def try_checkpoint(self, pid: int, request: CheckpointRequest, caller: int) -> list[Finding]:
+        self.requests.append(request)
+        return self.found
+
+    def try_restore(self, image: str, request: RestoreRequest, caller: int) -> list[Finding]:
+        self.requests.append(request)
+        return self.found
 
     def restore(self, image: str, request: RestoreRequest, caller: int, progress: Progress) -> int:
         self.requests.append(request)

@@ -4,8 +4,9 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -32,6 +33,7 @@ from phosd.engine.criu.socket_folders import socket_folders
 from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.image.manifest import Process
 from phosd.engine.job.cancellation import Cancellation
+from phosd.engine.job.checks import Check, require_all
 from phosd.engine.system import procfs
 from phosd.engine.system.looking import LOOKERS, describe
 from phosd.engine.system.native import criu_plugins
@@ -89,17 +91,41 @@ def admission(
     changed and limits that cannot be given back, :class:`ImageCorrupt` if a file of CRIU's is too
     damaged to be read, and what :func:`require_restorable` raises.
     """
-    try:
-        require_restorable(criu, tree)
-        require_free(tree.processes)
-        place_of(tree.details.cgroups, tree.user.uid, criu.surroundings)
+    require_all(admission_checks(criu, tree, options, cancellation))
+
+
+def admission_checks(
+    criu: Criu,
+    tree: SavedTree,
+    options: TreeRestoreOptions,
+    cancellation: Cancellation | None = None,
+) -> list[Check]:
+    """Return the checks of :func:`admission`."""
+
+    def files() -> None:
         with _orders(tree, options, "check") as orders:
             answer = file_worker.work(orders, cancellation=cancellation)
+        _require_unused(answer.inodes)
+        file_worker.require_usable(answer)
+
+    def cgroups() -> None:
+        place_of(tree.details.cgroups, tree.user.uid, criu.surroundings)
+
+    return [
+        ("rights", partial(_unless_damaged, tree, partial(require_restorable, criu, tree))),
+        ("pids", partial(require_free, tree.processes)),
+        ("cgroup", partial(_unless_damaged, tree, cgroups)),
+        ("files", partial(_unless_damaged, tree, files)),
+    ]
+
+
+def _unless_damaged(tree: SavedTree, check: Callable[[], None]) -> None:
+    """Run a check that reads CRIU's files; a damaged one may be what could not be read."""
+    try:
+        check()
     except Internal:
-        tree.check_bytes()  # a damaged file of CRIU's may be what could not be read
+        tree.check_bytes()
         raise
-    _require_unused(answer.inodes)
-    file_worker.require_usable(answer)
 
 
 def require_restorable(criu: Criu, tree: SavedTree) -> None:

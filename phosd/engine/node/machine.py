@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from phosd.engine.criu.program import Criu
 from phosd.engine.image.manifest import Gpu, Host, Manifest
+from phosd.engine.job.checks import Check, require_all
 from phosd.engine.node.gpus import list_gpus
 from phosd.engine.system.cuda import driver_version
 from phosd.errors import DriverTooOld, GpuMismatch, Unsupported
@@ -34,23 +36,48 @@ def describe_gpus(ordinals: Iterable[int]) -> tuple[Gpu, ...]:
 
 def require_same_machine(manifest: Manifest, criu: Criu) -> None:
     """Raise unless driver, CRIU, CPU and GPUs of this machine can load the image."""
-    host, here = manifest.host, this_host(criu)
+    require_all(same_machine(manifest, criu))
+
+
+def same_machine(manifest: Manifest, criu: Criu) -> list[Check]:
+    """Return the checks of :func:`require_same_machine`."""
+    here = this_host(criu)
+    return [
+        ("driver", partial(_require_driver, manifest, here)),
+        ("CRIU", partial(_require_criu, manifest, here)),
+        ("CPU", partial(_require_cpu, manifest, here)),
+        ("GPUs", partial(_require_gpus, manifest)),
+    ]
+
+
+def _require_driver(manifest: Manifest, here: Host) -> None:
+    host = manifest.host
     if here.driver < host.driver:
         raise DriverTooOld(
             f"image {manifest.id} was made with driver API {host.driver}, here is {here.driver}",
             hint="update the driver on this node, or restore elsewhere",
         )
+
+
+def _require_criu(manifest: Manifest, here: Host) -> None:
+    host = manifest.host
     if _version(here.criu) < _version(host.criu):
         raise Unsupported(
             f"image {manifest.id} was made with CRIU {host.criu}, here is {here.criu}",
             hint="install that CRIU or a newer one",
         )
-    if missing := set(host.cpu_flags) - set(here.cpu_flags):
+
+
+def _require_cpu(manifest: Manifest, here: Host) -> None:
+    if missing := set(manifest.host.cpu_flags) - set(here.cpu_flags):
         raise Unsupported(
             f"image {manifest.id} needs CPU features that are not here: "
             + ", ".join(sorted(missing)[:8]),
             hint="restore on a machine with the same kind of CPU",
         )
+
+
+def _require_gpus(manifest: Manifest) -> None:
     present = {gpu.uuid: gpu for gpu in list_gpus()}
     for gpu in manifest.gpus:
         match = present.get(gpu.uuid)

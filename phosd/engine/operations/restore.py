@@ -24,9 +24,10 @@ from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.link import HookLink, HookState
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.affected import AffectedProcess, AffectedSet, now
+from phosd.engine.job.checks import Check, Finding, findings, require_all
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
-from phosd.engine.node.machine import require_same_machine
+from phosd.engine.node.machine import same_machine
 from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import context_bytes, require_device_memory
 from phosd.engine.operations.load import device_bytes, loaded
@@ -73,12 +74,8 @@ def restore(
         manifest = image.manifest
         pids = tuple(p.pid for p in manifest.processes)
         job.enter_context(node.claim(pids))
-        require_same_machine(manifest, node.criu)
         cpu = _CpuSide(node, manifest, options)
-        cpu.admit(progress)
-        require_device_memory(node, _needs(manifest))
-        if manifest.shares_memory:
-            require_alone({block.gpu for block in manifest.blocks}, pids)
+        require_all(_admission(node, manifest, cpu, progress))
         progress.check()
         progress.about_to_touch(_affected(manifest))
 
@@ -123,6 +120,37 @@ def restore(
     return RestoreResult(manifest.trees[0].root, pids, time.monotonic() - started)
 
 
+def try_restore(
+    node: Node, image_id: str, options: RestoreOptions, progress: Progress
+) -> list[Finding]:
+    """Return what a restore of the image checks before it begins; nothing is restored.
+
+    Raises :class:`NoSuchImage` and :class:`ImageCorrupt`.
+    """
+    with node.store.open(image_id) as image:
+        manifest = image.manifest
+        pids = [p.pid for p in manifest.processes]
+
+        def claim() -> None:
+            with node.claim(pids):
+                pass
+
+        cpu = _CpuSide(node, manifest, options)
+        return findings([("jobs", claim), *_admission(node, manifest, cpu, progress)])
+
+
+def _admission(
+    node: Node, manifest: Manifest, cpu: "_CpuSide", progress: Progress
+) -> Iterator[Check]:
+    """Yield the checks before a restore: one passes before the next is made."""
+    yield from same_machine(manifest, node.criu)
+    yield from cpu.admission(progress)
+    yield "device memory", partial(require_device_memory, node, _needs(manifest))
+    if manifest.shares_memory:
+        gpus, pids = {block.gpu for block in manifest.blocks}, [p.pid for p in manifest.processes]
+        yield "other programs", partial(require_alone, gpus, pids)
+
+
 class _CpuSide:
     """CRIU's part of a restore: one process tree after the other."""
 
@@ -134,10 +162,12 @@ class _CpuSide:
         self._trees = saved_trees(manifest, node.store.image_folder(manifest.id))
         self._restored: list[Restored] = []
 
-    def admit(self, progress: Progress) -> None:
-        """Check that pids are free, files are as recorded, and the owner may restore the trees."""
+    def admission(self, progress: Progress) -> Iterator[Check]:
+        """Yield the checks that pids are free, files are as recorded, and the owner may restore the
+        trees.
+        """
         for tree in self._trees:
-            criu_restore.admission(self._criu, tree, self._options, progress)
+            yield from criu_restore.admission_checks(self._criu, tree, self._options, progress)
 
     def check_bytes(self) -> None:
         """Check CRIU's files against their recorded digests."""

@@ -74,7 +74,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     )
     write_down = reports.write_down
     interface = manager_interface(
-        Images(engine, history, jobs, rights, checkpoints, periodic, write_down),
+        Images(engine, history, jobs, rights, checkpoints, periodic, readers, write_down),
         Moves(engine, jobs, inventory, rights, readers, write_down),
         Lists(inventory, jobs, history, rights, readers),
         Pruning(engine, history, jobs, readers),

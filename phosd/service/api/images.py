@@ -3,12 +3,16 @@
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.job.checks import Finding
 from phosd.engine.job.progress import Progress
 from phosd.errors import ImageCorrupt
 from phosd.service.api.views import job_path
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Action, Rights
+from phosd.service.dbus.query_pool import Readers
 from phosd.service.dbus.spec import method
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
@@ -18,6 +22,7 @@ from phosd.service.process_identity import Target, identify
 from phosd.service.tasks.checkpoints import Checkpoints, require_possible
 from phosd.service.tasks.periodic import Periodic
 
+CheckRow = tuple[str, str, str]
 NO_JOB = "/"
 """Path returned instead of a job's when a call ends a schedule."""
 
@@ -35,6 +40,7 @@ class Images:
         rights: Rights,
         checkpoints: Checkpoints,
         periodic: Periodic,
+        readers: Readers,
         write_down: Callable[[Job], None],
     ) -> None:
         self._engine = engine
@@ -43,6 +49,7 @@ class Images:
         self._rights = rights
         self._checkpoints = checkpoints
         self._periodic = periodic
+        self._readers = readers
         self._write_down = write_down
 
     @method("Checkpoint", "ua{sv}", job="o")
@@ -85,6 +92,38 @@ class Images:
         claims, token = _claims(image), options.token
         task = Task("restore", image, caller.uid, claims, work, token=token, gpus=gpus)
         return job_path(self._jobs.submit(task, self._write_down))
+
+    @method("TryCheckpoint", "ua{sv}", checks="a(sss)")
+    async def try_checkpoint(
+        self, caller: Caller, pid: int, options: CheckpointRequest
+    ) -> list[CheckRow]:
+        """List what a checkpoint checks before it begins: what, the error that stands in its way
+        (empty: none), and that error's message or what was found; nothing is stopped or saved;
+        options: {options}.
+        """
+        target = identify(pid)
+        acting = await self._rights.require(
+            caller, Action.CHECKPOINT, target.uid, f"process {pid}", pid=str(pid)
+        )
+        if options.parent == "auto":
+            options = msgspec.structs.replace(options, parent="")
+        found = await self._readers.run(
+            caller.uid, self._engine.try_checkpoint, pid, options, acting
+        )
+        return [_row(each) for each in found]
+
+    @method("TryRestore", "sa{sv}", checks="a(sss)")
+    async def try_restore(
+        self, caller: Caller, image: str, options: RestoreRequest
+    ) -> list[CheckRow]:
+        """List what a restore checks before it begins, as TryCheckpoint does; nothing is restored;
+        options: {options}.
+        """
+        _, acting = await self._image_for(caller, Action.RESTORE, image)
+        found = await self._readers.run(
+            caller.uid, self._engine.try_restore, image, options, acting
+        )
+        return [_row(each) for each in found]
 
     @method("VerifyImage", "sa{sv}", job="o")
     async def verify_image(self, caller: Caller, image: str, options: JobOptions) -> str:
@@ -149,3 +188,7 @@ class Images:
 def _claims(image: str) -> frozenset[str]:
     """Return the claims of a job that works on an image."""
     return frozenset((f"image {image}",))
+
+
+def _row(finding: Finding) -> CheckRow:
+    return finding.what, finding.trouble.code if finding.trouble else "", finding.text

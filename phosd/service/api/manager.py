@@ -50,6 +50,7 @@ FEATURES = (
     "prune",
     "release-cached",
     "then",
+    "dry-run",
 )
 _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
 """Settings that can change while phosd runs."""

@@ -8,6 +8,7 @@ from phosd.engine.criu.file_worker import Output
 from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.affected import InterruptedJob
+from phosd.engine.job.checks import Finding
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
@@ -44,6 +45,12 @@ class Engine(Protocol):
 
         ``experience`` is the history's record of earlier checkpoints of the program.
         """
+
+    def try_checkpoint(self, pid: int, request: CheckpointRequest, caller: int) -> list[Finding]:
+        """Return what a checkpoint checks before it begins, and what came of that."""
+
+    def try_restore(self, image: str, request: RestoreRequest, caller: int) -> list[Finding]:
+        """Return what a restore checks before it begins, and what came of that."""
 
     def restore(self, image: str, request: RestoreRequest, caller: int, progress: Progress) -> int:
         """Restore an image for user id ``caller``, and return the pid of the restored process."""

@@ -16,16 +16,17 @@ from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.repack import compact
 from phosd.engine.image.verify import verify
 from phosd.engine.job.affected import InterruptedJob
+from phosd.engine.job.checks import Finding
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node import inspection
 from phosd.engine.node.gpus import GpuInfo, divided, list_gpus
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.admission import DiskLimits, context_bytes
-from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint, try_checkpoint
 from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.permissions import ROOT, require_may_restore
-from phosd.engine.operations.restore import restore
+from phosd.engine.operations.restore import restore, try_restore
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.operations.swap import SwapOptions, swap
@@ -81,6 +82,14 @@ class NodeEngine:
             CheckpointOptions, request, caller=caller, experience=experience, limits=self._limits
         )
         return checkpoint(self._node, pid, options, progress)
+
+    def try_checkpoint(self, pid: int, request: CheckpointRequest, caller: int) -> list[Finding]:
+        options = _chosen(CheckpointOptions, request, caller=caller, limits=self._limits)
+        return try_checkpoint(self._node, pid, options, Progress())
+
+    def try_restore(self, image: str, request: RestoreRequest, caller: int) -> list[Finding]:
+        require_may_restore(self.image(image), caller)
+        return try_restore(self._node, image, request, Progress())
 
     def compact(self, go_on: Callable[[], bool]) -> int:
         return compact(self._node.store, go_on)

@@ -13,16 +13,18 @@ import pytest
 
 from phosd.cli.checkpoint import interval
 from phosd.cli.main import named
+from phosd.engine.job.checks import Finding
 from phosd.engine.job.experience import KernelMark
 from phosd.engine.job.figures import Figures
 from phosd.engine.job.progress import Progress
-from phosd.errors import Unsupported
+from phosd.errors import Busy, Unsupported
 from phosd.service.jobs.options import CheckpointRequest
 from phosd.service.process_identity import identify
 from tests.support.fake_engine import block, manifest, this_process
 from tests.support.harness import running, wait_until
 from tests.support.service import Service
 from tests.system.cli.test_client import PHOS, lines, phos
+from tests.system.cli.test_json import check
 
 ME = str(os.getpid())
 
@@ -67,6 +69,27 @@ def test_a_program_is_held_until_it_is_to_continue(service: Service) -> None:
         assert held.communicate()[0] == "image-0\n"
     refused = phos(service, "continue", ME)
     assert refused.returncode == 4 and f"process {ME} is not held" in refused.stderr
+
+
+def test_a_dry_run_tells_what_stands_in_the_way(service: Service) -> None:
+    service.engine.stored["old"] = manifest("old")
+    service.engine.found = [Finding("processes", found="2 in all; with GPU: 7")]
+    done = phos(service, "checkpoint", ME, "--dry-run", "--mode=stop")
+    assert done.returncode == 0 and re.search("processes +✓ +2 in all; with GPU: 7", done.stdout)
+    assert service.engine.requests == [CheckpointRequest(mode="stop")]
+    trouble = Unsupported("it uses io_uring", hint="avoid it")
+    service.engine.found += [Finding("files", trouble), Finding("pids", Busy("7 is taken"))]
+    for command in (("checkpoint", ME), ("restore", "old")):
+        done = phos(service, *command, "--dry-run")
+        assert done.returncode == 6
+        assert re.search(r"files +✗ Unsupported +it uses io_uring; avoid it", done.stdout)
+        assert lines(phos(service, *command, "--dry-run", "--json").stdout) == [
+            {"check": "processes", "trouble": None, "text": "2 in all; with GPU: 7"},
+            {"check": "files", "trouble": "Unsupported", "text": "it uses io_uring; avoid it"},
+            {"check": "pids", "trouble": "Busy", "text": "7 is taken"},
+        ]
+        check(lines(phos(service, *command, "--dry-run", "--json").stdout), "`--dry-run`")
+    assert not service.engine.made and list(service.engine.stored) == ["old"]
 
 
 @pytest.mark.parametrize(

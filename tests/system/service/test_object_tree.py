@@ -53,6 +53,8 @@ def test_the_manager_is_introspected_completely(service: Service) -> None:
         "Swap": ["uua{sv}", "o"],
         "PlanEvacuation": ["sa{sv}", "a(ustsss)"],
         "Continue": ["ua{sv}", ""],
+        "TryCheckpoint": ["ua{sv}", "a(sss)"],
+        "TryRestore": ["sa{sv}", "a(sss)"],
         "Recover": ["ua{sv}", "s"],
         "VerifyImage": ["sa{sv}", "o"],
         "DeleteImage": ["sa{sv}", ""],

@@ -80,7 +80,9 @@ def test_root_is_not_asked_about(service: Service, polkit: Authority, target: in
     ("call", "action"),
     [
         (("Checkpoint", "ua{sv}", "PID", 0), "checkpoint"),
+        (("TryCheckpoint", "ua{sv}", "PID", 0), "checkpoint"),
         (("Restore", "sa{sv}", "theirs", 0), "restore"),
+        (("TryRestore", "sa{sv}", "theirs", 0), "restore"),
         (("VerifyImage", "sa{sv}", "theirs", 0), "verify"),
         (("DeleteImage", "sa{sv}", "theirs", 0), "delete"),
         (("Migrate", "usa{sv}", "PID", "1", 0), "migrate"),
@@ -90,7 +92,7 @@ def test_root_is_not_asked_about(service: Service, polkit: Authority, target: in
     ],
 )
 def test_each_call_has_its_action_for_what_is_others(
-    service: Service, polkit: Authority, target: int, call: tuple[str, ...], action: str
+    service: Service, polkit: Authority, target: int, call: tuple[object, ...], action: str
 ) -> None:
     service.engine.stored["theirs"] = manifest("theirs", owner=OWNER)
     asked = [str(target) if part == "PID" else str(part) for part in call]
@@ -257,3 +259,17 @@ def test_the_real_polkit_with_the_policy_and_a_rule(service: Service, target: in
         service.call("VerifyImage", "sa{sv}", "private", 0, uid=OWNER)
     assert service.call("ListImages", uid=STRANGER).split()[1] == "0"
     assert service.call("ListImages", uid=OWNER).split()[1] == "1"
+
+
+def test_who_may_save_others_may_not_so_end_or_hold_them(
+    service: Service, polkit: Authority, target: int
+) -> None:
+    """Whoever takes a program off its GPUs needs the right to suspend it, too."""
+    polkit.verdicts["org.phos.checkpoint-others"] = YES
+    for then in ("end", "hold"):
+        with pytest.raises(RuntimeError, match=f"belongs to uid {OWNER}"):
+            options = (1, "then", "s", then)
+            service.call("Checkpoint", "ua{sv}", target, *options, uid=STRANGER)
+    assert service.engine.requests == []
+    polkit.verdicts["org.phos.migrate-others"] = YES
+    service.start("Checkpoint", "ua{sv}", target, 1, "then", "s", "end", uid=STRANGER)

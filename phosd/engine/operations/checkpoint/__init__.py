@@ -4,6 +4,7 @@
 """
 
 from phosd.engine.operations.checkpoint.checkpoint import checkpoint
+from phosd.engine.operations.checkpoint.dry_run import try_checkpoint
 from phosd.engine.operations.checkpoint.options import MODES, CheckpointChoices, CheckpointOptions
 
-__all__ = ["MODES", "CheckpointChoices", "CheckpointOptions", "checkpoint"]
+__all__ = ["MODES", "CheckpointChoices", "CheckpointOptions", "checkpoint", "try_checkpoint"]

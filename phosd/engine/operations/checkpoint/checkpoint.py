@@ -50,11 +50,10 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
     progress.phase("prepare")
     with ExitStack() as job:
         group = job.enter_context(
-            discover_group(pid, node.config.runtime_dir, _dumpable(node, job, options))
+            discover_group(pid, node.config.runtime_dir, dumpable(node, job, options))
         )
         landlock.require_none(group, progress)
-        if group.shares_memory():
-            require_alone(gpus_in_use(group), group.pids)
+        require_alone_if_shared(group)
         choice = choose(group, options.mode, options.experience.past, stands=options.stands)
         if choice.why:
             progress.note(f"mode {choice.mode}: {choice.why}")
@@ -175,7 +174,13 @@ class _Checkpoint:
         standing.hold()
 
 
-def _dumpable(
+def require_alone_if_shared(group: CheckpointGroup) -> None:
+    """Raise as :func:`~phosd.engine.operations.move_checks.require_alone` does for ranks."""
+    if group.shares_memory():
+        require_alone(gpus_in_use(group), group.pids)
+
+
+def dumpable(
     node: Node, job: ExitStack, options: CheckpointOptions
 ) -> Callable[[ProcessTree], object]:
     """Return the check for each tree of the group; it also claims the tree's processes for the job,

@@ -1,0 +1,26 @@
+"""Show what would stand in the way of a checkpoint or a restore, property by property."""
+
+import sys
+from typing import Any
+
+from phosd.cli.client import call
+from phosd.cli.settings import Settings
+from phosd.client.errors import CommandError
+
+
+def tell_checks(settings: Settings, member: str, signature: str, *args: Any) -> None:
+    """Call TryCheckpoint or TryRestore, and show its rows. Exits with the code of the first error,
+    if there is one.
+    """
+    (rows,) = call(settings, member, signature, *args)
+    settings.rows(
+        [{"check": what, "trouble": error or None, "text": text} for what, error, text in rows],
+        {
+            "CHECK": lambda row: row["check"],
+            "RESULT": lambda row: f"✗ {row['trouble']}" if row["trouble"] else "✓",
+            "DETAILS": lambda row: row["text"],
+        },
+    )
+    troubles = [CommandError(error, text) for _, error, text in rows if error]
+    if troubles:
+        sys.exit(troubles[0].exit)

@@ -1,0 +1,62 @@
+"""Say what would stand in the way of a checkpoint, and do nothing."""
+
+from contextlib import ExitStack
+from functools import partial
+
+from phosd.engine.job.checks import Finding, findings
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.node import Node
+from phosd.engine.operations.admission import check_space
+from phosd.engine.operations.checkpoint.checkpoint import dumpable, require_alone_if_shared
+from phosd.engine.operations.checkpoint.choose_mode import choose
+from phosd.engine.operations.checkpoint.options import CheckpointOptions
+from phosd.engine.program import landlock
+from phosd.engine.program.group import CheckpointGroup, discover_group
+from phosd.errors import PhosError
+
+
+def try_checkpoint(
+    node: Node, pid: int, options: CheckpointOptions, progress: Progress
+) -> list[Finding]:
+    """Return what a checkpoint of ``pid`` checks before it begins. The program runs on.
+
+    Raises :class:`InvalidOption`.
+    """
+    options.require_possible()
+    with ExitStack() as job:
+        try:
+            group = job.enter_context(
+                discover_group(pid, node.config.runtime_dir, dumpable(node, job, options))
+            )
+        except PhosError as error:
+            return [Finding("processes", error)]
+        return [
+            Finding("processes", found=_named(group)),
+            *findings(
+                [
+                    ("sandbox", partial(landlock.require_none, group, progress)),
+                    ("other programs", partial(require_alone_if_shared, group)),
+                ]
+            ),
+            *_mode_and_room(node, group, options),
+        ]
+
+
+def _named(group: CheckpointGroup) -> str:
+    users = ", ".join(map(str, group.gpu_pids))
+    return f"{len(group.pids)} in all; with GPU: {users}"
+
+
+def _mode_and_room(node: Node, group: CheckpointGroup, options: CheckpointOptions) -> list[Finding]:
+    """The room depends on the mode."""
+    try:
+        choice = choose(group, options.mode, options.experience.past, stands=options.stands)
+    except PhosError as error:
+        return [Finding("mode", error)]
+
+    def room() -> str:
+        needs = check_space(node, group, choice.mode, options.limits)
+        return f"about {(needs.cpu + needs.gpu) / 1e9:.1f} GB"
+
+    why = f"{choice.mode}: {choice.why}" if choice.why else choice.mode
+    return [Finding("mode", found=why), *findings([("memory and disk", room)])]
