@@ -184,7 +184,10 @@ class Manager:
         if job.task.operation in _OF_IMAGES:
             await self.upkeep.look_for_damage()
         if job.task.operation == "checkpoint":
-            await self.inventory.refresh_processes()  # its hook answers again
+            try:
+                await self.inventory.refresh_processes()  # its hook answers again
+            except (PhosError, OSError) as error:  # the next scan tells it, too
+                _log.debug("processes cannot be listed: %s", error)
             await self.upkeep.delete_old()
         if not self.jobs.running:
             await self.upkeep.compact()

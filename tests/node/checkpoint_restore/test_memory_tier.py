@@ -95,7 +95,7 @@ def test_the_disk_is_full(
     target.wait_for_steps(5)
     progress = Progress()
 
-    def full(image: str, progress: Progress) -> None:
+    def full(image: str, progress: Progress, *, stopped: bool) -> None:
         raise OutOfSpace(f"writing image {image} failed", hint="make room")
 
     monkeypatch.setattr(node.store.write_back, "write", full)

@@ -1,5 +1,6 @@
 """The account of a software GPU, to which any user may write."""
 
+import errno
 import os
 import socket
 import struct
@@ -19,7 +20,10 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file of GPU 0; this process has a software GPU, as its socket says."""
     monkeypatch.setenv("PHOS_SOFTGPU_DIR", str(tmp_path))
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(f"\0phos-softgpu-{ME}")
+        try:
+            listening.bind(f"\0phos-softgpu-{ME}")
+        except OSError as error:  # another test has loaded a software GPU into this process
+            assert error.errno == errno.EADDRINUSE
         yield tmp_path / "gpu0"
 
 
