@@ -56,7 +56,7 @@ async def _session(folder: Path, size: tuple[int, int], command: list[str]) -> N
         stage.daemon(place, address),
         _program(place, command),
     ):
-        app = PhosApp(Node(BusLink(address)))
+        app = PhosApp(Node(BusLink(address)), host="node7")
         async with app.run_test(size=size) as pilot:
             await _Session(pilot, app, folder).play()
 
