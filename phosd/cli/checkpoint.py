@@ -7,7 +7,6 @@ import click
 from phosd.bus import variants
 from phosd.cli import options
 from phosd.cli.client import call
-from phosd.cli.dry_run import tell_checks
 from phosd.cli.job import CancelledHereError, summary, watch
 from phosd.cli.settings import Settings, command
 from phosd.client.errors import CommandError
@@ -130,6 +129,8 @@ def checkpoint(settings: Settings, pid: int, dry_run: bool, **given: Any) -> Non
     """
     wanted = variants({name: value for name, value in given.items() if value is not None})
     if dry_run:
+        from phosd.cli.dry_run import tell_checks
+
         tell_checks(settings, "TryCheckpoint", "ua{sv}", pid, wanted)
         return
     every = given["every"]

@@ -6,7 +6,6 @@ import click
 
 from phosd.bus import variants
 from phosd.cli import options
-from phosd.cli.dry_run import tell_checks
 from phosd.cli.images import output_of
 from phosd.cli.job import summary, watch
 from phosd.cli.names import resolve
@@ -48,6 +47,8 @@ def restore(settings: Settings, image: str, files: str, output: Path | None, dry
     given = {"files": files} | ({"output": str(output.absolute())} if output else {})
     image = resolve(settings, image)
     if dry_run:
+        from phosd.cli.dry_run import tell_checks
+
         tell_checks(settings, "TryRestore", "sa{sv}", image, variants(given))
         return
     job = watch(settings, "Restore", "sa{sv}", image, variants(given))

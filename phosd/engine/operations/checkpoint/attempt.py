@@ -139,10 +139,10 @@ class Attempt:
         if inherited is None:
             return
         for tree in self.cpu.trees:
-            for pid in inherited.doubtful(tree, self.group.gpu_pids):
+            if doubtful := inherited.doubtful(tree, self.group.gpu_pids):
                 raise EndedUnasked(
-                    f"process {pid} was started, or opened the GPU driver's devices, during the "
-                    "checkpoint, and may use the GPU",
+                    f"process {doubtful[0]} was started, or opened devices of the GPU driver's, "
+                    "during the checkpoint, and may use the GPU",
                     hint="try again when the program has started all its processes",
                 )
         self.complete(blocks())
@@ -150,14 +150,16 @@ class Attempt:
     @contextmanager
     def _no_newcomers(self) -> Iterator[None]:
         """Do :meth:`_require_no_newcomers` when the program runs again: frozen, or in a group stop,
-        no process answers the driver.
+        no process answers the driver. If it stood still until its image was complete, there were
+        none.
         """
         try:
             yield
         except EndedUnasked:  # the driver may know by now
             self._require_no_newcomers()
             raise
-        self._require_no_newcomers()
+        if not self.options.stands:
+            self._require_no_newcomers()
 
     def _require_no_newcomers(self) -> None:
         """Raise :class:`Busy` if a process has begun to use a GPU, and was not saved so, and
