@@ -24,6 +24,10 @@ Deadline = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_DEADLINE)]
 """A deadline in seconds, within the allowed bounds."""
 
 _POLL = 0.0002
+_GRACE = 1.0
+"""Seconds after the deadline at which a hook opens its gate by itself: phosd, if it lives, does so
+before, and can say which process it was.
+"""
 _SEAL_SECONDS = 0.3
 """How long the whole program may stand still for a call that does not return, before it goes on for
 as long and the gates close anew. Compiling a kernel is such a call.
@@ -74,7 +78,8 @@ def _settle(
     while True:
         cancellation.check()  # also before the first look: most gates are closed by that
         states = {
-            link.pid: link.close_gate(deadline, peers_busy=peers_busy[link.pid]) for link in links
+            link.pid: link.close_gate(deadline + _GRACE, peers_busy=peers_busy[link.pid])
+            for link in links
         }
         if all(state.settled for state in states.values()):
             return
