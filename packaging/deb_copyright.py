@@ -90,7 +90,7 @@ def of_python(folder: Path, home: str) -> Iterator[Component]:
         text = _licence_text(each)
         author = _field(each, "Author") or f"the authors of {each.name}"
         yield Component(
-            origin=f"{each.name} {each.version}, https://pypi.org/project/{each.name}/",
+            origin=f"{each.name} {each.version}, from the Python Package Index",
             files=[f"{home}/{pattern}" for pattern in patterns[each.name]],
             holders=_holders(text) or [author],
             licence=_short_name(each),
