@@ -16,7 +16,7 @@ from phosd.engine.memory.reservation import Reservation
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint.options import CheckpointOptions
-from phosd.engine.operations.checkpoint.standing import Standing, require_going
+from phosd.engine.operations.checkpoint.standing import Standing
 from phosd.engine.operations.manifest_records import block_records
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.group import CheckpointGroup
@@ -125,11 +125,14 @@ class Attempt:
         return block_records(self.cpu.trees, blocks, chunks)
 
     def _inherited(self) -> InheritedDevices | None:
-        """Look at the devices of a running program that will not answer when it stands still."""
+        """Look at the devices of a running program that will not answer when it stands still. Whom
+        its user had stopped could not be told from those that are stopped for the image.
+        """
         if not self.options.stands:
             return None
         trees = [scan(tree.root.pid) for tree in self.group.trees]
-        require_going(trees)
+        for process in (process for tree in trees for process in tree.living):
+            self.node.stopped.require_going(process.pid)
         return InheritedDevices.of(trees, self.group.gpu_pids)
 
     def _complete_standing(

@@ -13,8 +13,6 @@ from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.progress import Progress
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.program.tree import ProcessTree, TreeProcess
-from phosd.engine.system import procfs
-from phosd.errors import Busy
 
 _END_SECONDS = 60.0
 """Seconds that killed processes may take to end: the driver frees their memory meanwhile."""
@@ -73,18 +71,3 @@ class Standing:
         self._progress.phase("hold", stopped=True)
         point(Point.STANDING_HOLD)
         self._progress.hold()
-
-
-def require_going(trees: list[ProcessTree]) -> None:
-    """Raise :class:`Busy` if a process of a running program is stopped, by its user: it could not
-    be told from those that are stopped for the image.
-    """
-    for tree in trees:
-        for process in tree.living:
-            stat = procfs.stat(process.pid)
-            if stat is not None and stat.stopped:
-                raise Busy(
-                    f"{procfs.describe(process.pid)} is stopped, by a signal or a debugger",
-                    hint=f"let it go on (`kill -CONT {process.pid}`, or detach the debugger), then "
-                    "try again",
-                )
