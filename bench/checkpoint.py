@@ -27,6 +27,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.program.tree import scan
 from phosd.engine.system.native import hook_library
 
 PROGRAM = Path(__file__).parent / "programs" / "gpt2.py"
@@ -69,6 +70,17 @@ class Training:
         """Wait until ``more`` further lines are printed."""
         goal = self.lines() + more
         wait_until(lambda: self.lines() >= goal, f"{more} iterations", self.log)
+
+    def kill(self) -> None:
+        """Kill the program with its process tree, and wait until the pids are free."""
+        pid = self.process.pid
+        tree = scan(pid).pids
+        for each in tree:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        if self.process.returncode is None:
+            self.process.wait()
+        wait_until(lambda: gone(tree), "the pids to be free", self.log)
 
     def _lines(self) -> list[list[str]]:
         text = self.log.read_text()

@@ -17,13 +17,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.checkpoint import Training, gone, wait_until
+from bench.checkpoint import Training
 from bench.series import phases, start
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.restore import RestoreOptions, restore
-from phosd.engine.program.tree import scan
 from phosd.errors import Busy
 
 _TRIES = 5
@@ -44,13 +43,7 @@ def cycle(node: Node, training: Training, mode: str, compare: int) -> dict[str, 
                 raise
     training.wait_for(compare)
     original = training.losses()
-    tree = scan(pid).pids
-    for each in tree:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(each, signal.SIGKILL)
-    if training.process.returncode is None:
-        training.process.wait()
-    wait_until(lambda: gone(tree), "the pids to be free", training.log)
+    training.kill()
     at = training.lines()
     progress = Progress()
     result = restore(node, manifest.id, RestoreOptions(), progress)

@@ -1,22 +1,23 @@
 """Checkpoint a running program repeatedly, and measure what that costs it.
 
-    python -m bench.series [--mode concurrent|recopy|stop|driver] [--count N] [--kill]
-        [--state DIR] [--memory-tier SIZE] [--incremental] [--audit] [--seconds S] [--against N]
-        -- PROGRAM [ARGUMENTS]
+    python -m bench.series [--mode concurrent|recopy|stop|driver] [--count N] [--kill TIMES]
+        [--state DIR] [--memory-tier SIZE [--in-memory]] [--incremental] [--audit] [--seconds S]
+        [--against N] [--torchrun RANKS] -- PROGRAM [ARGUMENTS]
 
 PROGRAM is one of ``bench/programs``; it runs under the hook (except in mode ``driver``) and prints
-one line per iteration with its seconds and its end. ``--kill`` kills it after the last checkpoint,
-restores it and compares its further output. ``--against N`` first runs it without hook and
+one line per iteration with its seconds and its end. ``--torchrun`` starts one process of it for
+each of RANKS GPUs. ``--kill`` kills it with its tree after the last checkpoint, restores it and
+compares its further output, again and again. ``--against N`` first runs it without hook and
 checkpoints, and compares the values of the first N iterations. ``--memory-tier`` makes images in
-memory; ``durable_s`` are the seconds from the request until one is on the disk, too. Prints one
-JSON object.
+memory; ``durable_s`` are the seconds from the request until one is on the disk, too, where it is
+written unless ``--in-memory`` is given. Prints one JSON object; each checkpoint by itself on the
+standard error, as it is made.
 """
 
 import argparse
 import json
 import math
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -26,7 +27,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoint import Iteration, Training, gone, hugepages, wait_until
+from bench.checkpoint import Iteration, Training, hugepages
+from phosd.cli.run import do_without_what_cannot_be_saved
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
@@ -41,14 +43,18 @@ _SETTLE = 10
 """Iterations before the first checkpoint."""
 
 
-def start(log: Path, runtime: Path, program: str, *words: str, hooked: bool) -> Training:
-    """Start the program in a session of its own."""
+def start(
+    log: Path, runtime: Path, program: str, *words: str, hooked: bool, ranks: int = 0
+) -> Training:
+    """Start the program in a session of its own, with torchrun if there are ``ranks``."""
     environment = os.environ | {"PHOS_RUNTIME_DIR": str(runtime)}
+    do_without_what_cannot_be_saved(environment)
     if hooked:
         environment["LD_PRELOAD"] = str(hook_library())
+    by = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     with log.open("ab") as out:
         process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / f"{program}.py"), *words],
+            [sys.executable, *(by if ranks else ()), str(PROGRAMS / f"{program}.py"), *words],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -62,16 +68,24 @@ def undisturbed(folder: Path, arguments: argparse.Namespace) -> dict[int, str]:
     """Return the output of the first ``arguments.against`` iterations of an undisturbed run."""
     if not arguments.against:
         return {}
-    training = start(folder / "undisturbed", folder, *arguments.program, hooked=False)
+    ranks = arguments.torchrun
+    training = start(folder / "undisturbed", folder, *arguments.program, hooked=False, ranks=ranks)
     training.wait_for(arguments.against)
-    os.killpg(training.process.pid, signal.SIGKILL)
-    training.process.wait()
+    training.kill()
     return {n: loss for n, loss in training.losses().items() if n < arguments.against}
 
 
-def one(node: Node, training: Training, options: CheckpointOptions, between: int) -> dict[str, Any]:
+def one(
+    node: Node,
+    training: Training,
+    options: CheckpointOptions,
+    between: int,
+    *,
+    write_back: bool = True,
+) -> dict[str, Any]:
     """Make one checkpoint; return its phases, and how much longer the iterations around it took
-    than the ``between`` that follow. ``drain_phase_s`` is the part of ``drain`` inside the stop.
+    than the ``between`` that follow. ``drain_phase_s`` is the part of ``drain`` inside the stop. An
+    image in memory is then written to the disk, with ``write_back``.
     """
     drained = 0.0
 
@@ -89,7 +103,7 @@ def one(node: Node, training: Training, options: CheckpointOptions, between: int
         return {"error": str(error), "phases_s": phases(progress), "notes": progress.notes}
     seconds = time.perf_counter() - began
     durable = {}
-    if node.store.memory is not None:
+    if node.store.memory is not None and write_back:
         node.store.write_back.write(manifest.id, Progress())
         durable = {"durable_s": time.perf_counter() - began}
     training.wait_for(2)
@@ -177,8 +191,13 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
     with Node(config) as node:
         node.movers.mover(0)
         hooked = arguments.mode != "driver"
-        training = start(folder / "output", config.runtime_dir, *arguments.program, hooked=hooked)
-        pid = training.process.pid
+        training = start(
+            folder / "output",
+            config.runtime_dir,
+            *arguments.program,
+            hooked=hooked,
+            ranks=arguments.torchrun,
+        )
         training.wait_for(_SETTLE)
         at = training.lines()
         training.wait_for(_SETTLE)
@@ -192,8 +211,11 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
                 node.store.delete(last)
                 last = None
             options = CheckpointOptions(mode=arguments.mode, parent=parent, audit=arguments.audit)
-            result = one(node, training, options, arguments.between)
+            result = one(
+                node, training, options, arguments.between, write_back=not arguments.in_memory
+            )
             results.append(result)
+            print(json.dumps(result), file=sys.stderr, flush=True)
             if "image" in result:
                 if last is not None:
                     node.store.delete(last)
@@ -230,8 +252,12 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
                 "equal_to_undisturbed": all(losses[n] == value for n, value in expected.items()),
             }
         if arguments.kill and last is not None:
-            answer |= kill_and_restore(node, training, last, arguments.compare)
-        os.killpg(pid, signal.SIGKILL)
+            cycles = [
+                kill_and_restore(node, training, last, arguments.compare)
+                for _ in range(arguments.kill)
+            ]
+            answer["restores"] = cycles
+        training.kill()
         if last is not None:
             node.store.delete(last)
         return answer
@@ -239,19 +265,18 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
 
 def kill_and_restore(node: Node, training: Training, image: str, count: int) -> dict[str, object]:
     """Kill the program, restore the image and compare the values from then on."""
-    pid = training.process.pid
     training.wait_for(count)
     original = training.losses()
-    os.killpg(pid, signal.SIGKILL)
-    training.process.wait()
-    wait_until(lambda: gone((pid,)), "the pid to be free", training.log)
+    training.kill()
     at = training.lines()
-    result = restore(node, image, RestoreOptions(), Progress())
+    progress = Progress()
+    result = restore(node, image, RestoreOptions(), progress)
     training.wait_for(count)
     continued = training.losses(at)
     common = original.keys() & continued.keys()
     return {
         "restore_s": result.seconds,
+        "phases_s": phases(progress),
         "values_compared": len(common),
         "values_equal": all(original[n] == continued[n] for n in common),
     }
@@ -266,7 +291,12 @@ def main() -> None:
     parser.add_argument("--incremental", action="store_true", help="each the parent of the next")
     parser.add_argument("--state", default="/dev/shm", help="where the images go")
     parser.add_argument("--memory-tier", default="0", help="how much memory images may take")
-    parser.add_argument("--kill", action="store_true", help="kill, restore and compare at the end")
+    parser.add_argument("--in-memory", action="store_true", help="do not write them to the disk")
+    help_of_kill = "kill, restore and compare at the end, once or TIMES"
+    parser.add_argument(
+        "--kill", type=int, nargs="?", const=1, default=0, metavar="TIMES", help=help_of_kill
+    )
+    parser.add_argument("--torchrun", type=int, default=0, metavar="RANKS")
     parser.add_argument("--compare", type=int, default=20, help="iterations to compare")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after these")
     parser.add_argument("--shadow-limit", type=int, help="bytes of shadow memory, at most")

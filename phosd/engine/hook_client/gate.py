@@ -1,7 +1,8 @@
 """Close the gates of a group's processes together, without deadlock.
 
 All gates are closed at once; then the hooks are polled. While a process is busy, the others are
-told, and let through, one by one, the calls that the busy one may wait for.
+told, and let through the calls that the busy one may wait for: one by one at first, since each that
+nobody waits for may make others wait in turn.
 """
 
 import time
@@ -11,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from phosd.engine.hook_client.link import GateState, HookLink
+from phosd.engine.hook_client.link import LONGEST_WAIT, GateState, HookLink
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.rollback import Undo
 from phosd.engine.system import procfs
@@ -24,6 +25,13 @@ Deadline = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_DEADLINE)]
 """A deadline in seconds, within the allowed bounds."""
 
 _POLL = 0.0002
+_WAIT_AMONG = 0.0001
+"""Seconds that a hook may wait for rest before it answers, while other hooks are to be asked."""
+_ROUNDS = 8
+_MOST_ADMITTED = 16
+"""How many calls are let through at once, at most, and after how many rounds with the same busy
+processes another one more: a rank may be hundreds of launches behind its peers.
+"""
 _GRACE = 1.0
 """Seconds after the deadline at which a hook opens its gate by itself: phosd, if it lives, does so
 before, and can say which process it was.
@@ -74,11 +82,14 @@ def _settle(
     links: Sequence[HookLink], cancellation: Cancellation, deadline: float, give_up: float
 ) -> None:
     """Close all gates, and wait until no process submits work and all devices are idle."""
-    peers_busy = {link.pid: False for link in links}
+    wait = LONGEST_WAIT if len(links) == 1 else _WAIT_AMONG
+    for_peers = dict.fromkeys((link.pid for link in links), 0)
+    busy: set[int] = set()
+    rounds = 0
     while True:
         cancellation.check()  # also before the first look: most gates are closed by that
         states = {
-            link.pid: link.close_gate(deadline + _GRACE, peers_busy=peers_busy[link.pid])
+            link.pid: link.close_gate(deadline + _GRACE, wait=wait, for_peers=for_peers[link.pid])
             for link in links
         }
         if all(state.settled for state in states.values()):
@@ -90,8 +101,10 @@ def _settle(
             )
         # Not "unsettled": a hook that is told of busy peers does not settle, and two would wait for
         # each other.
-        busy = {pid for pid, state in states.items() if state.busy}
-        peers_busy = {pid: bool(busy - {pid}) for pid in states}
+        before, busy = busy, {pid for pid, state in states.items() if state.busy}
+        rounds = rounds + 1 if busy == before else 0
+        admitted = min(1 + rounds // _ROUNDS, _MOST_ADMITTED)
+        for_peers = {pid: admitted if busy - {pid} else 0 for pid in states}
         time.sleep(_POLL)
 
 

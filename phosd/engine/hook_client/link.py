@@ -63,6 +63,8 @@ __all__ = [
 ]
 
 _MAX_MS = (1 << 32) - 1
+LONGEST_WAIT = 0.002
+"""Seconds that a hook may wait for the program's rest before it answers, at most."""
 WAKE_SECONDS = 10.0
 """Seconds that a detached hook has to come back."""
 
@@ -185,13 +187,19 @@ class HookLink:
         """Return whether blocks are imports that cannot be exported again (:meth:`rehome`)."""
         return any(not b.flags & BlockFlag.HAS_DESCRIPTOR for b in self.list_blocks())
 
-    def close_gate(self, deadline: float, *, peers_busy: bool) -> GateState:
-        """Begin to close the gate, or ask for its state. ``deadline`` in seconds."""
+    def close_gate(
+        self, deadline: float, *, wait: float = LONGEST_WAIT, for_peers: int = 0
+    ) -> GateState:
+        """Begin to close the gate, or ask for its state. ``deadline`` in seconds.
+
+        ``wait``: the seconds that the hook may wait for the program's rest before it answers.
+        ``for_peers``: not 0 while another process of the group is busy, which may wait for what
+        this one is to submit; so many submissions are let through, and the gate does not settle.
+        """
         milliseconds = max(0, min(int(deadline * 1000), _MAX_MS))
+        request = CLOSE_GATE.pack(milliseconds, int(wait * 1_000_000), for_peers)
         with self._decoding(Type.CLOSE_GATE):
-            return decode_gate(
-                self._ask(Type.CLOSE_GATE, CLOSE_GATE.pack(milliseconds, peers_busy))
-            )
+            return decode_gate(self._ask(Type.CLOSE_GATE, request))
 
     def seal_gate(self) -> int:
         """Hold also the calls that submit nothing. Returns how many threads are still in one."""

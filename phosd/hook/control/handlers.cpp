@@ -92,7 +92,8 @@ Reply close_gate(const Message& request) {
         return {Status::unsupported,
                 "the kernel refuses membarrier(2), without which the gate "
                 "cannot be closed on running threads"};
-    const wire::GateState state = quiesce::advance(wanted.peers_busy != 0);
+    const wire::GateState state =
+        quiesce::advance(wanted.slice_us * uint64_t{1000}, wanted.for_peers);
     if (gate::take_expired()) return too_late;
     Reply reply;
     reply.append(state);

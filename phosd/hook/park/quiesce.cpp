@@ -1,5 +1,7 @@
 #include "park/quiesce.h"
 
+#include <algorithm>
+
 #include "base/process.h"
 #include "gate/gate.h"
 #include "memory/contexts.h"
@@ -11,8 +13,8 @@ std::mutex turn;
 
 namespace {
 
-constexpr uint64_t kSlice = 2'000'000;     // nanoseconds spent on one request
-constexpr uint64_t kPatience = 1'000'000;  // a call that takes longer is waiting for something
+constexpr uint64_t kLongestSlice = 2'000'000;  // nanoseconds spent on one request
+constexpr uint64_t kPatience = 1'000'000;      // a call that takes longer is waiting for something
 constexpr long kPause = 30'000;
 
 // Incremented by everything that may have submitted work since a context was last asked.
@@ -43,9 +45,9 @@ void begin() {
     slow_admissions = 0;
 }
 
-wire::GateState advance(bool peers_busy) {
-    const uint64_t end = monotonic_ns() + kSlice;
-    bool admit_for_peers = peers_busy;
+wire::GateState advance(uint64_t slice_ns, uint32_t for_peers) {
+    const uint64_t end = monotonic_ns() + std::min(slice_ns, kLongestSlice);
+    uint32_t left = for_peers;
     wire::GateState state{};
     for (;;) {
         const gate::View view = gate::view();
@@ -67,14 +69,15 @@ wire::GateState advance(bool peers_busy) {
                                                           : contexts::activity(epoch);
         const bool at_rest = !view.inside && activity == contexts::Activity::idle;
         state.busy = !at_rest;
-        if (at_rest && !peers_busy) {
+        if (at_rest && !for_peers) {
             state.settled = gate::settle();
             break;
         }
+        if (at_rest && !left) break;  // the peers may be idle by now
         const bool turn = !view.admitted_inside || now - last_admission > kPatience;
         if (view.waiting && turn) {
             bool admitted = false;
-            if (activity == contexts::Activity::capturing || (at_rest && admit_for_peers)) {
+            if (activity == contexts::Activity::capturing || (at_rest && left)) {
                 admitted = gate::admit_oldest(nullptr);
             } else if (!at_rest) {
                 const bool busy = activity == contexts::Activity::busy;
@@ -92,7 +95,7 @@ wire::GateState advance(bool peers_busy) {
             if (admitted) {
                 ++epoch;
                 last_admission = now;
-                admit_for_peers = false;
+                if (left) --left;
             }
         }
         if (now > end) break;
@@ -117,7 +120,7 @@ Stop::Stop(uint32_t deadline_ms) : turn_(turn) {
     begin();
     if (!gate::close(deadline_ms)) return;
     while (!settled_ && gate::state() != wire::State::running)
-        settled_ = advance(false).settled != 0;
+        settled_ = advance(kLongestSlice, 0).settled != 0;
     gate::take_expired();  // of no interest to a client
 }
 

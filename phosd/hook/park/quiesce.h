@@ -17,7 +17,7 @@ void begin();
 // Continues quiescing for at most a few milliseconds, and returns the state. The gate must be
 // closing or closed. Never waits for a device: the work that the device waits for may be held at
 // the gate.
-wire::GateState advance(bool peers_busy);
+wire::GateState advance(uint64_t slice_ns, uint32_t for_peers);
 
 // Quiesces the process for its lifetime, on a thread of the program that is in no gated call. False
 // if that took longer than the deadline; the program then runs on. Waits while a client holds the

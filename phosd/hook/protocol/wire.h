@@ -124,7 +124,8 @@ struct BlockList {
 
 struct CloseGate {
     uint32_t deadline_ms;  // counted by the hook from the first request; then the gate opens again
-    uint32_t peers_busy;   // 1: another process of the group is busy: admit one submission
+    uint32_t slice_us;     // how long this request may wait for rest: the answer comes by then
+    uint32_t for_peers;    // not 0: another process of the group is busy; admit so many submissions
 };
 
 struct GateState {

@@ -102,7 +102,7 @@ std::vector<std::pair<uint64_t, int>> Client::export_all() {
 }
 
 bool Client::close_gate(uint32_t deadline_ms, wire::GateState* last) {
-    const wire::CloseGate request{deadline_ms, 0};
+    const wire::CloseGate request{deadline_ms, 2000, 0};
     for (;;) {
         const Answer answer = ask(wire::Type::close_gate, &request, sizeof request);
         if (answer.status == wire::Status::busy) return false;

@@ -51,7 +51,7 @@ void a_lost_client_opens() {
     auto client = std::make_unique<Client>(getpid());
     CHECK(client->close_gate(kDeadline));
     Client other(getpid());
-    const wire::CloseGate request{100, 0};
+    const wire::CloseGate request{100, 0, 0};
     CHECK(other.ask(wire::Type::close_gate, &request, sizeof request).status ==
           wire::Status::wrong_state);
     client.reset();

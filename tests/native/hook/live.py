@@ -54,9 +54,7 @@ class Live:
 
     def close_gate(self) -> None:
         """Hold the program's submissions; returns when nothing runs any more."""
-        wait_until(
-            lambda: self.link.close_gate(PATIENCE, peers_busy=False).settled, "the gate to close"
-        )
+        wait_until(lambda: self.link.close_gate(PATIENCE).settled, "the gate to close")
 
     @contextmanager
     def parked(self) -> Iterator[Self]:

@@ -54,7 +54,7 @@ def test_the_hook_says_so_at_once(tmp_path: Path) -> None:
         assert not hello.parkable and not hello.uses_unsupported
         assert "membarrier" in hello.reason
         with pytest.raises(Unsupported, match="membarrier"):
-            program.link.close_gate(10, peers_busy=False)
+            program.link.close_gate(10)
         program.tell()
         assert program.hears() == "worked"
 
@@ -67,7 +67,7 @@ def test_a_program_that_forbids_it_later_is_not_held(tmp_path: Path, command: in
         assert program.hears() == "forbidden"
         assert program.link.hello().parkable
         with pytest.raises(Unsupported, match="membarrier"):
-            program.link.close_gate(60, peers_busy=False)
+            program.link.close_gate(60)
         assert program.link.hello().state is HookState.RUNNING
         program.tell()
         assert program.hears() == "worked"

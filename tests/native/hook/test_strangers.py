@@ -74,9 +74,7 @@ def test_they_get_their_arguments_and_wait_at_the_gate(
         assert "cuLaunchTenIntegers" in hello.reason
         program.close_gate()
         program.tell()
-        wait_until(
-            lambda: program.link.close_gate(60, peers_busy=False).waiting == 1, "the stranger"
-        )
+        wait_until(lambda: program.link.close_gate(60).waiting == 1, "the stranger")
         program.link.open_gate()
         assert program.hears() == str(0x100000001 % 1000)
 

@@ -47,9 +47,7 @@ def test_errno_and_the_output_stay_the_programs(tmp_path: Path) -> None:
         assert program.hears() == "77"
         program.close_gate()
         program.tell()
-        wait_until(
-            lambda: program.link.close_gate(PATIENCE, peers_busy=False).waiting, "the launch"
-        )
+        wait_until(lambda: program.link.close_gate(PATIENCE).waiting, "the launch")
         program.link.open_gate()
         assert program.hears() == "77"
         program.tell()

@@ -30,7 +30,7 @@ def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
         "DeviceId": (wire.DEVICE_ID, ("uuid",)),
         "Block": (wire.BLOCK, ("id", "va", "size", "device", "flags")),
         "BlockList": (wire.BLOCK_LIST, ("count", "more", "freed", "last_id")),
-        "CloseGate": (wire.CLOSE_GATE, ("deadline_ms", "peers_busy")),
+        "CloseGate": (wire.CLOSE_GATE, ("deadline_ms", "slice_us", "for_peers")),
         "GateState": (
             wire.GATE_STATE,
             ("settled", "busy", "waiting", "capturing", "admitted", "last_id", "freed"),

@@ -318,7 +318,7 @@ def test_the_engine_dies_while_the_program_stands_still(
         "import os, sys, pathlib\n"
         "from phosd.engine.hook_client.link import HookLink\n"
         "link = HookLink(int(sys.argv[1]), pathlib.Path(sys.argv[2])).connect()\n"
-        "while not link.close_gate(10.0, peers_busy=False).settled: pass\n"
+        "while not link.close_gate(10.0).settled: pass\n"
         "os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", closer, str(target.pid), str(place / "run")])

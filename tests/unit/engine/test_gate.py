@@ -11,7 +11,7 @@ import pytest
 
 from phosd.engine.hook_client import gate as gate_module
 from phosd.engine.hook_client.gate import closed_gates
-from phosd.engine.hook_client.link import GateState, HookLink
+from phosd.engine.hook_client.link import LONGEST_WAIT, GateState, HookLink
 from phosd.engine.hook_client.wire import Type
 from phosd.engine.job.progress import Progress
 from phosd.errors import Busy, Cancelled, Internal, NoSuchProcess, PhosError, Timeout
@@ -25,16 +25,18 @@ class Link:
         self.pid = pid
         self.connected = True
         self.open = True
-        self.told: list[bool] = []
+        self.told: list[int] = []
         self.cannot_open: PhosError | None = None
         self.inside: Iterator[int] = iter((0,))
         """How many threads are in a call, each time that it is asked to seal."""
         self.sealed = False
         self._answers = answers
 
-    def close_gate(self, deadline: float, *, peers_busy: bool) -> GateState:
+    def close_gate(
+        self, deadline: float, *, wait: float = LONGEST_WAIT, for_peers: int = 0
+    ) -> GateState:
         self.open = False
-        self.told.append(peers_busy)
+        self.told.append(for_peers)
         answer = next(self._answers)
         if isinstance(answer, PhosError):
             self.connected = isinstance(answer, Busy)
@@ -95,9 +97,11 @@ def test_all_have_settled_before_one_is_sealed() -> None:
     order: list[str] = []
 
     class Ordered(Link):
-        def close_gate(self, deadline: float, *, peers_busy: bool) -> GateState:
+        def close_gate(
+            self, deadline: float, *, wait: float = LONGEST_WAIT, for_peers: int = 0
+        ) -> GateState:
             order.append("close")
-            return super().close_gate(deadline, peers_busy=peers_busy)
+            return super().close_gate(deadline, wait=wait, for_peers=for_peers)
 
         def seal_gate(self) -> int:
             order.append("seal")
@@ -158,8 +162,60 @@ def test_who_is_busy_is_told_to_the_others_only() -> None:
         Link(3, after()),
     )
     closed(busy, idle, third)()
-    assert busy.told == [False, False, False]
-    assert idle.told == third.told == [False, True, True]
+    assert busy.told == [0, 0, 0]
+    assert idle.told == third.told == [0, 1, 1]
+
+
+class Behind(Link):
+    """A rank that must make so many launches before its peer, which waits for the last, rests."""
+
+    def __init__(self, pid: int, launches: int) -> None:
+        super().__init__(pid, forever(state()))
+        self.left = launches
+
+    def close_gate(
+        self, deadline: float, *, wait: float = LONGEST_WAIT, for_peers: int = 0
+    ) -> GateState:
+        super().close_gate(deadline, wait=wait, for_peers=for_peers)
+        self.left -= for_peers
+        return state(settled=not for_peers)
+
+
+class Waiting(Link):
+    """The peer."""
+
+    def __init__(self, pid: int, behind: Behind) -> None:
+        super().__init__(pid, forever(state()))
+        self._behind = behind
+
+    def close_gate(
+        self, deadline: float, *, wait: float = LONGEST_WAIT, for_peers: int = 0
+    ) -> GateState:
+        super().close_gate(deadline, wait=wait, for_peers=for_peers)
+        rests = self._behind.left <= 0
+        return state(settled=rests and not for_peers, busy=not rests)
+
+
+@pytest.mark.parametrize("launches", [1, 5, 50, 700])
+def test_a_rank_that_is_far_behind_catches_up_soon_and_not_too_far(launches: int) -> None:
+    """Each launch of a rank that nobody waits for may make its peers wait in turn."""
+    behind = Behind(1, launches)
+    waiting = Waiting(2, behind)
+    closed(behind, waiting)()
+    assert not any(waiting.told)
+    assert len(behind.told) <= min(launches, 128) + 3
+    assert -behind.left <= max(1, launches // 5)
+
+
+def test_when_others_are_busy_than_before_it_begins_anew() -> None:
+    """Nobody knows then how far behind the rest are."""
+    at_work, idle = state(busy=True), state()
+    first = Link(1, after(*[at_work] * 20, *[idle] * 3))
+    second = Link(2, after(*[idle] * 20, *[at_work] * 3))
+    third = Link(3, after(*[idle] * 23))
+    closed(first, second, third)()
+    assert third.told[:21] == [0, *[1] * 8, *[2] * 8, *[3] * 4]
+    assert third.told[21:] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

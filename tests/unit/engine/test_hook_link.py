@@ -112,9 +112,9 @@ def test_memory_is_handed_back_in_batches(runtime: Path) -> None:
 def test_a_deadline_of_any_size(runtime: Path, deadline: float) -> None:
     with fake_hook(runtime, lambda _: Answer(gate(settled=1))) as seen:
         with HookLink(os.getpid(), runtime) as link:
-            assert link.close_gate(min(deadline, 1e9), peers_busy=True).settled
-        milliseconds, peers = struct.unpack("<II", seen[0].payload)
-    assert peers == 1 and milliseconds in (0, (1 << 32) - 1)
+            assert link.close_gate(min(deadline, 1e9), for_peers=1).settled
+        milliseconds, wait, peers = struct.unpack("<III", seen[0].payload)
+    assert wait == 2000 and peers == 1 and milliseconds in (0, (1 << 32) - 1)
 
 
 ERRORS = {
@@ -159,7 +159,7 @@ def call(link: HookLink, type_: Type) -> None:
     if type_ is Type.HELLO:
         link.hello()
     elif type_ is Type.CLOSE_GATE:
-        link.close_gate(1, peers_busy=False)
+        link.close_gate(1)
     elif type_ is Type.PARK:
         link.park()
     elif type_ is Type.KERNELS:
