@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 HOME = Path("usr/lib/phos")
 """Folder of the package's own files; ``phosd.engine.system.native`` and ``criu`` look there."""
 
-IN_PROGRAMS = ("libphos_hook.so", "softgpu")
+IN_PROGRAMS = ("libphos_hook.so", "libphos_term.so", "softgpu")
 """Files that are loaded into users' programs. These must be able to map the same files as long as
 they run, and again after a restore, so an upgrade must keep the old version. The package therefore
 only ships them in ``shipped``, and the maintainer scripts copy each version to a place named by its

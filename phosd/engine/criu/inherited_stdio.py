@@ -19,13 +19,17 @@ class Outlets:
     ``inherited`` are the descriptors that the command must inherit; ``words`` tell CRIU about them.
     """
 
-    def __init__(self, details: CpuDetails, owner: Owner) -> None:
+    def __init__(self, root: int, details: CpuDetails, owner: Owner, end: Path | None) -> None:
+        """``end``: the file that is to tell how process ``root`` ends."""
         self.words: list[str] = []
         self._owner = owner
         self._program: list[int] = []
         self._keeper: list[int] = []
         self._terminal: int | None = None
-        self._parent = bool(details.tied_to_parent)
+        self._root, self._end = root, end
+        self._parent = details.tied_to_parent or end is not None
+        if self._parent:
+            self.words.append("--restore-sibling")
         for endpoint in details.endpoints:
             if endpoint.kind is EndpointKind.TERMINAL and details.shell_job:
                 if self._terminal is None:
@@ -64,6 +68,8 @@ class Outlets:
             output=output if self._keeper else None,
             terminal=self._terminal,
             parent=self._parent,
+            root=self._root,
+            end=self._end,
         )
 
     def __enter__(self) -> Self:

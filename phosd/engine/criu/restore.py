@@ -51,11 +51,13 @@ class TreeRestoreOptions:
     """Options for one tree. ``files``: the policy for files that have grown since the checkpoint.
 
     ``output``: the file for what the program prints, if its output was a pipe, a terminal or a
-    socket (None: it is discarded). ``deadline`` in seconds.
+    socket (None: it is discarded). ``end``: the file that is to tell how the root process ends.
+    ``deadline`` in seconds.
     """
 
     files: Policy = Policy.KEEP
     output: Path | None = None
+    end: Path | None = None
     deadline: float = 600.0
 
 
@@ -330,10 +332,8 @@ def _run(
     ports.take_back(folder, details.connections)
     if details.shell_job:
         words.append("--shell-job")
-    if details.tied_to_parent:
-        words.append("--restore-sibling")
     with (
-        Outlets(details, owner) as outlets,
+        Outlets(tree.record.root, details, owner, options.end) as outlets,
         Reconnected(details.connections, folder, owner) as reconnected,
         MissingDevices(details.devices, owner) as missing,
         _readable(folder, owner),

@@ -1,9 +1,9 @@
 """Hold what a restored program needs from a process outside of it, until the program ends.
 
 These are the other ends of its output (writing to a pipe without a reader kills it), the session of
-its controlling terminal, and its parent, if it has a parent-death signal. The shim runs CRIU and
-reports the result by its exit status; a child of the shim stays until the program has closed
-everything.
+its controlling terminal, and its parent, if it has a parent-death signal or somebody wants to know
+how it ends. The shim runs CRIU and reports the result by its exit status; a child of the shim stays
+until the program has closed everything.
 """
 
 import contextlib
@@ -30,13 +30,17 @@ def command(
     output: Path | None,
     terminal: int | None,
     parent: bool,
+    root: int,
+    end: Path | None,
 ) -> list[str]:
     """Return the command that runs ``words`` and then holds what is given.
 
     Its environment needs phosd in ``PYTHONPATH``. ``user`` are the uid, gid and groups of the
     remaining process. ``inputs`` are descriptors, read until their end into the file ``output``, or
     discarded. ``terminal`` is the slave that becomes the controlling terminal of the session.
-    ``parent`` makes the shim the parent of the restored root (with CRIU's ``--restore-sibling``).
+    ``parent`` makes the shim the parent of the restored ``root`` (with CRIU's
+    ``--restore-sibling``), which may write to the file ``end`` how it ends: a line, ``exit CODE`` or
+    ``signal NUMBER``.
     """
     orders = {
         "user": [user[0], user[1], list(user[2])],
@@ -44,6 +48,8 @@ def command(
         "output": None if output is None else str(output),
         "terminal": terminal,
         "parent": parent,
+        "root": root,
+        "end": None if end is None else str(end),
     }
     return [
         sys.executable,
@@ -69,9 +75,13 @@ def main() -> None:
     end_with(first)  # a cancelled restore must not complete later
     keeper = os.getpid()
     uid, gid, groups = orders["user"]
-    output = None
-    if orders["output"] is not None:
-        output = open_for_appending(orders["output"], uid=uid, gid=gid, groups=groups)
+
+    def opened(path: str | None) -> int | None:
+        if path is None:
+            return None
+        return open_for_appending(path, uid=uid, gid=gid, groups=groups)
+
+    output, end = opened(orders["output"]), opened(orders["end"])
     terminal = orders["terminal"]
     if terminal is not None:
         fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
@@ -90,13 +100,12 @@ def main() -> None:
         return
     if uid != 0:
         become(uid, gid, groups)
-    _close_all_but({*orders["inputs"], output})
+    _close_all_but({*orders["inputs"], output, end})
     os.chdir("/")
-    _relay(orders["inputs"], output)
-    if orders["parent"]:
-        with contextlib.suppress(ChildProcessError):  # no child is left
-            while True:
-                os.wait()
+    _relay(orders["inputs"], output, orders["root"] if orders["parent"] else None, end)
+    with contextlib.suppress(ChildProcessError):  # no child is left
+        while True:
+            os.wait()
 
 
 def _close_all_but(kept: set[int | None]) -> None:
@@ -110,13 +119,24 @@ def _close_all_but(kept: set[int | None]) -> None:
             os.dup2(null, standard)
 
 
-def _relay(inputs: list[int], output: int | None) -> None:
+def _relay(inputs: list[int], output: int | None, child: int | None, end: int | None) -> None:
+    """Pass on what is written, until all have closed it, and wait for the end of the child."""
     poller = select.poll()
-    for descriptor in inputs:
-        poller.register(descriptor, select.POLLIN)
     left = set(inputs)
+    ended = None
+    if child is not None:
+        ended = os.pidfd_open(child)
+        left.add(ended)
+    for descriptor in left:
+        poller.register(descriptor, select.POLLIN)
     while left:
         for descriptor, _ in poller.poll():
+            if descriptor == ended:
+                assert child is not None
+                _note_end(end, os.waitpid(child, 0)[1])
+                poller.unregister(descriptor)
+                left.discard(descriptor)
+                continue
             try:
                 data = os.read(descriptor, _CHUNK)
             except OSError:  # EIO: all have closed the terminal
@@ -127,6 +147,12 @@ def _relay(inputs: list[int], output: int | None) -> None:
                 os.close(descriptor)
             elif output is not None:
                 _write(output, data)
+
+
+def _note_end(end: int | None, status: int) -> None:
+    if end is not None:
+        code = os.waitstatus_to_exitcode(status)
+        _write(end, f"exit {code}\n".encode() if code >= 0 else f"signal {-code}\n".encode())
 
 
 def _write(output: int, data: bytes) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -47,11 +47,13 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``files``: what to do with files that the program only wrote to and that grew since: ``keep``
     them (and refuse unless they are appended to) or ``cut`` them to their old length, with the rest
     kept in a file beside. ``output``: an append-only file for the program's output, if its standard
-    output was a pipe or a terminal; empty: none.
+    output was a pipe or a terminal; empty: none. ``end``: a file that tells how the program ended,
+    once it has: a line, ``exit CODE`` or ``signal NUMBER``. The program's user writes both.
     """
 
     files: Files = "keep"
     output: str = ""
+    end: str = ""
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,8 @@ class _CpuSide:
         self._criu = node.criu
         self._manifest = manifest
         output = Path(options.output) if options.output else None
-        self._options = TreeRestoreOptions(files=Policy(options.files), output=output)
+        end = Path(options.end) if options.end else None
+        self._options = TreeRestoreOptions(files=Policy(options.files), output=output, end=end)
         self._trees = saved_trees(manifest, node.store.image_folder(manifest.id))
         self._restored: list[Restored] = []
 
@@ -177,8 +180,9 @@ class _CpuSide:
     def restore(self, progress: Progress) -> Iterator[Restored]:
         """Restore each tree; its GPU processes sleep in the hook or in the driver."""
         for index, tree in enumerate(self._trees):
+            options = self._options if index == 0 else replace(self._options, end=None)
             restored = criu_restore.restore_tree(
-                self._criu, tree, self._options, progress, self._held(index)
+                self._criu, tree, options, progress, self._held(index)
             )
             self._restored.append(restored)
             yield restored

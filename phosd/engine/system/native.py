@@ -34,6 +34,11 @@ def hook_library() -> Path:
     return _find("libphos_hook.so")
 
 
+def term_library() -> Path:
+    """Return the library that ``phos run --on-term=save`` preloads into a program."""
+    return _find("libphos_term.so")
+
+
 def softgpu_folder() -> Path:
     """Return the folder for ``LD_LIBRARY_PATH`` in which ``libcuda.so.1`` is the software GPU."""
     return _find("softgpu/libcuda.so.1").parent

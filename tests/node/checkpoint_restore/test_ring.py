@@ -32,8 +32,10 @@ MODES = ("concurrent", "stop", "recopy")
 IN_PLACE, RESTORES = (200, 20) if EVERYTHING else (len(MODES), 1)
 
 pytestmark = pytest.mark.usefixtures("two_gpus")
+long_when_complete = pytest.mark.timeout(5400 if EVERYTHING else 600)
 
 
+@long_when_complete
 def test_they_are_saved_again_and_again(
     node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
@@ -47,6 +49,7 @@ def test_they_are_saved_again_and_again(
     computes_right(target, undisturbed)
 
 
+@long_when_complete
 def test_they_are_killed_and_restored(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
     target = start("ring")
     target.wait_for_steps(3)

@@ -138,6 +138,36 @@ def test_a_root_tied_to_its_parent_outlives_the_restore(
     wait_for(lambda: (now := procfs.stat(life.pid)) is None or now.dead)
 
 
+ENDING = """
+import os, signal, sys
+def end(number, frame):
+    os._exit(3)
+signal.signal(signal.SIGUSR1, end)
+"""
+
+
+@pytest.mark.parametrize("uid", [0, USER])
+@pytest.mark.parametrize(
+    ("number", "told"), [(signal.SIGUSR1, "exit 3\n"), (signal.SIGKILL, "signal 9\n")]
+)
+def test_how_a_restored_program_ends_is_told(
+    lives: Callable[[int], Life], uid: int, number: signal.Signals, told: str
+) -> None:
+    life = lives(uid)
+    life.start(ENDING + COUNTER)
+    life.counts_on()
+    life.dump()
+    life.kill()
+    end = life.log.with_name("end")
+    life.restore(end=end)
+    assert in_order(life.counts_on())
+    assert end.read_text() == ""
+    assert end.stat().st_uid == uid
+    os.kill(life.pid, number)
+    wait_for(lambda: end.read_text() == told)
+    wait_for(lambda: procfs.stat(life.pid) is None)
+
+
 def test_killing_criu_at_any_instant_leaves_the_program_alone(life: Life) -> None:
     life.start(FAMILY)
     life.counts_on()

@@ -19,7 +19,7 @@ def test_killed_at_any_moment_it_leaves_nobody(tmp_path: Path) -> None:
         ["/bin/sh", "-c", script], uid=0, gid=0, groups=(), dies_with_parent=True
     )
     command = restore_shim.command(
-        words, user=(0, 0, ()), inputs=(), output=None, terminal=None, parent=True
+        words, user=(0, 0, ()), inputs=(), output=None, terminal=None, parent=True, root=1, end=None
     )
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
     began = time.monotonic()
