@@ -27,7 +27,7 @@ class Outlets:
         self._keeper: list[int] = []
         self._terminal: int | None = None
         self._root, self._end = root, end
-        self._parent = details.tied_to_parent or end is not None
+        self._parent = bool(details.tied_to_parent) or end is not None
         if self._parent:
             self.words.append("--restore-sibling")
         for endpoint in details.endpoints:
@@ -35,8 +35,8 @@ class Outlets:
                 if self._terminal is None:
                     self._terminal = self._make(endpoint.kind, owner)
             else:
-                end = self._make(endpoint.kind, owner)
-                self.words += ["--inherit-fd", f"fd[{end}]:{endpoint.key}"]
+                inherited = self._make(endpoint.kind, owner)
+                self.words += ["--inherit-fd", f"fd[{inherited}]:{endpoint.key}"]
 
     def _make(self, kind: EndpointKind, owner: Owner) -> int:
         """Create a pair, record both ends, and return the program's."""

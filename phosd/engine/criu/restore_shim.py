@@ -39,7 +39,7 @@ def command(
     remaining process. ``inputs`` are descriptors, read until their end into the file ``output``, or
     discarded. ``terminal`` is the slave that becomes the controlling terminal of the session.
     ``parent`` makes the shim the parent of the restored ``root`` (with CRIU's
-    ``--restore-sibling``), which may write to the file ``end`` how it ends: a line, ``exit CODE`` or
+    ``--restore-sibling``), which may write to the file ``end`` how it ends, ``exit CODE`` or
     ``signal NUMBER``.
     """
     orders = {

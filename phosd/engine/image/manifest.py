@@ -115,6 +115,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The reason for ``mode``, if the engine chose it."""
     wrong_guesses: int = 0
     load_order: tuple[int, ...] = ()
+    name: str = ""
+    """The name of the program, if it has one."""
+    number: int = 0
+    """Of the image, among those of the owner with this name."""
     format: int = FORMAT
 
     @property

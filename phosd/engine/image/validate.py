@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 
 from phosd.engine.image.manifest import CHUNK, FORMAT, Block, Manifest
+from phosd.engine.image.name import valid_name
 from phosd.engine.image.packs import CAPACITY, PAGE, record_size
 from phosd.errors import ImageCorrupt
 
@@ -45,6 +46,8 @@ def check_manifest(manifest: Manifest, image_id: str) -> None:
     demand(manifest.id == image_id, f"says it is {manifest.id!r}")
     demand(manifest.parent is None or valid_id(manifest.parent), "names no parent by its id")
     demand(0 <= manifest.owner < 1 << 32, "has no valid owner")
+    demand(not manifest.name or valid_name(manifest.name), "has a name that no program can have")
+    demand(0 <= manifest.number < 1 << 32, "has a number that no image can have")
     for tree in manifest.trees:
         demand(valid_relative(tree.folder), f"names the folder {tree.folder!r}")
         for file in tree.files:

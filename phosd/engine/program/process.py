@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from phosd.engine.hook_client.link import Hello, HookBlock, HookLink, HookState
 from phosd.engine.program import driver_checkpoint
+from phosd.engine.program.name import name_of
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.system import cuda, procfs
 from phosd.engine.system.looking import LOOKERS, fairly
@@ -31,7 +32,8 @@ class GpuProcess:
     ``hook_state`` is ``hooked`` (can be parked), ``driver`` (only mode ``driver``) or
     ``unsupported``; ``reason`` says why it is not ``hooked``. ``state`` is the driver's, or the
     hook's if the gate is not open, in lower case; or ``stopped``, by a signal or a debugger.
-    ``output`` are the files to which its standard output and error go.
+    ``output`` are the files to which its standard output and error go. ``name`` is that of its
+    program, if ``phos run`` gave it one.
     """
 
     pid: int
@@ -44,6 +46,7 @@ class GpuProcess:
     reason: str
     state: str
     output: tuple[str, ...] = ()
+    name: str = ""
 
     @property
     def id(self) -> ProcessId:
@@ -297,6 +300,7 @@ def _described(
         reason=reason,
         state=state.lower(),
         output=output_files(process.pid),
+        name=name_of(process.pid),
     )
 
 

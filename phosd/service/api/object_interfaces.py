@@ -105,6 +105,13 @@ def process_interface(methods: ProcessMethods | type[ProcessMethods]) -> Interfa
                 private=True,
             ),
             Property(
+                "Name",
+                "s",
+                "The name that its program was given; empty: none.",
+                lambda view: view.process.name,
+                private=True,
+            ),
+            Property(
                 "CheckpointInterval",
                 "d",
                 "Seconds between periodic checkpoints; 0: there are none.",
@@ -166,6 +173,21 @@ def image_interface(methods: ImageMethods | type[ImageMethods]) -> Interface:
                 "The files to which that process's standard output and error went, and go again.",
                 lambda view: output(view.manifest),
                 private=True,
+                constant=True,
+            ),
+            Property(
+                "Name",
+                "s",
+                "The name of the program; empty: it has none.",
+                lambda view: view.manifest.name,
+                private=True,
+                constant=True,
+            ),
+            Property(
+                "Number",
+                "u",
+                "Its number among the owner's images with this name: NAME@NUMBER.",
+                lambda view: view.manifest.number,
                 constant=True,
             ),
             Property(

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from phosd.engine.criu.dumps import CpuParts
 from phosd.engine.faults import Point, point
 from phosd.engine.image.manifest import Block, Manifest
+from phosd.engine.image.name import next_number
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.machine import describe_gpus, this_host
@@ -14,6 +15,7 @@ from phosd.engine.operations.checkpoint.choose_mode import Choice
 from phosd.engine.operations.manifest_records import process_records
 from phosd.engine.operations.restorable import require_restorable
 from phosd.engine.program.group import CheckpointGroup
+from phosd.engine.program.name import name_of
 from phosd.errors import PhosError
 
 
@@ -33,6 +35,13 @@ class Publication:
     stopped: bool
     manifest: Manifest | None = field(default=None, init=False)
     """The image, once it is published."""
+
+    def __post_init__(self) -> None:
+        self._name = name_of(self.group.trees[0].root.pid)
+        self._number = 0
+        if self._name:  # nobody else saves it meanwhile
+            images = self.node.store.list()
+            self._number = next_number(self._name, self.writer.owner, images)
 
     def publish(self, blocks: tuple[Block, ...]) -> Manifest:
         """Publish the image with these blocks."""
@@ -56,6 +65,8 @@ class Publication:
             stop_seconds=progress.stop_seconds,
             wrong_guesses=progress.wrong_guesses,
             parent=self.parent.id if self.parent is not None else None,
+            name=self._name,
+            number=self._number,
         )
         require_restorable(self.node, manifest, self.writer.folder)
         self.writer.publish(manifest)
