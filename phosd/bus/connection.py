@@ -9,8 +9,9 @@ sender.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from phosd.bus.dbus import (
@@ -25,7 +26,7 @@ from phosd.bus.dbus import (
     reply_to,
     signal_from,
 )
-from phosd.bus.values import clean
+from phosd.bus.values import clean, variants
 from phosd.errors import PhosError
 
 NAME = "org.phos"
@@ -57,12 +58,16 @@ _log = logging.getLogger(__name__)
 
 
 class CallError(Exception):
-    """An error reply: its D-Bus ``name`` and ``text``."""
+    """An error reply: its D-Bus ``name`` and ``text``, and of phosd's own errors the ``reason`` as
+    a code and the ``hint``, which is also in the text; empty if there is none.
+    """
 
-    def __init__(self, name: str, text: str) -> None:
+    def __init__(self, name: str, text: str, reason: str = "", hint: str = "") -> None:
         super().__init__(text)
         self.name = name
         self.text = text
+        self.reason = reason
+        self.hint = hint
 
 
 Answer = Callable[[Call], Awaitable[tuple[str, list[Any]]]]
@@ -266,7 +271,8 @@ class Connection:
             except CallError as error:
                 data = self._error(call, error.name, error.text)
             except PhosError as error:
-                data = self._error(call, ERROR_PREFIX + error.code, str(error))
+                more = {"reason": error.reason, "hint": error.hint}
+                data = self._error(call, ERROR_PREFIX + error.code, str(error), more)
             except Exception:
                 # Internal errors go to the log; the caller gets no details.
                 _log.exception("answering %s.%s failed", call.interface, call.member)
@@ -309,8 +315,15 @@ class Connection:
         bus.put_bytes(data)
         return len(data)
 
-    def _error(self, call: Call, name: str, text: str) -> bytes:
-        message = reply_to(call, "s", [clean(text)], error=name)
+    def _error(
+        self, call: Call, name: str, text: str, more: Mapping[str, str] = MappingProxyType({})
+    ) -> bytes:
+        """Return an error reply: by the convention of D-Bus a text, and behind it what else there
+        is to say, if anything.
+        """
+        said = variants({key: value for key, value in more.items() if value})
+        signature, values = ("sa{sv}", [text, said]) if said else ("s", [text])
+        message = reply_to(call, signature, [clean(value) for value in values], error=name)
         message.serial = self._bus.next_serial()
         return encode(message)
 

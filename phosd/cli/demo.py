@@ -5,7 +5,7 @@ import runpy
 import sys
 
 from phosd.cli.settings import Settings, command
-from phosd.errors import Unsupported
+from phosd.errors import Reason, Unsupported
 
 _NEEDED = {"numpy": "numpy", "sklearn": "scikit-learn"}
 """Modules that only the demo imports, and the packages that provide them."""
@@ -24,6 +24,7 @@ def demo(settings: Settings) -> None:
         raise Unsupported(
             f"the demo needs Python packages that are not installed: {', '.join(missing)}",
             hint="`make demo` in a checkout of phosd installs them and runs it",
+            reason=Reason.MISSING_PACKAGE,
         )
     sys.argv = ["phos demo"]
     runpy.run_module("phosd.demo", run_name="__main__")

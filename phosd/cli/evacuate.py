@@ -152,7 +152,7 @@ def _say(settings: Settings, text: str) -> None:
 
 def _tell(settings: Settings, step: Step, error: CommandError) -> None:
     if settings.json:
-        settings.emit({"pid": step.pid, "error": error.code, "message": str(error)})
+        settings.emit({"pid": step.pid} | error.row)
     else:
         settings.note(f"process {step.pid} is where it was: {error}", lines=True)
 

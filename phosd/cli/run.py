@@ -15,7 +15,7 @@ from phosd.cli.settings import Settings, command
 from phosd.client.errors import CommandError
 from phosd.engine.system import cuda
 from phosd.engine.system.native import hook_library
-from phosd.errors import Unsupported
+from phosd.errors import Reason, Unsupported
 
 DEFAULT_RUNTIME = Path("/run/phos")
 _SAVABLE = {
@@ -151,6 +151,7 @@ def _use_software_gpu(choice: str) -> bool:
             raise Unsupported(
                 f"there is no CUDA driver ({error})",
                 hint="install the NVIDIA driver, or use --gpu soft",
+                reason=Reason.NO_GPU,
             ) from error
         return False
     return choice == "soft" or cuda.is_software()

@@ -103,7 +103,7 @@ class Settings:
     def tell(self, error: CommandError, **about: Any) -> None:
         """Print an error; in JSON with the fields of ``about``."""
         if self.json:
-            self.emit(about | {"error": error.code, "message": str(error)})
+            self.emit(about | error.row)
         else:
             self.err.print("[bold red]phos:[/] ", end="")
             self.note(str(error), lines=True)

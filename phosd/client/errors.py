@@ -3,7 +3,7 @@
 import enum
 from typing import TYPE_CHECKING
 
-from phosd.errors import PhosError
+from phosd.errors import NoBus, NoDaemon, NotAuthorized, OtherError, PhosError, named
 
 # Imported by every command that shows errors, also by those that never use the bus.
 if TYPE_CHECKING:
@@ -53,11 +53,19 @@ _START_ELSEWHERE = "`phosd --session &` as root, with this bus in DBUS_SESSION_B
 
 
 class CommandError(Exception):
-    """A failed command. ``code`` is the D-Bus error name without the prefix."""
+    """A failed command. ``code`` is the D-Bus error name without the prefix, ``reason`` a code for
+    what stood in the way, if there is one.
+    """
 
-    def __init__(self, code: str, text: str) -> None:
+    def __init__(self, code: str, text: str, reason: str = "") -> None:
         super().__init__(text)
         self.code = code
+        self.reason = reason
+
+    @property
+    def row(self) -> dict[str, str | None]:
+        """The error in JSON output."""
+        return {"error": self.code, "reason": self.reason or None, "message": str(self)}
 
     @property
     def exit(self) -> Exit:
@@ -68,41 +76,60 @@ def in_words(caught: Exception, bus: str = "system") -> CommandError:
     """Translate an exception, met on ``bus``, into a :class:`CommandError`. An unknown one is
     raised again.
     """
-    from phosd.bus import CallError, NoBusError
-
-    match caught:
-        case CommandError():
-            return caught
-        case PhosError():
-            return CommandError(caught.code, str(caught))
-        case NoBusError():
-            return CommandError("NoBus", f"{caught}; {caught.hint}")
-        case CallError():
-            return of_bus(caught, bus)
-        case _:
-            raise caught
+    if isinstance(caught, CommandError):
+        return caught
+    error = typed(caught, bus)
+    return CommandError(error.code, str(error), error.reason)
 
 
 def of_bus(error: "CallError", bus: str = "system") -> CommandError:
     """Translate an error of ``bus`` into a :class:`CommandError`."""
+    return in_words(error, bus)
+
+
+def typed(caught: Exception, bus: str = "system") -> PhosError:
+    """Return the error that an exception, met on ``bus``, stands for. An unknown one is raised
+    again.
+    """
+    from phosd.bus import CallError, NoBusError
+
+    match caught:
+        case PhosError():
+            return caught
+        case NoBusError():
+            return NoBus(str(caught), hint=caught.hint)
+        case CallError():
+            return _of_call(caught, bus)
+        case _:
+            raise caught
+
+
+def _of_call(error: "CallError", bus: str) -> PhosError:
     from phosd.bus import ERROR_PREFIX
 
     if error.name.startswith(ERROR_PREFIX):
-        return CommandError(error.name.removeprefix(ERROR_PREFIX), error.text)
+        return told(error.name.removeprefix(ERROR_PREFIX), error.text, error.hint, error.reason)
     if error.name.endswith((".ServiceUnknown", ".NameHasNoOwner")):
-        return CommandError(
-            "NoDaemon",
-            f"phosd does not run on this bus; start it ({_START.get(bus, _START_ELSEWHERE)}), or "
-            "name the bus that it is on with --bus or PHOS_BUS",
+        return NoDaemon(
+            "phosd does not run on this bus",
+            hint=f"start it ({_START.get(bus, _START_ELSEWHERE)}), or name the bus that it is on "
+            "with --bus or PHOS_BUS",
         )
     if error.name.startswith(_NOT_STARTED):
-        return CommandError(
-            "NoDaemon",
-            f"phosd did not start when it was called: {error.text}; `journalctl -u phosd` tells "
-            "why",
+        return NoDaemon(
+            f"phosd did not start when it was called: {error.text}",
+            hint="`journalctl -u phosd` tells why",
         )
     if error.name.endswith(".UnknownObject"):
-        return CommandError("UnknownObject", f"{error.text}; it has ended or was deleted meanwhile")
+        return OtherError("UnknownObject", error.text, hint="it has ended or was deleted meanwhile")
     if error.name.endswith(".AccessDenied"):
-        return CommandError("NotAuthorized", error.text)
-    return CommandError(error.name.rpartition(".")[2], error.text)
+        return NotAuthorized(error.text)
+    return OtherError(error.name.rpartition(".")[2], error.text)
+
+
+def told(name: str, message: str, hint: str, reason: str) -> PhosError:
+    """Return the error that phosd told: ``message`` has the hint in it, and perhaps more behind
+    it.
+    """
+    what, mark, more = message.partition(f"; {hint}") if hint else (message, "", "")
+    return named(name, what, mark.removeprefix("; ") + more, reason=reason)

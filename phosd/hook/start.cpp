@@ -65,11 +65,12 @@ void start() {
     static const bool started = [] {
         if (!enabled() || !driver_is_complete()) return false;
         if (!driver.cuCtxRecordEvent)
-            mark_not_parkable("the driver has no cuCtxRecordEvent; it is too old to be parked");
+            mark_not_parkable(Reason::old_driver,
+                              "the driver has no cuCtxRecordEvent; it is too old to be parked");
         if (!gate::closable())
-            mark_not_parkable(
-                "the kernel or a seccomp filter refuses membarrier(2), without which "
-                "calls under way cannot be told from calls to come");
+            mark_not_parkable(Reason::no_membarrier,
+                              "the kernel or a seccomp filter refuses membarrier(2), without which "
+                              "calls under way cannot be told from calls to come");
         faults::load();
         read_test_patience();
         torch_cache::find_interpreter();

@@ -12,7 +12,7 @@ from pathlib import Path
 from phosd.engine.image.cpu_manifest import Cgroups
 from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import cgroups, procfs
-from phosd.errors import Busy, Unsupported
+from phosd.errors import Busy, Reason, Unsupported
 
 _ENTER = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 125; shift; done; shift; exec "$@"'
 
@@ -49,6 +49,7 @@ def noted(tree: ProcessTree) -> Cgroups:
                 f"{procfs.describe(process.pid)} has other limits than its root, in a cgroup of "
                 f"its own ({_elsewhere(others, paths)})",
                 hint="the program goes on; start all of it in one cgroup",
+                reason=Reason.CGROUP,
             )
     return found
 
@@ -106,6 +107,7 @@ def place_of(saved: Cgroups | None, uid: int, here: Surroundings) -> Place:
                 f"the program was limited by cgroup {saved.paths[names[0]]} ({told}), which {why}",
                 hint="create the cgroup with these limits, or make the file system of cgroups "
                 "writable, and try again",
+                reason=Reason.CGROUP,
             )
     return Place(uid, tuple(entry for name, entry in entries.items() if name not in closed))
 

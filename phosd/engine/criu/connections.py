@@ -34,7 +34,7 @@ from phosd.engine.system import procfs
 from phosd.engine.system.foreign_descriptor import duplicate
 from phosd.engine.system.procfs import Descriptor
 from phosd.engine.system.tcp import State, TcpSocket, tcp_sockets
-from phosd.errors import Busy, Unsupported
+from phosd.errors import Busy, Reason, Unsupported
 
 SO_SNDBUFFORCE, SO_RCVBUFFORCE, _SO_PEEK_OFF = 32, 33, 42
 """``asm-generic/socket.h``"""
@@ -177,6 +177,7 @@ def _end(end: socket.socket, holder: Descriptor, state: int) -> ConnectionEnd:
             raise Unsupported(
                 f"{name}, a TCP connection within the program, {what}, which cannot be saved",
                 hint="the program goes on; start it without that",
+                reason=Reason.TCP_CONNECTION,
             )
     poller = select.poll()
     poller.register(end, select.POLLRDHUP)
@@ -221,12 +222,14 @@ def _unread(end: socket.socket, most: int) -> bytes:
         raise Unsupported(
             f"more than {MOST_UNREAD >> 20} MiB wait in the TCP connections within the program",
             hint="the program goes on; try again when it has received more of them",
+            reason=Reason.UNREAD_DATA,
         )
     found = end.recv(waiting, socket.MSG_PEEK | socket.MSG_DONTWAIT) if waiting else b""
     if len(found) != waiting:
         raise Unsupported(
             "urgent data wait in a TCP connection within the program",
             hint="the program goes on; try again when they have been received",
+            reason=Reason.UNREAD_DATA,
         )
     return found
 
@@ -286,6 +289,7 @@ def cut_out(folder: Path, inodes: Collection[int], *, close_others: bool) -> Non
                 "a connected TCP socket is on its way through a socket of the program, and cannot "
                 "be saved",
                 hint="the program goes on; try again when it has been received",
+                reason=Reason.UNREAD_DATA,
             )
         number = {each.number: each.value for each in found}.get(_FILE_ID, 0)
         cut.add(number)

@@ -25,7 +25,7 @@ from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system.native import python_environment
 from phosd.engine.system.privileges import become
 from phosd.engine.system.reaping import reap_later
-from phosd.errors import Internal, Timeout, Unsupported
+from phosd.errors import Internal, Reason, Timeout, Unsupported
 
 PATIENCE = 600.0
 """Seconds that the file work of a restore may take."""
@@ -194,6 +194,7 @@ def require_usable(answer: Answer) -> None:
         raise Unsupported(
             "the program's files are not as they were: " + "; ".join(answer.problems[:5]),
             hint="bring them back to their state at the checkpoint and try again",
+            reason=Reason.CHANGED_FILES,
         )
 
 

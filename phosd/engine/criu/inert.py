@@ -15,7 +15,7 @@ from pathlib import Path
 
 from phosd.engine.criu.image_file import Field, ImageFile, fields, message, rewrite, strange
 from phosd.engine.system.procfs import Descriptor
-from phosd.errors import Unsupported
+from phosd.errors import Reason, Unsupported
 
 _MM_VMAS = 14
 _START, _END, _PAGE_OFFSET, _SHARED_ID, _PROTECTION, _FLAGS, _STATUS, _DESCRIPTOR = range(1, 9)
@@ -129,6 +129,7 @@ def _file(
             "a file of the GPU driver is on its way through a socket of the program, and cannot be "
             "saved",
             hint="the program goes on; try again when it has been received",
+            reason=Reason.UNREAD_DATA,
         )
     if number in anew:
         path = (

@@ -8,7 +8,7 @@ from phosd.engine.criu import file_worker
 from phosd.engine.criu.file_worker import Orders, Output, Outputs
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.system import procfs
-from phosd.errors import Unsupported
+from phosd.errors import Reason, Unsupported
 
 Owner = tuple[int, int, tuple[int, ...]]
 """The user id, group id and groups to act as, because the user can change every path."""
@@ -55,6 +55,7 @@ def _work(owner: Owner, outputs: Outputs) -> tuple[Output, ...]:
         raise Unsupported(
             f"the output folders cannot be looked at: {answer.problems[0]}",
             hint="name the folder in which `phos run` keeps them, as its owner",
+            reason=Reason.OUTPUT_FOLDER,
         )
     return answer.outputs
 

@@ -18,7 +18,7 @@ from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import looking, procfs, sockets
 from phosd.engine.system.file_status import known_status
 from phosd.engine.system.procfs import Descriptor, Mapping
-from phosd.errors import Unsupported
+from phosd.errors import Reason, Unsupported
 
 TCP_POLICIES = ("refuse", "close")
 
@@ -103,6 +103,7 @@ class TreeResources:
                     raise Unsupported(
                         f"{procfs.describe(process.pid)} uses {error.filename}, {_ONE_USER}",
                         hint="close it, or mount that with the option allow_root or allow_other",
+                        reason=Reason.CLOSED_MOUNT,
                     ) from error
                 found.mappings.extend(procfs.mappings(process.pid))
         return found
@@ -135,6 +136,7 @@ def require_dumpable(
         raise Unsupported(
             f"{procfs.describe(tree.root.pid)} cannot be saved: {shown}{more}",
             hint="the program goes on; close what is named, or start the program without it",
+            reason=Reason.PROCESS_STATE,
         )
 
 

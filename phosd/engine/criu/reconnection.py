@@ -20,7 +20,7 @@ from phosd.engine.criu.connection_record import OPTIONS, UNREAD, first_port
 from phosd.engine.criu.program import Owner
 from phosd.engine.image.cpu_manifest import Connection, ConnectionEnd
 from phosd.engine.system import tcp
-from phosd.errors import Busy, Unsupported
+from phosd.errors import Busy, Reason, Unsupported
 
 _PATIENCE = 5.0
 """Seconds that an address may be taken: after its program's end the kernel keeps it for a while."""
@@ -132,6 +132,7 @@ def _require_possible(connection: Connection) -> None:
             f"{_shown(connection)}, a TCP connection of the program, has a port that only root may "
             "use here",
             hint=f"users may use those from {first} (net.ipv4.ip_unprivileged_port_start)",
+            reason=Reason.TCP_CONNECTION,
         )
 
 
@@ -163,6 +164,7 @@ def _not_here(connection: Connection, error: OSError) -> Unsupported:
     return Unsupported(
         f"{_shown(connection)}, a TCP connection of the program, cannot be made: {error}",
         hint="restore it where these addresses are, and connections between them are allowed",
+        reason=Reason.TCP_CONNECTION,
     )
 
 

@@ -45,7 +45,7 @@ from phosd.engine.hook_client.wire import (
     unpack,
 )
 from phosd.engine.system import procfs, standstill
-from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, Timeout, Unsupported
+from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, Reason, Timeout, Unsupported
 
 __all__ = [
     "WAKE_SECONDS",
@@ -371,6 +371,7 @@ class HookLink:
                     raise Unsupported(
                         f"process {self.pid} has more than {most} blocks of device memory",
                         hint="allocate in larger pieces, or use mode driver",
+                        reason=Reason.TOO_MANY_BLOCKS,
                     )
                 for block in blocks:
                     mine = block.id in holders

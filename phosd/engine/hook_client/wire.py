@@ -8,6 +8,7 @@ import array
 import contextlib
 import enum
 import os
+import re
 import socket
 import struct
 import time
@@ -18,7 +19,16 @@ from typing import Any
 from phosd.engine.hook_client.received import without_files_of_others
 from phosd.engine.system import standstill
 from phosd.engine.system.cuda import gpu_uuid
-from phosd.errors import Busy, Internal, NoSuchProcess, OutOfMemory, PhosError, Timeout, Unsupported
+from phosd.errors import (
+    Busy,
+    Internal,
+    NoSuchProcess,
+    OutOfMemory,
+    PhosError,
+    Reason,
+    Timeout,
+    Unsupported,
+)
 
 MAGIC = 0x534F4850
 VERSION = 1
@@ -135,6 +145,8 @@ class Hello:
     never_stopped: bool
     """It was never parked or detached; an older hook does not say so."""
     reason: str
+    code: str = ""
+    """The reason for programs; an older hook does not say it."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +206,10 @@ _ERRORS: dict[int, tuple[type[PhosError], str]] = {
 }
 
 
+_CODE = re.compile(rb"[a-z-]{1,32}")
+"""Codes of a hook, which may be newer, or not be ours."""
+
+
 class Garbled(Exception):
     """An answer violates the protocol; the text says how."""
 
@@ -206,12 +222,22 @@ def decode_hello(body: bytes) -> Hello:
         raise Garbled(f"a hello of {len(body)} bytes for {count} devices")
     if state not in list(HookState):
         raise Garbled(f"a state that does not exist ({state})")
-    text = printable(reason.split(b"\0", 1)[0])
+    text, _, rest = reason.partition(b"\0")
+    code = rest.partition(b"\0")[0]
     where = HookState(state)
     devices = tuple(gpu_uuid(raw) for (raw,) in DEVICE_ID.iter_unpack(rows))
     parkable, ever_parked, unsupported, never_stopped = map(bool, said)
     return Hello(
-        pid, version, devices, where, parkable, ever_parked, unsupported, never_stopped, text
+        pid,
+        version,
+        devices,
+        where,
+        parkable,
+        ever_parked,
+        unsupported,
+        never_stopped,
+        printable(text),
+        code.decode() if _CODE.fullmatch(code) else "",
     )
 
 
@@ -362,7 +388,8 @@ class Channel:
         if status == Status.BAD_MESSAGE:
             self.close()  # the hook does the same
         kind, hint = _ERRORS.get(status, (Internal, "report this with the versions of both"))
-        raise kind(f"process {self._pid}: {printable(body)}", hint=hint)
+        reason = Reason.NOT_PARKABLE if kind is Unsupported else ""
+        raise kind(f"process {self._pid}: {printable(body)}", hint=hint, reason=reason)
 
     def broken(self, what: str) -> Internal:
         """End the connection. Returns the error for an answer that violates the protocol."""

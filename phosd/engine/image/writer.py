@@ -25,7 +25,7 @@ from phosd.engine.image.spares import fitting
 from phosd.engine.image.tier import MANIFEST, Tier
 from phosd.engine.image.usage import file_bytes, pack_bytes, pack_ends
 from phosd.engine.image.validate import check_manifest, valid_relative
-from phosd.errors import Internal, InvalidOption, Unsupported
+from phosd.errors import Internal, InvalidOption, Reason, Unsupported
 
 _SYNC_THREADS = 8
 _STAMP = "%Y%m%dT%H%M%S"
@@ -182,6 +182,7 @@ class ImageWriter:
                 f"what the manifest of image {self.id} has to say takes {len(text)} bytes, more "
                 f"than the {MAX_MANIFEST} that are read",
                 hint="the program has too many open files, mappings or processes",
+                reason=Reason.TOO_LARGE,
             )
         own = {pack: size for pack, size in pack_bytes(manifest).items() if pack in self._packs}
         self.reserve(file_bytes(manifest) + sum(own.values()))

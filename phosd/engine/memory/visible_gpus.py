@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from phosd.engine.hook_client.link import BlockFlag, HookBlock, HookLink
 from phosd.engine.image.manifest import CHUNK
-from phosd.errors import Internal, Unsupported
+from phosd.errors import Internal, Reason, Unsupported
 
 
 class VisibleGpus:
@@ -30,6 +30,7 @@ class VisibleGpus:
             raise Unsupported(
                 f"process {pid} has VMM memory in host RAM (block {block.id})",
                 hint="use mode driver",
+                reason=Reason.HOST_MEMORY,
             )
         gpus = self._gpus_of[pid]
         if not 0 <= block.device < len(gpus):

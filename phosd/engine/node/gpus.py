@@ -11,7 +11,7 @@ import pynvml
 from phosd.engine.node import software_account
 from phosd.engine.program.process import gpu_uuids
 from phosd.engine.system import cuda, procfs
-from phosd.errors import Unsupported
+from phosd.errors import Reason, Unsupported
 
 _lock = threading.Lock()
 
@@ -115,6 +115,7 @@ def _start_nvml() -> None:
         raise Unsupported(
             f"the GPUs cannot be listed: {error} (libnvidia-ml.so.1)",
             hint="install the NVIDIA driver (r580 or newer), or set PHOS_GPU=soft",
+            reason=Reason.NO_GPU,
         ) from error
 
 

@@ -13,7 +13,7 @@ from phosd.engine.node.node import Node
 from phosd.engine.program.process import placed
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, NoSuchProcess, Unsupported
+from phosd.errors import Busy, NoSuchProcess, Reason, Unsupported
 
 _PATIENCE = 2.0
 """Seconds that a hook has for each answer."""
@@ -56,6 +56,7 @@ def _asked(node: Node, process: ProcessId) -> Iterator[HookLink]:
             raise Unsupported(
                 f"process {pid} has no hook that tells this: {error.what}",
                 hint="start programs with `phos run`",
+                reason=Reason.NO_HOOK,
             ) from error
         with link:
             _require(process)  # the connected peer is this process, not a later one with its pid

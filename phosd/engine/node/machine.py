@@ -10,7 +10,7 @@ from phosd.engine.image.manifest import Gpu, Host, Manifest
 from phosd.engine.job.checks import Check, require_all
 from phosd.engine.node.gpus import list_gpus
 from phosd.engine.system.cuda import driver_version
-from phosd.errors import DriverTooOld, GpuMismatch, Unsupported
+from phosd.errors import DriverTooOld, GpuMismatch, Reason, Unsupported
 
 
 def this_host(criu: Criu | None) -> Host:
@@ -65,6 +65,7 @@ def _require_criu(manifest: Manifest, here: Host) -> None:
         raise Unsupported(
             f"image {manifest.id} was made with CRIU {host.criu}, here is {here.criu}",
             hint="install that CRIU or a newer one",
+            reason=Reason.OTHER_CRIU,
         )
 
 
@@ -74,6 +75,7 @@ def _require_cpu(manifest: Manifest, here: Host) -> None:
             f"image {manifest.id} needs CPU features that are not here: "
             + ", ".join(sorted(missing)[:8]),
             hint="restore on a machine with the same kind of CPU",
+            reason=Reason.OTHER_CPU,
         )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from phosd.engine.node.gpus import GpuInfo, divided
-from phosd.errors import GpuMismatch, InvalidOption, Unsupported
+from phosd.errors import GpuMismatch, InvalidOption, Reason, Unsupported
 
 _HOW = "name a GPU by its number or the beginning of its UUID, several as OLD:NEW,OLD:NEW"
 
@@ -86,6 +86,7 @@ def require_fit(moves: Mapping[int, int], gpus: Sequence[GpuInfo]) -> None:
             raise Unsupported(
                 f"GPU {new} {why}, and the driver does not move programs to such a GPU",
                 hint="choose another GPU",
+                reason=Reason.DIVIDED_GPU,
             )
 
 

@@ -12,7 +12,7 @@ from phosd.engine.operations.permissions import require_may_save
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import procfs
-from phosd.errors import Unsupported
+from phosd.errors import Reason, Unsupported
 
 
 def claimed(node: Node, job: ExitStack, caller: int) -> Callable[[ProcessTree], object]:
@@ -64,6 +64,7 @@ def require_alone(gpus: Collection[int], own: Collection[int]) -> None:
                 "device memory would be ended after it, since a GPU no longer interrupts kernels "
                 "of theirs",
                 hint=f"end or suspend process {pid}, or give the program GPUs of its own",
+                reason=Reason.BUSY_GPU,
             )
 
 
@@ -85,12 +86,18 @@ def may_park(group: CheckpointGroup, wanted: str, progress: Progress) -> bool:
     """
     why_not = group.why_not_parked()
     if wanted not in ("auto", "driver") and why_not:
-        raise Unsupported(f"mode {wanted} is not possible: {why_not}", hint="use mode driver")
+        raise Unsupported(
+            f"mode {wanted} is not possible: {why_not}",
+            hint="use mode driver",
+            reason=why_not.reason,
+        )
     if not why_not and wanted != "driver":
         return True
     if why_not_driver := group.why_not_by_driver():
         raise Unsupported(
-            f"mode driver is not possible: {why_not_driver}", hint="start it with `phos run`"
+            f"mode driver is not possible: {why_not_driver}",
+            hint="start it with `phos run`",
+            reason=Reason.SHARED_MEMORY,
         )
     progress.note(f"mode driver: {why_not or 'as was asked for'}")
     return False

@@ -28,7 +28,7 @@ from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.process import placed
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.recovery.rescue import free, kept_for
-from phosd.errors import Internal, InvalidOption, NotAuthorized, PhosError, Unsupported
+from phosd.errors import Internal, InvalidOption, NotAuthorized, PhosError, Reason, Unsupported
 
 
 class ResumeChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -239,6 +239,7 @@ def _require_together(manifest: Manifest, parked: Collection[int]) -> None:
                     f"process {waiting[0]} is parked, but the memory that it shares was given"
                     " back to other processes already, and phosd no longer holds it",
                     hint=f"end process {waiting[0]}, and restore an image of the program",
+                    reason=Reason.SHARED_MEMORY,
                 )
 
 

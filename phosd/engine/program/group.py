@@ -21,7 +21,7 @@ from phosd.engine.system import procfs, standstill
 from phosd.engine.system.kcmp import same_file
 from phosd.engine.system.looking import LOOKERS, owner
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, NoSuchProcess, PhosError, Timeout, Unsupported
+from phosd.errors import Busy, NoSuchProcess, PhosError, Reason, Timeout, Unsupported
 
 _ROOT = 0
 _PATIENCE = 3.0
@@ -114,14 +114,19 @@ class CheckpointGroup:
         gpu = set(self.gpu_pids)
         return [p for tree in self.trees for p in tree if p is tree.root or p.pid in gpu]
 
-    def why_not_parked(self) -> str:
-        """Return why memory cannot be parked, or an empty text."""
+    def why_not_parked(self) -> Unsupported | None:
+        """Return why memory cannot be parked, or None."""
         for member in self.members:
             if member.hello is None:
-                return f"process {member.pid} runs without the hook"
+                return Unsupported(
+                    f"process {member.pid} runs without the hook", reason=Reason.NO_HOOK
+                )
             if not member.hello.parkable:
-                return f"process {member.pid} cannot be parked: {member.hello.reason}"
-        return ""
+                return Unsupported(
+                    f"process {member.pid} cannot be parked: {member.hello.reason}",
+                    reason=member.hello.code or Reason.NOT_PARKABLE,
+                )
+        return None
 
     def shares_memory(self) -> bool:
         """Return whether several processes share device memory, as ranks of NCCL do."""
@@ -198,11 +203,13 @@ class CheckpointGroup:
                 raise Unsupported(
                     f"the driver does not tell the state of process {pid}, and will not save it",
                     hint="see the driver's log (dmesg); the program goes on unharmed",
+                    reason=Reason.DRIVER_STATE,
                 )
             if state is not driver_checkpoint.State.RUNNING:
                 raise Unsupported(
                     f"process {pid} is {state.name.lower()} by the driver's checkpoint",
                     hint="another tool holds it; run `cuda-checkpoint --toggle` or wait",
+                    reason=Reason.DRIVER_STATE,
                 )
             self.members.append(self._member(pid))
 
@@ -226,6 +233,7 @@ class CheckpointGroup:
                 raise Unsupported(
                     f"process {pid} cannot be saved: {hello.reason}",
                     hint="neither phosd nor the driver can save that; start the program without it",
+                    reason=hello.code or Reason.PROCESS_STATE,
                 )
             return Member(pid, process.gpus_of(hello), link, hello)
         except BaseException:
@@ -243,6 +251,7 @@ class CheckpointGroup:
                 f" ({error.what})",
                 hint=f"run `phos recover {pid}`; if that does not help, the program may have been"
                 f" started with another PHOS_RUNTIME_DIR than {self.runtime_dir}",
+                reason=Reason.HOOK_SILENT,
             ) from error
         return link
 
@@ -329,6 +338,7 @@ def _join(group: CheckpointGroup, pid: int) -> None:
         raise Unsupported(
             f"process {pid} shares device memory with process {min(below)}, which is below it",
             hint=f"checkpoint process {pid}, which saves both",
+            reason=Reason.SHARED_MEMORY,
         )
     group.add_tree(tree)
 

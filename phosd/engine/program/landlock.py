@@ -13,7 +13,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.program.tree import TreeProcess
 from phosd.engine.system import procfs
-from phosd.errors import Internal, NoSuchProcess, Unsupported
+from phosd.errors import Internal, NoSuchProcess, Reason, Unsupported
 
 
 def require_none(group: CheckpointGroup, progress: Progress) -> None:
@@ -42,6 +42,7 @@ def require_none(group: CheckpointGroup, progress: Progress) -> None:
                 f"{procfs.describe(process.pid)} is under Landlock rules, which a restore would "
                 "not give back",
                 hint="the program goes on; start it without its sandbox to have it saved",
+                reason=Reason.LANDLOCK,
             )
 
 

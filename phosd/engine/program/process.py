@@ -15,7 +15,7 @@ from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.system import cuda, procfs
 from phosd.engine.system.looking import LOOKERS, fairly
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Timeout, Unsupported
+from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Reason, Timeout, Unsupported
 
 _PATIENCE = 2.0
 """Seconds that a hook may take to answer when processes are listed."""
@@ -126,6 +126,7 @@ def gpus_of(hello: Hello) -> list[int]:
                 f" ({', '.join(ordinals) or 'there are none'})",
                 hint="phosd must see every GPU: start it without CUDA_VISIBLE_DEVICES; MIG devices"
                 " cannot be checkpointed",
+                reason=Reason.UNKNOWN_GPU,
             )
     return [ordinals[uuid] for uuid in hello.devices]
 

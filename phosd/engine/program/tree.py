@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from phosd.engine.image.manifest import Process
 from phosd.engine.system import cgroups, procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import NoSuchProcess, Unsupported
+from phosd.errors import NoSuchProcess, Reason, Unsupported
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,7 @@ def _executable(pid: int) -> str:
         raise Unsupported(
             f"process {pid} lets nobody look at it, not even root (/proc/{pid}/exe is closed)",
             hint="name the program that uses the GPU: `phos ps` lists those",
+            reason=Reason.CLOSED_PROCESS,
         ) from None
 
 

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from phosd.engine.system.native import softgpu_folder
-from phosd.errors import DriverTooOld, Internal, OutOfMemory, PhosError, Timeout, Unsupported
+from phosd.errors import (
+    DriverTooOld,
+    Internal,
+    OutOfMemory,
+    PhosError,
+    Reason,
+    Timeout,
+    Unsupported,
+)
 
 _DEVICES = Path("/dev")
 _KERNEL_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
@@ -47,6 +55,7 @@ def _no_gpu(why: Exception) -> Unsupported:
     return Unsupported(
         f"there is no NVIDIA driver, and the software GPU does not load ({why})",
         hint="run `make build`, or install the NVIDIA driver (r580 or newer)",
+        reason=Reason.NO_GPU,
     )
 
 
@@ -69,10 +78,13 @@ def driver() -> Any:
         raise Unsupported(
             f"the CUDA driver library does not load ({error})",
             hint="install the NVIDIA driver (r580 or newer), or set PHOS_GPU=soft",
+            reason=Reason.NO_GPU,
         ) from error
     if status != bindings.CUresult.CUDA_SUCCESS:
         raise Unsupported(
-            f"the CUDA driver does not start ({status.name})", hint="see `phos doctor`"
+            f"the CUDA driver does not start ({status.name})",
+            hint="see `phos doctor`",
+            reason=Reason.NO_GPU,
         )
     return bindings
 
@@ -106,7 +118,7 @@ def _error(name: str, status: Any, about: str) -> PhosError:
         "CUDA_ERROR_NOT_FOUND": (DriverTooOld, "install driver r580 or newer"),
     }
     kind, hint = kinds.get(status.name, (Internal, "see the driver's log (dmesg)"))
-    return kind(what, hint=hint)
+    return kind(what, hint=hint, reason=Reason.DRIVER_REFUSES if kind is Unsupported else "")
 
 
 def gpu_uuid(raw: bytes) -> str:

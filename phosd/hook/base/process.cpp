@@ -19,14 +19,23 @@ std::atomic<bool> is_active{false};
 namespace {
 
 std::mutex fitness_mutex;
-Fitness fitness_now{true, false, {}};
+Fitness fitness_now{true, false, {}, ""};
 
-void mark(bool unsupported, const std::string& reason) {
+constexpr const char* kCodes[] = {
+#define PHOS_REASON(name, code) code,
+#include "reasons.def"
+#undef PHOS_REASON
+};
+
+void mark(bool unsupported, Reason code, const std::string& reason) {
     const std::lock_guard lock(fitness_mutex);
     if (unsupported ? fitness_now.unsupported : !fitness_now.parkable) return;
     log::note("%s: %s", unsupported ? "unsupported" : "not parkable", reason.c_str());
     // A reason that excludes all modes outweighs one that only excludes parking.
-    if (unsupported || fitness_now.reason.empty()) fitness_now.reason = reason;
+    if (unsupported || fitness_now.reason.empty()) {
+        fitness_now.reason = reason;
+        fitness_now.code = code_of(code);
+    }
     fitness_now.unsupported |= unsupported;
     fitness_now.parkable = false;
 }
@@ -43,11 +52,15 @@ bool enabled() {
     return on;
 }
 
-void mark_not_parkable(const std::string& reason) {
-    mark(false, reason);
+const char* code_of(Reason reason) {
+    return kCodes[static_cast<int>(reason)];
 }
-void mark_unsupported(const std::string& reason) {
-    mark(true, reason);
+
+void mark_not_parkable(Reason code, const std::string& reason) {
+    mark(false, code, reason);
+}
+void mark_unsupported(Reason code, const std::string& reason) {
+    mark(true, code, reason);
 }
 
 Fitness fitness() {

@@ -19,13 +19,21 @@ inline bool active() {
 // Returns false if PHOS_HOOK=off: every call then goes directly to the driver.
 bool enabled();
 
+enum class Reason {
+#define PHOS_REASON(name, code) name,
+#include "reasons.def"
+#undef PHOS_REASON
+};
+const char* code_of(Reason reason);
+
 // Records what the process uses that cannot be parked or saved. The first reason is kept.
-void mark_not_parkable(const std::string& reason);  // mode `driver` still works
-void mark_unsupported(const std::string& reason);   // no mode can save the process
+void mark_not_parkable(Reason code, const std::string& reason);  // mode `driver` still works
+void mark_unsupported(Reason code, const std::string& reason);   // no mode can save the process
 struct Fitness {
     bool parkable;
     bool unsupported;
     std::string reason;
+    const char* code;
 };
 Fitness fitness();
 

@@ -26,6 +26,13 @@ std::vector<wire::DeviceId> visible_devices() {
     return devices;
 }
 
+void put_reason(wire::Hello& hello, const Fitness& fit) {
+    std::snprintf(hello.reason, sizeof hello.reason, "%s", fit.reason.c_str());
+    const size_t end = fit.reason.size() + 1;
+    if (end + std::strlen(fit.code) < sizeof hello.reason)
+        std::strcpy(hello.reason + end, fit.code);
+}
+
 }  // namespace
 
 HelloReply make_hello(bool never_stopped) {
@@ -43,7 +50,7 @@ HelloReply make_hello(bool never_stopped) {
     hello.ever_parked = park::ever_parked();
     hello.uses_unsupported = fit.unsupported;
     hello.never_stopped = never_stopped;
-    std::snprintf(hello.reason, sizeof hello.reason, "%s", fit.reason.c_str());
+    put_reason(hello, fit);
     return said;
 }
 

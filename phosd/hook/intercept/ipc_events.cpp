@@ -192,7 +192,7 @@ CUresult make(CUevent* handle, const Place& place, bool own, unsigned flags) {
 
 // The driver's own event: nobody can save a process that shares it.
 CUresult native(CUresult result, const char* reason) {
-    if (result == CUDA_SUCCESS) mark_unsupported(reason);
+    if (result == CUDA_SUCCESS) mark_unsupported(Reason::legacy_ipc, reason);
     return result;
 }
 

@@ -195,9 +195,9 @@ CUresult open_ticket(const Ticket& ticket, CUdeviceptr* address, Answer* answer)
 
 CUresult native(CUresult result) {
     if (result == CUDA_SUCCESS)
-        mark_unsupported(
-            "the program shares memory by legacy CUDA IPC with a process that has no "
-            "hook");
+        mark_unsupported(Reason::legacy_ipc,
+                         "the program shares memory by legacy CUDA IPC with a process that has no "
+                         "hook");
     return result;
 }
 

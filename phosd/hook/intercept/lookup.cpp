@@ -100,8 +100,8 @@ void* substitute(const char* name, void* found) {
             if (*hook->real == found) return hook->wrapper ? hook->wrapper : found;
     if (!submits_work(name)) return found;
     if (void* noticed = stand_in(name, found)) return noticed;
-    mark_not_parkable(std::string("the program may call ") + name +
-                      ", which this hook does not know");
+    mark_not_parkable(Reason::unknown_function, std::string("the program may call ") + name +
+                                                    ", which this hook does not know");
     return found;
 }
 

@@ -142,9 +142,9 @@ CUresult overrides::cuMemAllocManaged(CUdeviceptr* address, size_t size, unsigne
     if (managed::in_host()) return managed::allocate(address, size, flags);
     const CUresult result = driver.cuMemAllocManaged(address, size, flags);
     if (result == CUDA_SUCCESS)
-        mark_unsupported(
-            "the program uses managed memory (cuMemAllocManaged); "
-            "`phos run --managed=host` gives it memory that can be saved");
+        mark_unsupported(Reason::managed_memory,
+                         "the program uses managed memory (cuMemAllocManaged); "
+                         "`phos run --managed=host` gives it memory that can be saved");
     return result;
 }
 

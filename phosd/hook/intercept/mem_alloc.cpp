@@ -292,7 +292,8 @@ CUresult overrides::cuMemGetHandleForAddressRange(void* handle, CUdeviceptr addr
     const CUresult result =
         driver.cuMemGetHandleForAddressRange(handle, address, size, type, flags);
     if (result == CUDA_SUCCESS)
-        mark_not_parkable("the program gave device memory to another driver (dma-buf)");
+        mark_not_parkable(Reason::external_memory,
+                          "the program gave device memory to another driver (dma-buf)");
     return result;
 }
 

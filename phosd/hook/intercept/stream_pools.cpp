@@ -233,7 +233,7 @@ CUresult overrides::cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* pr
     const CUresult result = driver.cuMemPoolCreate(pool, properties);
     if (result != CUDA_SUCCESS) return result;
     if (properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
-        mark_unsupported("the program uses managed memory (a pool of it)");
+        mark_unsupported(Reason::managed_memory, "the program uses managed memory (a pool of it)");
     const bool plain = properties->allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
                        properties->handleTypes == CU_MEM_HANDLE_TYPE_NONE &&
                        properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&

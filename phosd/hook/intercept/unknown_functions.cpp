@@ -33,8 +33,8 @@ extern "C" __attribute__((visibility("hidden"), used)) void* phos_unknown_called
     UnknownFunction& function = unknown[number];
     const KeepErrno keep;
     if (active() && !function.called.exchange(true))
-        mark_not_parkable("the program called " + function.name +
-                          ", which this hook does not know");
+        mark_not_parkable(Reason::unknown_function, "the program called " + function.name +
+                                                        ", which this hook does not know");
     if (active()) const gate::Pass held_while_closed;
     return function.real;
 }

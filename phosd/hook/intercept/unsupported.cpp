@@ -12,8 +12,8 @@ namespace {
 
 constexpr const char* kVariable = "the program uses managed memory (a __managed__ variable)";
 
-CUresult note_use(CUresult result, const char* reason) {
-    if (result == CUDA_SUCCESS) mark_unsupported(reason);
+CUresult note_use(CUresult result, Reason code, const char* reason) {
+    if (result == CUDA_SUCCESS) mark_unsupported(code, reason);
     return result;
 }
 
@@ -51,13 +51,13 @@ void note_if_managed(unsigned long long address, const char* reason) {
     if (driver.cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) ==
             CUDA_SUCCESS &&
         managed)
-        mark_unsupported(reason);
+        mark_unsupported(Reason::managed_memory, reason);
 }
 
 void note_libraries() {
     const char* reason = nullptr;
     dl_iterate_phdr(find_private, &reason);
-    if (reason) mark_not_parkable(reason);
+    if (reason) mark_not_parkable(Reason::private_calls, reason);
 }
 
 // The hook does not know these contexts, and so cannot ask for their work.
@@ -65,13 +65,15 @@ CUresult overrides::cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc reso
                                      CUdevice device, unsigned flags) {
     const CUresult result = driver.cuGreenCtxCreate(context, resources, device, flags);
     if (result == CUDA_SUCCESS)
-        mark_not_parkable("the program uses green contexts (cuGreenCtxCreate)");
+        mark_not_parkable(Reason::green_context,
+                          "the program uses green contexts (cuGreenCtxCreate)");
     return result;
 }
 
 CUresult overrides::cuLibraryGetManaged(CUdeviceptr* address, size_t* size, CUlibrary library,
                                         const char* name) {
-    return note_use(driver.cuLibraryGetManaged(address, size, library, name), kVariable);
+    return note_use(driver.cuLibraryGetManaged(address, size, library, name),
+                    Reason::managed_memory, kVariable);
 }
 
 CUresult overrides::cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* size, CUmodule module,
@@ -86,14 +88,14 @@ CUresult overrides::cuLibraryGetGlobal(CUdeviceptr* address, size_t* size, CUlib
 
 CUresult overrides::cuImportExternalMemory(CUexternalMemory* memory,
                                            const CUDA_EXTERNAL_MEMORY_HANDLE_DESC* description) {
-    return note_use(driver.cuImportExternalMemory(memory, description),
+    return note_use(driver.cuImportExternalMemory(memory, description), Reason::external_memory,
                     "the program imports memory of another driver (cuImportExternalMemory)");
 }
 
 CUresult overrides::cuImportExternalSemaphore(
     CUexternalSemaphore* semaphore, const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC* description) {
     return note_use(driver.cuImportExternalSemaphore(semaphore, description),
-                    "the program imports a semaphore of another driver");
+                    Reason::external_memory, "the program imports a semaphore of another driver");
 }
 
 }  // namespace phos

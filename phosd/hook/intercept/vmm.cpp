@@ -47,7 +47,8 @@ CUresult map_arrays(CUarrayMapInfo* list, unsigned count, CUstream stream,
         entry.memHandle.memHandle = block->handle;
     }
     const CUresult result = real(translated.data(), count, stream);
-    if (result == CUDA_SUCCESS) mark_not_parkable("the program maps memory into sparse arrays");
+    if (result == CUDA_SUCCESS)
+        mark_not_parkable(Reason::sparse_array, "the program maps memory into sparse arrays");
     return result;
 }
 
@@ -59,7 +60,8 @@ CUresult share(void* shareable, Handle handle, CUmemAllocationHandleType type,
             const CUresult result =
                 driver.cuMemExportToShareableHandle(shareable, block.handle, type, flags);
             if (result == CUDA_SUCCESS)
-                mark_not_parkable("the program shares memory by a handle that is no descriptor");
+                mark_not_parkable(Reason::foreign_handle,
+                                  "the program shares memory by a handle that is no descriptor");
             return result;
         }
         // The driver could export it, but the program did not request this handle type.
@@ -146,7 +148,8 @@ CUresult overrides::cuMemImportFromShareableHandle(Handle* handle, void* shareab
     driver.cuMemGetAllocationPropertiesFromHandle(&properties, real);
     const Lock lock(blocks::mutex);
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
-        mark_not_parkable("the program imports memory by a handle that is no descriptor");
+        mark_not_parkable(Reason::foreign_handle,
+                          "the program imports memory by a handle that is no descriptor");
         *handle = adopt_foreign(real, properties, 0);
         return CUDA_SUCCESS;
     }
@@ -157,7 +160,8 @@ CUresult overrides::cuMemImportFromShareableHandle(Handle* handle, void* shareab
     const int given = static_cast<int>(reinterpret_cast<intptr_t>(shareable));
     block->descriptor = descriptors::keep(fcntl(given, F_DUPFD_CLOEXEC, 0));
     if (block->descriptor < 0)
-        mark_not_parkable("no descriptor was left to keep imported memory by; raise `ulimit -n`");
+        mark_not_parkable(Reason::no_descriptor,
+                          "no descriptor was left to keep imported memory by; raise `ulimit -n`");
     *handle = blocks::virtual_handle(*block);
     return CUDA_SUCCESS;
 }
@@ -203,7 +207,7 @@ CUresult overrides::cuMulticastCreate(Handle* handle, const CUmulticastObjectPro
     if (!handle) return CUDA_ERROR_INVALID_VALUE;
     const CUresult result = driver.cuMulticastCreate(&real, properties);
     if (result != CUDA_SUCCESS) return result;
-    mark_not_parkable("the program uses multicast memory");
+    mark_not_parkable(Reason::multicast, "the program uses multicast memory");
     const Lock lock(blocks::mutex);
     *handle = adopt_foreign(real, {}, properties->size);
     return CUDA_SUCCESS;

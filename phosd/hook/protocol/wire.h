@@ -80,7 +80,7 @@ struct Hello {
     uint32_t ever_parked;       // 1: holds imported blocks, mode `driver` needs `rehome` first
     uint32_t uses_unsupported;  // 1: managed memory or the like: no mode can save it; see `reason`
     uint32_t never_stopped;  // 1: never parked or detached, so the driver has restored no context
-    char reason[256];
+    char reason[256];        // a text, and behind its NUL a code of reasons.def, if both fit
 };
 static_assert(sizeof(Hello) == 288);
 

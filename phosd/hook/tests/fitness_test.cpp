@@ -38,6 +38,7 @@ void a_library_with_private_tables_is_named(Client& client) {
     const wire::Hello hello = client.hello();
     CHECK(hello.parkable == 0 && hello.uses_unsupported == 0);
     CHECK(std::strcmp(hello.reason, kEncoder) == 0);
+    CHECK(std::strcmp(hello.reason + std::strlen(kEncoder) + 1, "private-calls") == 0);
 }
 
 void one_that_was_loaded_since_is_found_when_the_gate_closes(Client& client) {

@@ -272,6 +272,19 @@ def job_interface(methods: JobMethods | type[JobMethods]) -> Interface:
                 lambda job: job.error.code if job.error else "",
             ),
             Property(
+                "ErrorReason",
+                "s",
+                "A code for what stood in the way; empty: none.",
+                lambda job: job.error.reason if job.error else "",
+            ),
+            Property(
+                "Hint",
+                "s",
+                "What to do next; Message says it, too.",
+                lambda job: job.error.hint if job.error else "",
+                private=True,
+            ),
+            Property(
                 "Message",
                 "s",
                 "What that error says.",

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from phosd.bus import Variant, variants
-from phosd.errors import NoSuchProcess
+from phosd.errors import NoSuchImage, NoSuchJob, NoSuchProcess
 from phosd.service.api.inventory import Inventory
-from phosd.service.api.views import created, job_path
+from phosd.service.api.views import created, image_path, job_path
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Rights
 from phosd.service.dbus.query_pool import Readers
@@ -57,6 +57,30 @@ class Lists:
         owner = self._inventory.processes[path].uid
         await self._rights.require_sight(caller, owner, f"process {pid}")
         return path
+
+    @method("GetImage", "s", path="o")
+    async def get_image(self, caller: Caller, image: str) -> str:
+        """Return the object of an image."""
+        path = image_path(image)
+        if path not in self._inventory.images:
+            await self._inventory.refresh_images()
+        view = self._inventory.images.get(path)
+        if view is None:
+            raise NoSuchImage(f"there is no image {image}", hint="`phos images` lists them")
+        await self._rights.require_sight(caller, view.manifest.owner, f"image {image}")
+        return path
+
+    @method("GetJob", "u", job="o")
+    async def get_job(self, caller: Caller, number: int) -> str:
+        """Return the object of a job that runs or ended lately."""
+        job = self._jobs.numbered(number)
+        if job is None:
+            raise NoSuchJob(
+                f"phosd knows no job {number}",
+                hint="`phos jobs` lists those that it knows, and `phos history` those of before",
+            )
+        await self._rights.require_sight(caller, job.task.owner, f"job {number}")
+        return job_path(job)
 
     @method("ListProcesses", processes="a(uustsso)")
     async def list_processes(self, caller: Caller) -> list[ProcessRow]:

@@ -14,7 +14,7 @@ from phosd.engine.job.affected import InterruptedJob
 from phosd.engine.job.journal import Journal
 from phosd.engine.operations.checkpoint import MODES
 from phosd.engine.system.procfs import boot_id
-from phosd.errors import PhosError, Unsupported
+from phosd.errors import PhosError, Reason, Unsupported
 from phosd.service.api.inventory import Inventory
 from phosd.service.api.maintenance import Upkeep
 from phosd.service.api.views import job_path
@@ -51,6 +51,8 @@ FEATURES = (
     "release-cached",
     "then",
     "dry-run",
+    "get-one",
+    "error-reasons",
 )
 _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
 """Settings that can change while phosd runs."""
@@ -206,6 +208,7 @@ class Manager:
                 f"`metrics` is set, and a Python package for it is missing ({error.name})",
                 hint="install prometheus-client (`pip install 'phosd[metrics]'`, or the package "
                 "python3-prometheus-client), or leave `metrics` out of phosd.toml",
+                reason=Reason.MISSING_PACKAGE,
             ) from error
         return Metrics(self.config.metrics, self.jobs, self.inventory)
 

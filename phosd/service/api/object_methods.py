@@ -10,7 +10,7 @@ from phosd.engine.hook_client.link import BlockFlag, HookBlock
 from phosd.engine.job.experience import KernelMark
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import InvalidOption, Unsupported
+from phosd.errors import InvalidOption, Reason, Unsupported
 from phosd.service.api.views import ImageView, ProcessView, microseconds, or_unknown
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Action, Rights
@@ -193,6 +193,7 @@ class GpuMethods:
             raise Unsupported(
                 f"there are no figures of {gpu.name}: NVML does not know it",
                 hint="`ListProcesses` has the memory that each process uses",
+                reason=Reason.NO_FIGURES,
             )
         return [_figures(each) for each in found if microseconds(each.time) >= options.since]
 

@@ -101,6 +101,7 @@ class History:
             "destination": task.destination,
             "result": job.outcome.result,
             "error": error.code if error else "",
+            "reason": error.reason if error else "",
             "message": str(error) if error else "",
             "stop_seconds": job.progress.stop_seconds,
             "notes": "\n".join(job.progress.notes),

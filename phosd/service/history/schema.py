@@ -170,3 +170,9 @@ def m006_nobody_read_them(db: Any) -> None:
     """
     db["gpu_samples"].drop()
     db["processes"].drop()
+
+
+@migrations()
+def m007_reasons(db: Any) -> None:
+    """Add the code of what stood in the way of a job; null or empty: none."""
+    db["jobs"].add_column("reason", str)

@@ -11,7 +11,7 @@ from functools import partial
 
 from phosd.engine.job.progress import Progress
 from phosd.engine.operations.permissions import ROOT
-from phosd.errors import Busy, Cancelled, Internal, InvalidOption, PhosError, Unsupported
+from phosd.errors import Busy, Cancelled, Internal, InvalidOption, PhosError, Reason, Unsupported
 from phosd.service.jobs import job_log
 from phosd.service.jobs.job import DrainFigures, Job, JobState, Outcome, Task
 from phosd.service.jobs.limits import MOST_JOBS, JobLimits, in_turn
@@ -86,6 +86,10 @@ class JobTable:
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs.values())
+
+    def numbered(self, number: int) -> Job | None:
+        """Return the job of this number; None if there is none, or it ended too long ago."""
+        return self._jobs.get(number)
 
     def submit(self, task: Task, prepare: Callable[[Job], None]) -> Job:
         """Start a task as a job. ``prepare`` runs just before the work and may raise to refuse it.
@@ -177,6 +181,7 @@ class JobTable:
             raise Unsupported(
                 f"job {job.number} has ended already ({job.state})",
                 hint="there is nothing to cancel",
+                reason=Reason.JOB_ENDED,
             )
         job.cancelling = True
         job.progress.cancel()

@@ -35,7 +35,7 @@ from phosd.engine.recovery.rescue import bring_back
 from phosd.engine.recovery.startup import settle
 from phosd.engine.system.host_memory import total_memory
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import ImageCorrupt, Internal, PhosError, Unsupported
+from phosd.errors import ImageCorrupt, Internal, PhosError, Reason, Unsupported
 from phosd.service.config import Config
 from phosd.service.jobs.options import (
     CheckpointRequest,
@@ -237,6 +237,7 @@ def _of_user(uid: int, work: Callable[[], _T]) -> _T:
         raise Unsupported(
             f"there is no user {uid} here, as whom to look at output folders",
             hint="have the user database know the user (`getent passwd`)",
+            reason=Reason.UNKNOWN_USER,
         ) from error
     except OSError as error:
         raise Internal(

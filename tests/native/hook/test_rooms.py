@@ -18,7 +18,7 @@ FLOORS = (
     {"memory", "code", "gate"},
     {"base"},
     {"protocol"},
-    {"hooks.def", "faults.def"},
+    {"hooks.def", "faults.def", "reasons.def"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -24,7 +24,7 @@ from phosd.engine.recovery.rescue import bring_back
 from phosd.engine.recovery.startup import settle
 from phosd.engine.recovery.stranded import stranded
 from phosd.engine.system import procfs
-from phosd.errors import Busy, Cancelled, NoSuchProcess, PhosError, Timeout
+from phosd.errors import Busy, Cancelled, NoSuchProcess, PhosError, Timeout, Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, all_compute_right, computes_right
 from tests.node.checkpoint_restore.test_fault_points import armed
@@ -158,7 +158,7 @@ def test_under_the_hook_if_it_cannot_be_parked(
     for each in (target, pair):
         each.wait_for_steps(2)
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointGroup, "why_not_parked", lambda _: "a test says so")
+        patch.setattr(CheckpointGroup, "why_not_parked", lambda _: Unsupported("a test says so"))
         suspend(node, target.pid, SuspendOptions(), Progress())
     assert listed(node, target)[0] == "suspended" and asleep(target.pid)
     suspend(node, pair.pid, SuspendOptions(), Progress())

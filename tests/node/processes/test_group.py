@@ -20,7 +20,7 @@ from phosd.engine.program import group as module
 from phosd.engine.program.driver_checkpoint import State
 from phosd.engine.program.group import discover_group
 from phosd.engine.system import procfs
-from phosd.errors import Busy, InvalidOption, NoSuchProcess, PhosError, Timeout, Unsupported
+from phosd.errors import Busy, InvalidOption, NoSuchProcess, PhosError, Reason, Timeout, Unsupported
 from tests.support.fake_hook import files, open_files
 
 ALICE, BOB = 1000, 1001
@@ -228,11 +228,13 @@ def test_processes_of_which_the_driver_knows_nothing(invented: Invented, tmp_pat
 def test_why_a_mode_is_not_possible(invented: Invented, tmp_path: Path, memory: list[int]) -> None:
     invented.program(10, memory=(memory[0],))
     with discover_group(10, tmp_path, lambda tree: None) as group:
-        assert group.why_not_parked() == ""
+        assert group.why_not_parked() is None
         assert "shares device memory" in group.why_not_by_driver()
     invented.hooked.clear()
     with discover_group(10, tmp_path, lambda tree: None) as group:
-        assert "without the hook" in group.why_not_parked()
+        why_not = group.why_not_parked()
+        assert why_not is not None and why_not.reason == Reason.NO_HOOK
+        assert "without the hook" in str(why_not)
         assert group.why_not_by_driver() == ""
 
 

@@ -77,6 +77,7 @@ def test_a_failed_job_says_why(service: Service) -> None:
     assert done.returncode == 5
     assert lines(done.stdout)[-1] == {
         "error": "OutOfSpace",
+        "reason": None,
         "message": "the disk is full; delete an image",
     }
 

@@ -197,7 +197,12 @@ def test_one_that_fails_does_not_keep_the_others(at_once: Service, other: int) -
     assert f"GPU 0 is not clear: processes 3, {other} are still there" in done.stderr
     assert f"process {PID} moved to GPU 1" in done.stdout
     rows = lines(phos(at_once, "evacuate", "0", "--yes", "--json").stdout)
-    assert {"pid": other, "error": "OutOfMemory", "message": "it grew; try again"} in rows
+    assert {
+        "pid": other,
+        "error": "OutOfMemory",
+        "reason": None,
+        "message": "it grew; try again",
+    } in rows
     assert rows[-1] == {"gpu": "0", "left": [3, other], "others": []}
 
 

@@ -61,6 +61,8 @@ def test_the_manager_is_introspected_completely(service: Service) -> None:
         "PlanPruning": ["sa{sv}", "a(sstts)"],
         "RemoveOutputs": ["sasa{sv}", "as"],
         "GetProcess": ["u", "o"],
+        "GetImage": ["s", "o"],
+        "GetJob": ["u", "o"],
         "ListProcesses": ["", "a(uustsso)"],
         "ListImages": ["", "a(stuttso)"],
         "ListJobs": ["", "a(ussso)"],

@@ -11,7 +11,8 @@ class Able:
     """A group that can do what its fields leave open."""
 
     def __init__(self, not_parked: str = "", not_by_driver: str = "") -> None:
-        self.why_not_parked = lambda: not_parked
+        why_not = Unsupported(not_parked, reason="multicast") if not_parked else None
+        self.why_not_parked = lambda: why_not
         self.why_not_by_driver = lambda: not_by_driver
 
 
@@ -56,8 +57,9 @@ def test_what_cannot_be_parked_is_for_the_driver_whatever_was_seen() -> None:
     group = Able("no hook")
     choice = choose(group, "auto", (WRONG, WRONG))  # type: ignore[arg-type]
     assert (choice.mode, choice.why) == ("driver", "no hook")
-    with pytest.raises(Unsupported, match="no hook"):
+    with pytest.raises(Unsupported, match="no hook") as caught:
         choose(group, "concurrent")  # type: ignore[arg-type]
+    assert caught.value.reason == "multicast", "as of what stands in the way of parking"
     with pytest.raises(Unsupported, match="shares"):
         choose(Able("no hook", "shares"), "auto")  # type: ignore[arg-type]
 

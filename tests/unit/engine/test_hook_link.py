@@ -49,6 +49,25 @@ def test_hello(runtime: Path) -> None:
     assert said.reason.isprintable(), "a program must not steer the reader's terminal"
 
 
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        (b"it does\0multicast", "multicast"),
+        (b"it does", ""),  # as of an older hook
+        (b"it does\0\0multicast", ""),
+        (b"it does\0Multi cast", ""),
+        (b"it does\0multicast\0", "multicast"),
+        (b"x" * 256, ""),
+        (b"\0" * 256, ""),
+        (b"it does\0" + b"a" * 200, ""),
+    ],
+)
+def test_a_reason_has_a_code_behind_it(runtime: Path, reason: bytes, code: str) -> None:
+    body = hello(parkable=0, reason=reason)
+    with fake_hook(runtime, lambda _: Answer(body)), HookLink(os.getpid(), runtime) as link:
+        assert link.hello().code == code
+
+
 def test_blocks_come_in_pages(runtime: Path) -> None:
     pages = {0: [(1, HAS), (2, 0), (5, HAS)], 5: [(6, HAS)]}
     given_away: list[int] = []

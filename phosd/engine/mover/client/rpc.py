@@ -134,4 +134,4 @@ def _error(failed: wire.Failed) -> PhosError:
     kind = getattr(errors, failed.code, Internal)
     if not (isinstance(kind, type) and issubclass(kind, PhosError)):
         kind = Internal
-    return kind(failed.what, hint=failed.hint)
+    return kind(failed.what, hint=failed.hint, reason=failed.reason)

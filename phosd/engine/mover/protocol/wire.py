@@ -229,6 +229,7 @@ class Failed(Message, frozen=True):
     code: str
     what: str
     hint: str
+    reason: str = ""
 
 
 class Moved(Message, frozen=True):

@@ -140,7 +140,7 @@ class MoverDaemon:
                 else:  # no engine has been here, so it guards nothing
                     answer = _guards_nothing(request), []
             except PhosError as error:
-                answer = wire.Failed(error.code, error.what, error.hint), []
+                answer = wire.Failed(error.code, error.what, error.hint, error.reason), []
             connection.send(sequence, *answer)
 
     def _serve_engine(self, connections: Sequence[Connection], key: bytes) -> None:
@@ -151,7 +151,7 @@ class MoverDaemon:
         try:
             gpu, ring, parked = self._made_ready(DigestKey.from_packed(key))
         except PhosError as error:
-            connections[0].send(0, wire.Failed(error.code, error.what, error.hint))
+            connections[0].send(0, wire.Failed(error.code, error.what, error.hint, error.reason))
             self._end(1)
             return
         else:

@@ -89,7 +89,7 @@ class Server:
                 answer = self._carry_out(request, descriptors)
             kept = isinstance(request, wire.Adopt)
         except PhosError as error:
-            return wire.Failed(error.code, error.what, error.hint), []
+            return wire.Failed(error.code, error.what, error.hint, error.reason), []
         except Exception as error:
             _log.exception("%s failed", type(request).__name__)
             return wire.Failed("Internal", f"the data mover failed: {error!r}", "see its log"), []

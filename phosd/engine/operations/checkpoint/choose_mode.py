@@ -7,7 +7,7 @@ from statistics import fmean
 
 from phosd.engine.job.experience import PastCheckpoint
 from phosd.engine.program.group import CheckpointGroup
-from phosd.errors import Unsupported
+from phosd.errors import Reason, Unsupported
 
 _PARKABLE = "the hook can park the device memory and copy it afterwards"
 _STANDS = "the program does not run on meanwhile"
@@ -40,13 +40,21 @@ def choose(
     choice = Choice(wanted)
     if wanted == "auto":
         if why_not:
-            choice = Choice("driver", why_not)
+            choice = Choice("driver", str(why_not))
         else:
             choice = Choice("stop", _STANDS) if stands else _by_experience(past)
     elif wanted != "driver" and why_not:
-        raise Unsupported(f"mode {wanted} is not possible: {why_not}", hint="use mode driver")
-    if choice.mode == "driver" and (why_not := group.why_not_by_driver()):
-        raise Unsupported(f"mode driver is not possible: {why_not}", hint="use mode=stop")
+        raise Unsupported(
+            f"mode {wanted} is not possible: {why_not}",
+            hint="use mode driver",
+            reason=why_not.reason,
+        )
+    if choice.mode == "driver" and (why_not_driver := group.why_not_by_driver()):
+        raise Unsupported(
+            f"mode driver is not possible: {why_not_driver}",
+            hint="use mode=stop",
+            reason=Reason.SHARED_MEMORY,
+        )
     return choice
 
 
