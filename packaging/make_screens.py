@@ -19,12 +19,12 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
+from phosd.client.records import Image, Job, Process
 from phosd.demo import stage
 from phosd.engine.system.native import python_environment
 from phosd.tui.app import PhosApp
 from phosd.tui.link import BusLink
 from phosd.tui.node import Node
-from phosd.tui.records import Image, Job, Process
 from phosd.tui.widgets.table import RecordTable
 
 _COMMAND = ("python", "-m", "phosd.demo.train")

@@ -3,38 +3,25 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from typing import Any
 
-from phosd.bus import NAME, ROOT, CallError, Connection, Signal, Variant
+from phosd.bus import ROOT, CallError, Variant
 from phosd.cli.settings import Settings
+from phosd.client.daemon import JOB, MANAGER, Daemon, Managed, Properties
 from phosd.client.errors import CommandError
 
-MANAGER = "org.phos.Manager1"
-JOB = "org.phos.Job1"
-_PROPERTIES = "org.freedesktop.DBus.Properties"
-_OBJECTS = "org.freedesktop.DBus.ObjectManager"
-
-_DBUS = "org.freedesktop.DBus"
-_NEWS_SECONDS = 10.0
-"""Seconds without news of a job after which phosd is asked."""
 _PEEK_SECONDS = 2.0
 """Seconds that a completion waits for phosd."""
-_NO_BUS = Signal("", "", "")
-"""Stands for a signal when the connection to the bus is lost."""
-_PASSWORD_SECONDS = 330.0
-"""Longer than phosd waits for a password."""
-
-Properties = dict[str, Any]
 
 
 def call(settings: Settings, member: str, signature: str = "", *args: Any) -> list[Any]:
     """Call a method of Manager1 and return the reply. Raises :class:`CallError`."""
 
     async def run() -> list[Any]:
-        with closing(await Connection.open(settings.bus)) as connection:
-            return await _ask(connection, ROOT, MANAGER, member, signature, *args)
+        async with _daemon(settings) as daemon:
+            return await daemon.ask(member, signature, *args)
 
     return asyncio.run(run())
 
@@ -45,23 +32,12 @@ def peek(settings: Settings, member: str) -> list[Any]:
     """
 
     async def run() -> list[Any]:
-        with closing(await Connection.open(settings.bus)) as connection:
-            await require_running(connection)
-            (found,) = await connection.call(ROOT, MANAGER, member, patience=_PEEK_SECONDS)
+        async with _daemon(settings) as daemon:
+            await daemon.owner()
+            (found,) = await daemon.connection.call(ROOT, MANAGER, member, patience=_PEEK_SECONDS)
         return list(found)
 
     return asyncio.run(run())
-
-
-async def require_running(connection: Connection) -> None:
-    """Raise :class:`CallError` unless phosd runs: to call it could start it, although it was
-    stopped on purpose.
-    """
-    (runs,) = await connection.call(
-        "/org/freedesktop/DBus", _DBUS, "NameHasOwner", "s", NAME, destination=_DBUS
-    )
-    if not runs:
-        raise CallError(f"{_DBUS}.Error.NameHasNoOwner", "phosd does not run")
 
 
 def ask(settings: Settings, path: str, interface: str, member: str, **options: Variant) -> Any:
@@ -71,8 +47,8 @@ def ask(settings: Settings, path: str, interface: str, member: str, **options: V
     words = (path, f"org.phos.{interface}", member, "a{sv}", options)
 
     async def run() -> Any:
-        with closing(await Connection.open(settings.bus)) as connection:
-            (found,) = await _ask(connection, *words)
+        async with _daemon(settings) as daemon:
+            (found,) = await daemon.call(*words)
         return found
 
     return asyncio.run(run())
@@ -82,8 +58,8 @@ def cancel(settings: Settings, path: str) -> None:
     """Cancel a job. Raises :class:`CallError`."""
 
     async def run() -> None:
-        with closing(await Connection.open(settings.bus)) as connection:
-            await _ask(connection, path, JOB, "Cancel", "a{sv}", {})
+        async with _daemon(settings) as daemon:
+            await daemon.call(path, JOB, "Cancel", "a{sv}", {})
 
     asyncio.run(run())
 
@@ -108,52 +84,24 @@ def objects(settings: Settings, interface: str, *refresh: str) -> list[Propertie
     return managed(settings, *refresh).of(interface)
 
 
-def managed(settings: Settings, *refresh: str) -> "Managed":
+def managed(settings: Settings, *refresh: str) -> Managed:
     """Return all objects that the caller may see, refreshed by the methods ``refresh``. Raises
     :class:`CallError`.
     """
 
     async def run() -> Managed:
-        with closing(await Connection.open(settings.bus)) as connection:
-            for member in refresh:
-                await connection.call(ROOT, MANAGER, member)
-            (found,) = await connection.call(ROOT, _OBJECTS, "GetManagedObjects")
-        return Managed(found)
+        async with _daemon(settings) as daemon:
+            return await daemon.managed(*refresh)
 
     return asyncio.run(run())
-
-
-class Managed(dict[str, dict[str, Properties]]):
-    """Objects by path, each with its interfaces, as the bus lists them."""
-
-    def of(self, interface: str) -> list[Properties]:
-        """Return the properties of all objects with this interface."""
-        return [self.at(path, interface) for path in self if f"org.phos.{interface}" in self[path]]
-
-    def gpus_of(self, process: Properties) -> list[Properties]:
-        """Return the GPUs that a process uses, by number: as its hook says, or the GPU."""
-        found = (
-            gpu
-            for gpu in self.of("Gpu1")
-            if gpu["Path"] in process["GPUs"] or process["Pid"] in gpu["Processes"]
-        )
-        return sorted(found, key=lambda gpu: int(gpu["Ordinal"]))
-
-    def at(self, path: str, interface: str) -> Properties:
-        """Return the properties of one object. Raises :class:`CallError` if it is gone."""
-        found = self.get(path, {}).get(f"org.phos.{interface}")
-        if found is None:
-            raise CallError(f"{_DBUS}.Error.UnknownObject", f"there is no object {path}")
-        return {"Path": path} | found
 
 
 def properties(settings: Settings, path: str, interface: str) -> Properties:
     """Return the properties of one object. Raises :class:`CallError`."""
 
     async def run() -> Properties:
-        with closing(await Connection.open(settings.bus)) as connection:
-            (values,) = await connection.call(path, _PROPERTIES, "GetAll", "s", interface)
-        return dict(values)
+        async with _daemon(settings) as daemon:
+            return await daemon.properties(path, interface)
 
     return asyncio.run(run())
 
@@ -184,78 +132,21 @@ async def _run_job(
     signature: str,
     *args: Any,
 ) -> tuple[Properties, bool]:
-    with closing(await Connection.open(settings.bus)) as connection:
-        with _cancelled_by_ctrl_c(connection, say) as ctrl_c:
-            (path,) = await _ask(connection, ROOT, MANAGER, member, signature, *args)
+    job: Properties = {}
+    async with _daemon(settings) as daemon:
+        with _cancelled_by_ctrl_c(daemon, say) as ctrl_c:
+            (path,) = await daemon.ask(member, signature, *args)
             ctrl_c.job.set_result(path)
-            news: asyncio.Queue[Signal] = asyncio.Queue()
-            # Subscribe after the call: the call itself may start phosd and so change the name's
-            # owner.
-            await connection.subscribe(
-                news.put_nowait,
-                f"sender='{NAME}',path_namespace='{ROOT}'",
-                f"sender='{_DBUS}',member='NameOwnerChanged',arg0='{NAME}'",
-            )
-            closed = asyncio.create_task(connection.closed())
-            closed.add_done_callback(lambda _: news.put_nowait(_NO_BUS))
-            job = await _properties(connection, path)
-            tell(job)
-            while job["State"] in ("queued", "running"):
-                with suppress(TimeoutError):  # a bus that has too much to deliver loses signals
-                    async with asyncio.timeout(_NEWS_SECONDS):
-                        await _until_news_of(path, news)
-                before, job = job, await _properties(connection, path)
-                if job != before:
-                    tell(job)
+            async for job in daemon.follow(path):
+                tell(job)
         return job, ctrl_c.pressed
 
 
-async def _ask(connection: Connection, *call: Any) -> list[Any]:
-    """Call a method that may need authorisation: at a terminal, polkit may ask for a password."""
-    if sys.stdin.isatty():
-        return await connection.call(*call, interactive=True, patience=_PASSWORD_SECONDS)
-    return await connection.call(*call)
-
-
-async def _properties(connection: Connection, path: str) -> Properties:
-    try:
-        (values,) = await connection.call(path, _PROPERTIES, "GetAll", "s", JOB)
-    except CallError as error:
-        if error.name.endswith(".Disconnected"):
-            raise _without_bus(path) from error
-        # A new phosd, perhaps started by this very call, does not know the job.
-        if error.name.endswith((".NoReply", ".ServiceUnknown", ".UnknownObject")):
-            raise _gone(path) from error
-        raise
-    return dict(values)
-
-
-async def _until_news_of(path: str, news: "asyncio.Queue[Signal]") -> None:
-    while True:
-        heard = await news.get()
-        if heard is _NO_BUS:
-            raise _without_bus(path)
-        owner_changed = (heard.sender, heard.member) == (_DBUS, "NameOwnerChanged")
-        if owner_changed and heard.args[0] == NAME:
-            raise _gone(path)
-        # Whoever sent it: phosd is asked then.
-        if heard.path == path or heard.member == "JobRemoved":
-            return
-
-
-def _without_bus(path: str) -> CommandError:
-    return CommandError(
-        "NoDaemon",
-        f"the connection to the bus was lost during {path}; the job goes on, and `phos jobs` shows "
-        "it when the bus is back",
-    )
-
-
-def _gone(path: str) -> CommandError:
-    return CommandError(
-        "NoDaemon",
-        f"phosd ended while it worked on {path}; `phos history` shows what became of the job",
-    )
+@asynccontextmanager
+async def _daemon(settings: Settings) -> AsyncIterator[Daemon]:
+    """Connect to the bus until the end of the block; polkit may ask at a terminal."""
+    with closing(await Daemon.open(settings.bus, interactive=sys.stdin.isatty())) as daemon:
+        yield daemon
 
 
 class _cancelled_by_ctrl_c:  # noqa: N801 - a context manager, used like a function
@@ -265,8 +156,8 @@ class _cancelled_by_ctrl_c:  # noqa: N801 - a context manager, used like a funct
 
     job: "asyncio.Future[str]"
 
-    def __init__(self, connection: Connection, say: Callable[[str], None]) -> None:
-        self._connection = connection
+    def __init__(self, daemon: Daemon, say: Callable[[str], None]) -> None:
+        self._daemon = daemon
         self._say = say
         self._cancelling: asyncio.Task[None] | None = None
 
@@ -293,6 +184,6 @@ class _cancelled_by_ctrl_c:  # noqa: N801 - a context manager, used like a funct
 
     async def _cancel(self) -> None:
         try:
-            await _ask(self._connection, await self.job, JOB, "Cancel", "a{sv}", {})
+            await self._daemon.call(await self.job, JOB, "Cancel", "a{sv}", {})
         except CallError as error:
             self._say(error.text)

@@ -13,10 +13,10 @@ from pathlib import Path
 import click
 
 from phosd import __version__
-from phosd.bus import ROOT, CallError, Connection, NoBusError
-from phosd.cli.client import require_running
+from phosd.bus import ROOT, CallError, NoBusError
 from phosd.cli.run import DEFAULT_RUNTIME
 from phosd.cli.settings import Settings, command
+from phosd.client.daemon import MANAGER, Daemon
 from phosd.client.errors import Exit, of_bus
 from phosd.client.text import human_bytes
 from phosd.engine.criu.probe import probe
@@ -221,13 +221,9 @@ def _visible(path: Path) -> bool:
 
 def _daemon(settings: Settings) -> Finding:
     async def version() -> str:
-        with closing(await Connection.open(settings.bus)) as connection:
-            await require_running(connection)
-            path, interface = ROOT, "org.freedesktop.DBus.Properties"
-            (found,) = await connection.call(
-                path, interface, "Get", "ss", "org.phos.Manager1", "Version"
-            )
-            return str(found)
+        with closing(await Daemon.open(settings.bus)) as daemon:
+            await daemon.owner()
+            return str((await daemon.properties(ROOT, MANAGER))["Version"])
 
     try:
         return _ok("daemon", f"phosd {asyncio.run(version())} on the {settings.bus} bus")

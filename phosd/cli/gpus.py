@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from phosd.cli.client import Managed, managed
+from phosd.cli.client import managed
 from phosd.cli.settings import Settings, command
+from phosd.client.daemon import Managed
 from phosd.client.text import human_bytes
 
 

@@ -3,8 +3,9 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-from phosd.cli.client import Properties, run_job
+from phosd.cli.client import run_job
 from phosd.cli.settings import Settings
+from phosd.client.daemon import Properties
 from phosd.client.errors import CommandError
 from phosd.client.text import plain
 

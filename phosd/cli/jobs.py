@@ -5,12 +5,12 @@ from typing import Any
 
 import click
 
-from phosd.bus import ROOT
 from phosd.cli import client, options
-from phosd.cli.client import JOB, Properties, if_missing, objects, properties
+from phosd.cli.client import if_missing, objects, properties
 from phosd.cli.job import describe
 from phosd.cli.migrate import gpus
 from phosd.cli.settings import Settings, command
+from phosd.client.daemon import JOB, Properties, job_path
 from phosd.client.text import human_bytes, rate
 from phosd.client.times import local_time, time_text
 from phosd.client.users import of_yours
@@ -35,7 +35,7 @@ def jobs(settings: Settings, job: int | None, cancel: int | None) -> None:
         return
     if job is not None:
         with _if_unknown(job):
-            found = properties(settings, _path(job), JOB)
+            found = properties(settings, job_path(job), JOB)
         _show(settings, _row(found))
         return
     rows = [_row(found) for found in objects(settings, "Job1", "ListJobs")]
@@ -120,15 +120,11 @@ def _show(settings: Settings, row: dict[str, Any]) -> None:
 
 def _cancel(settings: Settings, number: int) -> None:
     with _if_unknown(number):
-        client.cancel(settings, _path(number))
+        client.cancel(settings, job_path(number))
     if settings.json:
         settings.emit({"job": number, "cancelling": True})
     else:
         settings.say(f"job {number} is being cancelled")
-
-
-def _path(number: int) -> str:
-    return f"{ROOT}/job/_{number}"
 
 
 def _if_unknown(number: int) -> AbstractContextManager[None]:
@@ -145,5 +141,6 @@ def _row(job: Properties) -> dict[str, Any]:
         "started": time_text(job["Started"]),
         "ended": time_text(job["Ended"]) if job["Ended"] else None,
         "error": job["Error"] or None,
+        "reason": job.get("ErrorReason") or None,
         "message": job.get("Message", ""),
     }

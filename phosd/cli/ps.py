@@ -8,8 +8,9 @@ import click
 
 from phosd.bus import CallError, Variant
 from phosd.cli import options
-from phosd.cli.client import Managed, ask, call, if_missing, managed
+from phosd.cli.client import ask, call, if_missing, managed
 from phosd.cli.settings import Settings, command
+from phosd.client.daemon import Managed
 from phosd.client.errors import CommandError, of_bus
 from phosd.client.text import human_bytes
 from phosd.client.users import of_yours, user_name

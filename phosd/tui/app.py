@@ -12,11 +12,11 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Input
 
+from phosd.client.records import Job, Manager
 from phosd.tui.actions import ANYWHERE, bindings
 from phosd.tui.host import Host, Severity
 from phosd.tui.keys import Keys
 from phosd.tui.node import Contact, Node
-from phosd.tui.records import Job, Manager
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.events import EventsScreen
 from phosd.tui.screens.gpus import GpusScreen

@@ -12,29 +12,30 @@ from contextlib import closing
 from typing import Any
 
 from phosd.bus import NAME, ROOT, CallError, Connection, NoBusError, Signal
+from phosd.client.daemon import (
+    DBUS,
+    ENDS,
+    MANAGER,
+    NOBODY,
+    OBJECTS,
+    PROPERTIES,
+    RULES,
+    Daemon,
+    Properties,
+)
 from phosd.client.errors import CommandError, of_bus
+from phosd.client.records import Record, record_of
 from phosd.client.users import user_name
-from phosd.tui.node import MANAGER, Contact, Update
-from phosd.tui.records import Record, record_of
+from phosd.tui.node import Contact, Update
 
-_DBUS = "org.freedesktop.DBus"
-_PROPERTIES = f"{_DBUS}.Properties"
-_OBJECTS = f"{_DBUS}.ObjectManager"
 _BATCH_SECONDS = 0.1
 _SILENCE_SECONDS = 30.0
 """Seconds without a signal, of which phosd sends some all the time, after which all is read."""
 _RETRY_SECONDS = 2.0
-_PASSWORD_SECONDS = 330.0
-"""Longer than phosd waits for a password."""
 _MOST_AT_ONCE = 4
 """Most objects to read at the same time: phosd limits a client's concurrent calls."""
 _MOST_SINGLY = 32
 """Above this number, changed objects are read in one call."""
-_ENDS = ("done", "failed", "cancelled")
-"""Final states of a job."""
-_NOBODY = (".ServiceUnknown", ".NameHasNoOwner")
-
-Properties = dict[str, Any]
 
 
 class BusLink:
@@ -95,15 +96,7 @@ class BusLink:
                 "NoDaemon", f"{member} was not asked for: there is no bus; try again when there is"
             )
         try:
-            return await session.connection.call(
-                path,
-                interface,
-                member,
-                signature,
-                *args,
-                patience=_PASSWORD_SECONDS,
-                interactive=True,
-            )
+            return await session.daemon.call(path, interface, member, signature, *args)
         except CallError as error:
             raise of_bus(error) from error
 
@@ -140,6 +133,7 @@ class _Session:
 
     def __init__(self, connection: Connection, hand_over: Callable[[Update], None]) -> None:
         self.connection = connection
+        self.daemon = Daemon(connection, interactive=True)
         self._hand_over = hand_over
         self._news: asyncio.Queue[Signal | None] = asyncio.Queue()
         self._owner = ""
@@ -161,11 +155,7 @@ class _Session:
 
     async def run(self) -> None:
         """Mirror the objects until the bus goes away. Raises :class:`CallError`."""
-        await self.connection.subscribe(
-            self._news.put_nowait,
-            f"type='signal',sender='{NAME}',path_namespace='{ROOT}'",
-            f"type='signal',sender='{_DBUS}',member='NameOwnerChanged',arg0='{NAME}'",
-        )
+        await self.connection.subscribe(self._news.put_nowait, *RULES)
         work = (self.connection.closed(), self._mirror(), self._read())
         tasks = [asyncio.create_task(each) for each in work]
         try:
@@ -202,13 +192,13 @@ class _Session:
         while True:
             try:
                 # On a system bus this may activate phosd.
-                (manager,) = await self.connection.call(ROOT, _PROPERTIES, "GetAll", "s", MANAGER)
-                (managed,) = await self.connection.call(ROOT, _OBJECTS, "GetManagedObjects")
-                self._owner = await self._unique_name()
+                manager = await self.daemon.properties(ROOT, MANAGER)
+                managed = await self.daemon.managed()
+                self._owner = await self.daemon.owner()
                 break
             except CallError as error:
                 self._hand_over(Update(contact=Contact.GONE, trouble=str(of_bus(error))))
-                if error.name.endswith(_NOBODY):
+                if error.name.endswith(NOBODY):
                     return  # NameOwnerChanged reports its start
                 if error.name.endswith(".Disconnected"):
                     raise
@@ -222,39 +212,32 @@ class _Session:
         records = {path: r for path in self._objects if (r := self._record(path)) is not None}
         self._hand_over(Update(records, whole=True, contact=Contact.HERE))
 
-    async def _unique_name(self) -> str:
-        path = "/org/freedesktop/DBus"
-        (owner,) = await self.connection.call(
-            path, _DBUS, "GetNameOwner", "s", NAME, destination=_DBUS
-        )
-        return str(owner)
-
     def _take(self, signal: Signal | None) -> None:
         if signal is None:
             return
         name = (signal.interface, signal.member)
-        if (signal.sender, signal.member) == (_DBUS, "NameOwnerChanged"):
+        if (signal.sender, signal.member) == (DBUS, "NameOwnerChanged"):
             self._owner_changed(*signal.args)
         elif signal.sender != self._owner:
             return  # anybody may send signals that look like phosd's
-        elif name == (_PROPERTIES, "PropertiesChanged"):
+        elif name == (PROPERTIES, "PropertiesChanged"):
             _, changed, invalidated = signal.args
             if signal.path in self._objects:
                 self._objects[signal.path][1].update(changed)
                 self._told.get(signal.path, set()).update(changed)
                 self._changed.add(signal.path)
-                if changed.get("State") in _ENDS:
+                if changed.get("State") in ENDS:
                     self._hidden.add(signal.path)  # deliver the end together with the result
                     self._want(signal.path)
                 elif invalidated:
                     self._want(signal.path)
-        elif name == (_OBJECTS, "InterfacesAdded"):
+        elif name == (OBJECTS, "InterfacesAdded"):
             path, interfaces = signal.args
             for interface, values in interfaces.items():
                 self._objects[path] = (interface, dict(values))
             self._hidden.add(path)
             self._want(path)
-        elif name == (_OBJECTS, "InterfacesRemoved"):
+        elif name == (OBJECTS, "InterfacesRemoved"):
             self._forget(signal.args[0])
         elif name == (MANAGER, "EventNew"):
             self._noted = True
@@ -267,7 +250,7 @@ class _Session:
             self._read_all = True
         else:
             self._read_all = False
-            why = str(of_bus(CallError(f"{_DBUS}.Error.ServiceUnknown", "")))
+            why = str(of_bus(CallError(f"{DBUS}.Error.ServiceUnknown", "")))
             self._hand_over(Update(contact=Contact.GONE, trouble=why))
 
     def _want(self, path: str) -> None:
@@ -302,7 +285,7 @@ class _Session:
         told = self._told[path] = set()
         try:
             async with turns:
-                (found,) = await self.connection.call(path, _PROPERTIES, "GetAll", "s", interface)
+                found = await self.daemon.properties(path, interface)
         except CallError as error:
             if error.name.endswith((".NotAuthorized", ".UnknownObject")):
                 self._forget(path)  # another user's, or already gone

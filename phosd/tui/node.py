@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from phosd.bus import ROOT, path_of, variants
+from phosd.client.calls import Calls
 from phosd.client.errors import CommandError
-from phosd.client.evacuation import Step
-from phosd.client.rows import first_page, next_page
-from phosd.tui.records import Gpu, Image, Job, Manager, Process, Record
+from phosd.client.records import Gpu, Image, Job, Manager, Process, Record
 
-MANAGER = "org.phos.Manager1"
 _LOOK_SECONDS = 0.1
 """Seconds between two looks whether a job has ended."""
 SAMPLES = 150
@@ -100,8 +98,11 @@ and :class:`Noted` for new events.
 _R = TypeVar("_R", bound=Record)
 
 
-class Node:
-    """A mirror of the node. ``now`` is the clock: seconds since the epoch."""
+class Node(Calls):
+    """A mirror of the node, and the calls of phosd. ``now`` is the clock: seconds since the epoch.
+
+    A call raises :class:`CommandError`, whose message says what to do next.
+    """
 
     def __init__(self, link: Link, now: Callable[[], float] = time.time) -> None:
         self._link = link
@@ -241,80 +242,16 @@ class Node:
             for listener in list(self._listeners):
                 listener(changed)
 
-    # Calls. Each raises CommandError, whose message says what to do next.
-
-    async def checkpoint(self, pid: int, **options: bool | int | float | str) -> str:
-        """Checkpoint a process; return the path of the job, or ``/`` when this ended a schedule."""
-        return str(await self._manager("Checkpoint", "ua{sv}", pid, variants(options)))
-
-    async def restore(self, image: str, **options: bool | int | float | str) -> str:
-        """Restore an image; return the path of the job."""
-        return str(await self._manager("Restore", "sa{sv}", image, variants(options)))
-
-    async def verify(self, image: str) -> str:
-        """Verify every byte of an image; return the path of the job."""
-        return str(await self._manager("VerifyImage", "sa{sv}", image, {}))
-
-    async def delete(self, image: str) -> None:
-        """Delete an image."""
-        await self._manager("DeleteImage", "sa{sv}", image, {})
-
-    async def migrate(self, pid: int, destination: str) -> str:
-        """Move a process to another GPU; return the path of the job."""
-        return str(await self._manager("Migrate", "usa{sv}", pid, destination, {}))
-
-    async def suspend(self, pid: int) -> str:
-        """Take a process off its GPUs; return the path of the job."""
-        return str(await self._manager("Suspend", "ua{sv}", pid, {}))
-
-    async def resume(self, pid: int) -> str:
-        """Resume a suspended process; return the path of the job."""
-        return str(await self._manager("Resume", "ua{sv}", pid, {}))
-
-    async def swap(self, leaving: int, coming: int) -> str:
-        """Suspend a process and resume another in its place; return the path of the job."""
-        return str(await self._manager("Swap", "uua{sv}", leaving, coming, {}))
-
-    async def plan_evacuation(self, gpu: Gpu) -> list[Step]:
-        """Return what clears a GPU of the processes that may be seen."""
-        rows = await self._manager("PlanEvacuation", "sa{sv}", gpu.uuid, {})
-        return [Step(*row) for row in rows]
-
     async def ended(self, path: str) -> Job | None:
         """Wait until a job has ended; None if phosd does not know it any more."""
         while (job := self.of(Job).get(path)) is not None and not job.over:
             await asyncio.sleep(_LOOK_SECONDS)
         return job
 
-    async def recover(self, pid: int) -> str:
-        """Recover a process that was left stopped; return what was done once that is complete."""
-        return str(await self._manager("Recover", "ua{sv}", pid, {}))
-
-    async def cancel(self, job: Job) -> None:
-        """Cancel a job at its next safe point."""
-        await self.ask(job, "Cancel")
-
-    async def history(self, limit: int, **options: int | str) -> list[dict[str, Any]]:
-        """Return at most ``limit`` past jobs, newest first, as rows of ``ListHistory``."""
-        rows: list[dict[str, Any]] = []
-        page: dict[str, Any] | None = first_page({"limit": limit, **options})
-        while page is not None:
-            found = await self._manager("ListHistory", "a{sv}", variants(page))
-            rows += found
-            page = next_page(page, found, limit - len(rows))
-        return rows
-
-    async def events(self, **options: int | str) -> list[dict[str, Any]]:
-        """Return events, newest first, as rows of ``ListEvents``."""
-        return list(await self._manager("ListEvents", "a{sv}", variants(options)))
-
     async def ask(self, record: Record, member: str, **options: int | str) -> Any:
         """Call a method that takes options on the object of a record; return its first value."""
         interface = f"org.phos.{type(record).__name__}1"
         return await self._call(record.path, interface, member, "a{sv}", variants(options))
-
-    async def _manager(self, member: str, signature: str, *args: Any) -> Any:
-        return await self._call(ROOT, MANAGER, member, signature, *args)
 
     async def _call(self, path: str, interface: str, member: str, *call: Any) -> Any:
         with self._waits(member):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from phosd.client.records import Image, Job, Record
 from phosd.tui.node import Update
-from phosd.tui.records import Image, Job, Record
 from tests.support.rotation import EVERYTHING
 from tests.support.tui.fakes import FEATURES, NOW, fake_node, gpu, image, job, process
 from tests.support.tui.opened import opened, run

@@ -11,10 +11,10 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from phosd.client.errors import CommandError
+from phosd.client.records import Manager
 from phosd.tui.actions import ANYWHERE, MOVE, TABLE, Action, keys_drawn, named, of, why_not
 from phosd.tui.host import Host
 from phosd.tui.node import Contact, Node
-from phosd.tui.records import Manager
 from phosd.tui.widgets.dialogs import Help
 from phosd.tui.widgets.frame import Banner, KeyLine, TopLine
 from phosd.tui.widgets.table import RecordTable

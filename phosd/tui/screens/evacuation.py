@@ -2,8 +2,8 @@
 
 from phosd.client.errors import CommandError
 from phosd.client.evacuation import Step
+from phosd.client.records import Gpu
 from phosd.tui.node import Node
-from phosd.tui.records import Gpu
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.text import human_bytes, plain
 from phosd.tui.widgets.dialogs import Question
@@ -18,7 +18,7 @@ async def evacuate(screen: NodeScreen, gpu: Gpu) -> None:
     """Plan, and carry the plan out if the user wants that."""
     what = f"Evacuate GPU {gpu.ordinal}"
     try:
-        steps = await screen.node.plan_evacuation(gpu)
+        steps = await screen.node.plan_evacuation(gpu.uuid)
     except CommandError as error:
         screen.app.tell(f"{what}: {error.code}", str(error), "error")
         return

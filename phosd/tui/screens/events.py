@@ -4,10 +4,11 @@ from textual.app import ComposeResult
 from textual.widgets import Static
 
 from phosd.client.errors import CommandError
+from phosd.client.past import Event, event
+from phosd.client.records import Manager
 from phosd.tui.actions import bindings
 from phosd.tui.node import Contact, Node, Noted
-from phosd.tui.past import SEVERITIES, Event, event
-from phosd.tui.records import Manager
+from phosd.tui.past import SEVERITIES
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.reading import Reading
 from phosd.tui.text import plain, when

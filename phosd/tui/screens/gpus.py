@@ -8,9 +8,9 @@ from textual.app import ComposeResult
 from textual.containers import Grid
 from textual.widgets import Static
 
+from phosd.client.records import Gpu, Process
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import SAMPLES, Contact, Node, Sample
-from phosd.tui.records import Gpu, Process
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.evacuation import evacuate
 from phosd.tui.screens.process import ProcessScreen

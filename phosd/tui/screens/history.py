@@ -9,11 +9,12 @@ from textual.containers import Horizontal
 from textual.widgets import Static
 
 from phosd.client.errors import CommandError
+from phosd.client.past import past_job
+from phosd.client.records import Image, Job, Manager
 from phosd.tui import export
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
-from phosd.tui.past import MOST_ROWS, moment, past_job
-from phosd.tui.records import Image, Job, Manager
+from phosd.tui.past import MOST_ROWS, moment
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.jobs import JobScreen
 from phosd.tui.screens.reading import Reading

@@ -7,9 +7,9 @@ from textual.app import ComposeResult
 from textual.widgets import Static
 
 from phosd.client.errors import CommandError
+from phosd.client.records import Image, Job
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
-from phosd.tui.records import Image, Job
 from phosd.tui.screens import image_work
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.text import bar, command_line, human_bytes, plain, seconds, since, when

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from phosd.tui.records import Image
+from phosd.client.records import Image
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.text import command_line, human_bytes, plain, since
 from phosd.tui.widgets.dialogs import Choice, Field, Form, Question

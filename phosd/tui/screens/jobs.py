@@ -2,9 +2,9 @@
 
 from textual.app import ComposeResult
 
+from phosd.client.records import Job
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
-from phosd.tui.records import Job
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.page import PageScreen
 from phosd.tui.text import plain, rate, seconds, since
@@ -64,7 +64,7 @@ class JobsScreen(NodeScreen):
     def action_cancel(self) -> None:
         for job in self.table.chosen:
             if job.cancelable:
-                self.ask(f"Cancel job {job.number}", self.node.cancel(job))
+                self.ask(f"Cancel job {job.number}", self.node.cancel(job.path))
 
     def action_job_details(self) -> None:
         if self.table.current is not None:
@@ -108,7 +108,7 @@ class JobScreen(PageScreen):
         return "" if self._job.cancelable and not self._gone else "it has ended"
 
     def action_cancel(self) -> None:
-        self.ask(f"Cancel job {self._job.number}", self.node.cancel(self._job))
+        self.ask(f"Cancel job {self._job.number}", self.node.cancel(self._job.path))
 
 
 def _result(job: Job) -> Cell:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from phosd.client.records import Gpu, Process
 from phosd.tui.node import Node
-from phosd.tui.records import Gpu, Process
 from phosd.tui.text import human_bytes, plain
 from phosd.tui.widgets.dialogs import Choice
 

@@ -10,9 +10,9 @@ from textual.app import ComposeResult
 from textual.widgets import Static, TabbedContent, TabPane
 
 from phosd.client.errors import CommandError
+from phosd.client.records import Gpu, Image, Job, Process
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
-from phosd.tui.records import Gpu, Image, Job, Process
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.jobs import JobScreen
 from phosd.tui.text import command_line, human_bytes, plain, seconds, since

@@ -8,9 +8,9 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.widgets import Static
 
+from phosd.client.records import Gpu, Image, Job, Process
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
-from phosd.tui.records import Gpu, Image, Job, Process
 from phosd.tui.screens import moving
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.process import ProcessScreen

@@ -4,9 +4,9 @@ from rich.text import Text
 from textual.containers import VerticalScroll
 
 from phosd.client.errors import CommandError
+from phosd.client.records import Process
 from phosd.tui.actions import bindings
 from phosd.tui.node import Contact, Node
-from phosd.tui.records import Process
 from phosd.tui.screens.page import PageScreen
 from phosd.tui.text import command_line, plain
 

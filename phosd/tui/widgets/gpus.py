@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from rich.text import Text
 from textual.widgets import Static
 
+from phosd.client.records import Gpu
 from phosd.tui.node import Node, Sample
-from phosd.tui.records import Gpu
 from phosd.tui.text import fit, human_bytes, plain, spark
 
 _HOT = 85.0

@@ -6,7 +6,7 @@ from textwrap import wrap
 
 from rich.text import Text
 
-from phosd.tui.records import Job, Phase
+from phosd.client.records import Job, Phase
 from phosd.tui.text import bar, fit, human_bytes, plain, rate, seconds, since, when
 
 _STATES: dict[str, tuple[str, str]] = {

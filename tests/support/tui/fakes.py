@@ -6,8 +6,8 @@ from typing import Any
 
 from phosd.bus import ROOT
 from phosd.client.errors import CommandError
+from phosd.client.records import Gpu, Image, Job, Manager, Phase, Process, Record
 from phosd.tui.node import Contact, Node, Update
-from phosd.tui.records import Gpu, Image, Job, Manager, Phase, Process, Record
 
 NOW = 1_800_000_000.0
 """The clock of fake nodes, in seconds since the epoch."""

@@ -14,10 +14,10 @@ import pytest
 
 from phosd.bus import Call, Variant
 from phosd.client.errors import CommandError
+from phosd.client.records import Gpu, Image, Job, Process
 from phosd.service.dbus.call_queue import CallQueue
 from phosd.tui.link import BusLink
 from phosd.tui.node import Contact, Node, Noted
-from phosd.tui.records import Gpu, Image, Job, Process
 from tests.support.bus import busctl, private_bus, start_bus
 from tests.support.fake_engine import manifest, this_process
 from tests.support.harness import PATIENCE, running, wait_until
@@ -268,7 +268,7 @@ _AS_SOMEBODY = """
 import asyncio, os, sys
 from phosd.tui.link import BusLink
 from phosd.tui.node import Contact, Node
-from phosd.tui.records import Process
+from phosd.client.records import Process
 
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from textual.widgets import Input
 
+from phosd.client.records import Image
 from phosd.errors import Busy
 from phosd.tui.link import BusLink
 from phosd.tui.node import Node
-from phosd.tui.records import Image
 from tests.support.fake_engine import block, manifest, this_process
 from tests.support.service import Service
 from tests.support.tui.opened import LARGE, opened, run, until, until_shown, until_told

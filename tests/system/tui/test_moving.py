@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from textual.widgets import Select
 
+from phosd.client.records import Process
 from phosd.tui.link import BusLink
 from phosd.tui.node import Node, Update
-from phosd.tui.records import Process
 from phosd.tui.screens import moving
 from phosd.tui.widgets.dialogs import Form
 from tests.support.fake_engine import GPU

@@ -10,12 +10,12 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from phosd.client.records import Image, Process
 from phosd.engine.program.process import GpuProcess
 from phosd.service.config import Config
 from phosd.service.process_identity import identify
 from phosd.tui.link import BusLink
 from phosd.tui.node import Node
-from phosd.tui.records import Image, Process
 from phosd.tui.widgets.table import RecordTable
 from tests.support.fake_engine import FakeEngine, manifest, this_process
 from tests.support.service import Service, serving

@@ -2,11 +2,11 @@
 
 import os
 
+from phosd.client.records import Job
 from phosd.engine.program.process import GpuProcess
 from phosd.service.process_identity import identify
 from phosd.tui.link import BusLink
 from phosd.tui.node import Node
-from phosd.tui.records import Job
 from tests.support.fake_engine import this_process
 from tests.support.service import Service
 from tests.support.tui.opened import LARGE, opened, run, until, until_shown, until_told

@@ -8,11 +8,11 @@ import pytest
 from textual.pilot import Pilot
 
 from phosd.bus.dbus import Call
+from phosd.client.records import Image, Job, Process
 from phosd.service.dbus.call_queue import CallQueue
 from phosd.tui.app import SCREENS
 from phosd.tui.link import BusLink
 from phosd.tui.node import Contact, Node
-from phosd.tui.records import Image, Job, Process
 from tests.support.fake_engine import this_process
 from tests.support.service import Service
 from tests.support.tui.opened import LARGE, opened, run, until, until_shown, until_told

@@ -2,8 +2,8 @@
 
 from collections import deque
 
+from phosd.client.records import Process
 from phosd.tui.node import Node, Sample, Update
-from phosd.tui.records import Process
 from tests.support.tui.fakes import NOW, FakeLink, fake_node, gpu, process
 from tests.support.tui.opened import LARGE, opened, run, until, until_shown
 from tests.support.tui.snapshots import settled, text

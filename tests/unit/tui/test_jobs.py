@@ -3,8 +3,8 @@
 from typing import Any
 
 from phosd.client.errors import CommandError
+from phosd.client.records import Job, Phase
 from phosd.tui.node import Update
-from phosd.tui.records import Job, Phase
 from phosd.tui.widgets.job import time_line
 from tests.support.tui.fakes import NOW, fake_node, job
 from tests.support.tui.opened import opened, run, until, until_shown, until_told

@@ -7,8 +7,8 @@ import pytest
 from textual.app import App
 from textual.events import Key
 
+from phosd.client.records import Image, Process
 from phosd.tui.node import Update
-from phosd.tui.records import Image, Process
 from phosd.tui.screens.images import ImagesScreen
 from phosd.tui.screens.jobs import JobScreen
 from phosd.tui.widgets import table as table_module

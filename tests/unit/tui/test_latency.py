@@ -10,9 +10,9 @@ import pytest
 from rich.console import RenderableType
 from textual.screen import Screen
 
+from phosd.client.records import Job, Process
 from phosd.tui.app import PhosApp
 from phosd.tui.node import Node, Update
-from phosd.tui.records import Job, Process
 from phosd.tui.widgets.table import RecordTable
 from tests.support.tui.fakes import NOW, fake_node, gpu, image, job, process
 from tests.support.tui.opened import LARGE, run

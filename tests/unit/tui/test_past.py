@@ -2,8 +2,9 @@
 
 import pytest
 
-from phosd.tui.past import event, moment, past_job
-from phosd.tui.records import Phase
+from phosd.client.past import event, past_job
+from phosd.client.records import Phase
+from phosd.tui.past import moment
 from tests.support.tui.fakes import NOW
 
 ROW = {

@@ -7,8 +7,8 @@ from textual.widgets import Select
 
 from phosd.bus import ROOT
 from phosd.client.errors import CommandError
+from phosd.client.records import Phase
 from phosd.tui.node import Contact, Update
-from phosd.tui.records import Phase
 from phosd.tui.widgets.table import RecordTable
 from tests.support.tui.fakes import FEATURES, NOW, fake_node, gpu, image, job, process
 from tests.support.tui.opened import LARGE, opened, run, until, until_shown, until_told

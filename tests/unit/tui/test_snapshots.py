@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from phosd.client.errors import CommandError
+from phosd.client.records import Gpu, Phase
 from phosd.tui.node import Contact, Node, Sample, Update
-from phosd.tui.records import Gpu, Phase
 from tests.support.tui.fakes import FEATURES, NOW, FakeLink, fake_node, gpu, image, job, process
 from tests.support.tui.opened import LARGE, SMALL, opened, run
 from tests.support.tui.snapshots import compare, compare_all

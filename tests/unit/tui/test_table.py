@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 
-from phosd.tui.records import Process
+from phosd.client.records import Process
 from phosd.tui.text import command_line
 from phosd.tui.widgets.listing import Listing
 from phosd.tui.widgets.table import Column, RecordTable

@@ -1,4 +1,4 @@
-"""Convert properties of phosd's objects to typed records, the screens' only view of the node.
+"""Convert properties of phosd's objects to typed records.
 
 Times are seconds since the epoch (None: unknown), durations seconds, sizes bytes. A service of
 another version may send other properties: missing or mistyped ones become empty.
@@ -13,7 +13,7 @@ Properties = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Manager:
-    """The service itself."""
+    """phosd itself: its version, what it can do, and what is wrong without stopping jobs."""
 
     path: str
     version: str = ""
@@ -24,7 +24,7 @@ class Manager:
 @dataclass(frozen=True)
 class Gpu:
     """A GPU. ``utilisation`` is 0..1, ``temperature`` degrees Celsius, ``power`` watts; None where
-    the GPU does not report it.
+    the GPU does not report it. ``pids`` are the processes that it reports.
     """
 
     path: str
@@ -41,8 +41,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Process:
-    """A GPU process; ``gpus`` are object paths. ``every`` is the interval of its periodic
-    checkpoints in seconds (0: none), of which ``keep`` images are kept.
+    """A GPU process; ``gpus`` are the paths of :class:`Gpu`. ``hook`` is how it can be saved:
+    ``hooked``, ``driver`` or ``unsupported``, and ``reason`` why it is not hooked. ``every`` is
+    the interval of its periodic checkpoints in seconds (0: none), of which ``keep`` images are
+    kept. ``output`` has the files of its standard output and error.
     """
 
     path: str
@@ -59,11 +61,14 @@ class Process:
     last_image: str = ""
     every: float = 0.0
     keep: int = 0
+    output: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Image:
-    """A saved process. ``whole`` is the result of the last verification, None before the first."""
+    """A saved process. ``gpus`` has the UUID and the chip of each GPU; ``whole`` is the result of
+    the last verification, None before the first; ``output`` as of a :class:`Process`.
+    """
 
     path: str
     id: str = ""
@@ -85,6 +90,7 @@ class Image:
     stop_seconds: float = 0.0
     verified: float | None = None
     whole: bool | None = None
+    output: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,9 @@ class Phase:
 @dataclass(frozen=True)
 class Job:
     """A job. ``progress``, ``bytes_*``, ``rate`` and ``expected_end`` refer to the current phase;
-    ``progress`` is None if unknown.
+    ``progress`` is None if unknown. ``result`` is the image, the pid, where memory is, or which GPU
+    became which (``0:1``). ``error`` is the name of the error that ended it, ``error_reason`` its
+    code, ``message`` what happened, ``hint`` (also in the message) what to do next.
     """
 
     path: str
@@ -137,6 +145,8 @@ class Job:
     result: str = ""
     error: str = ""
     message: str = ""
+    error_reason: str = ""
+    hint: str = ""
 
     @property
     def targets(self) -> list[str]:
@@ -250,6 +260,7 @@ def _process(path: str, values: Values) -> Process:
         last_image=values.text("LastImage"),
         every=values.number("CheckpointInterval"),
         keep=values.whole("CheckpointsKept"),
+        output=values.texts("Output"),
     )
 
 
@@ -276,6 +287,7 @@ def _image(path: str, values: Values) -> Image:
         stop_seconds=values.number("StopSeconds"),
         verified=verified,
         whole=values.flag("VerifiedWhole") if verified is not None else None,
+        output=values.texts("Output"),
     )
 
 
@@ -318,6 +330,8 @@ def _job(path: str, values: Values) -> Job:
         result=values.text("Result"),
         error=values.text("Error"),
         message=values.text("Message"),
+        error_reason=values.text("ErrorReason"),
+        hint=values.text("Hint"),
     )
 
 
