@@ -1,1 +1,81 @@
-"""Provide what ``phos`` and ``phos-tui`` share: error messages, times, text and rows."""
+"""Use phosd from Python, as ``phos`` and ``phos-tui`` do: docs/reference/python.md.
+
+    from phosd.client import Client
+
+    with Client() as client:
+        image = client.checkpoint(4711).wait().result
+
+What is exported here is stable; the modules of this package are not.
+"""
+
+from typing import TYPE_CHECKING
+
+from phosd.exports import lazily
+
+# `phos --help` needs no event loop, and what shows an error no bus.
+if TYPE_CHECKING:
+    from phosd.client.async_client import AsyncClient, AsyncJobHandle, Change, Check
+    from phosd.client.evacuation import Step
+    from phosd.client.options import (
+        CheckpointOptions,
+        EventOptions,
+        HistoryOptions,
+        JobOptions,
+        MigrateOptions,
+        QueueOptions,
+        RestoreOptions,
+        ResumeOptions,
+        SuspendOptions,
+    )
+    from phosd.client.past import Event
+    from phosd.client.records import Gpu, Image, Job, Manager, Phase, Process, Record
+    from phosd.client.sync_client import Client, JobHandle
+else:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "sync_client": ("Client", "JobHandle"),
+            "async_client": ("AsyncClient", "AsyncJobHandle", "Change", "Check"),
+            "records": ("Gpu", "Image", "Job", "Manager", "Phase", "Process", "Record"),
+            "past": ("Event",),
+            "evacuation": ("Step",),
+            "options": (
+                "CheckpointOptions",
+                "EventOptions",
+                "HistoryOptions",
+                "JobOptions",
+                "MigrateOptions",
+                "QueueOptions",
+                "RestoreOptions",
+                "ResumeOptions",
+                "SuspendOptions",
+            ),
+        },
+    )
+
+__all__ = [
+    "AsyncClient",
+    "AsyncJobHandle",
+    "Change",
+    "Check",
+    "CheckpointOptions",
+    "Client",
+    "Event",
+    "EventOptions",
+    "Gpu",
+    "HistoryOptions",
+    "Image",
+    "Job",
+    "JobHandle",
+    "JobOptions",
+    "Manager",
+    "MigrateOptions",
+    "Phase",
+    "Process",
+    "QueueOptions",
+    "Record",
+    "RestoreOptions",
+    "ResumeOptions",
+    "Step",
+    "SuspendOptions",
+]

@@ -1,0 +1,440 @@
+"""Use phosd from a program that has an event loop."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeVar, Unpack
+
+from phosd.bus import ROOT, CallError, NoBusError
+from phosd.client.calls import Calls
+from phosd.client.daemon import NO_BUS, OBJECTS, Daemon, News, Properties, ended_or_began
+from phosd.client.errors import told, typed
+from phosd.client.evacuation import Step
+from phosd.client.options import (
+    CheckpointOptions,
+    EventOptions,
+    HistoryOptions,
+    JobOptions,
+    MigrateOptions,
+    RestoreOptions,
+    ResumeOptions,
+    SuspendOptions,
+)
+from phosd.client.past import Event, event, past_job
+from phosd.client.records import Gpu, Image, Job, Manager, Process, Record, record_of
+from phosd.client.users import user_name
+from phosd.errors import Internal, InvalidOption, NoDaemon, PhosError, Timeout
+
+_BATCH_SECONDS = 0.1
+"""Seconds for which changes are collected before their objects are read."""
+_SILENCE_SECONDS = 30.0
+"""Seconds without a signal after which all is read: a bus that has too much to deliver loses
+signals.
+"""
+_GONE = ("UnknownObject", "NotAuthorized")
+"""Errors of reading an object that has ended, or that the caller may not read."""
+_LISTS = ("ListProcesses", "ListImages", "ListGPUs")
+
+_R = TypeVar("_R", bound=Record)
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was looked at before a checkpoint or a restore: ``error`` is the name of the error that
+    stands in the way (empty: none), ``text`` its message or what was found.
+    """
+
+    what: str
+    error: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """An object that was ``added``, ``changed`` or ``removed``. ``record`` is as it is now, or of a
+    removed one as it was last.
+    """
+
+    kind: Literal["added", "changed", "removed"]
+    record: Record
+
+
+class AsyncClient:
+    """A connection to phosd. Use it on the event loop that opened it.
+
+    Everything raises the errors of :mod:`phosd.errors`: each has a ``code`` (its class's name), the
+    message, a ``hint`` what to do next, and where there is one a ``reason`` for programs.
+    """
+
+    def __init__(self, daemon: Daemon, bus: str) -> None:
+        """Use :meth:`connect` instead."""
+        self._daemon = daemon
+        self._bus = bus
+        self._calls = _TypedCalls(daemon, bus)
+
+    @classmethod
+    async def connect(cls, bus: str | None = None, *, interactive: bool = False) -> Self:
+        """Connect to phosd on ``system``, ``session`` or a D-Bus address; by default where
+        ``PHOS_BUS`` says, or the system bus.
+
+        ``interactive``: polkit may ask the user for a password. phosd itself need not run yet.
+        Raises :class:`~phosd.errors.NoBus`.
+        """
+        where = bus or os.environ.get("PHOS_BUS") or "system"
+        with _typed_errors(where):
+            return cls(await Daemon.open(where, interactive=interactive), where)
+
+    async def close(self) -> None:
+        """Disconnect. Jobs go on."""
+        self._daemon.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # What there is
+
+    async def manager(self) -> Manager:
+        """Return phosd's version, its features, and its troubles (for administrators)."""
+        return await self._one(Manager, ROOT)
+
+    async def processes(self) -> list[Process]:
+        """Return the GPU processes that you may see, by pid."""
+        return sorted(await self._all(Process, "ListProcesses"), key=lambda each: each.pid)
+
+    async def process(self, pid: int) -> Process:
+        """Return one process. Raises :class:`~phosd.errors.NoSuchProcess`, or
+        :class:`~phosd.errors.NotAuthorized` if it is another user's.
+        """
+        return await self._one(Process, await self._calls.get_process(pid))
+
+    async def images(self) -> list[Image]:
+        """Return the images that you may see, oldest first."""
+        return sorted(await self._all(Image, "ListImages"), key=lambda each: each.id)
+
+    async def image(self, image: str) -> Image:
+        """Return one image. Raises :class:`~phosd.errors.NoSuchImage`, or
+        :class:`~phosd.errors.NotAuthorized` if it is another user's.
+        """
+        return await self._one(Image, await self._calls.get_image(image))
+
+    async def jobs(self) -> list[Job]:
+        """Return your jobs that run, wait, or ended lately, by number."""
+        return sorted(await self._all(Job, "ListJobs"), key=lambda each: each.number)
+
+    async def job(self, number: int) -> Job:
+        """Return one job. Raises :class:`~phosd.errors.NoSuchJob`, or
+        :class:`~phosd.errors.NotAuthorized` if it is another user's.
+        """
+        return await self._one(Job, await self._calls.get_job(number))
+
+    async def gpus(self) -> list[Gpu]:
+        """Return the GPUs, by ordinal."""
+        return sorted(await self._all(Gpu, "ListGPUs"), key=lambda each: each.ordinal)
+
+    async def history(self, limit: int = 50, **options: Unpack[HistoryOptions]) -> list[Job]:
+        """Return at most ``limit`` past jobs, newest first; options: :class:`HistoryOptions`."""
+        rows = await self._calls.history(limit, **_in_microseconds(options))
+        return [past_job(row) for row in rows]
+
+    async def events(self, **options: Unpack[EventOptions]) -> list[Event]:
+        """Return what happened, newest first; options: :class:`EventOptions`."""
+        return [event(row) for row in await self._calls.events(**_in_microseconds(options))]
+
+    async def changes(self) -> AsyncGenerator[Change, None]:
+        """Yield every object that you may see as ``added``, and then each change, until you stop.
+
+        Raises :class:`~phosd.errors.NoDaemon` when phosd or the bus goes away; call it again then.
+        """
+        known: dict[str, Record] = {}
+        with _typed_errors(self._bus):
+            async with self._daemon.news() as news:
+                now: Mapping[str, Record | None] = await self._everything()
+                while True:
+                    for path, record in now.items():
+                        change = _change(known.get(path), record)
+                        if record is None:
+                            known.pop(path, None)
+                        else:
+                            known[path] = record
+                        if change is not None:
+                            yield change
+                    now = await self._news(news, known)
+
+    # Work. Each returns as soon as phosd has taken the job.
+
+    async def checkpoint(self, pid: int, **options: Unpack[CheckpointOptions]) -> "AsyncJobHandle":
+        """Save a process and its children; the job's result is the id of the image. Options:
+        :class:`CheckpointOptions`.
+        """
+        if options.get("every") == 0:
+            raise InvalidOption("every=0 makes no checkpoint", hint="call end_periodic")
+        return self._handle(await self._calls.checkpoint(pid, **_plain(options)))
+
+    async def end_periodic(self, pid: int) -> None:
+        """End the periodic checkpoints of a process; its images stay."""
+        await self._calls.checkpoint(pid, every=0.0)
+
+    async def continue_(self, pid: int) -> None:
+        """Let a process go on that a checkpoint with ``then="hold"`` holds."""
+        await self._calls.go_on(pid)
+
+    async def restore(self, image: str, **options: Unpack[RestoreOptions]) -> "AsyncJobHandle":
+        """Run the program of an image again from where it was; the job's result is its pid.
+        Options: :class:`RestoreOptions`.
+        """
+        return self._handle(await self._calls.restore(image, **_plain(options)))
+
+    async def verify(self, image: str, **options: Unpack[JobOptions]) -> "AsyncJobHandle":
+        """Read every byte of an image again. The job fails with
+        :class:`~phosd.errors.ImageCorrupt` if one is wrong.
+        """
+        return self._handle(await self._calls.verify(image, **_plain(options)))
+
+    async def migrate(
+        self, pid: int, destination: str, **options: Unpack[MigrateOptions]
+    ) -> "AsyncJobHandle":
+        """Move a process to another GPU: its number, the beginning of its UUID, or ``OLD:NEW`` for
+        each of several, with commas. Options: :class:`MigrateOptions`.
+        """
+        return self._handle(await self._calls.migrate(pid, destination, **_plain(options)))
+
+    async def suspend(self, pid: int, **options: Unpack[SuspendOptions]) -> "AsyncJobHandle":
+        """Take a process off its GPUs; it stands still until it is resumed. Options:
+        :class:`SuspendOptions`.
+        """
+        return self._handle(await self._calls.suspend(pid, **_plain(options)))
+
+    async def resume(self, pid: int, **options: Unpack[ResumeOptions]) -> "AsyncJobHandle":
+        """Bring a suspended process back. Options: :class:`ResumeOptions`."""
+        return self._handle(await self._calls.resume(pid, **_plain(options)))
+
+    async def swap(
+        self, leaving: int, coming: int, **options: Unpack[SuspendOptions]
+    ) -> "AsyncJobHandle":
+        """Suspend a process, and resume another in its place. Options: :class:`SuspendOptions`."""
+        return self._handle(await self._calls.swap(leaving, coming, **_plain(options)))
+
+    async def attach(self, number: int) -> "AsyncJobHandle":
+        """Return the handle of a job that was started before, perhaps elsewhere. Raises
+        :class:`~phosd.errors.NoSuchJob`.
+        """
+        return self._handle(await self._calls.get_job(number))
+
+    # At once
+
+    async def delete(self, image: str) -> None:
+        """Delete an image for good; returns when it is gone."""
+        await self._calls.delete(image)
+
+    async def recover(self, pid: int) -> str:
+        """Let a process run again that was left locked, checkpointed or parked; returns afterwards,
+        with what was done.
+        """
+        return await self._calls.recover(pid)
+
+    async def try_checkpoint(self, pid: int, **options: Unpack[CheckpointOptions]) -> list[Check]:
+        """Return what a checkpoint checks before it begins. Nothing is stopped or saved."""
+        rows = await self._calls.try_checkpoint(pid, **_plain(options))
+        return [Check(*row) for row in rows]
+
+    async def try_restore(self, image: str, **options: Unpack[RestoreOptions]) -> list[Check]:
+        """Return what a restore checks before it begins. Nothing is restored."""
+        return [Check(*row) for row in await self._calls.try_restore(image, **_plain(options))]
+
+    async def plan_evacuation(self, gpu: str) -> list[Step]:
+        """Return what clears a GPU, by its number or the beginning of its UUID, of the processes
+        that you may see. Nothing is done.
+        """
+        return await self._calls.plan_evacuation(gpu)
+
+    # Reading records
+
+    async def _one(self, kind: type[_R], path: str) -> _R:
+        record = await self._read(path)
+        if not isinstance(record, kind):
+            raise Internal(f"{path} is no {kind.__name__}", hint="report this")
+        return record
+
+    async def _read(self, path: str) -> Record | None:
+        with _typed_errors(self._bus):
+            values = await self._daemon.properties(path, "")
+        return await asyncio.to_thread(record_of, path, _interface_of(path), values, user_name)
+
+    async def _all(self, kind: type[_R], *refresh: str) -> list[_R]:
+        found = (await self._everything(*refresh)).values()
+        return [record for record in found if isinstance(record, kind)]
+
+    async def _everything(self, *refresh: str) -> dict[str, Record]:
+        """Return all records by path, after the lists ``refresh`` (all, if none is named)."""
+        with _typed_errors(self._bus):
+            managed = await self._daemon.managed(*(refresh or _LISTS))
+        return await asyncio.to_thread(_records, managed)
+
+    async def _news(self, news: News, known: Mapping[str, Record]) -> dict[str, Record | None]:
+        """Wait for signals, and return the records that they are about, None for what is gone."""
+        try:
+            async with asyncio.timeout(_SILENCE_SECONDS):
+                paths = await _touched(news)
+        except TimeoutError:
+            found = await self._everything()
+            return {path: found.get(path) for path in (*known, *found)}
+        return {path: await self._seen(path) for path in paths}
+
+    async def _seen(self, path: str) -> Record | None:
+        try:
+            return await self._read(path)
+        except PhosError as error:
+            if error.code not in _GONE:
+                raise
+            return None
+
+    def _handle(self, path: str) -> "AsyncJobHandle":
+        return AsyncJobHandle(self._daemon, self._calls, path, self._bus)
+
+
+class AsyncJobHandle:
+    """A job that phosd has taken. ``await handle`` waits until it is done, as :meth:`wait` does."""
+
+    def __init__(self, daemon: Daemon, calls: Calls, path: str, bus: str) -> None:
+        self._daemon = daemon
+        self._calls = calls
+        self._bus = bus
+        self.path = path
+        """Its object on D-Bus."""
+        self.number = int(path.rpartition("_")[2])
+
+    async def follow(self) -> AsyncGenerator[Job, None]:
+        """Yield the job at every change, at most twice a second, at last when it has ended. Raises
+        :class:`~phosd.errors.NoDaemon` if phosd goes away before.
+        """
+        with _typed_errors(self._bus):
+            async with aclosing(self._daemon.follow(self.path)) as states:
+                async for values in states:
+                    yield await self._job(values)
+
+    async def wait(
+        self, progress: Callable[[Job], object] | None = None, timeout: float | None = None
+    ) -> Job:
+        """Wait until the job is done, and return it.
+
+        ``progress`` is called at every change. Raises the error that ended the job (also
+        :class:`~phosd.errors.Cancelled`), or :class:`~phosd.errors.Timeout` after ``timeout``
+        seconds, when the job goes on.
+        """
+        job = None
+        try:
+            async with asyncio.timeout(timeout), aclosing(self.follow()) as states:
+                async for job in states:
+                    if progress is not None:
+                        progress(job)
+        except TimeoutError:
+            raise late(self.number, timeout) from None
+        return ended(job)
+
+    def __await__(self) -> Generator[Any, None, Job]:
+        return self.wait().__await__()
+
+    async def cancel(self) -> None:
+        """Have the job stop at its next safe point; the program runs on."""
+        await self._calls.cancel(self.path)
+
+    async def _job(self, values: Properties) -> Job:
+        interface = _interface_of(self.path)
+        record = await asyncio.to_thread(record_of, self.path, interface, values, user_name)
+        assert isinstance(record, Job)
+        return record
+
+
+def ended(job: Job | None) -> Job:
+    """Return a job that is done; raise the error of one that is not."""
+    assert job is not None
+    if job.state != "done":
+        message = job.message or f"job {job.number} is {job.state}"
+        raise told(job.error or "Internal", message, job.hint, job.error_reason)
+    return job
+
+
+def late(number: int, seconds: float | None) -> Timeout:
+    """Return the error for a job that has not ended in time."""
+    return Timeout(f"job {number} has not ended within {seconds} s", hint="it goes on; wait again")
+
+
+class _TypedCalls(Calls):
+    """The calls, whose errors are typed."""
+
+    def __init__(self, daemon: Daemon, bus: str) -> None:
+        self._daemon = daemon
+        self._bus = bus
+
+    async def _call(self, path: str, interface: str, member: str, *call: Any) -> Any:
+        with _typed_errors(self._bus):
+            values = await self._daemon.call(path, interface, member, *call)
+        return values[0] if values else None
+
+
+@contextmanager
+def _typed_errors(bus: str) -> Iterator[None]:
+    try:
+        yield
+    except (CallError, NoBusError) as error:
+        raise typed(error, bus) from error
+
+
+def _plain(options: Any) -> dict[str, Any]:
+    return dict(options)
+
+
+def _in_microseconds(options: Any) -> dict[str, Any]:
+    """Return options with times as D-Bus has them."""
+    times = ("since", "until")
+    return {name: int(x * 1e6) if name in times else x for name, x in options.items()}
+
+
+def _interface_of(path: str) -> str:
+    kind = path.removeprefix(ROOT).strip("/").partition("/")[0] or "manager"
+    return f"org.phos.{kind.capitalize()}1"
+
+
+def _records(managed: Mapping[str, Mapping[str, Properties]]) -> dict[str, Record]:
+    found = {}
+    for path, interfaces in managed.items():
+        for interface, values in interfaces.items():
+            record = record_of(path, interface, values, user_name)
+            if record is not None:
+                found[path] = record
+    return found
+
+
+async def _touched(news: News) -> set[str]:
+    """Wait for signals, and return the paths that they are about. Raises
+    :class:`~phosd.errors.NoDaemon`.
+    """
+    heard = [await news.get()]
+    await asyncio.sleep(_BATCH_SECONDS)
+    while not news.empty():
+        heard.append(news.get_nowait())
+    paths = set()
+    for signal in heard:
+        if signal is NO_BUS:
+            raise NoDaemon("the connection to the bus was lost", hint="connect again")
+        if ended_or_began(signal):
+            raise NoDaemon("phosd has ended", hint="ask again when it runs")
+        about = signal.path
+        if signal.interface == OBJECTS and signal.signature.startswith("o"):
+            about = signal.args[0]
+        if about != ROOT and about.startswith(ROOT):
+            paths.add(about)
+    return paths
+
+
+def _change(before: Record | None, now: Record | None) -> Change | None:
+    if now is None:
+        return None if before is None else Change("removed", before)
+    if before is None:
+        return Change("added", now)
+    return None if now == before else Change("changed", now)

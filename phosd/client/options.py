@@ -1,0 +1,101 @@
+"""Options of the calls, by their names on D-Bus. What is left out is phosd's default."""
+
+from typing import Literal, TypedDict
+
+Operation = Literal[
+    "checkpoint",
+    "restore",
+    "verify",
+    "delete",
+    "recover",
+    "migrate",
+    "suspend",
+    "resume",
+    "swap",
+]
+
+
+class JobOptions(TypedDict, total=False):
+    """Options of every call that starts a job. A call that is repeated with the same ``token``
+    returns the same job.
+    """
+
+    token: str
+
+
+class QueueOptions(JobOptions, total=False):
+    """``queue``: wait if another job works on the process, instead of failing with ``Busy``."""
+
+    queue: bool
+
+
+class CheckpointOptions(QueueOptions, total=False):
+    """``deadline``: the seconds that the program may take to come to rest; ``every``: the seconds
+    after which the checkpoint is repeated, of which the last ``keep`` images stay. What the others
+    mean is said in docs/reference/dbus.md.
+    """
+
+    mode: Literal["auto", "concurrent", "recopy", "stop", "driver"]
+    fallback: Literal["auto", "none"]
+    parent: str
+    tcp: Literal["refuse", "close"]
+    deadline: float
+    release_cached: bool
+    durable: bool
+    then: Literal["run", "end", "hold"]
+    in_memory: bool
+    every: float
+    keep: int
+
+
+class RestoreOptions(JobOptions, total=False):
+    """``files``: what becomes of output written since the checkpoint; ``output``: a file for the
+    standard output and error.
+    """
+
+    files: Literal["keep", "cut"]
+    output: str
+
+
+class MigrateOptions(QueueOptions, total=False):
+    """``deadline``: the seconds that the program may take to come to rest."""
+
+    mode: Literal["auto", "precopy", "driver"]
+    deadline: float
+
+
+class SuspendOptions(QueueOptions, total=False):
+    """``where``: where the device memory goes; ``deadline``: the seconds that the program may take
+    to come to rest.
+    """
+
+    where: Literal["auto", "memory", "disk"]
+    deadline: float
+
+
+class ResumeOptions(QueueOptions, total=False):
+    """``gpu``: a destination, if not where it was."""
+
+    gpu: str
+
+
+class HistoryOptions(TypedDict, total=False):
+    """Which jobs: of process ``pid``, of a kind, in a state; ``since`` and ``until`` when they
+    began, in seconds since the epoch.
+    """
+
+    pid: int
+    operation: Operation
+    state: Literal["queued", "running", "done", "failed", "cancelled", "interrupted"]
+    since: float
+    until: float
+
+
+class EventOptions(TypedDict, total=False):
+    """Which events: at most ``limit``, of at least a ``severity``, ``since`` when, in seconds since
+    the epoch.
+    """
+
+    limit: int
+    severity: Literal["info", "warning", "error"]
+    since: float

@@ -1,0 +1,317 @@
+"""The Python client, with a service over a real bus."""
+
+import asyncio
+import os
+import pwd
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from phosd.client import AsyncClient, Change, Client, Image, Job, Process
+from phosd.engine.job.checks import Finding
+from phosd.engine.job.progress import Progress
+from phosd.errors import (
+    Busy,
+    Cancelled,
+    InvalidOption,
+    NoBus,
+    NoDaemon,
+    NoSuchImage,
+    NoSuchJob,
+    NoSuchProcess,
+    OutOfSpace,
+    Reason,
+    Timeout,
+    Unsupported,
+)
+from tests.support.fake_engine import manifest, this_process
+from tests.support.service import Service
+
+ME = os.getpid()
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[Client]:
+    service.engine.running = [this_process()]
+    with Client(service.address) as client:
+        yield client
+
+
+def test_what_there_is_as_records(service: Service, client: Client) -> None:
+    service.engine.stored["i"] = manifest("i")
+    service.engine.stored["h"] = manifest("h")
+    assert "get-one" in client.manager().features
+    (gpu,) = client.gpus()
+    assert (gpu.ordinal, gpu.uuid, gpu.temperature) == (0, "GPU-1234-ab", 40.0)
+    (process,) = client.processes()
+    assert (process.pid, process.command, process.gpus) == (ME, ("python", "train.py"), (gpu.path,))
+    assert client.process(ME) == process
+    images = client.images()
+    assert [image.id for image in images] == ["h", "i"]
+    assert client.image("i") == images[1]
+    assert (images[1].stop_seconds, images[1].command) == (0.5, ("train", "--secret"))
+    assert client.jobs() == []
+
+
+def test_a_checkpoint_is_waited_for_with_its_progress(service: Service, client: Client) -> None:
+    seen: list[Job] = []
+
+    def look(job: Job) -> None:
+        seen.append(job)
+        assert client.job(job.number).number == job.number, "calls may be made meanwhile"
+        service.engine.go.set()
+
+    handle = client.checkpoint(ME, mode="stop", deadline=7)
+    job = handle.wait(look)
+    assert (job.state, job.result, job.number) == ("done", "image-0", handle.number)
+    assert seen[0].state == "running" and seen[-1] == job
+    assert [phase.name for phase in job.phases] == ["prepare", "quiesce", "publish"]
+    (request,) = service.engine.requests
+    assert (request.mode, request.deadline) == ("stop", 7.0)  # type: ignore[attr-defined]
+    assert handle.wait() == client.attach(handle.number).wait() == job, "also afterwards"
+    assert client.image(job.result).id == "image-0"
+    client.delete(job.result)
+    assert client.images() == []
+    assert [past.operation for past in client.history()] == ["delete", "checkpoint"]
+    assert client.history(operation="checkpoint", since=time.time() - 60)[0].result == "image-0"
+    assert client.history(since=time.time() + 60) == []
+    assert {event.kind for event in client.events(limit=10)} >= {"image-deleted", "job"}
+
+
+def test_the_error_of_a_job_is_raised_with_its_reason(service: Service, client: Client) -> None:
+    def fail(progress: Progress) -> None:
+        raise Unsupported("it uses multicast", hint="do without", reason=Reason.MULTICAST)
+
+    service.engine.act = fail
+    with pytest.raises(Unsupported, match="it uses multicast; do without") as caught:
+        client.checkpoint(ME).wait()
+    assert (caught.value.reason, caught.value.hint) == ("multicast", "do without")
+    (past,) = client.history()
+    assert (past.error, past.error_reason) == ("Unsupported", "multicast")
+    service.engine.act = lambda progress: fail_plainly()
+    with pytest.raises(OutOfSpace, match="the disk is full") as plainly:
+        client.checkpoint(ME).wait()
+    assert (plainly.value.reason, plainly.value.hint) == ("", "")
+
+
+def fail_plainly() -> None:
+    raise OutOfSpace("the disk is full")
+
+
+def test_the_error_of_a_call_is_raised_with_its_reason(service: Service, client: Client) -> None:
+    service.engine.go.set()
+    handle = client.checkpoint(ME)
+    handle.wait()
+    with pytest.raises(Unsupported, match="ended already") as caught:
+        handle.cancel()
+    assert (caught.value.reason, caught.value.hint) == ("job-ended", "there is nothing to cancel")
+
+
+@pytest.mark.parametrize(
+    ("ask", "kind"),
+    [
+        (lambda client: client.process(2**22), NoSuchProcess),
+        (lambda client: client.image("nothing"), NoSuchImage),
+        (lambda client: client.job(99), NoSuchJob),
+        (lambda client: client.attach(99), NoSuchJob),
+        (lambda client: client.restore("nothing"), NoSuchImage),
+        (lambda client: client.delete("nothing"), NoSuchImage),
+        (lambda client: client.suspend(2**22), NoSuchProcess),
+        (lambda client: client.checkpoint(ME, mode="fast"), InvalidOption),
+        (lambda client: client.checkpoint(ME, every=0), InvalidOption),
+        (lambda client: client.continue_(ME), Exception),
+    ],
+)
+def test_wrong_calls_raise_typed_errors(
+    client: Client, ask: Callable[[Client], object], kind: type[Exception]
+) -> None:
+    with pytest.raises(kind) as caught:
+        ask(client)
+    assert str(caught.value)
+
+
+def test_moves_restores_and_verifications(service: Service, client: Client) -> None:
+    service.engine.go.set()
+    service.engine.stored["i"] = manifest("i")
+    assert client.restore("i", files="cut").wait().result == "4711"
+    assert client.verify("i").wait().result == "i"
+    assert client.image("i").whole is True
+    assert client.suspend(ME, where="disk").wait().operation == "suspend"
+    assert client.resume(ME).wait().state == "done"
+    assert [step.pid for step in client.plan_evacuation("0")] == [ME]
+    service.engine.found = [Finding("memory", found="enough")]
+    assert [(c.what, c.error, c.text) for c in client.try_checkpoint(ME)] == [
+        ("memory", "", "enough")
+    ]
+    assert [check.what for check in client.try_restore("i")] == ["memory"]
+    assert client.recover(ME)
+
+
+def test_a_job_is_cancelled(service: Service, client: Client) -> None:
+    handle = client.checkpoint(ME)
+    with pytest.raises(Timeout, match=r"has not ended within 0\.2 s; it goes on"):
+        handle.wait(timeout=0.2)
+    with pytest.raises(Busy):
+        client.checkpoint(ME)
+    waiting = client.checkpoint(ME, queue=True)
+    assert client.job(waiting.number).position == 1
+    waiting.cancel()
+    with pytest.raises(Cancelled):
+        waiting.wait()
+    handle.cancel()
+    with pytest.raises(Cancelled):
+        handle.wait()
+
+
+def test_an_exception_in_the_callback_ends_the_waiting_alone(
+    service: Service, client: Client
+) -> None:
+    handle = client.checkpoint(ME)
+
+    def fail(job: Job) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        handle.wait(fail)
+    service.engine.go.set()
+    assert handle.wait().state == "done"
+
+
+def test_periodic_checkpoints_begin_and_end(service: Service, client: Client) -> None:
+    service.engine.go.set()
+    service.engine.running = [this_process(start_time=start_time())]
+    client.checkpoint(ME, every=60.0, keep=2).wait()
+    assert (client.process(ME).every, client.process(ME).keep) == (60.0, 2)
+    client.end_periodic(ME)
+    assert client.process(ME).every == 0.0
+
+
+def start_time() -> int:
+    from phosd.engine.system.procfs import process_id
+
+    found = process_id(ME)
+    assert found is not None
+    return found.start_time
+
+
+def test_changes_are_told(service: Service, client: Client) -> None:
+    changes = client.changes()
+    first = [next(changes) for _ in range(2)]
+    assert {change.kind for change in first} == {"added"}
+    assert {type(change.record).__name__ for change in first} == {"Process", "Gpu"}
+    service.engine.go.set()
+    client.checkpoint(ME).wait()
+
+    def until(kind: type, what: str) -> Change:
+        return next(c for c in changes if isinstance(c.record, kind) and c.kind == what)
+
+    assert isinstance(until(Image, "added").record, Image)
+    service.engine.running = [this_process(state="locked")]
+    changed = until(Process, "changed").record
+    assert isinstance(changed, Process) and changed.state == "locked"
+    client.delete("image-0")
+    removed = until(Image, "removed").record
+    assert isinstance(removed, Image) and removed.id == "image-0"
+    service.engine.running = []
+    assert until(Process, "removed").record == changed
+    changes.close()  # type: ignore[attr-defined]
+    assert client.gpus(), "the connection is left as it was"
+
+
+def test_many_wait_at_the_same_time(service: Service) -> None:
+    service.engine.stored |= {f"i{n}": manifest(f"i{n}") for n in range(20)}
+
+    async def body() -> None:
+        async with await AsyncClient.connect(service.address) as client:
+            jobs = [await client.verify(f"i{n}") for n in range(20)]
+            done = await asyncio.gather(*jobs)
+            assert [job.result for job in done] == [f"i{n}" for n in range(20)]
+            assert not client._daemon._listeners
+
+    asyncio.run(body())
+
+
+def test_threads_share_a_client(service: Service, client: Client) -> None:
+    service.engine.stored |= {f"i{n}": manifest(f"i{n}") for n in range(8)}
+    results: list[str] = []
+    threads = [
+        threading.Thread(target=lambda n=n: results.append(client.verify(f"i{n}").wait().result))
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(results) == [f"i{n}" for n in range(8)]
+
+
+def test_phosd_that_ends_is_told(service: Service, client: Client) -> None:
+    handle = client.checkpoint(ME)
+    changes = client.changes()
+    next(changes)
+    service.disconnect()
+    with pytest.raises(NoDaemon, match="phosd ended while it worked on"):
+        handle.wait()
+    with pytest.raises(NoDaemon, match="phosd has ended"):
+        for _ in changes:
+            pass
+    with pytest.raises(NoDaemon, match="does not run"):
+        client.jobs()
+
+
+def test_without_a_bus_it_says_so() -> None:
+    before = threading.active_count()
+    with pytest.raises(NoBus, match="no D-Bus at unix:path=/nowhere") as caught:
+        Client("unix:path=/nowhere")
+    assert caught.value.hint
+    assert threading.active_count() == before, "its thread has ended"
+
+
+def test_the_bus_is_taken_from_the_environment(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PHOS_BUS", service.address)
+    with Client() as client:
+        assert client.manager().version
+
+
+_AS_STRANGER = """
+import sys
+from phosd.client import Client
+from phosd.errors import NotAuthorized
+with Client(sys.argv[1]) as client:
+    print([client.processes(), client.images(), client.jobs()])
+    for ask, what in (client.process, int(sys.argv[2])), (client.image, "i"), (client.job, 1):
+        try:
+            ask(what)
+        except NotAuthorized as error:
+            print(error)
+"""
+
+
+def test_what_is_of_others_is_as_hidden_as_in_the_lists(service: Service, client: Client) -> None:
+    service.engine.go.set()
+    service.engine.stored["i"] = manifest("i")
+    client.checkpoint(ME).wait()
+    done = subprocess.run(
+        [
+            *("setpriv", f"--reuid={pwd.getpwnam('nobody').pw_uid}", "--clear-groups"),
+            *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
+            *(sys.executable, "-c", _AS_STRANGER, service.address, str(ME)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    lists, *refused = done.stdout.splitlines()
+    assert lists == "[[], [], []]"
+    assert [line.partition(";")[0] for line in refused] == [
+        f"process {ME} belongs to uid 0",
+        "image i belongs to uid 0",
+        "job 1 belongs to uid 0",
+    ]
