@@ -9,9 +9,9 @@ sender.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from phosd.bus.dbus import (
@@ -26,11 +26,12 @@ from phosd.bus.dbus import (
     reply_to,
     signal_from,
 )
-from phosd.bus.values import clean, variants
-from phosd.errors import PhosError
+from phosd.bus.values import clean
+from phosd.errors import PhosError, Unsupported
 
 NAME = "org.phos"
 ERROR_PREFIX = "org.phos.Error."
+_REASON = re.compile(r"(.*) \[([a-z-]+)\]", re.DOTALL)
 PATIENCE = 120.0
 """Seconds to wait for a reply. Long work is a job, not a long call."""
 _DBUS = "org.freedesktop.DBus"
@@ -58,16 +59,28 @@ _log = logging.getLogger(__name__)
 
 
 class CallError(Exception):
-    """An error reply: its D-Bus ``name`` and ``text``, and of phosd's own errors the ``reason`` as
-    a code and the ``hint``, which is also in the text; empty if there is none.
+    """An error reply: its D-Bus ``name`` and ``text``, and the ``reason`` of phosd's
+    ``Unsupported``, a code; empty if there is none.
     """
 
-    def __init__(self, name: str, text: str, reason: str = "", hint: str = "") -> None:
+    def __init__(self, name: str, text: str, reason: str = "") -> None:
         super().__init__(text)
         self.name = name
         self.text = text
         self.reason = reason
-        self.hint = hint
+
+    @classmethod
+    def of_reply(cls, name: str, text: str) -> "CallError":
+        """Return the error of a reply, with the reason that :func:`_told` wrote behind the text."""
+        found = _REASON.fullmatch(text) if name == ERROR_PREFIX + Unsupported.__name__ else None
+        return cls(name, found[1], found[2]) if found else cls(name, text)
+
+
+def _told(error: PhosError) -> str:
+    """Return the text of an error reply. The reason is in it, since clients of GDBus see no text
+    where a reply has more than that.
+    """
+    return f"{error} [{error.reason}]" if error.reason else str(error)
 
 
 Answer = Callable[[Call], Awaitable[tuple[str, list[Any]]]]
@@ -165,7 +178,7 @@ class Connection:
             raise CallError(_DISCONNECTED, f"{member} has no answer: the bus was left")
         failure = error_of(reply)
         if failure is not None:
-            raise CallError(*failure)
+            raise CallError.of_reply(*failure)
         return [plain(value) for value in reply.body]
 
     async def unread_by(self, name: str) -> int | None:
@@ -271,8 +284,7 @@ class Connection:
             except CallError as error:
                 data = self._error(call, error.name, error.text)
             except PhosError as error:
-                more = {"reason": error.reason, "hint": error.hint}
-                data = self._error(call, ERROR_PREFIX + error.code, str(error), more)
+                data = self._error(call, ERROR_PREFIX + error.code, _told(error))
             except Exception:
                 # Internal errors go to the log; the caller gets no details.
                 _log.exception("answering %s.%s failed", call.interface, call.member)
@@ -315,15 +327,8 @@ class Connection:
         bus.put_bytes(data)
         return len(data)
 
-    def _error(
-        self, call: Call, name: str, text: str, more: Mapping[str, str] = MappingProxyType({})
-    ) -> bytes:
-        """Return an error reply: by the convention of D-Bus a text, and behind it what else there
-        is to say, if anything.
-        """
-        said = variants({key: value for key, value in more.items() if value})
-        signature, values = ("sa{sv}", [text, said]) if said else ("s", [text])
-        message = reply_to(call, signature, [clean(value) for value in values], error=name)
+    def _error(self, call: Call, name: str, text: str) -> bytes:
+        message = reply_to(call, "s", [clean(text)], error=name)
         message.serial = self._bus.next_serial()
         return encode(message)
 

@@ -354,15 +354,11 @@ def signal_from(path: str, interface: str, member: str, signature: str, body: li
     return Message.new_signal(path, interface, member, signature, body)
 
 
-def error_of(reply: Message) -> tuple[str, str, str, str] | None:
-    """Return name, text, reason and hint of an error reply, or None for another reply. Whoever
-    answers chooses what is in it.
-    """
+def error_of(reply: Message) -> tuple[str, str] | None:
+    """Return name and text of an error reply, or None for another reply."""
     if reply.message_type is not MessageType.ERROR:
         return None
-    text, *rest = map(plain, reply.body or [""])
-    said = rest[0] if rest and isinstance(rest[0], dict) else {}
-    return reply.error_name, str(text), str(said.get("reason", "")), str(said.get("hint", ""))
+    return reply.error_name, str(reply.body[0]) if reply.body else ""
 
 
 def complete_types(signature: str) -> list[str]:

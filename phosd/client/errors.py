@@ -108,7 +108,8 @@ def _of_call(error: "CallError", bus: str) -> PhosError:
     from phosd.bus import ERROR_PREFIX
 
     if error.name.startswith(ERROR_PREFIX):
-        return told(error.name.removeprefix(ERROR_PREFIX), error.text, error.hint, error.reason)
+        what, _, hint = error.text.partition("; ")  # as far as can be told from the text
+        return named(error.name.removeprefix(ERROR_PREFIX), what, hint, reason=error.reason)
     if error.name.endswith((".ServiceUnknown", ".NameHasNoOwner")):
         return NoDaemon(
             "phosd does not run on this bus",
@@ -128,8 +129,6 @@ def _of_call(error: "CallError", bus: str) -> PhosError:
 
 
 def told(name: str, message: str, hint: str, reason: str) -> PhosError:
-    """Return the error that phosd told: ``message`` has the hint in it, and perhaps more behind
-    it.
-    """
+    """Return the error of a job: ``message`` has the hint in it, and perhaps more behind it."""
     what, mark, more = message.partition(f"; {hint}") if hint else (message, "", "")
     return named(name, what, mark.removeprefix("; ") + more, reason=reason)

@@ -113,6 +113,7 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
         "m004_events_of_users",
         "m005_destinations",
         "m006_nobody_read_them",
+        "m007_reasons",
     ]
     assert {
         "_sqlite_migrations",

@@ -86,14 +86,29 @@ TEXT = "it does; stop it; a note"
 
 
 def test_errors_are_typed() -> None:
-    said = CallError("org.phos.Error.Unsupported", TEXT, "multicast", "stop it")
+    said = CallError.of_reply("org.phos.Error.Unsupported", f"{TEXT} [multicast]")
     error = typed(said)
     assert type(error) is Unsupported
     assert (error.what, error.hint, error.reason) == ("it does", "stop it; a note", "multicast")
-    assert str(error) == said.text
+    assert str(error) == said.text == TEXT
     command = in_words(said)
     assert (command.exit, command.reason) == (Exit.UNSUPPORTED, "multicast")
     assert command.row == {"error": "Unsupported", "reason": "multicast", "message": said.text}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "shown", "reason"),
+    [
+        ("Unsupported", "it does [no-hook]", "it does", "no-hook"),
+        ("Unsupported", "two\nlines [old] [no-hook]", "two\nlines [old]", "no-hook"),
+        ("Unsupported", "of an older phosd", "of an older phosd", ""),
+        ("Unsupported", "it does [No hook]", "it does [No hook]", ""),
+        ("Busy", "/tmp/file [no-hook]", "/tmp/file [no-hook]", ""),  # which a user may have named
+    ],
+)
+def test_the_reason_is_behind_the_text(name: str, text: str, shown: str, reason: str) -> None:
+    error = typed(CallError.of_reply(f"org.phos.Error.{name}", text))
+    assert (str(error), error.reason) == (shown, reason)
 
 
 @pytest.mark.parametrize(
