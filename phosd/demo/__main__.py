@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from phosd import bus
-from phosd.demo.client import Client, JobFailedError, Phase
+from phosd.client import AsyncClient, Job, Phase
 from phosd.demo.stage import DemoError, Training, daemon, folder, private_bus, program, until
+from phosd.errors import PhosError
 
 WARM_UP = 40
 """Steps before the checkpoint."""
@@ -42,6 +44,20 @@ def command(method: str, signature: str, target: int | str) -> None:
     say(f"   $ {call} '{signature}' {target} 0")
 
 
+def teller(tell: Callable[[Phase], None]) -> Callable[[Job], None]:
+    """What hands on each phase of a job once, as it ends."""
+    told = 0
+
+    def look(job: Job) -> None:
+        nonlocal told
+        ended = job.phases if job.over else job.phases[:-1]
+        for phase in ended[told:]:
+            tell(phase)
+        told = len(ended)
+
+    return look
+
+
 def tell_phase(phase: Phase, state: str = "") -> None:
     """One phase of a job as it ends, and how the program was in it."""
     moved = f"{phase.bytes_done / 1e6:.1f} MB" if phase.bytes_done else ""
@@ -54,7 +70,9 @@ def tell_checkpoint_phase(phase: Phase) -> None:
     tell_phase(phase, stopped)
 
 
-async def start_training(client: Client, place: Path, stack: contextlib.AsyncExitStack) -> Training:
+async def start_training(
+    client: AsyncClient, place: Path, stack: contextlib.AsyncExitStack
+) -> Training:
     """Start the program and wait until phosd sees it; it is killed when the stack ends."""
     relay = await stack.enter_async_context(program(place))
     children = Path(f"/proc/{relay.pid}/task/{relay.pid}/children")
@@ -65,8 +83,8 @@ async def start_training(client: Client, place: Path, stack: contextlib.AsyncExi
             raise DemoError(f"the training ended at once: {log}")
         ours = {int(child) for child in children.read_text().split()}
         for process in await client.processes():
-            if process["Pid"] in ours:
-                training = Training(process["Pid"])
+            if process.pid in ours:
+                training = Training(process.pid)
                 stack.push_async_callback(training.kill)
                 return training
         await asyncio.sleep(0.1)
@@ -112,24 +130,23 @@ async def demonstrate() -> dict[str, Any]:
         place = await stack.enter_async_context(folder())
         chapter(1, "A D-Bus of our own, and phosd on it")
         address = await stack.enter_async_context(private_bus(place))
-        client = Client(await stack.enter_async_context(daemon(place, address)))
-        device = (await client.gpu_names() or ["none"])[0]
+        client = await stack.enter_async_context(daemon(place, address))
+        device = ([gpu.name for gpu in await client.gpus()] or ["none"])[0]
         say(f"   device: [cyan]{escape(device)}[/]")
 
         chapter(2, "A program that trains a network, and knows nothing of phosd")
         say("   $ phos run -- python -m phosd.demo.train")
         training = await start_training(client, place, stack)
         await progress(training, WARM_UP, since=0)
-        for process in await client.processes():
-            if process["Pid"] == training.pid:
-                state, megabytes = process["HookState"], process["DeviceBytes"] / 1e6
-                say(f"   phosd sees it: pid {training.pid}, {state}, {megabytes:.0f} MB on the GPU")
+        process = await client.process(training.pid)
+        megabytes = process.device_bytes / 1e6
+        say(f"   phosd sees it: pid {process.pid}, {process.hook}, {megabytes:.0f} MB on the GPU")
 
         chapter(3, "Checkpoint: the program goes on while nobody has to help")
         command("Checkpoint", "ua{sv}", training.pid)
-        saved = await client.checkpoint(training.pid, tell_checkpoint_phase)
-        image = await client.image(saved.result)
-        size = int(image["StoredBytes"])
+        saving = await client.checkpoint(training.pid)
+        saved = await saving.wait(teller(tell_checkpoint_phase))
+        size = (await client.image(saved.result)).stored_bytes
         say(
             f"   image {saved.result}: {size / 1e6:.1f} MB, mode {saved.mode};"
             f" the program stood still for {saved.stop_seconds * 1e3:.0f} ms"
@@ -147,7 +164,8 @@ async def demonstrate() -> dict[str, Any]:
         chapter(6, "Restore")
         command("Restore", "sa{sv}", saved.result)
         mark, began = training.position(), time.monotonic()
-        restored = await client.restore(saved.result, tell_phase)
+        restoring = await client.restore(saved.result)
+        restored = await restoring.wait(teller(tell_phase))
         if int(restored.result) != training.pid:
             raise DemoError(f"it came back as process {restored.result}, not {training.pid}")
         await until(lambda: training.losses(mark), "the first step after the restore")
@@ -185,7 +203,7 @@ def main() -> int:
         result = asyncio.run(interruptible())
     except asyncio.CancelledError:
         result = {"demo": "failed", "reason": "interrupted"}
-    except (DemoError, JobFailedError, bus.CallError, bus.NoBusError) as error:
+    except (DemoError, PhosError) as error:
         result = {"demo": "failed", "reason": str(error)}
     except Exception as error:
         traceback.print_exc()

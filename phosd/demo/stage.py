@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from phosd import bus
+from phosd.client import AsyncClient
 from phosd.engine.system.native import python_environment
+from phosd.errors import NoDaemon
 
 PATIENCE = 45.0
 """Seconds that any single step may take."""
@@ -108,36 +109,28 @@ async def private_bus(place: Path) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def daemon(place: Path, address: str) -> AsyncIterator[bus.Connection]:
-    """phosd on the private bus; a connection to it."""
+async def daemon(place: Path, address: str) -> AsyncIterator[AsyncClient]:
+    """phosd on the private bus; a client of it."""
     log = place / "phosd.log"
     env = python_environment() | {"DBUS_SESSION_BUS_ADDRESS": address}
     command = [sys.executable, "-m", "phosd.service.main", "--session"]
     command += [f"--state-dir={place / 'state'}", f"--runtime-dir={place / 'run'}"]
-    async with running(command, log, env) as process:
-        async with asyncio.timeout(PATIENCE):
-            connection = await bus.Connection.open(address)
-        try:
-            await _named(connection, process, log)
-            yield connection
-        finally:
-            connection.close()
+    async with running(command, log, env) as process, await AsyncClient.connect(address) as client:
+        await _answering(client, process, log)
+        yield client
 
 
-async def _named(
-    connection: bus.Connection, process: asyncio.subprocess.Process, log: Path
-) -> None:
+async def _answering(client: AsyncClient, process: asyncio.subprocess.Process, log: Path) -> None:
     """Wait until phosd has its name on the bus."""
     for _ in range(int(PATIENCE / 0.05)):
         if process.returncode is not None:
             raise DemoError(f"phosd ended: {log.read_text()[-2000:].strip()}")
-        path, interface = "/org/freedesktop/DBus", "org.freedesktop.DBus"
-        (owned,) = await connection.call(
-            path, interface, "NameHasOwner", "s", bus.NAME, destination=interface
-        )
-        if owned:
+        try:
+            await client.manager()
+        except NoDaemon:
+            await asyncio.sleep(0.05)
+        else:
             return
-        await asyncio.sleep(0.05)
     raise DemoError(f"phosd does not answer: {log.read_text()[-2000:].strip()}")
 
 
