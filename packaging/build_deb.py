@@ -125,7 +125,7 @@ def add_python(root: Path, cache: Path) -> None:
             path.unlink()
     for path in (ROOT / "phosd").rglob("*"):
         inside = path.relative_to(ROOT)
-        if path.suffix in (".py", ".ptx", ".cu") and "native" not in inside.parts:
+        if path.suffix in (".py", ".typed", ".ptx", ".cu") and "native" not in inside.parts:
             put(folder / inside, path.read_bytes())
 
 

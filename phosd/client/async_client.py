@@ -62,14 +62,13 @@ class Change:
 
 
 class AsyncClient:
-    """A connection to phosd. Use it on the event loop that opened it.
+    """A connection to phosd, made by :meth:`connect`. Use it on the event loop that opened it.
 
     Everything raises the errors of :mod:`phosd.errors`: each has a ``code`` (its class's name), the
     message, a ``hint`` what to do next, and where there is one a ``reason`` for programs.
     """
 
     def __init__(self, daemon: Daemon, bus: str) -> None:
-        """Use :meth:`connect` instead."""
         self._daemon = daemon
         self._bus = bus
         self._calls = _TypedCalls(daemon, bus)

@@ -22,6 +22,7 @@ from tests.support.harness import PROGRAMS, alive, compile_kernels, parse, wait_
 
 pytestmark = only_when_built
 
+EXAMPLE = Path(__file__).parents[2] / "examples/client.py"
 GPU = {name: value for name, value in os.environ.items() if name.startswith("PHOS_SOFTGPU")}
 
 
@@ -51,6 +52,12 @@ class Installed:
             "PHOS_CRIU": str(candidates()[0]),
         }
 
+    def begun(self) -> tuple[int, Path]:
+        """Start a program under the wheel's hook; its pid and its output."""
+        program = (self.program("python"), str(PROGRAMS / "single.py"), "0")
+        started = self.phos("run", "--gpu", "soft", "--detach", "--", *program)
+        return int(str(started["pid"])), Path(str(started["stdout"]))
+
     def run(self, program: str, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [self.program(program), *words],
@@ -77,6 +84,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     install = ["-m", "pip", "install", "--quiet", "--no-compile", "--no-index"]
     packages = [f"--find-links={WHEELHOUSE}", str(wheel)]
     subprocess.run([str(venv / "bin/python"), *install, *packages], check=True)
+    (folder / "kernels").mkdir()
+    compile_kernels(folder / "kernels")
     with tempfile.TemporaryDirectory(prefix="phos-bus-") as place, private_bus(Path(place)) as bus:
         yield Installed(venv, folder, bus)
 
@@ -131,12 +140,8 @@ def test_it_says_where_to_get_a_criu(installed: Installed) -> None:
 
 
 def test_a_program_is_saved_killed_and_restored(installed: Installed) -> None:
-    (installed.folder / "kernels").mkdir()
-    compile_kernels(installed.folder / "kernels")
     with serving(installed):
-        program = (installed.program("python"), str(PROGRAMS / "single.py"), "0")
-        started = installed.phos("run", "--gpu", "soft", "--detach", "--", *program)
-        pid, output = int(str(started["pid"])), Path(str(started["stdout"]))
+        pid, output = installed.begun()
         try:
             wait_until(lambda: len(parse(output.read_bytes())) > 3, "the program to compute")
             maps = Path(f"/proc/{pid}/maps").read_text()
@@ -160,3 +165,22 @@ def test_a_program_is_saved_killed_and_restored(installed: Installed) -> None:
         again = parse(output.read_bytes()[position:])
         common = again.keys() & before.keys()
         assert {step: again[step] for step in common} == {step: before[step] for step in common}
+
+
+def test_the_example_of_the_client_works_with_it(installed: Installed) -> None:
+    with serving(installed):
+        pid, output = installed.begun()
+        try:
+            wait_until(lambda: len(parse(output.read_bytes())) > 3, "the program to compute")
+            done = installed.run("python", str(EXAMPLE), str(pid))
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert f"process {pid} goes on from there" in done.stdout
+            position = output.stat().st_size
+            wait_until(lambda: len(parse(output.read_bytes()[position:])) > 3, "later steps")
+        finally:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_type_checkers_may_use_its_types(installed: Installed) -> None:
+    done = installed.run("python", "-c", "import phosd; print(phosd.__path__[0])")
+    assert (Path(done.stdout.strip()) / "py.typed").exists()

@@ -55,6 +55,7 @@ class Node:
     """The engine's resources on this node. Safe to use from several threads."""
 
     def __init__(self, config: NodeConfig) -> None:
+        """Take the folders of a configuration, which no other node may use meanwhile."""
         self.config = config
         allow_many_descriptors()
         self.store = Store(config.state_dir, memory=_memory_tier(config))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from phosd.engine.node.node import Node, NodeConfig
+from phosd.engine import Node, NodeConfig
 from tests.support import harness
 
 Starter = Callable[..., harness.Target]

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 
-from phosd.engine.image.manifest import Manifest
-from phosd.engine.image.verify import verify
-from phosd.engine.job.progress import Progress
-from phosd.engine.node.node import Node
-from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine import (
+    CheckpointOptions,
+    Manifest,
+    Node,
+    Progress,
+    RestoreOptions,
+    checkpoint,
+    restore,
+    verify,
+)
 from tests.support.harness import Target
 
 AFTER = 16

@@ -10,7 +10,7 @@ import pytest
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
-from phosd.errors import Busy, NoSuchProcess, Unsupported
+from phosd.errors import Busy, NoSuchProcess, Reason, Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
 from tests.node.checkpoint_restore.test_trouble import at_phase
@@ -71,8 +71,9 @@ def test_no_new_privileges_alone_are_no_rules(
 def test_managed_memory(mode: str, node: Node, start: Starter, undisturbed: Undisturbed) -> None:
     target = start("managed")
     target.wait_for_steps(3)
-    with pytest.raises(Unsupported, match=r"managed memory .* `phos run --managed=host`"):
+    with pytest.raises(Unsupported, match=r"managed memory .* `phos run --managed=host`") as caught:
         attempt(node, target.pid, mode)
+    assert caught.value.reason == Reason.MANAGED_MEMORY
     assert node.store.list() == []
     computes_right(target, undisturbed)
 
@@ -82,8 +83,9 @@ def test_managed_memory_without_the_hook(
 ) -> None:
     target = start("managed", hooked=False)
     target.wait_for_steps(3)
-    with pytest.raises(Unsupported):
+    with pytest.raises(Unsupported) as caught:
         attempt(node, target.pid)
+    assert caught.value.reason == Reason.DRIVER_REFUSES
     assert node.store.list() == []
     computes_right(target, undisturbed)
 
@@ -91,8 +93,9 @@ def test_managed_memory_without_the_hook(
 def test_stop_needs_the_hook(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
     target = start("single", hooked=False)
     target.wait_for_steps(3)
-    with pytest.raises(Unsupported, match="without the hook"):
+    with pytest.raises(Unsupported, match="without the hook") as caught:
         attempt(node, target.pid, "stop")
+    assert caught.value.reason == Reason.NO_HOOK
     computes_right(target, undisturbed)
 
 
