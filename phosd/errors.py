@@ -4,6 +4,7 @@ The class name is the last part of the D-Bus error name (``org.phos.Error.<class
 """
 
 import enum
+import re
 
 
 class Reason(enum.StrEnum):
@@ -216,6 +217,24 @@ class OtherError(PhosError):
 
 class Internal(PhosError):
     """A broken assumption of phosd itself, or a tool it relies on is missing or failing."""
+
+
+_REASON = re.compile(r"(.*) \[([a-z-]+)\]", re.DOTALL)
+
+
+def in_one_text(error: PhosError) -> str:
+    """Return the message with the reason behind it, for D-Bus: who uses GDBus sees no message where
+    an error reply has more than one text.
+    """
+    return f"{error} [{error.reason}]" if error.reason else str(error)
+
+
+def from_one_text(name: str, text: str) -> tuple[str, str]:
+    """Return the message and the reason of the error ``name``. Each ``Unsupported`` has a reason; a
+    message of another may end in brackets by chance, or because somebody named a file so.
+    """
+    found = _REASON.fullmatch(text) if name == Unsupported.__name__ else None
+    return (found[1], found[2]) if found else (text, "")
 
 
 def named(name: str, what: str, hint: str = "", *, reason: str = "") -> PhosError:

@@ -9,7 +9,6 @@ sender.
 import asyncio
 import contextlib
 import logging
-import re
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -27,11 +26,10 @@ from phosd.bus.dbus import (
     signal_from,
 )
 from phosd.bus.values import clean
-from phosd.errors import PhosError, Unsupported
+from phosd.errors import PhosError, from_one_text, in_one_text
 
 NAME = "org.phos"
 ERROR_PREFIX = "org.phos.Error."
-_REASON = re.compile(r"(.*) \[([a-z-]+)\]", re.DOTALL)
 PATIENCE = 120.0
 """Seconds to wait for a reply. Long work is a job, not a long call."""
 _DBUS = "org.freedesktop.DBus"
@@ -71,16 +69,8 @@ class CallError(Exception):
 
     @classmethod
     def of_reply(cls, name: str, text: str) -> "CallError":
-        """Return the error of a reply, with the reason that :func:`_told` wrote behind the text."""
-        found = _REASON.fullmatch(text) if name == ERROR_PREFIX + Unsupported.__name__ else None
-        return cls(name, found[1], found[2]) if found else cls(name, text)
-
-
-def _told(error: PhosError) -> str:
-    """Return the text of an error reply. The reason is in it, since clients of GDBus see no text
-    where a reply has more than that.
-    """
-    return f"{error} [{error.reason}]" if error.reason else str(error)
+        """Return the error of a reply, with the reason that is behind the text."""
+        return cls(name, *from_one_text(name.removeprefix(ERROR_PREFIX), text))
 
 
 Answer = Callable[[Call], Awaitable[tuple[str, list[Any]]]]
@@ -284,7 +274,7 @@ class Connection:
             except CallError as error:
                 data = self._error(call, error.name, error.text)
             except PhosError as error:
-                data = self._error(call, ERROR_PREFIX + error.code, _told(error))
+                data = self._error(call, ERROR_PREFIX + error.code, in_one_text(error))
             except Exception:
                 # Internal errors go to the log; the caller gets no details.
                 _log.exception("answering %s.%s failed", call.interface, call.member)

@@ -5,6 +5,7 @@ from typing import Any
 
 from phosd.cli.client import call
 from phosd.cli.settings import Settings
+from phosd.client.checks import Check
 from phosd.client.errors import CommandError
 
 
@@ -13,14 +14,23 @@ def tell_checks(settings: Settings, member: str, signature: str, *args: Any) -> 
     if there is one.
     """
     (rows,) = call(settings, member, signature, *args)
+    checks = [Check.of(*row) for row in rows]
     settings.rows(
-        [{"check": what, "trouble": error or None, "text": text} for what, error, text in rows],
+        [
+            {
+                "check": check.what,
+                "trouble": check.error or None,
+                "reason": check.reason or None,
+                "text": check.text,
+            }
+            for check in checks
+        ],
         {
             "CHECK": lambda row: row["check"],
             "RESULT": lambda row: f"✗ {row['trouble']}" if row["trouble"] else "✓",
             "DETAILS": lambda row: row["text"],
         },
     )
-    troubles = [CommandError(error, text) for _, error, text in rows if error]
+    troubles = [CommandError(check.error, check.text) for check in checks if check.error]
     if troubles:
         sys.exit(troubles[0].exit)

@@ -14,7 +14,8 @@ from phosd.exports import lazily
 
 # `phos --help` needs no event loop, and what shows an error no bus.
 if TYPE_CHECKING:
-    from phosd.client.async_client import AsyncClient, AsyncJobHandle, Change, Check
+    from phosd.client.async_client import AsyncClient, AsyncJobHandle, Change
+    from phosd.client.checks import Check
     from phosd.client.evacuation import Step
     from phosd.client.options import (
         CheckpointOptions,
@@ -35,7 +36,8 @@ else:
         __name__,
         {
             "sync_client": ("Client", "JobHandle"),
-            "async_client": ("AsyncClient", "AsyncJobHandle", "Change", "Check"),
+            "async_client": ("AsyncClient", "AsyncJobHandle", "Change"),
+            "checks": ("Check",),
             "records": ("Gpu", "Image", "Job", "Manager", "Phase", "Process", "Record"),
             "past": ("Event",),
             "evacuation": ("Step",),

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack
 
 from phosd.bus import ROOT, CallError, NoBusError
 from phosd.client.calls import Calls
+from phosd.client.checks import Check
 from phosd.client.daemon import NO_BUS, OBJECTS, Daemon, News, Properties, ended_or_began
 from phosd.client.errors import told, typed
 from phosd.client.evacuation import Step
@@ -38,17 +39,6 @@ _GONE = ("UnknownObject", "NotAuthorized")
 _LISTS = ("ListProcesses", "ListImages", "ListGPUs")
 
 _R = TypeVar("_R", bound=Record)
-
-
-@dataclass(frozen=True)
-class Check:
-    """What was looked at before a checkpoint or a restore: ``error`` is the name of the error that
-    stands in the way (empty: none), ``text`` its message or what was found.
-    """
-
-    what: str
-    error: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -239,11 +229,11 @@ class AsyncClient:
     async def try_checkpoint(self, pid: int, **options: Unpack[CheckpointOptions]) -> list[Check]:
         """Return what a checkpoint checks before it begins. Nothing is stopped or saved."""
         rows = await self._calls.try_checkpoint(pid, **_plain(options))
-        return [Check(*row) for row in rows]
+        return [Check.of(*row) for row in rows]
 
     async def try_restore(self, image: str, **options: Unpack[RestoreOptions]) -> list[Check]:
         """Return what a restore checks before it begins. Nothing is restored."""
-        return [Check(*row) for row in await self._calls.try_restore(image, **_plain(options))]
+        return [Check.of(*row) for row in await self._calls.try_restore(image, **_plain(options))]
 
     async def plan_evacuation(self, gpu: str) -> list[Step]:
         """Return what clears a GPU, by its number or the beginning of its UUID, of the processes

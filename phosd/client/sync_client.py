@@ -6,7 +6,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, Self, TypeVar, Unpack
 
-from phosd.client.async_client import AsyncClient, AsyncJobHandle, Change, Check, ended, late
+from phosd.client.async_client import AsyncClient, AsyncJobHandle, Change, ended, late
+from phosd.client.checks import Check
 from phosd.client.evacuation import Step
 from phosd.client.options import (
     CheckpointOptions,
@@ -35,13 +36,23 @@ class _Loop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run it to its end; an exception here, such as an interrupt, ends it."""
+        """Run it to its end; an exception here, such as an interrupt, ends it. Raises
+        :class:`RuntimeError` if the client is closed.
+        """
+        if self.closed:
+            work.close()
+            raise RuntimeError("this client is closed; make another one")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._loop.is_closed()
 
     def each(self, items: AsyncGenerator[_T, None], timeout: float | None = None) -> Iterator[_T]:
         """Yield what ``items`` yields. Raises :class:`TimeoutError` after ``timeout`` seconds."""
@@ -50,7 +61,7 @@ class _Loop:
             while (item := self.run(_next(items, end))) is not None:
                 yield item
         finally:
-            if not self._loop.is_closed():
+            if not self.closed:
                 self.run(items.aclose())
 
     def close(self) -> None:
@@ -87,8 +98,9 @@ class Client:
 
     def close(self) -> None:
         """Disconnect. Jobs go on."""
-        self._loop.run(self._client.close())
-        self._loop.close()
+        if not self._loop.closed:
+            self._loop.run(self._client.close())
+            self._loop.close()
 
     def __enter__(self) -> Self:
         return self

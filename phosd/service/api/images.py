@@ -8,7 +8,7 @@ import msgspec
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.checks import Finding
 from phosd.engine.job.progress import Progress
-from phosd.errors import ImageCorrupt
+from phosd.errors import ImageCorrupt, in_one_text
 from phosd.service.api.views import job_path
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Action, Rights
@@ -191,4 +191,6 @@ def _claims(image: str) -> frozenset[str]:
 
 
 def _row(finding: Finding) -> CheckRow:
-    return finding.what, finding.trouble.code if finding.trouble else "", finding.text
+    if finding.trouble is None:
+        return finding.what, "", finding.found
+    return finding.what, finding.trouble.code, in_one_text(finding.trouble)

@@ -77,18 +77,22 @@ def test_a_dry_run_tells_what_stands_in_the_way(service: Service) -> None:
     done = phos(service, "checkpoint", ME, "--dry-run", "--mode=stop")
     assert done.returncode == 0 and re.search("processes +✓ +2 in all; with GPU: 7", done.stdout)
     assert service.engine.requests == [CheckpointRequest(mode="stop")]
-    trouble = Unsupported("it uses io_uring", hint="avoid it")
+    trouble = Unsupported("it uses io_uring", hint="avoid it", reason="process-state")
     service.engine.found += [Finding("files", trouble), Finding("pids", Busy("7 is taken"))]
     for command in (("checkpoint", ME), ("restore", "old")):
         done = phos(service, *command, "--dry-run")
         assert done.returncode == 6
         assert re.search(r"files +✗ Unsupported +it uses io_uring; avoid it", done.stdout)
-        assert lines(phos(service, *command, "--dry-run", "--json").stdout) == [
-            {"check": "processes", "trouble": None, "text": "2 in all; with GPU: 7"},
-            {"check": "files", "trouble": "Unsupported", "text": "it uses io_uring; avoid it"},
-            {"check": "pids", "trouble": "Busy", "text": "7 is taken"},
+        assert "[" not in done.stdout, "a reason is for programs"
+        told = lines(phos(service, *command, "--dry-run", "--json").stdout)
+        assert [
+            tuple(row[key] for key in ("check", "trouble", "reason", "text")) for row in told
+        ] == [
+            ("processes", None, None, "2 in all; with GPU: 7"),
+            ("files", "Unsupported", "process-state", "it uses io_uring; avoid it"),
+            ("pids", "Busy", None, "7 is taken"),
         ]
-        check(lines(phos(service, *command, "--dry-run", "--json").stdout), "`--dry-run`")
+        check(told, "`--dry-run`")
     assert not service.engine.made and list(service.engine.stored) == ["old"]
 
 

@@ -174,7 +174,11 @@ def test_moves_restores_and_verifications(service: Service, client: Client) -> N
     assert [(c.what, c.error, c.text) for c in client.try_checkpoint(ME)] == [
         ("memory", "", "enough")
     ]
-    assert [check.what for check in client.try_restore("i")] == ["memory"]
+    trouble = Unsupported("it is used", hint="wait", reason=Reason.BUSY_GPU)
+    service.engine.found = [Finding("GPU", trouble)]
+    (check,) = client.try_restore("i")
+    assert (check.error, check.text) == ("Unsupported", "it is used; wait")
+    assert check.reason == "busy-gpu"
     assert client.recover(ME)
 
 
@@ -303,6 +307,36 @@ def test_the_bus_is_taken_from_the_environment(
     monkeypatch.setenv("PHOS_BUS", service.address)
     with Client() as client:
         assert client.manager().version
+
+
+_THRICE = """
+import gc, sys
+from phosd.client import Client
+for _ in range(3):
+    with Client(sys.argv[1]) as client:
+        client.checkpoint(int(sys.argv[2])).wait()
+        changes = client.changes()
+        next(changes)
+    gc.collect()
+    client.close()
+try:
+    client.jobs()
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_closed_client_leaves_nothing_behind(service: Service) -> None:
+    service.engine.running = [this_process()]
+    service.engine.go.set()
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", _THRICE, service.address, str(ME)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "this client is closed; make another one\n"
 
 
 _AS_STRANGER = """
