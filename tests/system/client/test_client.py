@@ -4,6 +4,7 @@ import asyncio
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ from phosd.errors import (
     Unsupported,
 )
 from tests.support.fake_engine import manifest, this_process
+from tests.support.harness import running
 from tests.support.service import MANAGER, Service
 
 ME = os.getpid()
@@ -337,6 +339,34 @@ def test_a_closed_client_leaves_nothing_behind(service: Service) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "this client is closed; make another one\n"
+
+
+_INTERRUPTED = """
+import sys
+from phosd.client import Client
+with Client(sys.argv[1]) as client:
+    handle = client.checkpoint(int(sys.argv[2]))
+    try:
+        handle.wait(lambda job: print(job.state, flush=True))
+    except KeyboardInterrupt:
+        print("interrupted", client.job(handle.number).state, flush=True)
+    print(handle.wait().state)
+"""
+
+
+def test_ctrl_c_ends_the_waiting_alone(service: Service) -> None:
+    service.engine.running = [this_process()]
+    command = [sys.executable, "-X", "dev", "-c", _INTERRUPTED, service.address, str(ME)]
+    with running(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == "running\n"
+        waiting.send_signal(signal.SIGINT)
+        while (line := waiting.stdout.readline()) == "running\n":
+            pass
+        assert line == "interrupted running\n"
+        service.engine.go.set()
+        assert waiting.communicate(timeout=60) == ("done\n", "")
+        assert waiting.returncode == 0
 
 
 _AS_STRANGER = """
