@@ -3,8 +3,9 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from typing import Any, Self, TypeVar, Unpack
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from contextlib import closing
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 from phosd.client.async_client import AsyncClient, AsyncJobHandle, Change, ended, late
 from phosd.client.checks import Check
@@ -54,15 +55,18 @@ class _Loop:
         """Whether :meth:`close` was called."""
         return self._loop.is_closed()
 
-    def each(self, items: AsyncGenerator[_T, None], timeout: float | None = None) -> Iterator[_T]:
+    def each(
+        self, items: AsyncGenerator[_T, None], timeout: float | None = None
+    ) -> Generator[_T, None, None]:
         """Yield what ``items`` yields. Raises :class:`TimeoutError` after ``timeout`` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
+        pull = _Pull(items)
         try:
-            while (item := self.run(_next(items, end))) is not None:
+            while (item := self.run(pull.next(end))) is not None:
                 yield item
         finally:
             if not self.closed:
-                self.run(items.aclose())
+                self.run(pull.close())
 
     def close(self) -> None:
         """End the thread."""
@@ -71,10 +75,31 @@ class _Loop:
         self._loop.close()
 
 
-async def _next(items: AsyncGenerator[_T, None], end: float | None) -> _T | None:
-    """Return the next item before the time ``end`` of the monotonic clock; None at their end."""
-    async with asyncio.timeout(None if end is None else max(0.0, end - time.monotonic())):
-        return await anext(items, None)
+class _Pull(Generic[_T]):
+    """Takes items of an asynchronous generator, one after the other, for another thread, which may
+    be interrupted at any point.
+    """
+
+    def __init__(self, items: AsyncGenerator[_T, None]) -> None:
+        self._items = items
+        self._pulling: asyncio.Task[Any] | None = None
+
+    async def next(self, end: float | None) -> _T | None:
+        """Return the next item before the time ``end`` of the monotonic clock; None at their
+        end.
+        """
+        self._pulling = asyncio.current_task()
+        async with asyncio.timeout(None if end is None else max(0.0, end - time.monotonic())):
+            return await anext(self._items, None)
+
+    async def close(self) -> None:
+        """Close the generator. It may still run, for a thread that was interrupted and waits for
+        it no more: until it has stopped, it cannot be closed.
+        """
+        if self._pulling is not None and not self._pulling.done():
+            self._pulling.cancel()
+            await asyncio.wait((self._pulling,))
+        await self._items.aclose()
 
 
 class Client:
@@ -242,9 +267,10 @@ class JobHandle:
         """Wait until the job is done, and return it, as :meth:`AsyncJobHandle.wait` does."""
         job = None
         try:
-            for job in self._loop.each(self._handle.follow(), timeout):
-                if progress is not None:
-                    progress(job)
+            with closing(self._loop.each(self._handle.follow(), timeout)) as states:
+                for job in states:
+                    if progress is not None:
+                        progress(job)
         except TimeoutError:
             raise late(self.number, timeout) from None
         return ended(job)

@@ -332,7 +332,7 @@ def test_a_closed_client_leaves_nothing_behind(service: Service) -> None:
     service.engine.running = [this_process()]
     service.engine.go.set()
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", _THRICE, service.address, str(ME)],
+        [sys.executable, "-W", "default", "-c", _THRICE, service.address, str(ME)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -356,14 +356,14 @@ with Client(sys.argv[1]) as client:
 
 def test_ctrl_c_ends_the_waiting_alone(service: Service) -> None:
     service.engine.running = [this_process()]
-    command = [sys.executable, "-X", "dev", "-c", _INTERRUPTED, service.address, str(ME)]
+    command = [sys.executable, "-W", "default", "-c", _INTERRUPTED, service.address, str(ME)]
     with running(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
         assert waiting.stdout is not None
         assert waiting.stdout.readline() == "running\n"
         waiting.send_signal(signal.SIGINT)
         while (line := waiting.stdout.readline()) == "running\n":
             pass
-        assert line == "interrupted running\n"
+        assert line == "interrupted running\n", waiting.communicate()
         service.engine.go.set()
         assert waiting.communicate(timeout=60) == ("done\n", "")
         assert waiting.returncode == 0
