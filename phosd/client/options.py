@@ -50,11 +50,12 @@ class CheckpointOptions(QueueOptions, total=False):
 
 class RestoreOptions(JobOptions, total=False):
     """``files``: what becomes of output written since the checkpoint; ``output``: a file for the
-    standard output and error.
+    standard output and error; ``end``: a file that tells how the program has ended.
     """
 
     files: Literal["keep", "cut"]
     output: str
+    end: str
 
 
 class MigrateOptions(QueueOptions, total=False):
