@@ -17,7 +17,7 @@ import sys
 import tempfile
 
 from bench.series import PROGRAMS
-from phosd.cli.run import do_without_what_cannot_be_saved
+from phosd.cli.environment import do_without_what_cannot_be_saved
 from phosd.engine.system.native import hook_library
 
 _WAYS = {

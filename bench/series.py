@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.checkpoint import Iteration, Training, hugepages
-from phosd.cli.run import do_without_what_cannot_be_saved
+from phosd.cli.environment import do_without_what_cannot_be_saved
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig

@@ -14,7 +14,7 @@ import click
 
 from phosd import __version__
 from phosd.bus import ROOT, CallError, NoBusError
-from phosd.cli.run import DEFAULT_RUNTIME
+from phosd.cli.environment import DEFAULT_RUNTIME
 from phosd.cli.settings import Settings, command
 from phosd.client.daemon import MANAGER, Daemon
 from phosd.client.errors import Exit, of_bus

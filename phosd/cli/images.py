@@ -46,6 +46,7 @@ def images(settings: Settings, image: str | None) -> None:
         sorted(rows, key=lambda row: str(row["id"])),
         {
             "IMAGE": lambda row: row["id"],
+            **({"NAME": _name} if any(row["name"] for row in rows) else {}),
             "CREATED": lambda row: local_time(row["created"])[:_TO_THE_MINUTE],
             "OWNER": lambda row: row["owner_name"],
             "PID": lambda row: str(row["pid"]),
@@ -76,6 +77,7 @@ def _show(settings: Settings, image: str) -> None:
     settings.facts(
         {
             "image": row["id"],
+            "name": _name(row),
             "created": local_time(row["created"]),
             "program": f"{row['pid']} of {row['owner_name']}: {shlex.join(row['command'])}",
             "mode": f"{row['mode']}: {row['why']}" if row["why"] else row["mode"],
@@ -131,6 +133,10 @@ def _damage(row: dict[str, Any]) -> str:
     return "" if row["whole"] in (None, True) else "  (DAMAGED: it cannot be restored)"
 
 
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['name']}@{row['number']}" if row["name"] else ""
+
+
 def _verified(row: dict[str, Any]) -> str:
     if row["verified"] is None:
         return "never"
@@ -159,4 +165,6 @@ def _row(image: dict[str, Any]) -> dict[str, Any]:
         "whole": image["VerifiedWhole"] if image["Verified"] else None,
         "command": image.get("CommandLine", []),
         "output": image.get("Output", []),
+        "name": image.get("Name") or None,
+        "number": image.get("Number") or None,
     }

@@ -36,6 +36,8 @@ _COMMANDS = {
     "free: two programs, of which the GPU holds only one, take turns.",
     "evacuate": "Clear GPU, named by its number or the beginning of its UUID: your processes "
     "there, or as root everybody's, move to the GPUs of the same chip with most memory free.",
+    "wait": "Wait until process PROGRAM has ended, or your program of that name, and exit with its "
+    "exit code.",
     "jobs": "List the jobs that run or ended lately; or tell all about JOB; or cancel one.",
     "history": "List past jobs, newest first: yours, or as root everybody's.",
     "events": "List what happened, newest first: what concerns you, or as root everything.",

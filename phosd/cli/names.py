@@ -3,6 +3,7 @@
 A completion is asked of a phosd that runs; none is started for it.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,11 @@ import click
 from click.shell_completion import CompletionItem
 
 from phosd.bus import CallError, NoBusError
-from phosd.cli.client import call, peek
+from phosd.cli.client import call, objects, peek
 from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError
 from phosd.client.text import human_bytes, plain
+from phosd.engine.image.name import valid_name
 
 # Generic only in newer versions of click.
 if TYPE_CHECKING:
@@ -101,6 +103,16 @@ class Image(_Named):
         return str(image), f"{human_bytes(total)}, mode {mode}"
 
 
+class Program(Pid):
+    """A process id, or the name of a program."""
+
+    name = "program"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse the id, or check the name. Raises :class:`click.BadParameter`."""
+        return value if valid_name(str(value)) else str(super().convert(value, param, ctx))
+
+
 class Gpu(_Named):
     """A GPU, by its number."""
 
@@ -134,13 +146,16 @@ class Job(_Named):
 
 def resolve(settings: Settings, text: str) -> str:
     """Return the id of the image that ``text`` names: its id, a beginning that no other image has,
-    or ``latest``.
+    ``latest``, the name of a program for its newest image, or ``NAME@NUMBER``.
 
     A text that fits no image is returned as it is: only phosd knows whether there is such an image,
     of another user. Raises :class:`CommandError` and :class:`CallError`.
     """
     if _WHOLE_ID.fullmatch(text):
         return text
+    name, _, number = text.partition("@")
+    if valid_name(name) and name != LATEST:
+        return _image_of(settings, name, number)
     (found,) = call(settings, "ListImages")
     ids = sorted(str(row[0]) for row in found)  # by time
     if text in ids:
@@ -160,3 +175,35 @@ def resolve(settings: Settings, text: str) -> str:
             f"{more}; write more of the one that you mean",
         )
     return fitting[0] if fitting else text
+
+
+def _image_of(settings: Settings, name: str, number: str) -> str:
+    """Return the id of the image of a program with this number, or of its newest image.
+
+    Programs of several users may have the same name: yours come first, also for root.
+    """
+    images = [
+        each for each in objects(settings, "Image1", "ListImages") if each.get("Name") == name
+    ]
+    owners = {each["Owner"] for each in images}
+    if os.geteuid() in owners:
+        owners = {os.geteuid()}
+    if len(owners) > 1:
+        raise CommandError(
+            "InvalidOption",
+            f"programs of {len(owners)} users are named {name}; give the id of an image "
+            "(`phos images`)",
+        )
+    own = {each["Number"]: str(each["Id"]) for each in images if each["Owner"] in owners}
+    if not own:
+        raise CommandError(
+            "NoSuchImage", f"there is no image of a program named {name}; `phos images` lists them"
+        )
+    if not number:
+        return own[max(own)]
+    if not (number.isdecimal() and int(number) in own):
+        known = ", ".join(f"{name}@{each}" for each in sorted(own)[-_SHOWN:])
+        raise CommandError(
+            "NoSuchImage", f"there is no image {name}@{number}; the newest are {known}"
+        )
+    return own[int(number)]

@@ -1,5 +1,6 @@
 """Start a program that is not tied to a terminal."""
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -8,6 +9,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+END = "end"
+"""The file of an output folder that tells how its program has ended, by its last line."""
+_END_SECONDS = 5.0
+_MOST_BYTES = 1 << 16
 
 
 def runs_folder() -> Path:
@@ -73,3 +79,50 @@ class Program:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    @property
+    def outputs(self) -> list[tuple[Path, int, int]]:
+        return [(self.stdout, 1, 0), (self.stderr, 2, 0)]
+
+    def status(self) -> int:
+        """Return how it has ended, and keep it for others (:func:`read_end`)."""
+        status = self.process.wait()
+        write_end(self.stdout.parent, status)
+        return status
+
+
+@dataclass(frozen=True)
+class RestoredProgram:
+    """A program that phosd has restored: no child of ours. ``end`` is the file that tells how it
+    has ended.
+    """
+
+    pid: int
+    outputs: list[tuple[Path, int, int]]
+    end: Path
+
+    def status(self) -> int | None:
+        """Return how it has ended; None if nobody has told within some seconds."""
+        give_up = time.monotonic() + _END_SECONDS
+        while (status := read_end(self.end)) is None and time.monotonic() < give_up:
+            time.sleep(0.01)
+        return status
+
+
+def write_end(folder: Path, status: int) -> None:
+    """Write how the program of an output folder has ended."""
+    told = f"exit {status}" if status >= 0 else f"signal {-status}"
+    with contextlib.suppress(OSError):  # the disk is full, or the folder was removed
+        (folder / END).write_text(f"{told}\n")
+
+
+def read_end(file: Path) -> int | None:
+    """Return how a program has ended, by the file that tells it; None if it does not."""
+    with contextlib.suppress(OSError, ValueError):
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(file, flags), "rb") as opened:
+            lines = opened.read(_MOST_BYTES).decode("ascii").splitlines()
+        kind, number = lines[-1].split() if lines else ("", "")
+        if kind in ("exit", "signal"):
+            return int(number) if kind == "exit" else -int(number)
+    return None

@@ -60,6 +60,7 @@ def ps(settings: Settings, pid: int | None, log: bool) -> None:
         sorted(rows, key=lambda row: int(row["pid"])),
         {
             "PID": lambda row: str(row["pid"]),
+            **({"NAME": lambda row: row["name"] or ""} if any(r["name"] for r in rows) else {}),
             "USER": lambda row: row["user_name"],
             "GPU": _gpus,
             "MEMORY": lambda row: human_bytes(row["device_bytes"]),
@@ -184,4 +185,5 @@ def _row(process: dict[str, Any], found: Managed) -> dict[str, Any]:
         "command": process.get("CommandLine", []),
         "reason": process.get("Reason", ""),
         "output": process.get("Output", []),
+        "name": process.get("Name") or None,
     }

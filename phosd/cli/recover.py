@@ -9,7 +9,7 @@ import click
 from phosd.bus import CallError, NoBusError
 from phosd.cli import options
 from phosd.cli.client import call
-from phosd.cli.run import DEFAULT_RUNTIME
+from phosd.cli.environment import DEFAULT_RUNTIME
 from phosd.cli.settings import Settings, command
 from phosd.client.errors import Exit, of_bus
 from phosd.engine.recovery.rescue import bring_back

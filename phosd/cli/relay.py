@@ -3,44 +3,86 @@
 import os
 import select
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
-from phosd.cli.program import Program
-
+SAVED = 75
+"""The exit code when the program was saved and ended: EX_TEMPFAIL, of a job to be started again."""
 _POLL_MS = 30
 _BLOCK = 1 << 16
 
 
-def follow(program: Program) -> int:
-    """Relay until the program has ended. Returns its exit code, or 128 plus the number of its
-    signal.
+class Relayed(Protocol):
+    """A running program. ``outputs`` are the files that it writes its output to, with the number
+    of our descriptor for each, and how many bytes are known already.
     """
-    streams = [_Stream(program.stdout, 1), _Stream(program.stderr, 2)]
-    with _signals_passed_on(program):
-        pidfd = os.pidfd_open(program.pid)
-        try:
-            ended = select.poll()
-            ended.register(pidfd, select.POLLIN)
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def outputs(self) -> list[tuple[Path, int, int]]: ...
+
+    def status(self) -> int | None:
+        """Return how the program has ended, once it has: its exit code, or minus the number of a
+        signal; None if that is not known.
+        """
+
+
+class TermPolicy(Protocol):
+    """What SIGTERM is to do."""
+
+    def on_term(self) -> None:
+        """Take a SIGTERM; in a signal handler."""
+
+    def look(self) -> None:
+        """Do what is due; called all the time while the program runs."""
+
+
+def follow(program: Relayed, policy: TermPolicy | None = None, early: int = 0) -> int | None:
+    """Relay until the program has ended, and return its status. SIGTERM is passed on, or does what
+    the ``policy`` says. ``early`` is the number of a signal that came before.
+    """
+    streams = [_Stream(*output) for output in program.outputs]
+    pidfd = os.pidfd_open(program.pid)
+    try:
+        ended = select.poll()
+        ended.register(pidfd, select.POLLIN)
+        take = {
+            signal.SIGINT: _interrupt(program.pid, pidfd),
+            signal.SIGTERM: policy.on_term if policy is not None else _pass_on(pidfd),
+        }
+        with _signals_taken(take):
+            if early:
+                take[signal.Signals(early)]()
             while not ended.poll(_POLL_MS):
                 for stream in streams:
                     stream.pump()
-        finally:
-            os.close(pidfd)
-        status = program.process.wait()
-        for stream in streams:
-            stream.pump()
-            stream.close()
+                if policy is not None:
+                    policy.look()
+            status = program.status()
+    finally:
+        os.close(pidfd)
+    for stream in streams:
+        stream.pump()
+        stream.close()
+    return status
+
+
+def exit_code(status: int) -> int:
+    """Return the exit code that tells a status, as a shell's does."""
     return status if status >= 0 else 128 - status
 
 
 class _Stream:
     """A file of the program's output, and the descriptor to which it is copied."""
 
-    def __init__(self, source: Path, target: int) -> None:
+    def __init__(self, source: Path, target: int, known: int) -> None:
         self._source = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        os.lseek(self._source, known, os.SEEK_SET)
         self._target = target
         self._wanted = True
 
@@ -66,24 +108,34 @@ class _Stream:
         os.close(self._source)
 
 
-@contextmanager
-def _signals_passed_on(program: Program) -> Iterator[None]:
-    """Pass Ctrl-C on to the program's process group, as a terminal would, and SIGTERM to the
-    program.
-    """
+def _interrupt(pid: int, pidfd: int) -> Callable[[], None]:
+    """Return what passes Ctrl-C on to the program's process group, as a terminal would."""
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        if program.process.returncode is None:
+    def interrupt() -> None:
+        if not select.select([pidfd], [], [], 0)[0]:
             with suppress(ProcessLookupError):
-                os.killpg(program.pid, signal.SIGINT)
+                os.killpg(pid, signal.SIGINT)
 
-    def terminate(number: int, _frame: FrameType | None) -> None:
-        program.process.send_signal(number)
+    return interrupt
+
+
+def _pass_on(pidfd: int) -> Callable[[], None]:
+    def terminate() -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+
+    return terminate
+
+
+@contextmanager
+def _signals_taken(take: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[None]:
+    def handler(do: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
+        return lambda _number, _frame: do()
 
     before = {}
-    for number, handler in ((signal.SIGINT, interrupt), (signal.SIGTERM, terminate)):
+    for number, do in take.items():
         if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, handler)
+            before[number] = signal.signal(number, handler(do))
     try:
         yield
     finally:

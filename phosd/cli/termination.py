@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from phosd.engine.program.tree import scan
+from phosd.engine.system import procfs
 from phosd.errors import NoSuchProcess
 
 VARIABLE = "PHOS_TERM_DIR"
@@ -88,6 +89,17 @@ def deliver_if_held(pid: int) -> None:
     """Let SIGTERM come to a process that holds one."""
     if _holds_signals(pid):
         _queue(pid, _DELIVER_IF_HELD)
+
+
+def not_holding(root: int) -> list[str]:
+    """Describe the processes of a program that cannot hold a SIGTERM: they are not dynamically
+    linked, or do without the library.
+    """
+    try:
+        living = [process.pid for process in scan(root).living]
+    except NoSuchProcess:
+        return []
+    return [procfs.describe(pid) for pid in living if not _holds_signals(pid)]
 
 
 def _holds_signals(pid: int) -> bool:

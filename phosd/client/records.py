@@ -44,7 +44,8 @@ class Process:
     """A GPU process; ``gpus`` are the paths of :class:`Gpu`. ``hook`` is how it can be saved:
     ``hooked``, ``driver`` or ``unsupported``, and ``reason`` why it is not hooked. ``every`` is
     the interval of its periodic checkpoints in seconds (0: none), of which ``keep`` images are
-    kept. ``output`` has the files of its standard output and error.
+    kept. ``output`` has the files of its standard output and error; ``name`` is that of its
+    program.
     """
 
     path: str
@@ -62,12 +63,14 @@ class Process:
     every: float = 0.0
     keep: int = 0
     output: tuple[str, ...] = ()
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class Image:
     """A saved process. ``gpus`` has the UUID and the chip of each GPU; ``whole`` is the result of
-    the last verification, None before the first; ``output`` as of a :class:`Process`.
+    the last verification, None before the first; ``output`` and ``name`` as of a :class:`Process`,
+    and ``number`` tells the owner's images with that name apart.
     """
 
     path: str
@@ -91,6 +94,8 @@ class Image:
     verified: float | None = None
     whole: bool | None = None
     output: tuple[str, ...] = ()
+    name: str = ""
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -261,6 +266,7 @@ def _process(path: str, values: Values) -> Process:
         every=values.number("CheckpointInterval"),
         keep=values.whole("CheckpointsKept"),
         output=values.texts("Output"),
+        name=values.text("Name"),
     )
 
 
@@ -288,6 +294,8 @@ def _image(path: str, values: Values) -> Image:
         verified=verified,
         whole=values.flag("VerifiedWhole") if verified is not None else None,
         output=values.texts("Output"),
+        name=values.text("Name"),
+        number=values.whole("Number"),
     )
 
 

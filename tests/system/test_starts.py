@@ -51,9 +51,18 @@ def test_a_command_imports_only_what_it_uses(words: list[str], needed: str) -> N
     assert _HEAVY & found <= set(needed.split())
     ours = {name for name in found if name.startswith(("phosd.cli.", "phosd.engine."))}
     shared = {"main", "settings", "text", "options", "names", "client", "job", "times"}
-    shared |= {"program", "relay"}
+    shared |= {"program", "relay", "environment", "foreground", "named"}
     allowed = {f"phosd.cli.{name}" for name in shared | {words[0]}}
-    allowed |= {f"phosd.engine.{name}" for name in ("system", "system.cuda", "system.native")}
+    engine = (
+        "system",
+        "system.cuda",
+        "system.native",
+        "system.procfs",
+        "system.file_status",
+        "image",
+        "image.name",
+    )
+    allowed |= {f"phosd.engine.{name}" for name in (*engine, "program", "program.name")}
     assert ours <= allowed
 
 

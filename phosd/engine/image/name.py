@@ -2,8 +2,11 @@
 
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from phosd.engine.image.manifest import Manifest
+# The command line checks names without what manifests need.
+if TYPE_CHECKING:
+    from phosd.engine.image.manifest import Manifest
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")
 
@@ -15,7 +18,7 @@ def valid_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def next_number(name: str, owner: int, images: Iterable[Manifest]) -> int:
+def next_number(name: str, owner: int, images: "Iterable[Manifest]") -> int:
     """Return the number of the next image of a user's program: one more than the last one has."""
     numbers = (each.number for each in images if each.name == name and each.owner == owner)
     return max(numbers, default=0) + 1

@@ -1,0 +1,96 @@
+"""Make the environment of a program that is to be saved and restored."""
+
+import ctypes
+import os
+from pathlib import Path
+
+from phosd.cli.settings import Settings
+from phosd.client.errors import CommandError
+from phosd.engine.system import cuda
+from phosd.engine.system.native import hook_library
+from phosd.errors import Reason, Unsupported
+
+DEFAULT_RUNTIME = Path("/run/phos")
+_SAVABLE = {
+    # CRIU does not save io_uring, which libuv would use: that of PyTorch's TCPStore, for one.
+    "UV_USE_IO_URING": "0",
+    # The driver's checkpoint hangs when there is a multicast object, and NCCL makes one.
+    "NCCL_NVLS_ENABLE": "0",
+    # Host memory that NCCL shares by handles of the driver; without, it is memory of /dev/shm.
+    "NCCL_CUMEM_HOST_ENABLE": "0",
+}
+"""Variables by which libraries do without what cannot be saved."""
+
+
+def environment(
+    settings: Settings, gpu: str, runtime_dir: Path | None, managed: str | None
+) -> dict[str, str]:
+    """Return our environment, changed so that the hook is in the program, and that libraries do
+    without what cannot be saved; what the user should know of that is noted.
+
+    Raises :class:`Unsupported` and :class:`CommandError`.
+    """
+    variables = dict(os.environ)
+    prepend(variables, "LD_PRELOAD", hook_library())
+    settings_of_nccl = do_without_what_cannot_be_saved(variables)
+    if settings_of_nccl and cuda.has_several_gpus():
+        settings.note(
+            f"phos: NCCL does without what cannot be saved ({' '.join(settings_of_nccl)}); set "
+            "these variables to decide otherwise"
+        )
+    if _use_software_gpu(gpu):
+        prepend(variables, "LD_LIBRARY_PATH", cuda.software_gpu())
+        why = "as you asked" if gpu == "soft" else "there is no GPU here"
+        settings.note(f"phos: {why}; the program gets the software GPU")
+    if managed is not None:
+        variables["PHOS_MANAGED"] = managed
+        if managed == "host":
+            settings.note("phos: managed memory is in the host; the GPU fetches it at each access")
+    if runtime_dir is not None:
+        variables["PHOS_RUNTIME_DIR"] = str(runtime_dir.absolute())
+    _require_hook_folder(settings, (runtime_dir or DEFAULT_RUNTIME) / "hook")
+    return variables
+
+
+def do_without_what_cannot_be_saved(environment: dict[str, str]) -> list[str]:
+    """Set the variables for that which are not set. Returns those for NCCL, as assignments."""
+    added = {name: value for name, value in _SAVABLE.items() if name not in environment}
+    environment |= added
+    return [f"{name}={value}" for name, value in added.items() if name.startswith("NCCL_")]
+
+
+def _use_software_gpu(choice: str) -> bool:
+    if choice == "real":
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise Unsupported(
+                f"there is no CUDA driver ({error})",
+                hint="install the NVIDIA driver, or use --gpu soft",
+                reason=Reason.NO_GPU,
+            ) from error
+        return False
+    return choice == "soft" or cuda.is_software()
+
+
+def prepend(environment: dict[str, str], variable: str, path: Path) -> None:
+    """Put ``path`` first in a variable that lists paths."""
+    if ":" in str(path) or " " in str(path):
+        raise CommandError(
+            "Unsupported",
+            f"{variable} cannot hold {path}: install phosd in a path without ':' and spaces",
+        )
+    before = environment.get(variable)
+    environment[variable] = f"{path}:{before}" if before else str(path)
+
+
+def _require_hook_folder(settings: Settings, folder: Path) -> None:
+    """Warn when the hook cannot make its socket, since phosd will then not find the program."""
+    if not folder.exists() and os.geteuid() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o1777)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        settings.note(
+            f"phos: {folder} is not there or not writable, so phosd will not find the hook of "
+            "this program; start phosd once, or use --runtime-dir"
+        )

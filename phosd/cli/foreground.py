@@ -1,0 +1,182 @@
+"""Run a program in the foreground: its output, its signals, its exit code, saved and resumed."""
+
+import contextlib
+import errno
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from phosd.cli.environment import prepend
+from phosd.cli.named import keep_command
+from phosd.cli.program import Program, output_folder
+from phosd.cli.relay import SAVED, Relayed, exit_code, follow
+from phosd.cli.settings import Settings
+from phosd.client.errors import CommandError, Exit
+from phosd.engine.system.native import term_library
+
+# What needs the bus is imported where it is used: most programs run without phosd.
+if TYPE_CHECKING:
+    from phosd.cli.saving import SaveOnTerm
+    from phosd.client import Client
+
+GRACE = 90.0
+"""Seconds that saving may take if nobody tells: systemd's own default."""
+_SYSTEMD_SECONDS = 5.0
+
+
+class Foreground:
+    """What happens to one program in the foreground."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        name: str | None,
+        words: Sequence[str],
+        *,
+        saves: bool,
+        grace: float | None,
+    ) -> None:
+        self._settings = settings
+        self._name = name
+        self._words = words
+        self._saves = saves
+        self._grace = grace
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(self, variables: dict[str, str], *, resuming: bool) -> int:
+        """Run the program, or the last image of its name, to its end. Returns the exit code."""
+        if resuming or self._saves:  # before there is anything to lose
+            from phosd.client import Client
+
+            client = self._stack.enter_context(Client(self._settings.bus))
+            if resuming and (code := self._resume(client)) is not None:
+                return code
+        folder = place_of_output()
+        if self._saves:
+            policy = self._policy(folder)
+            variables |= policy.holder.environment
+            prepend(variables, "LD_PRELOAD", term_library())
+        program = start(self._settings, self._name, self._words, variables, folder)
+        self._settings.note(f"phos: process {program.pid}; its output is kept in {folder}")
+        return self._relayed(program, policy if self._saves else None)
+
+    def _resume(self, client: "Client") -> int | None:
+        """Run the last image to its end; None if there is none."""
+        from phosd.cli.resuming import NamedImages, changed_since, folder_of, resumed
+
+        images = NamedImages(self._settings, client, self._name or "", os.geteuid())
+        if not images:
+            return None
+        image = images.restorable(self._words)
+        for word in changed_since(image, self._words):
+            self._settings.note(f"phos: {word} is newer than the image, which has the older one")
+        folder = folder_of(image)
+        policy = self._policy(folder) if self._saves and folder is not None else None
+        program, early = resumed(self._settings, client, image)
+        return self._relayed(program, policy, early)
+
+    def _policy(self, folder: Path) -> "SaveOnTerm":
+        from phosd.cli.saving import SaveOnTerm
+        from phosd.cli.termination import TermHolder
+
+        holder = self._stack.enter_context(TermHolder(folder))
+        grace = self._grace if self._grace is not None else systemd_grace() or GRACE
+        return SaveOnTerm(self._settings, holder, grace)
+
+    def _relayed(self, program: Relayed, policy: "SaveOnTerm | None" = None, early: int = 0) -> int:
+        if policy is None:
+            status = follow(program, None, early)
+        else:
+            policy.take(program.pid)
+            status = follow(program, policy, early)
+            if policy.settle():
+                return SAVED
+        if status is None:
+            self._settings.note(f"phos: how process {program.pid} has ended is not known")
+            return Exit.FAILED
+        return exit_code(status)
+
+
+def place_of_output() -> Path:
+    """Make a folder for the output of a program. Raises :class:`CommandError`."""
+    try:
+        return output_folder()
+    except OSError as error:
+        raise CommandError(
+            "Unsupported",
+            f"the program was not started: its output files cannot be made ({error}); set "
+            "XDG_STATE_HOME to a folder that you may write to",
+        ) from error
+
+
+def start(
+    settings: Settings,
+    name: str | None,
+    words: Sequence[str],
+    variables: dict[str, str],
+    folder: Path,
+) -> Program:
+    """Start the program with its output in ``folder``. Exits as a shell does: 127 without such a
+    command, 126 if it cannot be executed.
+    """
+    try:
+        if name is not None:
+            keep_command(folder, words)
+        return Program.start(words, variables, folder)
+    except OSError as error:
+        if error.filename is None:  # the fork failed
+            raise CommandError(
+                "Unsupported",
+                f"no process can be started: {error}; end other processes, and try again",
+            ) from error
+        hint = (
+            "; if it is a script, its first line must name its interpreter (#!/bin/sh)"
+            if error.errno == errno.ENOEXEC
+            else ""
+        )
+        settings.note(f"phos: {error.strerror}: {shlex.quote(words[0])}{hint}")
+        sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def systemd_grace() -> float | None:
+    """Return the seconds that systemd gives the unit of this process to stop; None outside of a
+    service, or where systemd does not tell.
+    """
+    if "INVOCATION_ID" not in os.environ:
+        return None
+    try:
+        places = Path("/proc/self/cgroup").read_text()
+        units = re.findall(r"/([^/\n]+\.(?:service|scope))$", places, re.MULTILINE)
+        if not units:
+            return None
+        manager = ["--user"] if "/user@" in places else []
+        words = ["systemctl", *manager, "show", "--property=TimeoutStopUSec", "--value", units[-1]]
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=_SYSTEMD_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return seconds(done.stdout.strip())
+
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def seconds(text: str) -> float | None:
+    """Parse a time span as systemd shows it, such as ``1min 30s``; None for what is none."""
+    parts = [re.fullmatch(r"([0-9.]+)(us|ms|s|min|h|d)", part) for part in text.split()]
+    found = [part for part in parts if part is not None]
+    if not found or len(found) != len(parts):
+        return None
+    return sum(float(part[1]) * _UNITS[part[2]] for part in found)

@@ -1,0 +1,156 @@
+"""Run a named program again from its last image, in the foreground."""
+
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+from phosd.cli.named import kept_command, told
+from phosd.cli.program import END, RestoredProgram, output_folder
+from phosd.cli.relay import SAVED
+from phosd.cli.settings import Settings
+from phosd.client import Client, Image, JobHandle
+from phosd.client.errors import CommandError
+from phosd.errors import Cancelled, PhosError
+
+_PASSES = ("Busy", "Timeout", "OutOfMemory")
+"""Errors of what stands in the way now, and not for good."""
+
+
+class NamedImages:
+    """The images of the user's program ``name``, newest first."""
+
+    def __init__(self, settings: Settings, client: Client, name: str, uid: int) -> None:
+        self._settings = settings
+        self._client = client
+        self._name = name
+        found = (i for i in client.images() if i.name == name and i.owner == uid)
+        self._images = sorted(found, key=lambda image: image.number, reverse=True)
+
+    def __bool__(self) -> bool:
+        return bool(self._images)
+
+    def restorable(self, words: Sequence[str]) -> Image:
+        """Return the newest image that can be restored here and now.
+
+        Raises :class:`CommandError` if there is none, or if the program was started by other words.
+        """
+        whys: list[str] = []
+        for image in self._images:
+            self._require_same_command(image, words)
+            try:
+                checks = self._client.try_restore(image.id)
+            except PhosError as error:
+                whys.append(f"{_label(image)}: {error}")
+                continue
+            hindrances = [check for check in checks if check.error]
+            if not hindrances:
+                for why in whys:
+                    self._settings.note(f"phos: an older image is taken, since {why}")
+                return image
+            first = hindrances[0]
+            if first.error in _PASSES:
+                raise CommandError(first.error, f"{_label(image)} cannot be restored: {first.text}")
+            whys.append(f"{_label(image)}: {first.text}")
+        raise CommandError(
+            "Unsupported",
+            f"no image of {self._name} can be restored here, so it is not started, which would "
+            f"lose what it has done: {'; '.join(whys)}; mend that, or start it anew under another "
+            f"name, or delete its images (`phos rm`)",
+        )
+
+    def _require_same_command(self, image: Image, words: Sequence[str]) -> None:
+        folder = folder_of(image)
+        command = kept_command(folder) if folder is not None else None
+        if command is None:
+            self._settings.note(
+                f"phos: with which command {_label(image)} was started is not known any more"
+            )
+        elif command != list(words):
+            raise CommandError(
+                "Unsupported",
+                f"{_label(image)} was started by another command: {told(command)}; give that "
+                f"one, take another name, or delete the images of {self._name} (`phos rm`)",
+            )
+
+
+def _label(image: Image) -> str:
+    return f"{image.name}@{image.number} ({image.id})"
+
+
+def folder_of(image: Image) -> Path | None:
+    """Return the output folder of the program of an image, if it has one of ``phos run``."""
+    return Path(image.output[0]).parent if image.output else None
+
+
+def changed_since(image: Image, words: Sequence[str]) -> list[str]:
+    """Return the files of a command line that were changed after the image was made: the restored
+    program has them as they were when it read them.
+    """
+    changed = []
+    for word in words:
+        with suppress(OSError, ValueError):
+            path = Path(word)
+            if path.is_file() and path.stat().st_mtime > (image.created or 0.0):
+                changed.append(word)
+    return changed
+
+
+def resumed(settings: Settings, client: Client, image: Image) -> tuple[RestoredProgram, int]:
+    """Restore the program of an image. Returns it, and the number of a signal that came too late to
+    cancel that, or 0.
+
+    SIGTERM meanwhile ends this program with :data:`SAVED`, since the image is still there; Ctrl-C
+    with 130.
+    """
+    end = (folder_of(image) or output_folder()) / END
+    end.unlink(missing_ok=True)
+    outputs = [(Path(path), number) for number, path in enumerate(image.output[:2], 1)]
+    known = [(path, number, path.stat().st_size) for path, number in outputs if path.is_file()]
+    with _Cancelling() as cancelling:
+        try:
+            handle = client.restore(image.id, end=str(end))
+            cancelling.take(handle)
+            job = handle.wait()
+        except Cancelled:
+            settings.note(f"phos: {_label(image)} is still there; the same command goes on from it")
+            sys.exit(128 + signal.SIGINT if cancelling.asked == signal.SIGINT else SAVED)
+    settings.note(f"phos: {_label(image)} goes on as process {job.result}")
+    return RestoredProgram(int(job.result), known, end), cancelling.asked
+
+
+class _Cancelling:
+    """Cancels a job on SIGTERM and on Ctrl-C; ``asked`` is the number of the signal."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._job: JobHandle | None = None
+        self._before: dict[int, Any] = {}
+
+    def take(self, job: JobHandle) -> None:
+        """Take the job that is to be cancelled."""
+        self._job = job
+        if self.asked:
+            self._cancel()
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if not self.asked:
+            self.asked = number
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if self._job is not None:
+            with suppress(PhosError):  # it has just ended
+                self._job.cancel()

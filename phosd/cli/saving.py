@@ -1,0 +1,130 @@
+"""Have a program saved and ended when SIGTERM comes, within the time that there is."""
+
+import threading
+import time
+from enum import Enum, auto
+
+from phosd.cli.settings import Settings
+from phosd.cli.termination import TermHolder, deliver, deliver_if_held, not_holding
+from phosd.client import Client, Job, JobHandle
+from phosd.client.errors import in_words
+from phosd.errors import Busy, PhosError
+
+_AGAIN_SECONDS = 0.5
+_ALONE_SECONDS = 1.0
+"""How long after a process of the program has got a SIGTERM this one may get it, too."""
+_FOR_ITS_HANDLER = 0.2
+_MOST_FOR_ITS_HANDLER = 10.0
+"""The part of the grace, and the seconds at most, that the program has if it cannot be saved."""
+
+
+class _State(Enum):
+    RUNS = auto()
+    SAVING = auto()
+    FAILED = auto()
+    TERMINATED = auto()
+
+
+class SaveOnTerm:
+    """A policy of the relay: SIGTERM saves and ends the program within ``grace`` seconds.
+
+    A program that cannot be saved in time gets the SIGTERM after all.
+    """
+
+    def __init__(self, settings: Settings, holder: TermHolder, grace: float) -> None:
+        self.holder = holder
+        self._settings = settings
+        self._pid = 0
+        self._grace = grace
+        self._state = _State.RUNS
+        self._asked = False
+        self._deadline = 0.0
+        self._held: dict[int, float] = {}
+        self._thread: threading.Thread | None = None
+        self._job: JobHandle | None = None
+        self._saved = ""
+
+    def take(self, pid: int) -> None:
+        """Take the first process of the program, before the first :meth:`look`."""
+        self._pid = pid
+
+    def on_term(self) -> None:
+        """Take a SIGTERM. Another one while the program is saved changes nothing."""
+        self._asked = True
+
+    def look(self) -> None:
+        """Begin to save, or let the program have its signals."""
+        now = time.monotonic()
+        for pid in self.holder.newly_held():
+            self._held.setdefault(pid, now)
+        if self._state is _State.RUNS:
+            if self._asked or self._pid in self._held:
+                self._begin(now)
+            else:
+                self._let_single_ones_through(now)
+        elif self._state is _State.FAILED or (
+            self._state is _State.SAVING and now > self._deadline
+        ):
+            self._terminate()
+
+    def settle(self) -> bool:
+        """Return whether the program was saved, when it has ended."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._saved:
+            self._settings.note(
+                f"phos: saved as {self._saved}; the same command with --resume goes on from it"
+            )
+        return bool(self._saved)
+
+    def _begin(self, now: float) -> None:
+        self._state = _State.SAVING
+        spare = min(self._grace * _FOR_ITS_HANDLER, _MOST_FOR_ITS_HANDLER)
+        self._deadline = now + self._grace - spare
+        self._settings.note(f"phos: SIGTERM; process {self._pid} is saved, {self._grace:.0f} s")
+        if others := not_holding(self._pid):
+            self._settings.note(
+                f"phos: {', '.join(others)} cannot hold SIGTERM, and may end before it is saved"
+            )
+        self._thread = threading.Thread(target=self._save, name="save", daemon=True)
+        self._thread.start()
+
+    def _save(self) -> None:
+        try:
+            with Client(self._settings.bus) as client:
+                self._saved = self._save_in_time(client).result
+        except Exception as error:  # whatever it is, the program is to be told
+            self._settings.note(f"phos: not saved: {in_words(error, self._settings.bus)}")
+            if self._state is _State.SAVING:  # and the program has not got its SIGTERM yet
+                self._state = _State.FAILED
+
+    def _save_in_time(self, client: Client) -> Job:
+        """Save and end the program. What is in the way may pass, as long as there is time."""
+        while True:
+            try:
+                self._job = client.checkpoint(self._pid, then="end", queue=True)
+                return self._job.wait()
+            except Busy as error:
+                if time.monotonic() + _AGAIN_SECONDS > self._deadline:
+                    raise
+                self._settings.note(f"phos: not yet: {error}")
+                time.sleep(_AGAIN_SECONDS)
+
+    def _terminate(self) -> None:
+        """Let SIGTERM come to the program; what saves it is cancelled."""
+        if self._state is _State.SAVING:
+            self._settings.note("phos: not saved in time; the program gets SIGTERM")
+            if self._job is not None:
+                try:
+                    self._job.cancel()
+                except PhosError as error:  # it has just ended
+                    self._settings.note(f"phos: {error}")
+        self._state = _State.TERMINATED
+        deliver(self._pid)
+
+    def _let_single_ones_through(self, now: float) -> None:
+        """A SIGTERM to one process alone, of somebody who has ended by now, is for that process."""
+        for pid, since in list(self._held.items()):
+            if now - since > _ALONE_SECONDS:
+                del self._held[pid]
+                deliver_if_held(pid)

@@ -1,0 +1,80 @@
+"""Implement ``phos wait``: wait until a program has ended."""
+
+import os
+import select
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from phosd.cli.named import running
+from phosd.cli.options import PROGRAM
+from phosd.cli.program import END, read_end
+from phosd.cli.relay import exit_code
+from phosd.cli.settings import Settings, command
+from phosd.client.errors import CommandError
+from phosd.engine.program.process import output_files
+
+_END_SECONDS = 2.0
+
+
+@command()
+@click.argument("program", type=PROGRAM)
+@click.option(
+    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Give up after this long."
+)
+def wait(settings: Settings, program: str, timeout: float | None) -> None:
+    """Wait until process PROGRAM has ended, or your program of that name, and exit with its exit
+    code. That is known of what `phos run` started in the foreground or resumed; of others it is
+    told that they have ended, with exit code 0. No daemon is needed.
+
+    \b
+    Examples:
+      phos wait 4711
+      phos wait bert
+    """
+    pid = int(program) if program.isdecimal() else _running(program)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError as error:
+        raise CommandError(
+            "NoSuchProcess", f"there is no process {pid}; `phos ps` lists those that use a GPU"
+        ) from error
+    outputs = output_files(pid)
+    _wait(pidfd, timeout, program)
+    status = _status(Path(outputs[0]).parent / END) if outputs else None
+    if settings.json:
+        settings.emit({"pid": pid, "status": status})
+    elif status is None:
+        settings.note(f"process {pid} has ended; how is not known")
+    else:
+        settings.note(f"process {pid} has ended: {_told(status)}")
+    sys.exit(exit_code(status or 0))
+
+
+def _running(name: str) -> int:
+    if (pid := running(name)) is None:
+        raise CommandError(
+            "NoSuchProcess", f"no program of yours named {name} runs; `phos ps` lists programs"
+        )
+    return pid
+
+
+def _wait(pidfd: int, timeout: float | None, program: str) -> None:
+    ended = select.poll()
+    ended.register(pidfd, select.POLLIN)
+    if not ended.poll(None if timeout is None else timeout * 1000):
+        raise CommandError("Timeout", f"{program} still runs after {timeout:g} s; wait again")
+
+
+def _status(file: Path) -> int | None:
+    """Return what the file tells, which is written when the program has ended."""
+    give_up = time.monotonic() + _END_SECONDS
+    while (status := read_end(file)) is None and time.monotonic() < give_up:
+        time.sleep(0.01)
+    return status
+
+
+def _told(status: int) -> str:
+    return f"exit code {status}" if status >= 0 else f"signal {-status}"
