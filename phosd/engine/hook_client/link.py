@@ -23,7 +23,9 @@ from phosd.engine.hook_client.wire import (
     MAX_DESCRIPTORS,
     MAX_EXPORTED,
     MAX_KERNELS,
+    PROGRAM_ASK,
     U64,
+    Ask,
     BlockFlag,
     Channel,
     Garbled,
@@ -32,6 +34,8 @@ from phosd.engine.hook_client.wire import (
     HookBlock,
     HookState,
     Kernel,
+    ProgramOutcome,
+    ProgramState,
     Release,
     ReleaseState,
     Type,
@@ -40,6 +44,7 @@ from phosd.engine.hook_client.wire import (
     decode_gate,
     decode_hello,
     decode_kernels,
+    decode_program,
     decode_release,
     printable,
     unpack,
@@ -56,6 +61,8 @@ __all__ = [
     "HookLink",
     "HookState",
     "Kernel",
+    "ProgramOutcome",
+    "ProgramState",
     "Release",
     "ReleaseState",
     "reach",
@@ -276,6 +283,34 @@ class HookLink:
             return decode_release(
                 self._ask(Type.EMPTY_CACHE, EMPTY_CACHE.pack(ask, 0), until=until)
             )
+
+    def program(self, *, want: bool = False) -> ProgramState:
+        """Return what the program says of its safe points and of the checkpoint that it asks for.
+
+        ``want``: wait for a safe point, until this connection ends. A hook that is too old for this
+        ends the connection; :class:`Internal`.
+        """
+        return self._program(Ask.WANT if want else Ask.LOOK)
+
+    def answer_program(
+        self, outcome: ProgramOutcome, *, wish: int = 0, then: int = 0, text: str = ""
+    ) -> ProgramState:
+        """Tell the threads that wait for a checkpoint what has come of it: of the ``wish``, or,
+        without one, of all that the image with ``then`` has.
+        """
+        return self._program(Ask.ANSWER, outcome, then, wish, text.encode()[:255])
+
+    def _program(
+        self,
+        ask: Ask,
+        outcome: ProgramOutcome = ProgramOutcome.NOTHING,
+        then: int = 0,
+        wish: int = 0,
+        text: bytes = b"",
+    ) -> ProgramState:
+        with self._decoding(Type.PROGRAM):
+            payload = PROGRAM_ASK.pack(ask, outcome, then, 0, wish, text)
+            return decode_program(self._ask(Type.PROGRAM, payload))
 
     def may_see(self, pid: int) -> bool:
         """Return whether the process may look at another one of its user's, which runs."""

@@ -52,6 +52,9 @@ KERNEL_LIST = struct.Struct("<II")
 KERNEL = struct.Struct("<QQII")
 EMPTY_CACHE = struct.Struct("<II")
 RELEASE_STATE = struct.Struct("<II256s")
+PROGRAM_ASK = struct.Struct("<IiIIQ256s")
+PROGRAM_STATE = struct.Struct("<IIIIQ256s")
+PROGRAM_WISH = struct.Struct("<QII")
 MAX_NAME = 4096
 MAX_KERNELS = 1 << 16
 """Most kernels accepted from one program."""
@@ -86,6 +89,7 @@ class Type(enum.IntEnum):
     EMPTY_CACHE = 16
     MAY_SEE = 17
     SEAL_GATE = 18
+    PROGRAM = 19
 
 
 class Status(enum.IntEnum):
@@ -119,6 +123,29 @@ class Release(enum.IntEnum):
     NO_TORCH = 4
     CAPTURING = 5
     FAILED = 6
+
+
+class Ask(enum.IntEnum):
+    """What is asked with ``PROGRAM``; see wire.h."""
+
+    LOOK = 0
+    WANT = 1
+    ANSWER = 2
+
+
+class ProgramOutcome(enum.IntEnum):
+    """Outcomes of a program's wait; see phosd/include/phos.h."""
+
+    FAILED = -1
+    NOTHING = 0
+    SAVED = 1
+    RESTORED = 2
+    STOPPED = 3
+    WAITING = 4
+
+
+THENS = ("run", "end", "hold")
+"""What becomes of the program, by the number in phosd/include/phos.h."""
 
 
 class BlockFlag(enum.IntFlag):
@@ -190,6 +217,20 @@ class ReleaseState:
     """The state of emptying PyTorch's cache; ``reason`` says why it failed."""
 
     release: Release
+    reason: str
+
+
+@dataclass(frozen=True)
+class ProgramState:
+    """What a program says of its safe points: whether it has some, how many threads wait in the
+    hook, the number of the checkpoint that they ask for (0: none), and whether, and why, a callable
+    of the program's failed.
+    """
+
+    declared: bool
+    waiting: int
+    refused: bool
+    wish: int
     reason: str
 
 
@@ -291,6 +332,13 @@ def decode_release(body: bytes) -> ReleaseState:
     if release not in list(Release):
         raise Garbled(f"a release that does not exist ({release})")
     return ReleaseState(Release(release), printable(reason.split(b"\0", 1)[0]))
+
+
+def decode_program(body: bytes) -> ProgramState:
+    """Decode the answer to ``PROGRAM``. Raises :class:`Garbled`."""
+    declared, waiting, refused, _, wish, reason = unpack(PROGRAM_STATE, body)
+    text = printable(reason.split(b"\0", 1)[0])
+    return ProgramState(bool(declared), waiting, bool(refused), wish, text)
 
 
 def unpack(layout: struct.Struct, body: bytes) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@
 #include "base/process.h"
 #include "code/kernels.h"
 #include "control/hello.h"
+#include "control/safe_points.h"
 #include "control/torch_cache.h"
 #include "cow/session.h"
 #include "gate/gate.h"
@@ -182,6 +183,17 @@ Reply empty_cache(const Message& request) {
     if (!read(request, &wanted)) return {Status::bad_message, "what is wanted is missing"};
     Reply reply;
     reply.append(wanted.ask ? torch_cache::release() : torch_cache::state());
+    return reply;
+}
+
+Reply program(int client, const Message& request) {
+    wire::ProgramAsk wanted{};
+    if (!read(request, &wanted) || wanted.ask > static_cast<uint32_t>(wire::Ask::answer))
+        return {Status::bad_message, "what is wanted of the program is missing"};
+    if (wanted.ask == static_cast<uint32_t>(wire::Ask::want)) safe_points::want(client);
+    if (wanted.ask == static_cast<uint32_t>(wire::Ask::answer)) safe_points::answer(wanted);
+    Reply reply;
+    reply.append(safe_points::state());
     return reply;
 }
 

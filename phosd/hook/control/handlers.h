@@ -49,6 +49,7 @@ Reply forget();
 Reply list_kernels(const channel::Message& request);
 Reply empty_cache(const channel::Message& request);
 Reply stats();
+Reply program(int client, const channel::Message& request);
 Reply may_see(const channel::Message& request);
 
 }  // namespace phos::handlers

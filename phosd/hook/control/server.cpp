@@ -21,6 +21,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "control/handlers.h"
+#include "control/safe_points.h"
 #include "cow/session.h"
 #include "gate/gate.h"
 #include "intercept/legacy_ipc.h"
@@ -84,11 +85,12 @@ Reply answer(int client, Message& request) {
             return handlers::stats();
         case Type::may_see:
             return handlers::may_see(request);
+        case Type::program:
+            return handlers::program(client, request);
         default:
             break;
     }
-    if (type < Type::hello || type > Type::seal_gate)
-        return {Status::bad_message, "unknown request"};
+    if (type < Type::hello || type > Type::program) return {Status::bad_message, "unknown request"};
     const std::lock_guard turn(quiesce::turn);
     if (gate_owner != kNoClient && gate_owner != client)
         return {Status::wrong_state, "another client holds the gate of this process"};
@@ -140,9 +142,13 @@ Reply answer(int client, Message& request) {
                 return {Status::driver, std::string("opening failed with ") + error_name(fault)};
             gate::open();
             gate_owner = kNoClient;
+            safe_points::gate_opened();
             return {};
+        case Type::detach:  // the rest is done by the caller, after the reply
+            if (safe_points::detach()) return {};
+            return {Status::busy, "a thread of the program is talking to phosd"};
         default:
-            return {};  // detach: done by the caller, after the reply
+            return {Status::bad_message, "unknown request"};
     }
 }
 
@@ -154,14 +160,16 @@ void drop(int client) {
         }
     descriptors::release(client);
     cow::client_lost(client);
-    if (client != gate_owner) return;
-    const std::lock_guard turn(quiesce::turn);
-    gate_owner = kNoClient;
-    const State state = gate::state();
-    if (state == State::closing || state == State::closed) {
-        log::note("the client was lost while the gate was closed: opened");
-        gate::open();
+    if (client == gate_owner) {
+        const std::lock_guard turn(quiesce::turn);
+        gate_owner = kNoClient;
+        const State state = gate::state();
+        if (state == State::closing || state == State::closed) {
+            log::note("the client was lost while the gate was closed: opened");
+            gate::open();
+        }
     }
+    safe_points::client_lost(client);
 }
 
 void stop_listening() {
@@ -214,6 +222,7 @@ bool serve(int client) {
                         static_cast<uint32_t>(reply.descriptors.size())};
     const auto type = static_cast<Type>(request.header.type);
     const bool done = whole && reply.status == Status::ok;
+    if (done && type == Type::park) safe_points::stopped();
     if (done && (type == Type::park || type == Type::detach)) never_stopped = false;
     if (done && type == Type::detach) detach(client);
     const bool sent = whole && !faults::take_short() &&
@@ -260,6 +269,7 @@ bool woken() {
 void wait_until_woken() {
     while (!woken()) pause_for(1'000'000);
     detached = false;
+    safe_points::awake();
 }
 
 // Creates again what the program has closed, as a program does that becomes a daemon.
@@ -307,6 +317,7 @@ void serve_once() {
     let_go_of_closed();
     open_what_is_missing();
     cow::tidy();
+    safe_points::tidy();
     shared_events::keep_promises_of_the_dead();
     const uint64_t now = monotonic_ns();
     const bool deaf = now < deaf_until;
@@ -353,7 +364,9 @@ void* run(void*) {
 
 void start() {
     const char* runtime = secure_getenv("PHOS_RUNTIME_DIR");
-    folder = std::string(runtime && *runtime ? runtime : "/run/phos") + "/hook";
+    const std::string place = runtime && *runtime ? runtime : "/run/phos";
+    folder = place + "/hook";
+    safe_points::start(place);
     legacy_ipc::attach();
     // Signals of the program are not delivered to this thread.
     sigset_t all;

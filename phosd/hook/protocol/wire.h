@@ -40,6 +40,8 @@ enum class Type : uint16_t {
     may_see,        // Cursor (a pid) -> Count: 0, or the errno of looking at what it executes
     seal_gate,      // (empty) -> Count: also calls that submit nothing are held now; how many
                     // threads are still in one: poll until 0; settled gate
+    program,        // ProgramAsk -> ProgramState: safe points of the program, and the checkpoints
+                    // that it asks for
 };
 
 // The status of a reply. A failed reply's payload is a text for the user, UTF-8.
@@ -183,6 +185,42 @@ struct ReleaseState {
     char reason[256];  // UTF-8, may be truncated
 };
 static_assert(sizeof(ReleaseState) == 264);
+
+enum class Ask : uint32_t {
+    look = 0,    // only return the state
+    want = 1,    // wait for a safe point, until this connection ends
+    answer = 2,  // `wish` has come to `outcome`; wish 0: of all that the image with `then` has
+};
+
+// phosd/include/phos.h has the numbers of `outcome` and `then`.
+struct ProgramAsk {
+    uint32_t ask;  // Ask
+    int32_t outcome;
+    uint32_t then;
+    uint32_t reserved;
+    uint64_t wish;
+    char text[256];  // of a failure: the error's name, a colon and its message; UTF-8
+};
+static_assert(sizeof(ProgramAsk) == 280);
+
+struct ProgramState {
+    uint32_t declared;  // 1: the program has safe points
+    uint32_t waiting;   // threads that wait in the hook, at a safe point or for their checkpoint
+    uint32_t refused;   // 1: a callable of the program failed at the safe point; see `reason`
+    uint32_t reserved;
+    uint64_t wish;  // the checkpoint that threads ask for; 0: none
+    char reason[256];
+};
+static_assert(sizeof(ProgramState) == 280);
+
+// What the hook asks of phosd, at `program.sock` in its runtime directory, in a message of type
+// `program`: a checkpoint of this process. The answer has no payload, or says why it is refused.
+struct ProgramWish {
+    uint64_t wish;  // a number that the process uses once
+    uint32_t then;
+    uint32_t reserved;
+};
+static_assert(sizeof(ProgramWish) == 16);
 
 // For unpark_blocks: `uint64_t ids[count]` follows a Count; descriptors in the same order. The
 // memory may be the parked one, or another of the same size and device (after a restore).

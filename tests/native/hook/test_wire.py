@@ -8,7 +8,7 @@ from pathlib import Path
 
 from phosd.engine.hook_client import wire
 from phosd.engine.hook_client.link import HookState
-from phosd.engine.hook_client.wire import BlockFlag, Release, Status, Type
+from phosd.engine.hook_client.wire import Ask, BlockFlag, ProgramOutcome, Release, Status, Type
 
 WIRE = Path(__file__).parents[3] / "phosd/hook/protocol/wire.h"
 
@@ -40,6 +40,15 @@ def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
         "Kernel": (wire.KERNEL, ("module", "launches", "flags", "length")),
         "EmptyCache": (wire.EMPTY_CACHE, ("ask", "reserved")),
         "ReleaseState": (wire.RELEASE_STATE, ("release", "reserved", "reason")),
+        "ProgramAsk": (
+            wire.PROGRAM_ASK,
+            ("ask", "outcome", "then", "reserved", "wish", "text"),
+        ),
+        "ProgramState": (
+            wire.PROGRAM_STATE,
+            ("declared", "waiting", "refused", "reserved", "wish", "reason"),
+        ),
+        "ProgramWish": (wire.PROGRAM_WISH, ("wish", "then", "reserved")),
         "Cursor": (wire.U64, ("after",)),
         "Count": (wire.U64, ("count",)),
     }
@@ -91,8 +100,16 @@ def test_numbers_are_those_of_the_header() -> None:
     assert members(text, "enum class Status") == {s.name.lower(): s.value for s in Status}
     assert members(text, "enum class State") == {s.name.lower(): s.value for s in HookState}
     assert members(text, "enum class Release") == {r.name.lower(): r.value for r in Release}
+    assert members(text, "enum class Ask") == {a.name.lower(): a.value for a in Ask}
     flags = {name.removeprefix("k"): n for name, n in members(text, "enum BlockFlags").items()}
     assert flags == {(f.name or "").title().replace("_", ""): f.value for f in BlockFlag}
+
+
+def test_outcomes_are_those_of_the_header_for_programs() -> None:
+    text = (WIRE.parents[2] / "include/phos.h").read_text()
+    numbers = dict(re.findall(r"PHOS_(\w+) = (-?\d+),", text))
+    assert {o.name: str(o.value) for o in ProgramOutcome}.items() <= numbers.items()
+    assert [numbers[then.upper()] for then in wire.THENS] == ["0", "1", "2"]
 
 
 def value(text: str) -> int:
