@@ -188,6 +188,10 @@ class Timeout(PhosError):
     """A process or service did not answer within its deadline."""
 
 
+class CallbackFailed(PhosError):
+    """What a program does before it is saved has failed; the message has its words."""
+
+
 class Cancelled(PhosError):
     """The caller cancelled the job."""
 

@@ -98,6 +98,7 @@ def interval(text: str) -> float:
     help="Only say what would stand in the way, and in which mode it would be saved.",
 )
 @options.deadline
+@options.safe_points
 @options.queue
 @click.option(
     "--every",

@@ -30,6 +30,7 @@ from phosd.cli.settings import Settings, command
     "while it stands still, also for programs that were not started with `phos run`.",
 )
 @options.deadline
+@options.safe_points
 @options.queue
 def migrate(settings: Settings, pid: int, destination: str, **given: Any) -> None:
     """Move process PID and its children to another GPU of this node. It keeps its pid and goes on;

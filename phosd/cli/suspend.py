@@ -17,6 +17,7 @@ PLACES = {"memory": "in host memory", "disk": "on disk"}
 @click.argument("pid", type=options.PID)
 @options.where
 @options.deadline
+@options.safe_points
 @options.queue
 def suspend(settings: Settings, pid: int, **given: Any) -> None:
     """Take process PID off its GPUs, with its children and all that share device memory with it.

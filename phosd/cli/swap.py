@@ -16,6 +16,7 @@ from phosd.cli.settings import Settings, command
 @click.argument("coming", metavar="IN", type=options.SUSPENDED_PID)
 @options.where
 @options.deadline
+@options.safe_points
 @options.queue
 def swap(settings: Settings, leaving: int, coming: int, **given: Any) -> None:
     """Suspend process OUT, and resume the suspended process IN on the GPU that has become free: two

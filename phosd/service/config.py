@@ -45,6 +45,8 @@ class Config:
     """How long the history keeps jobs and events."""
     rescan_seconds: float = 3.0
     """Seconds between two scans for processes, GPUs and images."""
+    callback_deadline: float = 60.0
+    """Seconds that a program with safe points has to come to one, if a request does not say."""
     max_jobs: int = JobLimits.jobs
     """Most jobs that run at the same time; others wait in a queue."""
     jobs_per_gpu: int = JobLimits.per_gpu
@@ -155,6 +157,8 @@ def _convert(key: str, value: Any) -> Any:
             return _at_least(1, _number(value, int), "1 day")
         case "rescan_seconds":
             return _at_least(0.5, float(_number(value, (int, float))), "0.5 s")
+        case "callback_deadline":
+            return _at_least(0.1, float(_number(value, (int, float))), "0.1 s")
         case "max_jobs" | "jobs_per_gpu":
             return _job_count(value)
         case "min_free":

@@ -118,6 +118,8 @@ class FakeEngine:
     running: list[GpuProcess] = field(default_factory=list)
     act: Callable[[Progress], None] = lambda progress: None
     requests: list[object] = field(default_factory=list)
+    answers: list[tuple[int, int, str]] = field(default_factory=list)
+    """What processes were told of the checkpoints that they had asked for."""
     found: list[Finding] = field(default_factory=list)
     """What a dry run finds."""
     experience: list[Experience] = field(default_factory=list)
@@ -299,6 +301,10 @@ class FakeEngine:
     def hook_log(self, process: ProcessId) -> str:
         self._ask(process)
         return "state 0\n1.5 a note\n"
+
+    def answer_wish(self, process: ProcessId, wish: int, error: str) -> None:
+        self._ask(process)
+        self.answers.append((process.pid, wish, error))
 
     def gpus(self) -> list[GpuInfo]:
         self.looks_at_gpus += 1

@@ -221,7 +221,7 @@ def _foreign_device(path: str) -> bool:
 
 def _of_sockets(descriptors: list[Descriptor], tcp: str) -> Iterator[str]:
     for descriptor, socket, peer in stdio.unix_peers_outside(descriptors):
-        if _of_ours(socket, descriptor.pid):
+        if _of_ours(socket, peer, descriptor.pid):
             continue
         named = peer is not None and peer.name.startswith("/")
         reconnectable = socket.datagram and named
@@ -241,13 +241,15 @@ def _of_sockets(descriptors: list[Descriptor], tcp: str) -> Iterator[str]:
                 )
 
 
-def _of_ours(socket: sockets.UnixSocket, pid: int) -> bool:
+def _of_ours(socket: sockets.UnixSocket, peer: sockets.UnixSocket | None, pid: int) -> bool:
     """Return whether it is a socket of the hook or the software GPU, to us or an earlier job.
 
-    The hook closes its own when it detaches; the software GPU has one while it is queried, which is
-    never inside the stop.
+    The hook closes its own when it detaches, also the one on which a thread asks for a checkpoint;
+    the software GPU has one while it is queried, which is never inside the stop.
     """
-    return socket.name.endswith(f"/hook/{pid}.sock") or socket.name == f"@phos-softgpu-{pid}"
+    asking = peer is not None and peer.name.endswith("/program.sock")
+    hooks = socket.name.endswith(f"/hook/{pid}.sock")
+    return asking or hooks or socket.name == f"@phos-softgpu-{pid}"
 
 
 def _of_mappings(tree: ProcessTree, mappings: Iterable[Mapping]) -> Iterator[str]:

@@ -8,7 +8,7 @@ the hook takes too long, and :class:`NotAuthorized` if another user's process li
 import contextlib
 from collections.abc import Iterator
 
-from phosd.engine.hook_client.link import HookBlock, HookLink, Kernel
+from phosd.engine.hook_client.link import HookBlock, HookLink, Kernel, ProgramOutcome
 from phosd.engine.node.node import Node
 from phosd.engine.program.process import placed
 from phosd.engine.system import procfs
@@ -35,6 +35,15 @@ def log(node: Node, process: ProcessId) -> str:
     """Return the hook's counters and the newest lines of its log, one per line."""
     with _asked(node, process) as link:
         return link.stats()
+
+
+def answer_wish(node: Node, process: ProcessId, wish: int, error: str) -> None:
+    """Tell the threads of a process what has come of the checkpoint that they asked for: the image
+    is complete, or ``error``.
+    """
+    outcome = ProgramOutcome.FAILED if error else ProgramOutcome.SAVED
+    with _asked(node, process) as link:
+        link.answer_program(outcome, wish=wish, text=error)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,8 @@ class NodeConfig:
     """Whether to copy all memory inside the stop if it fits; if not, only overwritten chunks."""
     memory_dir: Path | None = None
     """A folder in memory for suspended programs' device memory; None for a folder of its own."""
+    callback_deadline: float = 60.0
+    """Seconds that a program has to come to a safe point, if a request does not say."""
     memory_tier: int = 0
     """Host memory for images, which are written to the disk afterwards; 0: to the disk at once."""
 

@@ -9,8 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-import msgspec
-
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.gate import DEADLINE, Deadline, closed_gates
 from phosd.engine.job.affected import AffectedSet
@@ -36,6 +34,7 @@ from phosd.engine.operations.move_checks import (
 )
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.replicas import Replicas
+from phosd.engine.operations.safe_points import SafePointChoices, SafePoints
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
 from phosd.engine.program.held import held
@@ -50,7 +49,7 @@ else:
     Mode = Literal[MODES]
 
 
-class MigrateChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class MigrateChoices(SafePointChoices, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of a migration that users may set.
 
     ``mode``: ``precopy`` copies the memory before the stop; ``driver`` leaves everything to the
@@ -96,6 +95,8 @@ def migrate(node: Node, pid: int, options: MigrateOptions, progress: Progress) -
         affected = group.affected
         progress.about_to_touch(affected)
         job.enter_context(explain_death(group, "migration"))
+        points = SafePoints(group, options, node.config.callback_deadline, progress)
+        job.enter_context(points.reached())
         way = _by_precopy if parks else _by_driver
         way(_Move(node, group, affected, moves, gpus, options.deadline, progress))
         node.movers.leave(moves, group.pids)

@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-import msgspec
-
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.gate import DEADLINE, Deadline, close_gates
 from phosd.engine.image.manifest import Block, Manifest, Tree
@@ -42,6 +40,7 @@ from phosd.engine.operations.admission import (
 from phosd.engine.operations.manifest_records import block_records, process_records
 from phosd.engine.operations.move_checks import claimed, device_needs, may_park
 from phosd.engine.operations.permissions import ROOT
+from phosd.engine.operations.safe_points import SafePointChoices, SafePoints
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
 from phosd.engine.system.host_memory import available_memory
@@ -59,7 +58,7 @@ else:
     Where = Literal[("auto", *PLACES)]
 
 
-class SuspendChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SuspendChoices(SafePointChoices, frozen=True, forbid_unknown_fields=True):
     """Options of a suspension that users may set.
 
     ``where``: ``memory``, ``disk``, or ``auto``: memory if it has room. ``deadline``: the seconds
@@ -112,6 +111,8 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         progress.check()
         progress.about_to_touch(group.affected)
         job.enter_context(explain_death(group, "suspension"))
+        points = SafePoints(group, options, node.config.callback_deadline, progress)
+        job.enter_context(points.reached())
         if not parks:
             node.kept_memory.let_go(group)
         with node.kept_memory.of(group) as memory, Undo() as undo:

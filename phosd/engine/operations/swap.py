@@ -22,7 +22,14 @@ def swap(node: Node, leaving: int, coming: int, options: SwapOptions, progress: 
     """
     waiting = node.suspended.of(coming)
     require_resumable(waiting, options.caller)
-    how = SuspendOptions(options.where, options.deadline, options.caller, leave=False)
+    how = SuspendOptions(
+        options.where,
+        options.deadline,
+        options.caller,
+        leave=False,
+        callback_deadline=options.callback_deadline,
+        without_callbacks=options.without_callbacks,
+    )
     left = suspend(node, leaving, how, progress)
     try:
         resume(node, coming, ResumeOptions(_place(left, waiting), options.caller), progress)

@@ -27,6 +27,7 @@ from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.table import JobTable
 from phosd.service.samples import Samples
 from phosd.service.tasks.checkpoints import Checkpoints
+from phosd.service.tasks.own_checkpoints import OwnCheckpoints
 from phosd.service.tasks.periodic import Periodic
 
 
@@ -69,8 +70,9 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     )
     inventory = Inventory(config, engine, tree, history, periodic, interfaces, samples)
     upkeep = Upkeep(config, engine, history, jobs, inventory, periodic, lambda: tree.changed(ROOT))
+    own = OwnCheckpoints(config.runtime_dir, engine, checkpoints, jobs, rights)
     manager = Manager(
-        config, engine, history, journal, tree, jobs, periodic, readers, inventory, upkeep
+        config, engine, history, journal, tree, jobs, periodic, own, readers, inventory, upkeep
     )
     write_down = reports.write_down
     interface = manager_interface(

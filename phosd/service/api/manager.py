@@ -26,6 +26,7 @@ from phosd.service.history import events
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.table import Job, JobTable
+from phosd.service.tasks.own_checkpoints import OwnCheckpoints
 from phosd.service.tasks.periodic import Periodic
 
 FEATURES = (
@@ -53,6 +54,7 @@ FEATURES = (
     "dry-run",
     "get-one",
     "error-reasons",
+    "safe-points",
 )
 _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
 """Settings that can change while phosd runs."""
@@ -80,6 +82,7 @@ class Manager:
     tree: ObjectTree
     jobs: JobTable
     periodic: Periodic
+    own_checkpoints: OwnCheckpoints
     readers: Readers
     inventory: Inventory
     upkeep: Upkeep
@@ -122,6 +125,7 @@ class Manager:
         self.history.listener = listen
         self.history.event(events.Event("phosd", self.version, f"phosd {self.version} begins"))
         self.periodic.start()
+        await self.own_checkpoints.start()
         self._in_background(self.inventory.watch())
         self._in_background(self.inventory.sample())
         self._in_background(self.upkeep.go_on())
@@ -132,7 +136,9 @@ class Manager:
     async def close(self) -> None:
         """Cancel the jobs and wait until every program runs again."""
         await self.periodic.close()
+        await self.own_checkpoints.stop_listening()
         await self.jobs.close()
+        await self.own_checkpoints.close()
         await self.upkeep.durability.close()
         self.history.observer = None
         self.history.listener = None

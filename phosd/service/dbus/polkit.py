@@ -1,7 +1,8 @@
 """Authorise callers: polkit decides where it runs, otherwise owners and root may act.
 
 The caller is named to polkit by its connection name, which is never reused; a pid might belong to
-another process by the time polkit looks. Root is always allowed.
+another process by the time polkit looks. A program that asks for its own checkpoint has none, and
+is named with its start time. Root is always allowed.
 """
 
 import asyncio
@@ -130,7 +131,7 @@ class Rights:
             )
 
     async def _check(self, caller: Caller, action: str, details: Mapping[str, str]) -> _Verdict:
-        subject = ["system-bus-name", {"name": Variant("s", caller.name)}]
+        subject = _subject(caller)
         flags = _MAY_ASK_USER if caller.interactive else 0
         ticket = f"phosd-{next(self._checks)}"
         patience = SLOW if caller.interactive else QUICK
@@ -181,3 +182,14 @@ class Rights:
         task = asyncio.get_running_loop().create_task(cancel())
         self._cancelling.add(task)
         task.add_done_callback(self._cancelling.discard)
+
+
+def _subject(caller: Caller) -> list[object]:
+    if caller.process is None:
+        return ["system-bus-name", {"name": Variant("s", caller.name)}]
+    details = {
+        "pid": Variant("u", caller.process.pid),
+        "start-time": Variant("t", caller.process.start_time),
+        "uid": Variant("i", caller.uid),
+    }
+    return ["unix-process", details]

@@ -135,6 +135,11 @@ class Engine(Protocol):
     def hook_log(self, process: ProcessId) -> str:
         """Return the counters of a process's hook and the newest lines of its log."""
 
+    def answer_wish(self, process: ProcessId, wish: int, error: str) -> None:
+        """Tell a process what has come of the checkpoint that it asked for: an error, or if that is
+        empty, an image. Raises what the methods above do.
+        """
+
     def gpus(self) -> list[GpuInfo]:
         """Return the GPUs of this node."""
 

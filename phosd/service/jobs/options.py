@@ -40,6 +40,14 @@ class CheckpointRequest(CheckpointChoices, frozen=True, omit_defaults=True, kw_o
     token: Token = ""
 
 
+class OwnCheckpointRequest(CheckpointRequest, frozen=True, omit_defaults=True, kw_only=True):
+    """The request of a process for a checkpoint of itself; ``wish`` is its number for it. No option
+    of a user's, who could not know that number.
+    """
+
+    wish: int
+
+
 class RestoreRequest(RestoreOptions, frozen=True):
     """Options of a restore."""
 

@@ -61,6 +61,7 @@ class NodeEngine:
                 staging_limit=config.staging_limit,
                 ring_bytes=config.ring_bytes,
                 criu=config.criu,
+                callback_deadline=config.callback_deadline,
                 shadow_limit=config.shadow_limit,
                 memory_tier=config.memory_tier_limit.of(total_memory()),
             )
@@ -209,6 +210,9 @@ class NodeEngine:
 
     def hook_log(self, process: ProcessId) -> str:
         return inspection.log(self._node, process)
+
+    def answer_wish(self, process: ProcessId, wish: int, error: str) -> None:
+        inspection.answer_wish(self._node, process, wish, error)
 
     def gpus(self) -> list[GpuInfo]:
         return list_gpus()

@@ -22,6 +22,7 @@ from phosd.engine.operations.checkpoint.recopy import recopy
 from phosd.engine.operations.checkpoint.standing import ProgramEnded, Standing
 from phosd.engine.operations.checkpoint.stop import stop
 from phosd.engine.operations.move_checks import claimed, gpus_in_use, require_alone
+from phosd.engine.operations.safe_points import SafePoints
 from phosd.engine.operations.torch_cache import release_cached
 from phosd.engine.program import landlock
 from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
@@ -103,6 +104,18 @@ class _Checkpoint:
             self.progress.phase("prepare")
 
     def _make_image(self, choice: Choice) -> Manifest:
+        node, group, options = self.node, self.group, self.options
+        points = SafePoints(
+            group, options, node.config.callback_deadline, self.progress, options.wish
+        )
+        # Before anything is held that others may wait for.
+        with points.reached():
+            manifest = self._save(choice)
+        if options.then != "end":
+            points.saved(options.then)
+        return manifest
+
+    def _save(self, choice: Choice) -> Manifest:
         node, group, parent, progress = self.node, self.group, self.parent, self.progress
         needs = check_space(node, group, choice.mode, self.options.limits)
         owner = group.owner

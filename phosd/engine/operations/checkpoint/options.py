@@ -9,6 +9,7 @@ from phosd.engine.hook_client.gate import DEADLINE, LONGEST_DEADLINE, Deadline
 from phosd.engine.job.experience import NONE, Experience
 from phosd.engine.operations.admission import UNLIMITED, DiskLimits
 from phosd.engine.operations.permissions import ROOT
+from phosd.engine.operations.safe_points import SafePointChoices
 from phosd.errors import InvalidOption
 
 MODES = ("auto", "concurrent", "recopy", "stop", "driver")
@@ -26,7 +27,7 @@ else:
     Then = Literal[THENS]
 
 
-class CheckpointChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CheckpointChoices(SafePointChoices, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of a checkpoint that users may set.
 
     ``mode``: ``concurrent`` copies while the program runs, and proves that the saved bytes are
@@ -66,6 +67,8 @@ class CheckpointOptions(CheckpointChoices, frozen=True, kw_only=True):
     """The user id that requested it. Only root may save processes of other users."""
     experience: Experience = NONE
     limits: DiskLimits = UNLIMITED
+    wish: int = 0
+    """The number of the checkpoint that the process asks for itself; 0: somebody else asks."""
     audit: bool = False
     """Whether mode ``concurrent`` also counts the chunks that it saved early without need."""
 

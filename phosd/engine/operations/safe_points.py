@@ -1,0 +1,134 @@
+"""Wait until a program is where it wants to be stopped (docs/operate/programs.md).
+
+A program with safe points says so to its hook. It is then stopped only while a thread of it waits
+in the hook: at a safe point, or for a checkpoint that it asks for itself.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import msgspec
+
+from phosd.engine.hook_client.gate import Deadline
+from phosd.engine.hook_client.link import HookLink, ProgramOutcome, ProgramState, reach
+from phosd.engine.hook_client.wire import THENS
+from phosd.engine.job.progress import Progress
+from phosd.engine.program.group import CheckpointGroup
+from phosd.errors import CallbackFailed, Cancelled, Internal, PhosError, Timeout
+
+DEADLINE = 60.0
+_PATIENCE = 5.0
+"""Seconds that a hook has for each answer."""
+_POLL = 0.005
+
+
+class SafePointChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of whatever stops a program.
+
+    ``callback_deadline``: the seconds within which a program with safe points must come to one; by
+    default those of the configuration. ``without_callbacks``: after that, stop it where it is
+    instead of failing.
+    """
+
+    callback_deadline: Deadline | None = None
+    without_callbacks: bool = False
+
+
+class SafePoints:
+    """The safe points of a group's processes. ``deadline`` is the configured number of seconds.
+
+    ``wish`` is the number of the checkpoint that the first process asks for itself; 0: somebody
+    else has asked.
+    """
+
+    def __init__(
+        self,
+        group: CheckpointGroup,
+        choices: SafePointChoices,
+        deadline: float,
+        progress: Progress,
+        wish: int = 0,
+    ) -> None:
+        self._group = group
+        self._choices = choices
+        self._deadline = choices.callback_deadline or deadline
+        self._progress = progress
+        self._wish = wish
+        self._waited: set[int] = set()
+
+    @contextmanager
+    def reached(self) -> Iterator[None]:
+        """Have each process with safe points wait at one inside the context.
+
+        They go on when they were stopped and run again, or else at the end of the context. Raises
+        :class:`CallbackFailed`, :class:`Timeout`, and :class:`Cancelled` if the process does not
+        ask for its checkpoint any more.
+        """
+        with ExitStack() as connections:
+            links = self._with_safe_points(connections)
+            if links:
+                self._progress.phase("safe-point")
+                self._wait(links)
+                self._progress.phase("prepare")
+            yield
+
+    def saved(self, then: str) -> None:
+        """Tell the threads that wait for a checkpoint, and that the image has, of that image."""
+        for pid in sorted(self._waited):
+            try:
+                with reach(pid, self._group.runtime_dir) as link:
+                    link.answer_program(ProgramOutcome.SAVED, then=THENS.index(then))
+            except PhosError as error:  # the image is complete nevertheless
+                self._progress.note(f"process {pid} was not told that it is saved: {error.what}")
+
+    def _with_safe_points(self, connections: ExitStack) -> list[HookLink]:
+        found = []
+        for pid in [member.pid for member in self._group.members if member.link is not None]:
+            # Not the group's own connection: a hook that is too old for this ends it.
+            link = connections.enter_context(HookLink(pid, self._group.runtime_dir, _PATIENCE))
+            try:
+                state = link.program()
+            except Internal:
+                state = ProgramState(False, 0, False, 0, "")
+            if self._wish and pid == self._group.trees[0].root.pid and state.wish != self._wish:
+                raise Cancelled(
+                    f"process {pid} does not ask for this checkpoint any more",
+                    hint="another one has saved it, or it has gone on",
+                )
+            if state.declared or state.waiting:
+                link.program(want=True)
+                found.append(link)
+        return found
+
+    def _wait(self, links: Sequence[HookLink]) -> None:
+        until = time.monotonic() + self._deadline
+        left = list(links)
+        while left := [link for link in left if not self._is_there(link)]:
+            self._progress.check()
+            if time.monotonic() > until:
+                self._give_up(left)
+                return
+            time.sleep(_POLL)
+
+    def _is_there(self, link: HookLink) -> bool:
+        state = link.program()
+        if state.refused:
+            raise CallbackFailed(
+                f"process {link.pid} is not ready to be stopped: {state.reason}",
+                hint="the program goes on; mend what it calls before a checkpoint",
+            )
+        if state.waiting:
+            self._waited.add(link.pid)
+        return state.waiting > 0
+
+    def _give_up(self, left: Sequence[HookLink]) -> None:
+        pids = ", ".join(str(link.pid) for link in left)
+        what = f"process {pids} came to no safe point within {self._deadline:g} s"
+        if not self._choices.without_callbacks:
+            raise Timeout(
+                what,
+                hint="the program goes on; give a longer callback_deadline, or have it stopped "
+                "where it is (without_callbacks)",
+            )
+        self._progress.note(f"{what}, and was stopped where it was")

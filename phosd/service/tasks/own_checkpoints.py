@@ -1,0 +1,214 @@
+"""Take requests of programs for checkpoints of themselves (docs/reference/hook-protocol.md).
+
+The hook in a program connects to a socket in the runtime directory. The kernel says which process
+it is; it can name no other one, and what becomes of the request is decided as if its user had
+called ``Checkpoint``.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+import time
+from collections import defaultdict, deque
+from pathlib import Path
+
+from phosd.engine.hook_client.wire import (
+    HEADER,
+    MAGIC,
+    PROGRAM_WISH,
+    REPLY,
+    THENS,
+    VERSION,
+    Status,
+    Type,
+)
+from phosd.errors import Busy, NoSuchProcess, PhosError
+from phosd.service.dbus.caller import Caller
+from phosd.service.dbus.polkit import Action, Rights
+from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.options import OwnCheckpointRequest
+from phosd.service.jobs.table import JobTable
+from phosd.service.process_identity import Target, identify, require_same
+from phosd.service.tasks.checkpoints import Checkpoints
+
+SOCKET = "program.sock"
+MOST = 64
+"""Most requests of one user in :data:`WINDOW` seconds."""
+WINDOW = 10.0
+OPEN = 16
+"""Most connections of one user at a time; each sends one request."""
+_PATIENCE = 2.0
+"""Seconds that a connection may take for its request."""
+_AGAIN = 0.2
+"""Seconds after which a process is told again that another job worked on."""
+_END_SECONDS = 10.0
+"""Seconds that all who ask have to hear, when phosd ends, that there will be no image."""
+_NOTE = "the program has asked for it"
+_log = logging.getLogger(__name__)
+
+
+class _Refused(Exception):
+    """Nothing that the hook would send; the connection ends without an answer."""
+
+
+class OwnCheckpoints:
+    """Serves the socket. Use it on the event loop only."""
+
+    def __init__(
+        self,
+        runtime_dir: Path,
+        engine: Engine,
+        checkpoints: Checkpoints,
+        jobs: JobTable,
+        rights: Rights,
+    ) -> None:
+        self._path = runtime_dir / SOCKET
+        self._engine = engine
+        self._checkpoints = checkpoints
+        self._jobs = jobs
+        self._rights = rights
+        self._server: asyncio.Server | None = None
+        self._open: dict[int, int] = defaultdict(int)
+        self._lately: dict[int, deque[float]] = defaultdict(deque)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen. Without the socket phosd serves all others nevertheless."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            self._path.unlink(missing_ok=True)
+            listener.bind(str(self._path))
+            self._path.chmod(0o666)  # who connects is what the kernel says
+            self._server = await asyncio.start_unix_server(self._serve, sock=listener)
+        except OSError as error:
+            listener.close()
+            _log.warning("programs cannot ask for checkpoints at %s: %s", self._path, error)
+
+    async def stop_listening(self) -> None:
+        """Take no further requests; a program finds that phosd is not there."""
+        if self._server is not None:
+            self._server.close()
+            self._path.unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        """Wait until all who asked know what has come of it. The jobs must have ended."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_END_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        pid, uid = _peer(connection)
+        self._open[uid] += 1
+        try:
+            if self._open[uid] > OPEN:
+                return
+            async with asyncio.timeout(_PATIENCE):
+                sequence, wish, then = await _request(reader)
+                try:
+                    target = self._admit(pid, uid)
+                except PhosError as error:
+                    writer.write(_reply(sequence, Status.BUSY, _text(error)))
+                else:
+                    writer.write(_reply(sequence, Status.OK))
+                    self._begin(target, uid, wish, then)
+                await writer.drain()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, _Refused) as error:
+            _log.debug("process %d (uid %d) asked for nothing: %r", pid, uid, error)
+        finally:
+            self._open[uid] -= 1
+            if not self._open[uid]:
+                del self._open[uid]
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    def _admit(self, pid: int, uid: int) -> Target:
+        """Return the process that asks. Raises :class:`NoSuchProcess` and :class:`Busy`."""
+        if pid == 0:
+            raise NoSuchProcess(
+                "phosd does not see the process that asks",
+                hint="it is in a pid namespace that is not below phosd's",
+            )
+        target = identify(pid)
+        now = time.monotonic()
+        for user in [user for user, times in self._lately.items() if times[-1] < now - WINDOW]:
+            del self._lately[user]
+        times = self._lately[uid]
+        while times and times[0] < now - WINDOW:
+            times.popleft()
+        if len(times) >= MOST:
+            raise Busy(
+                f"programs of uid {uid} have asked for {MOST} checkpoints in {WINDOW:g} s",
+                hint="ask less often",
+            )
+        times.append(now)
+        return target
+
+    def _begin(self, target: Target, uid: int, wish: int, then: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._save(target, uid, wish, then))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _save(self, target: Target, uid: int, wish: int, then: str) -> None:
+        """Checkpoint a process that asks for it, and tell it what has come of that."""
+        try:
+            error = await self._checkpoint(target, uid, wish, then)
+        except PhosError as refused:
+            error = refused
+        text = "" if error is None else _text(error)
+        while True:
+            try:
+                require_same(target)
+                await asyncio.to_thread(self._engine.answer_wish, target.id, wish, text)
+                return
+            except Busy:  # another job works on it, which may be about to save it
+                await asyncio.sleep(_AGAIN)
+            except PhosError as gone:
+                _log.info("process %d was not told of its checkpoint: %s", target.pid, gone)
+                return
+
+    async def _checkpoint(self, target: Target, uid: int, wish: int, then: str) -> PhosError | None:
+        caller = Caller(uid, process=target.id)
+        for action in (Action.CHECKPOINT, *([] if then == "run" else [Action.MIGRATE])):
+            acting = await self._rights.require(
+                caller, action, target.uid, f"process {target.pid}", pid=str(target.pid)
+            )
+        token = f"program {target.pid} {target.start_time} {wish}"
+        request = OwnCheckpointRequest(wish=wish, then=then, parent="auto", queue=True, token=token)
+        job = self._checkpoints.start(target, request, uid, notes=(_NOTE,), acting=acting)
+        await self._jobs.wait(job)
+        return job.error
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return the pid and the user id of the process that has connected."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid, uid, _ = struct.unpack("iii", raw)
+    return pid, uid
+
+
+async def _request(reader: asyncio.StreamReader) -> tuple[int, int, str]:
+    """Return the sequence number, the number of the wish, and what shall become of the program."""
+    header = HEADER.unpack(await reader.readexactly(HEADER.size))
+    magic, version, kind, sequence, _, length, descriptors = header
+    expected = (MAGIC, VERSION, Type.PROGRAM, PROGRAM_WISH.size, 0)
+    if (magic, version, kind, length, descriptors) != expected:
+        raise _Refused(f"a message of type {kind} with {length} bytes")
+    wish, then, _ = PROGRAM_WISH.unpack(await reader.readexactly(PROGRAM_WISH.size))
+    if not wish or then >= len(THENS):
+        raise _Refused(f"wish {wish} and then {then}")
+    return sequence, wish, THENS[then]
+
+
+def _reply(sequence: int, status: Status, text: str = "") -> bytes:
+    body = text.encode()[:255]
+    return HEADER.pack(MAGIC, VERSION, Type.PROGRAM | REPLY, sequence, status, len(body), 0) + body
+
+
+def _text(error: PhosError) -> str:
+    return f"{error.code}: {error}"
