@@ -15,7 +15,7 @@ YES, NO, CHALLENGE = [True, False, {}], [False, False, {}], [False, True, {}]
 
 @dataclass(frozen=True)
 class Question:
-    """The arguments of a CheckAuthorization call."""
+    """The arguments of a CheckAuthorization call. ``subject`` is a connection's name, or a pid."""
 
     kind: str
     subject: str
@@ -56,7 +56,8 @@ class Authority:
             return "", []
         assert (call.member, call.signature) == ("CheckAuthorization", "(sa{sv})sa{ss}us")
         (kind, subject), action, details, flags, ticket = call.args
-        self.questions.append(Question(kind, subject["name"], action, details, bool(flags), ticket))
+        name = subject["name"] if kind == "system-bus-name" else str(subject["pid"])
+        self.questions.append(Question(kind, name, action, details, bool(flags), ticket))
         while action in self.silent and ticket not in self.cancelled:
             await asyncio.sleep(0.02)
         return "(bba{ss})", [self.verdicts.get(action, self.default)]
