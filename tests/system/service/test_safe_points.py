@@ -11,13 +11,29 @@ from pathlib import Path
 import pytest
 
 from tests.support.bus import busctl
-from tests.support.harness import Target, start, undisturbed, wait_until
+from tests.support.harness import (
+    PROGRAMS,
+    Target,
+    alive,
+    environment,
+    parse,
+    running,
+    start,
+    undisturbed,
+    wait_until,
+)
 from tests.system.service.test_end_to_end import phos, phosd
+
+HEADERS = Path(__file__).parents[3] / "phosd" / "include"
 
 
 def said(target: Target, since: int = 0) -> list[str]:
     """What the program has printed besides its values."""
-    lines = target.log.read_bytes()[since:].decode().splitlines()
+    return lines_of(target.log.read_bytes()[since:])
+
+
+def lines_of(text: bytes) -> list[str]:
+    lines = text.decode().splitlines()
     return [line.removeprefix("# ") for line in lines if line.startswith("# ")]
 
 
@@ -217,6 +233,34 @@ def test_ten_threads_share_an_image(bus: str, tmp_path: Path) -> None:
         right(target, "threads")
 
 
+def test_ranks_that_ask_together_share_an_image(bus: str, tmp_path: Path) -> None:
+    with phosd(bus, tmp_path):
+        target = start("ring", tmp_path, runtime=tmp_path / "run", arguments=("0", "apart", "asks"))
+        try:
+            wait_until(lambda: len(said(target)) == 4, "all ranks to be saved")
+            assert sorted(said(target)) == [f"rank {rank} saved" for rank in range(4)]
+            (image,) = images(bus, tmp_path)
+            wait_until(
+                lambda: (
+                    sorted(str(job["state"]) for job in phos(bus, tmp_path, "jobs"))
+                    == ["cancelled"] * 3 + ["done"]
+                ),
+                "the end of the jobs that were not needed",
+            )
+            target.more_steps(3)
+            target.kill()
+            mark = target.position()
+            phos(bus, tmp_path, "restore", image)
+            wait_until(lambda: len(said(target, mark)) == 4, "all ranks to be restored")
+            assert sorted(said(target, mark)) == [f"rank {rank} restored" for rank in range(4)]
+            target.wait_for_steps(3, since=mark)
+        finally:
+            target.kill()
+        values = target.values()
+        expected = undisturbed("ring", max(values) + 1, hooked=True)
+        assert values == {step: expected[step] for step in values}
+
+
 def test_nothing_is_asked_for_while_a_stream_is_captured(bus: str, tmp_path: Path) -> None:
     with phosd(bus, tmp_path), program(tmp_path, "captures") as target:
         target.wait_for_steps(8)
@@ -318,3 +362,58 @@ def test_a_wait_is_interrupted_by_signals(bus: str, tmp_path: Path) -> None:
         wait_for(target, "asks", target.position())
         os.kill(target.pid, signal.SIGTERM)
         assert target.process.wait(60) == -signal.SIGTERM
+
+
+def wait_for_end(pid: int) -> None:
+    wait_until(lambda: not alive(pid), f"the end of process {pid}")
+
+
+@pytest.fixture(scope="module")
+def in_c(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The C program, from a header that every compiler takes."""
+    folder = tmp_path_factory.mktemp("in-c")
+    alone = folder / "alone.c"
+    alone.write_text("#include <phos.h>\n")
+    strict = ["-Wall", "-Wextra", "-Werror", "-I", str(HEADERS)]
+    for words in (["-std=c99"], ["-std=gnu17"], ["-x", "c++", "-std=c++11"]):
+        subprocess.run(["cc", *strict, *words, "-fsyntax-only", str(alone)], check=True)
+    built = folder / "safe_points"
+    flags = ["-D_DEFAULT_SOURCE", "-std=c11", "-pedantic", "-O1", "-o", str(built)]
+    subprocess.run(["cc", *strict, *flags, str(PROGRAMS / "safe_points.c"), "-ldl"], check=True)
+    return built
+
+
+def test_a_program_in_c(bus: str, tmp_path: Path, in_c: Path) -> None:
+    steps = 150
+    command = [str(in_c), str(steps)]
+    alone = subprocess.run(
+        command, env=environment(hooked=False), capture_output=True, check=True
+    ).stdout
+    assert lines_of(alone) == ["before CUDA 0", "20 0"]
+    expected = parse(alone)
+    log = tmp_path / "log"
+    with phosd(bus, tmp_path), log.open("ab") as out:
+        with running(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            env=environment(hooked=True, runtime=tmp_path / "run"),
+            start_new_session=True,
+        ) as process:
+            wait_until(lambda: "20 1" in lines_of(log.read_bytes()), "its own image")
+            saved = phos(bus, tmp_path, "checkpoint", str(process.pid))[-1]
+            wait_until(lambda: len(lines_of(log.read_bytes())) == 3, "the image from outside")
+            assert lines_of(log.read_bytes())[2].endswith(" 3")
+            own, other = images(bus, tmp_path)
+            assert other == saved["result"]
+            process.wait(60)
+        assert parse(log.read_bytes()) == expected
+        for image, first in ((own, 21), (other, 22)):
+            mark = log.stat().st_size
+            pid = int(str(phos(bus, tmp_path, "restore", image)[-1]["result"]))
+            wait_for_end(pid)
+            since = log.read_bytes()[mark:]
+            assert lines_of(since)[0].endswith(" 2")
+            values = parse(since)
+            assert min(values) >= first and max(values) == steps - 1
+            assert values == {step: expected[step] for step in values}
