@@ -191,6 +191,11 @@ def add_programs(root: Path) -> None:
         put(root / "usr/bin" / name, LAUNCHER.format(home=HOME, module=module), 0o755)
 
 
+def add_header(root: Path) -> None:
+    """Add what C programs include."""
+    put(root / "usr/include/phos.h", (ROOT / "phosd/include/phos.h").read_bytes())
+
+
 def add_units(root: Path) -> dict[str, str]:
     """Add the files of ``systemd/``. Returns patterns of all ``UNITS`` and the names of those to be
     ``ENABLED``, for the maintainer scripts.
@@ -352,6 +357,7 @@ def main() -> None:
         add_python(root, args.cache)
         add_copyright(root, add_criu(root, args.cache))
         add_programs(root)
+        add_header(root)
         units = add_units(root)
         add_documents(root)
         add_control(root, args.version, architecture, units)

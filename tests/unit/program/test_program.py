@@ -1,0 +1,256 @@
+"""A program's side of its checkpoints, beside a hook that the tests play."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phosd import program
+
+NOTHING, SAVED, RESTORED, STOPPED, WAITING, FAILED = 0, 1, 2, 3, 4, -1
+
+
+@dataclass
+class Hook:
+    """What the hook exports. Waits have the outcomes of ``outcomes``, and then nothing."""
+
+    outcomes: list[int] = field(default_factory=list)
+    wants: int = 1
+    declared: int | None = None
+    refusals: list[bytes] = field(default_factory=list)
+    kinds: list[tuple[int, int]] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    why: bytes = b"Busy: not now"
+    waits: Callable[[], None] = lambda: None
+
+    def wanted(self) -> int:
+        return self.wants
+
+    def declare(self, has: int) -> None:
+        self.declared = has
+
+    def refuse(self, text: bytes) -> None:
+        self.refusals.append(text)
+
+    def begin(self, kind: int, then: int) -> int:
+        self.kinds.append((kind, then))
+        return len(self.kinds)
+
+    def wait(self, ticket: int, milliseconds: int, why: Any, size: int) -> int:
+        assert milliseconds == 1000 and size == 256
+        self.waits()
+        outcome = self.outcomes.pop(0) if self.outcomes else NOTHING
+        if outcome == FAILED:
+            why.value = self.why
+        return outcome
+
+    def leave(self, ticket: int) -> None:
+        self.left.append(ticket)
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Hook:
+    played = Hook()
+    monkeypatch.setattr(program, "_hook", lambda: played)
+    return played
+
+
+@pytest.fixture(autouse=True)
+def no_callables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_before", "_after", "_restored"):
+        monkeypatch.setattr(program, name, [])
+
+
+@pytest.fixture
+def calls(hook: Hook) -> list[str]:
+    made: list[str] = []
+    program.before_checkpoint(lambda: made.append("first before"))
+    program.before_checkpoint(lambda: made.append("second before"))
+    program.after_checkpoint(lambda: made.append("first after"))
+    program.after_checkpoint(lambda: made.append("second after"))
+    program.after_restore(lambda: made.append("restored"))
+    return made
+
+
+def test_without_the_hook_nothing_happens() -> None:
+    made: list[str] = []
+    program.before_checkpoint(lambda: made.append("before"))
+    assert program.checkpoint() is None and program.safe_point() is None
+    program.end_safe_points()
+    assert made == []
+
+
+def test_the_file_alone_does(tmp_path: Path) -> None:
+    shutil.copy(program.__file__, tmp_path / "saving.py")
+    text = "import sys; sys.path.insert(0, sys.argv[1]); import saving\n"
+    text += "assert saving.checkpoint() is None and saving.safe_point() is None\n"
+    text += "assert not [name for name in sys.modules if name.startswith(('phosd', 'cuda'))]\n"
+    subprocess.run([sys.executable, "-I", "-S", "-c", text, str(tmp_path)], check=True)
+
+
+def test_callables_run_around_a_checkpoint(hook: Hook, calls: list[str]) -> None:
+    assert hook.declared == 1
+    hook.outcomes = [WAITING, WAITING, SAVED]
+    assert program.checkpoint(then="hold") == "saved"
+    assert calls == ["second before", "first before", "first after", "second after"]
+    assert hook.kinds == [(1, 2)] and hook.left == [1]
+
+
+def test_those_of_a_restore_run_in_the_restored_program(hook: Hook, calls: list[str]) -> None:
+    hook.outcomes = [RESTORED, RESTORED, STOPPED]
+    assert program.checkpoint() == "restored"
+    assert program.safe_point() == "restored"
+    assert program.safe_point() == "stopped"
+    assert calls[2:5] == ["restored", "second before", "first before"]
+    assert calls[-2:] == ["first after", "second after"]
+
+
+def test_a_safe_point_that_nobody_waits_for_is_passed(hook: Hook, calls: list[str]) -> None:
+    hook.wants = 0
+    assert program.safe_point() is None
+    assert calls == [] and hook.kinds == []
+    program.end_safe_points()
+    assert hook.declared == 0
+
+
+def test_a_checkpoint_that_fails_is_told_by_name(hook: Hook, calls: list[str]) -> None:
+    hook.outcomes = [FAILED]
+    with pytest.raises(program.CheckpointFailed, match="Busy: not now") as raised:
+        program.checkpoint()
+    assert raised.value.name == "Busy"
+    assert calls[-1] == "second after" and hook.left == [1]
+
+
+def test_a_wrong_option_is_refused_before_anything_is_called(hook: Hook, calls: list[str]) -> None:
+    with pytest.raises(ValueError, match="then='stop' is not possible; give one of run, end, hold"):
+        program.checkpoint(then="stop")  # type: ignore[arg-type]
+    assert calls == []
+
+
+def test_who_asks_gets_what_a_callable_raises(hook: Hook, calls: list[str]) -> None:
+    def broken() -> None:
+        raise OSError("no room")
+
+    program.before_checkpoint(broken)
+    with pytest.raises(OSError, match="no room"):
+        program.checkpoint()
+    assert hook.kinds == [] and hook.refusals == []
+    assert calls == ["first after", "second after"]
+
+
+def test_at_a_safe_point_it_is_a_failure_of_who_asked(hook: Hook, calls: list[str]) -> None:
+    def broken() -> None:
+        raise OSError("no room")
+
+    program.before_checkpoint(broken)
+    with pytest.warns(RuntimeWarning, match="not saved: .*broken raised OSError"):
+        assert program.safe_point() is None
+    assert hook.kinds == [] and b"broken raised OSError('no room')" in hook.refusals[0]
+    assert calls == ["first after", "second after"]
+
+
+def test_an_interrupt_is_the_programs_own(hook: Hook) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    program.before_checkpoint(interrupt)
+    with pytest.raises(KeyboardInterrupt), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program.safe_point()
+    assert len(hook.refusals) == 1
+    assert program._state.call is None
+
+
+def test_an_interrupted_wait_is_left(hook: Hook, calls: list[str]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    hook.waits = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        program.checkpoint()
+    assert hook.left == [1] and calls[-1] == "second after"
+    hook.waits = lambda: None
+    hook.outcomes = [SAVED]
+    assert program.checkpoint() == "saved"
+
+
+def test_all_run_afterwards_and_the_first_to_raise_is_told(hook: Hook) -> None:
+    made = []
+
+    def broken() -> None:
+        raise OSError("no way back")
+
+    program.after_checkpoint(broken)
+    program.after_checkpoint(lambda: made.append("after"))
+    hook.outcomes = [SAVED]
+    with pytest.raises(OSError, match="no way back"):
+        program.checkpoint()
+    assert made == ["after"]
+
+
+def test_threads_join_the_one_whose_callables_run(hook: Hook) -> None:
+    made: list[int] = []
+    waiting = threading.Semaphore(0)
+    go_on = threading.Event()
+
+    def wait() -> None:
+        waiting.release()
+        assert go_on.wait(60)
+
+    program.before_checkpoint(lambda: made.append(threading.get_ident()))
+    hook.waits = wait
+    hook.outcomes = [SAVED] * 3
+    found: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(program.checkpoint())) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert waiting.acquire(timeout=60)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert found == ["saved"] * 3 and len(made) == 1
+    assert sorted(kind for kind, _ in hook.kinds) == [1, 2, 2]
+
+
+def test_who_comes_too_late_to_join_asks_anew(hook: Hook) -> None:
+    waiting, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waiting.set()
+        assert go_on.wait(60)
+
+    begin = hook.begin
+    hook.begin = lambda kind, then: 0 if kind == 2 else begin(kind, then)  # type: ignore[method-assign]
+    hook.waits = wait
+    hook.outcomes = [SAVED, SAVED]
+    found: list[object] = []
+    first, second = (
+        threading.Thread(target=lambda: found.append(program.checkpoint())) for _ in range(2)
+    )
+    first.start()
+    assert waiting.wait(60)
+    second.start()
+    go_on.set()
+    first.join()
+    second.join()
+    assert found == ["saved", "saved"] and [kind for kind, _ in hook.kinds] == [1, 1]
+
+
+def test_a_child_that_is_forked_meanwhile_is_free(hook: Hook) -> None:
+    held = program._state.lock
+    with held:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if program.checkpoint() is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
