@@ -30,7 +30,8 @@ using wire::State;
 
 constexpr int kNoClient = -1;
 constexpr uint64_t kSecond = 1'000'000'000;
-constexpr uint64_t kPatience = 2 * kSecond;  // for phosd to take a connection, or a thread to close
+constexpr uint64_t kPatience = 2 * kSecond;   // for phosd to take a connection
+constexpr uint64_t kTalkEnds = 10 * kSecond;  // more than a thread's talk with phosd can take
 constexpr uint64_t kNobodyOpens = 10 * kSecond;
 constexpr uint64_t kLeft = 10 * kSecond;  // an interpreter's thread may be interrupted before it
                                           // could say that it leaves
@@ -332,7 +333,7 @@ bool detach() {
         const std::lock_guard lock(mutex);
         away = true;
     }
-    const uint64_t until = monotonic_ns() + kPatience;
+    const uint64_t until = monotonic_ns() + kTalkEnds;
     for (;;) {
         {
             const std::lock_guard lock(mutex);
