@@ -67,6 +67,14 @@ def test_it_has_no_compiled_python_and_the_interfaces_of_the_bus(tree: Path) -> 
     assert {"org.phos.Manager1", "org.phos.Job1"} <= interfaces
 
 
+def test_c_programs_find_their_header_and_others_their_module(tree: Path) -> None:
+    source = tree.parent / "saving.c"
+    source.write_text("#include <phos.h>\nint main(void) { return phos_checkpoint(PHOS_RUN); }\n")
+    command = ["cc", "-Wall", "-Werror", "-I", str(tree / "usr/include"), "-fsyntax-only"]
+    subprocess.run([*command, str(source)], check=True)
+    assert (tree / "usr/lib/phos/python/phosd/program.py").exists()
+
+
 def test_its_changelog_begins_with_its_version(deb: Path, tree: Path) -> None:
     field = ["dpkg-deb", "--field", str(deb), "Version"]
     version = subprocess.run(field, capture_output=True, text=True, check=True).stdout.strip()

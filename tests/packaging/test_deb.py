@@ -48,6 +48,12 @@ def test_every_file_for_systemd_has_its_place(build_deb: dict[str, Any], tmp_pat
     assert "'phosd-mover@*.service'" in units["UNITS"].split()
 
 
+def test_the_header_is_where_compilers_look(build_deb: dict[str, Any], tmp_path: Path) -> None:
+    build_deb["add_header"](tmp_path)
+    installed = tmp_path / "usr/include/phos.h"
+    assert installed.read_bytes() == (ROOT / "phosd/include/phos.h").read_bytes()
+
+
 def test_the_journal_explains_the_end_of_a_job(tmp_path: Path) -> None:
     catalog = tmp_path / "usr/lib/systemd/catalog"
     catalog.mkdir(parents=True)

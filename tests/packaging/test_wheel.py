@@ -119,6 +119,14 @@ def test_its_programs_start(installed: Installed, name: str) -> None:
     assert "0." in done.stdout
 
 
+def test_it_has_the_header_for_c_programs(installed: Installed) -> None:
+    text = "import pathlib, phosd, sys\n"
+    text += "headers = (pathlib.Path(phosd.__file__).parent).rglob('*.h')\n"
+    text += "print(*[str(each.relative_to(each.parents[1])) for each in headers])\n"
+    done = installed.run("python", "-c", text)
+    assert done.stdout.split() == ["include/phos.h"], done.stderr
+
+
 def test_without_a_service_phos_says_what_to_start(installed: Installed) -> None:
     done = installed.run("phos", "ps")
     assert done.returncode != 0

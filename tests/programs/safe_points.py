@@ -52,6 +52,16 @@ def ends() -> Step:
     return step
 
 
+def holds() -> Step:
+    """Saves itself once, and stands still then."""
+
+    def step(number: int) -> None:
+        if number == 5:
+            say(number, program.checkpoint(then="hold"))
+
+    return step
+
+
 def passes() -> Step:
     """Comes to a safe point after each step."""
     registered()
@@ -191,7 +201,7 @@ def asks() -> Step:
 WAYS = {
     way.__name__: way
     for way in (
-        *(saves, ends, passes, seldom, raises, hangs, forks),
+        *(saves, ends, holds, passes, seldom, raises, hangs, forks),
         *(computes, asks_again, threads, captures, asks),
     )
 }

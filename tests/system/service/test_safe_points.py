@@ -102,6 +102,16 @@ def test_a_program_comes_to_its_end_with_its_own_checkpoint(bus: str, tmp_path: 
         right(target, "ends")
 
 
+def test_a_program_stands_still_with_its_own_checkpoint(bus: str, tmp_path: Path) -> None:
+    with phosd(bus, tmp_path), program(tmp_path, "holds") as target:
+        wait_until(lambda: "hold" in phase(bus, tmp_path), "the program to be held")
+        assert max(target.values()) == 5 and said(target) == ["absent None"]
+        phos(bus, tmp_path, "continue", str(target.pid))
+        wait_for(target, "5 saved")
+        target.more_steps(2)
+        right(target, "holds")
+
+
 @pytest.mark.parametrize("mode", ["concurrent", "recopy", "stop", "driver"])
 def test_a_checkpoint_from_outside_waits_for_a_safe_point(
     bus: str, tmp_path: Path, mode: str
