@@ -96,9 +96,11 @@ class SafePoints:
                     f"process {pid} does not ask for this checkpoint any more",
                     hint="another one has saved it, or it has gone on",
                 )
-            if state.declared or state.waiting:
-                link.program(want=True)
-                found.append(link)
+            if not (state.declared or state.waiting):
+                link.close()
+                continue
+            link.program(want=True)
+            found.append(link)
         return found
 
     def _wait(self, links: Sequence[HookLink]) -> None:

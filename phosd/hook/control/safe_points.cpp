@@ -77,26 +77,35 @@ int wanted_by = kNoClient;
 bool refused = false;
 char refusal[sizeof wire::ProgramState{}.reason];
 uint64_t stops = 0;
-uint64_t started_at =
-    0;                  // the process's start time when it was detached: a restored one has another
+// The process's start time when it was detached: a restored one has another.
+uint64_t started_at = 0;
 uint64_t woken_at = 0;  // of a restored process whose gate nobody has opened yet; 0: none
 
 // What the program may look at as often as it likes.
 std::atomic<bool> wanted{false};
 std::atomic<bool> declared{false};
 
-// The exported functions change nothing of the calling thread, and are no cancellation points: a
-// thread that is cancelled here would leave a wait, or a socket, behind.
+// Held while a thread of the program has the mutex or a socket: it is not cancelled, and no signal
+// handler runs, out of which it might jump. Its errno stays as it was.
 class Undisturbed {
   public:
-    Undisturbed() { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }
-    ~Undisturbed() { pthread_setcancelstate(before_, nullptr); }
+    Undisturbed() {
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_);
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &signals_);
+    }
+    ~Undisturbed() {
+        pthread_sigmask(SIG_SETMASK, &signals_, nullptr);
+        pthread_setcancelstate(cancel_, nullptr);
+    }
     Undisturbed(const Undisturbed&) = delete;
     Undisturbed& operator=(const Undisturbed&) = delete;
 
   private:
     KeepErrno errno_;
-    int before_ = 0;
+    int cancel_ = 0;
+    sigset_t signals_;
 };
 
 Wait* find(uint64_t ticket) {
@@ -137,9 +146,11 @@ void release() {
 
 void restored() {
     woken_at = 0;
-    for (Wait& wait : waits)
-        if (going_on(wait)) end(wait, PHOS_RESTORED);
     forget_wish();
+    for (Wait& wait : waits) {
+        wait.wish = 0;  // who has begun since asks anew
+        if (going_on(wait) && wait.in_image) end(wait, PHOS_RESTORED);
+    }
 }
 
 void not_wanted() {
@@ -261,6 +272,46 @@ void look_for_phosd(uint64_t number, const Daemon& known) {
         end_wish(PHOS_FAILED,
                  "NoSuchProcess: phosd ended, or was restarted, while it was to save this "
                  "process; `phos images` tells whether the image is complete");
+}
+
+// The first part of a wait: asks phosd, if it is for this thread to do. Null if there is no such
+// ticket.
+const Wait* begin_to_wait(uint64_t ticket, int milliseconds) {
+    const Undisturbed thread;
+    uint64_t number = 0;
+    uint32_t then = 0;
+    Wait* wait = nullptr;
+    {
+        const std::lock_guard lock(mutex);
+        wait = find(ticket);
+        if (!wait) return nullptr;
+        wait->until = monotonic_ns() + static_cast<uint64_t>(milliseconds) * 1'000'000 + kLeft;
+        if (going_on(*wait) && wait->asks && !wait->wish) join(*wait);
+        release();
+        if (!tells(*wait)) return wait;
+        number = wait->wish;
+        then = wait->then;
+    }
+    tell_phosd_of(number, then);
+    return wait;
+}
+
+// The last part: looks whether phosd still knows of it.
+int outcome_of(const Wait& wait, char* why, size_t size) {
+    const Undisturbed thread;
+    Daemon known{};
+    uint64_t number = 0;
+    {
+        const std::lock_guard lock(mutex);
+        const bool waits = going_on(wait) && wait.wish && wait.wish == wish && wish_told;
+        if (waits && !away && !woken_at && gate::state() == State::running) number = wish;
+        known = daemon;
+    }
+    if (number) look_for_phosd(number, known);
+    const std::lock_guard lock(mutex);
+    if (going_on(wait)) return PHOS_WAITING;
+    if (why && size) std::snprintf(why, size, "%s", wait.why);
+    return wait.outcome;
 }
 
 }  // namespace
@@ -434,41 +485,15 @@ uint64_t phos_program_begin(int kind, int then) {
 int phos_program_wait(uint64_t ticket, int milliseconds, char* why, size_t size) {
     if (!active()) return PHOS_NOTHING;
     milliseconds = std::clamp(milliseconds, 0, 60'000);
-    const Undisturbed thread;
-    uint64_t number = 0;
-    uint32_t then = 0;
-    bool to_tell = false;
-    Wait* wait = nullptr;
-    {
-        const std::lock_guard lock(mutex);
-        wait = find(ticket);
-        if (!wait) return PHOS_NOTHING;
-        wait->until = monotonic_ns() + static_cast<uint64_t>(milliseconds) * 1'000'000 + kLeft;
-        if (going_on(*wait) && wait->asks && !wait->wish) join(*wait);
-        to_tell = tells(*wait);
-        if (going_on(*wait) && !wait->asks && wanted_by == kNoClient) release();
-        number = wait->wish;
-        then = wait->then;
-    }
-    if (to_tell) tell_phosd_of(number, then);
+    const Wait* const wait = begin_to_wait(ticket, milliseconds);
+    if (!wait) return PHOS_NOTHING;
     if (!wait->over.load(std::memory_order_acquire)) {
+        const KeepErrno keep;
         const timespec time{milliseconds / 1000, milliseconds % 1000 * 1'000'000l};
+        // Returns early for a signal, which an interpreter looks at then.
         syscall(SYS_futex, &wait->over, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, 0, &time, nullptr, 0);
     }
-    Daemon known{};
-    bool look = false;
-    {
-        const std::lock_guard lock(mutex);
-        look = going_on(*wait) && wait->wish && wait->wish == wish && wish_told && !away &&
-               !woken_at && gate::state() == State::running;
-        number = wait->wish;
-        known = daemon;
-    }
-    if (look) look_for_phosd(number, known);
-    const std::lock_guard lock(mutex);
-    if (going_on(*wait)) return PHOS_WAITING;
-    if (why && size) std::snprintf(why, size, "%s", wait->why);
-    return wait->outcome;
+    return outcome_of(*wait, why, size);
 }
 
 void phos_program_leave(uint64_t ticket) {

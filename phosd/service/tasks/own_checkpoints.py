@@ -8,6 +8,7 @@ called ``Checkpoint``.
 import asyncio
 import contextlib
 import logging
+import random
 import socket
 import struct
 import time
@@ -43,6 +44,10 @@ _PATIENCE = 2.0
 """Seconds that a connection may take for its request."""
 _AGAIN = 0.2
 """Seconds after which a process is told again that another job worked on."""
+_TRIES = 20
+"""Of a job that finds another one in its way. Ranks that share memory ask at once, and each of
+their jobs may hold a rank that the others need. All but the last one wait; that one fails.
+"""
 _END_SECONDS = 10.0
 """Seconds that all who ask have to hear, when phosd ends, that there will be no image."""
 _NOTE = "the program has asked for it"
@@ -178,10 +183,17 @@ class OwnCheckpoints:
             acting = await self._rights.require(
                 caller, action, target.uid, f"process {target.pid}", pid=str(target.pid)
             )
-        token = f"program {target.pid} {target.start_time} {wish}"
-        request = OwnCheckpointRequest(wish=wish, then=then, parent="auto", queue=True, token=token)
-        job = self._checkpoints.start(target, request, uid, notes=(_NOTE,), acting=acting)
-        await self._jobs.wait(job)
+        for attempt in range(_TRIES):
+            token = f"program {target.pid} {target.start_time} {wish} {attempt}"
+            request = OwnCheckpointRequest(
+                wish=wish, then=then, parent="auto", queue=True, token=token
+            )
+            job = self._checkpoints.start(target, request, uid, notes=(_NOTE,), acting=acting)
+            await self._jobs.wait(job)
+            stopped = any(phase.stopped for phase in job.progress.phases)
+            if stopped or not isinstance(job.error, Busy):
+                break
+            await asyncio.sleep(random.uniform(_AGAIN, 4 * _AGAIN))
         return job.error
 
 

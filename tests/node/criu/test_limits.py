@@ -77,6 +77,19 @@ def test_a_unix_connection_to_the_outside_is_named(life: Life) -> None:
             life.dump()
 
 
+def test_a_thread_that_just_asks_phosd_for_a_checkpoint_is_no_hindrance(life: Life) -> None:
+    """The hook has closed the connection before CRIU looks."""
+    path = life.home / "program.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        life.start(f"import socket\ns = socket.socket(1)\ns.connect({str(path)!r})\n" + COUNTER)
+        connection, _ = server.accept()
+        life.counts_on()
+        with connection:
+            criu_dump.check(life.criu, tree.scan(life.pid))
+
+
 CONNECTED = """
 import socket, sys, threading, time
 port = int(sys.argv[1])

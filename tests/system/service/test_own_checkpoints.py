@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.hook_client.wire import HEADER, MAGIC, PROGRAM_WISH, VERSION, Status, Type
-from phosd.errors import MisSpeculation
+from phosd.engine.job.progress import Progress
+from phosd.errors import Busy, MisSpeculation
 from phosd.service.config import Config
 from phosd.service.jobs.options import OwnCheckpointRequest
 from phosd.service.process_identity import identify
@@ -65,7 +66,7 @@ def test_a_process_is_saved_as_it_asks_and_told_so(service: Service) -> None:
     service.engine.go.set()
     assert ask(service, wish=3) == (Status.OK, "")
     assert answered(service, 3) == ""
-    token = f"program {ME} {identify(ME).start_time} 3"
+    token = f"program {ME} {identify(ME).start_time} 3 0"
     expected = OwnCheckpointRequest(wish=3, queue=True, token=token)
     assert service.engine.requests == [expected]
 
@@ -79,6 +80,31 @@ def test_it_is_told_why_there_is_no_image(service: Service) -> None:
     service.engine.act = fail
     assert ask(service) == (Status.OK, "")
     assert answered(service, 1) == "MisSpeculation: its memory changed; look who writes"
+
+
+def test_ranks_that_are_in_each_others_way_are_tried_again(service: Service) -> None:
+    service.engine.go.set()
+
+    def fail(progress: Progress) -> None:
+        if len(service.engine.requests) < 3:
+            progress.phases.clear()  # the engine finds that out before anything is stopped
+            raise Busy("a job works on process 1, which it needs")
+
+    service.engine.act = fail
+    assert ask(service) == (Status.OK, "")
+    assert answered(service, 1) == ""
+    assert len(service.engine.requests) == 3
+
+
+def test_a_program_that_does_not_come_to_rest_is_not_tried_again(service: Service) -> None:
+    def fail(progress: Progress) -> None:
+        progress.phase("quiesce", stopped=True)
+        raise Busy("the program did not come to rest")
+
+    service.engine.act = fail
+    assert ask(service) == (Status.OK, "")
+    assert answered(service, 1) == "Busy: the program did not come to rest"
+    assert len(service.engine.requests) == 1
 
 
 def test_a_wish_that_is_told_twice_is_one_job(service: Service) -> None:

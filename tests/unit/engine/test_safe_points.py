@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from phosd.engine.hook_client.link import HookLink
 from phosd.engine.hook_client.wire import PROGRAM_ASK, PROGRAM_STATE, Ask, ProgramOutcome, Status
 from phosd.engine.job.progress import Progress
 from phosd.engine.operations.safe_points import SafePointChoices, SafePoints
@@ -57,6 +58,16 @@ def asked(requests: list[Request]) -> list[int]:
 def test_a_program_without_safe_points_is_not_waited_for(runtime: Path) -> None:
     progress, seen = reached(runtime, lambda _: state())
     assert asked(seen) == [Ask.LOOK] and phases(progress) == []
+
+
+def test_its_connection_is_closed_at_once(runtime: Path) -> None:
+    """Whoever passes the hook's messages on may not close it for CRIU."""
+    with (
+        fake_hook(runtime, lambda _: state()),
+        points(runtime, Progress()).reached(),
+        HookLink(ME, runtime, 5) as other,  # the fake hook serves one client at a time
+    ):
+        assert not other.program().declared
 
 
 def test_a_hook_that_is_too_old_is_not_waited_for(runtime: Path) -> None:
