@@ -78,6 +78,7 @@ class OwnCheckpoints:
         self._open: dict[int, int] = defaultdict(int)
         self._lately: dict[int, deque[float]] = defaultdict(deque)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ending = False
 
     async def start(self) -> None:
         """Listen. Without the socket phosd serves all others nevertheless."""
@@ -93,6 +94,7 @@ class OwnCheckpoints:
 
     async def stop_listening(self) -> None:
         """Take no further requests; a program finds that phosd is not there."""
+        self._ending = True
         if self._server is not None:
             self._server.close()
             self._path.unlink(missing_ok=True)
@@ -118,10 +120,10 @@ class OwnCheckpoints:
                     target = self._admit(pid, uid)
                 except PhosError as error:
                     writer.write(_reply(sequence, Status.BUSY, _text(error)))
-                else:
-                    writer.write(_reply(sequence, Status.OK))
-                    self._begin(target, uid, wish, then)
-                await writer.drain()
+                    return
+                writer.write(_reply(sequence, Status.OK))
+            await _until_closed(reader)
+            self._begin(target, uid, wish, then)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, _Refused) as error:
             _log.debug("process %d (uid %d) asked for nothing: %r", pid, uid, error)
         finally:
@@ -155,6 +157,8 @@ class OwnCheckpoints:
         return target
 
     def _begin(self, target: Target, uid: int, wish: int, then: str) -> None:
+        if self._ending:  # the hook sees that the socket is gone
+            return
         task = asyncio.get_running_loop().create_task(self._save(target, uid, wish, then))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -215,6 +219,13 @@ async def _request(reader: asyncio.StreamReader) -> tuple[int, int, str]:
     if not wish or then >= len(THENS):
         raise _Refused(f"wish {wish} and then {then}")
     return sequence, wish, THENS[then]
+
+
+async def _until_closed(reader: asyncio.StreamReader) -> None:
+    """Wait until the hook has closed the connection: the checkpoint would be refused for it."""
+    with contextlib.suppress(TimeoutError, OSError):
+        async with asyncio.timeout(_PATIENCE):
+            await reader.read(1)
 
 
 def _reply(sequence: int, status: Status, text: str = "") -> bytes:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from phosd.bus import NAME
+from phosd.engine.hook_client.wire import HEADER, MAGIC, PROGRAM_WISH, VERSION, Type
 from tests.support.bus import busctl
 from tests.support.harness import Target, start, wait_until
 from tests.support.service import MANAGER, ROOT
@@ -178,7 +179,9 @@ def test_no_file_is_read_or_written(stage: Stage) -> None:
     for folder in (str(run), str(state), *staging):
         readable = find(folder, "(", "-type", "f", "-o", "-type", "s", ")", "-readable")
         writable = find(folder, "-not", "-type", "l", "-writable", "-not", "-path", f"{run}/hook")
-        assert (readable, writable) == ([], [])
+        # Where programs ask for checkpoints of themselves, as the stranger's may, too.
+        own = [str(run / "program.sock")] if folder == str(run) else []
+        assert (readable, writable) == (own, own)
     # As root sees it, there was something to find: the hook's socket, too, but for the moment in
     # which CRIU saves the program.
     there = {"manifest.json", "history.db", f"{stage.target.pid}.sock"}
@@ -200,6 +203,7 @@ def test_no_socket_lets_the_stranger_in(stage: Stage) -> None:
     run = stage.folder / "run"
     wait_until((run / "hook" / f"{stage.target.pid}.sock").is_socket, "the hook's socket")
     found = [path for path in files_below(run) if path.is_socket()]
+    found.remove(run / "program.sock")
     for path in found:
         done = subprocess.run(
             [*_AS_STRANGER, "/usr/bin/python3", "-S", "-c", code, str(path)],
@@ -207,6 +211,38 @@ def test_no_socket_lets_the_stranger_in(stage: Stage) -> None:
             text=True,
         )
         assert "PermissionError" in done.stderr, path
+
+
+def test_who_asks_for_a_checkpoint_of_itself_gets_at_nothing_else(stage: Stage) -> None:
+    """The stranger's process is no GPU process; the job says so, and is all that comes of it."""
+    header = HEADER.pack(MAGIC, VERSION, Type.PROGRAM, 1, 0, PROGRAM_WISH.size, 0)
+    request = header + PROGRAM_WISH.pack(stage.target.pid, 1, 0)
+    code = (
+        "import os, socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); "
+        "s.sendall(bytes.fromhex(sys.argv[2])); s.recv(100); s.close(); "
+        "print(os.getpid(), flush=True); "
+        "sys.stdin.read()"
+    )
+    place = str(stage.folder / "run" / "program.sock")
+    before = {job["job"] for job in phos(stage.bus, stage.folder, "jobs")}
+
+    def made() -> list[dict[str, object]]:
+        jobs = phos(stage.bus, stage.folder, "jobs")
+        return [j for j in jobs if j["job"] not in before and j["state"] == "failed"]
+
+    with subprocess.Popen(
+        [*_AS_STRANGER, "/usr/bin/python3", "-S", "-c", code, place, request.hex()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as asking:
+        assert asking.stdin is not None and asking.stdout is not None
+        pid = int(asking.stdout.readline())
+        (job,) = wait_until(made, "the job of the stranger's process")
+        assert (job["target"], job["owner"]) == (str(pid), STRANGER)
+        assert "GPU process" in str(job["message"])
+        asking.stdin.close()
+    stage.job_goes_on()
 
 
 def test_a_name_in_the_hooks_folder_is_not_taken_for_another_process(stage: Stage) -> None:

@@ -44,9 +44,7 @@ def ask(service: Service, wish: int = 1, then: int = 0) -> tuple[int, str]:
     """Ask for a checkpoint of this process; the status of the answer and its text."""
     with connected(service) as connection:
         connection.sendall(message(wish, then))
-        answer = b""
-        while part := connection.recv(4096):
-            answer += part
+        answer = connection.recv(4096)
     _, _, kind, sequence, status, length, _ = HEADER.unpack(answer[: HEADER.size])
     assert (kind, sequence, length) == (Type.PROGRAM | 0x8000, 7, len(answer) - HEADER.size)
     return status, answer[HEADER.size :].decode()
@@ -69,6 +67,19 @@ def test_a_process_is_saved_as_it_asks_and_told_so(service: Service) -> None:
     token = f"program {ME} {identify(ME).start_time} 3 0"
     expected = OwnCheckpointRequest(wish=3, queue=True, token=token)
     assert service.engine.requests == [expected]
+
+
+def test_no_job_begins_before_the_connection_is_closed(service: Service) -> None:
+    """It would be refused for the connection, or CRIU would meet it."""
+    with connected(service) as connection:
+        connection.sendall(message())
+        assert HEADER.unpack(connection.recv(HEADER.size))[4] == Status.OK
+        assert ask(service, wish=2) == (Status.OK, "")
+        wait_until(lambda: service.engine.requests, "the job of the other one")
+        (request,) = service.engine.requests
+        assert isinstance(request, OwnCheckpointRequest) and request.wish == 2
+    service.engine.go.set()
+    assert answered(service, 1) == answered(service, 2) == ""
 
 
 def test_it_is_told_why_there_is_no_image(service: Service) -> None:
