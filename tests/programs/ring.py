@@ -16,6 +16,8 @@ for as long as there is a file ``hold``.
 
 ``asks``: after step ``ASKED`` each rank asks for a checkpoint of itself.
 
+``passes``: after each step each rank comes to a safe point.
+
 ``user``, ``bare``, ``boxed``: the last rank is another user's, runs without the hook, or is in a
 mount namespace of its own.
 """
@@ -181,6 +183,11 @@ def run(number: int, left: socket.socket, right: socket.socket) -> None:
             from phosd import program
 
             os.write(1, f"# rank {number} {program.checkpoint()}\n".encode())
+        if "passes" in sys.argv:
+            from phosd import program
+
+            if passed := program.safe_point():
+                os.write(1, f"# rank {number} {passed} {step}\n".encode())
     os._exit(0)
 
 

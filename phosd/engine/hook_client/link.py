@@ -292,6 +292,10 @@ class HookLink:
         """
         return self._program(Ask.WANT if want else Ask.LOOK)
 
+    def pass_safe_point(self) -> ProgramState:
+        """Have the threads at a safe point go on to the next one."""
+        return self._program(Ask.PASS)
+
     def answer_program(
         self, outcome: ProgramOutcome, *, wish: int = 0, then: int = 0, text: str = ""
     ) -> ProgramState:

@@ -131,6 +131,7 @@ class Ask(enum.IntEnum):
     LOOK = 0
     WANT = 1
     ANSWER = 2
+    PASS = 3
 
 
 class ProgramOutcome(enum.IntEnum):

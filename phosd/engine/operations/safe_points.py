@@ -21,6 +21,13 @@ DEADLINE = 60.0
 _PATIENCE = 5.0
 """Seconds that a hook has for each answer."""
 _POLL = 0.005
+_TOGETHER = 1.0
+"""Seconds that some processes wait at their safe points for the others, at first.
+
+Ranks wait for each other in every step: one that had passed its safe point before it was wanted
+there is in the next step, and waits for those that stand. So these go on to their next safe point,
+to which all come together.
+"""
 
 
 class SafePointChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -104,13 +111,21 @@ class SafePoints:
         return found
 
     def _wait(self, links: Sequence[HookLink]) -> None:
+        """Wait until all of them are there at the same time."""
         until = time.monotonic() + self._deadline
-        left = list(links)
-        while left := [link for link in left if not self._is_there(link)]:
+        patience, since = _TOGETHER, None
+        while left := [link for link in links if not self._is_there(link)]:
             self._progress.check()
-            if time.monotonic() > until:
+            now = time.monotonic()
+            if now > until:
                 self._give_up(left)
                 return
+            since = None if len(left) == len(links) else since or now
+            if since is not None and now - since > patience:
+                for link in links:
+                    if link not in left:
+                        link.pass_safe_point()
+                patience, since = 2 * patience, None
             time.sleep(_POLL)
 
     def _is_there(self, link: HookLink) -> bool:

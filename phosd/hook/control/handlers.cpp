@@ -188,10 +188,11 @@ Reply empty_cache(const Message& request) {
 
 Reply program(int client, const Message& request) {
     wire::ProgramAsk wanted{};
-    if (!read(request, &wanted) || wanted.ask > static_cast<uint32_t>(wire::Ask::answer))
+    if (!read(request, &wanted) || wanted.ask > static_cast<uint32_t>(wire::Ask::pass))
         return {Status::bad_message, "what is wanted of the program is missing"};
     if (wanted.ask == static_cast<uint32_t>(wire::Ask::want)) safe_points::want(client);
     if (wanted.ask == static_cast<uint32_t>(wire::Ask::answer)) safe_points::answer(wanted);
+    if (wanted.ask == static_cast<uint32_t>(wire::Ask::pass)) safe_points::pass();
     Reply reply;
     reply.append(safe_points::state());
     return reply;

@@ -350,6 +350,13 @@ void client_lost(int client) {
     release();
 }
 
+void pass() {
+    const std::lock_guard lock(mutex);
+    if (away || woken_at || gate::state() != State::running) return;
+    for (Wait& wait : waits)
+        if (going_on(wait) && !wait.asks) end(wait, PHOS_NOTHING);
+}
+
 void answer(const wire::ProgramAsk& told) {
     char text[PHOS_WHY_BYTES];
     std::snprintf(text, sizeof text, "%.*s", static_cast<int>(sizeof told.text), told.text);

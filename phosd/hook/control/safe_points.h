@@ -16,6 +16,8 @@ wire::ProgramState state();
 // A client waits for a safe point from now on, until client_lost() or the next stop has ended.
 void want(int client);
 void client_lost(int client);
+// Has the threads at a safe point go on to the next one: others may wait for what they do there.
+void pass();
 // Tells the threads that wait for a checkpoint what has come of it.
 void answer(const wire::ProgramAsk& told);
 

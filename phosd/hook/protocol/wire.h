@@ -190,6 +190,7 @@ enum class Ask : uint32_t {
     look = 0,    // only return the state
     want = 1,    // wait for a safe point, until this connection ends
     answer = 2,  // `wish` has come to `outcome`; wish 0: of all that the image with `then` has
+    pass = 3,    // threads at a safe point go on to the next one, where they are wanted, too
 };
 
 // phosd/include/phos.h has the numbers of `outcome` and `then`.

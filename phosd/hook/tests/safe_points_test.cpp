@@ -285,6 +285,15 @@ void a_safe_point_is_waited_for(std::unique_ptr<Client>* client) {
         CHECK(passes.end() == PHOS_NOTHING);
     }
     CHECK(!phos_wanted());
+    {
+        auto waits = std::make_unique<Client>(getpid());
+        say(*waits, wire::Ask::want);
+        Asker passes([] { return phos_safe_point(); });
+        until_waiting(*waits, 1);
+        say(*waits, wire::Ask::pass);
+        CHECK(passes.end() == PHOS_NOTHING && phos_wanted());
+    }
+    while (phos_wanted()) usleep(1000);
     // Stopped: it goes on when the gate is open again, whatever the client does.
     say(**client, wire::Ask::want);
     Asker passes([] { return phos_safe_point(); });

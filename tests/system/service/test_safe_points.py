@@ -271,6 +271,36 @@ def test_ranks_that_ask_together_share_an_image(bus: str, tmp_path: Path) -> Non
         assert values == {step: expected[step] for step in values}
 
 
+def wait_for_ranks(target: Target, since: int) -> None:
+    wait_until(lambda: len(said(target, since)) == 4, "all ranks to go on")
+
+
+def test_ranks_that_wait_for_each_other_come_to_one_safe_point(bus: str, tmp_path: Path) -> None:
+    """However they came to theirs: in each step they wait for each other."""
+    with phosd(bus, tmp_path):
+        words = ("0", "apart", "passes")
+        target = start("ring", tmp_path, runtime=tmp_path / "run", arguments=words)
+        try:
+            for _ in range(3):
+                target.more_steps(2)
+                mark = target.position()
+                saved = phos(bus, tmp_path, "checkpoint", str(target.pid))[-1]
+                wait_for_ranks(target, mark)
+                (step,) = {line.split()[-1] for line in said(target, mark)}
+            target.more_steps(2)
+            target.kill()
+            mark = target.position()
+            phos(bus, tmp_path, "restore", str(saved["result"]))
+            wait_for_ranks(target, mark)
+            assert sorted(said(target, mark)) == [f"rank {n} restored {step}" for n in range(4)]
+            target.wait_for_steps(3, since=mark)
+        finally:
+            target.kill()
+        values = target.values()
+        expected = undisturbed("ring", max(values) + 1, hooked=True)
+        assert values == {step: expected[step] for step in values}
+
+
 def test_nothing_is_asked_for_while_a_stream_is_captured(bus: str, tmp_path: Path) -> None:
     with phosd(bus, tmp_path), program(tmp_path, "captures") as target:
         target.wait_for_steps(8)

@@ -1,6 +1,7 @@
 """Waiting for a program's safe point, beside a hook that says what the tests want."""
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from phosd.engine.hook_client.link import HookLink
+from phosd.engine.hook_client.link import HookLink, ProgramState
 from phosd.engine.hook_client.wire import PROGRAM_ASK, PROGRAM_STATE, Ask, ProgramOutcome, Status
 from phosd.engine.job.progress import Progress
 from phosd.engine.operations.safe_points import SafePointChoices, SafePoints
@@ -82,6 +83,29 @@ def test_it_is_waited_for_until_a_thread_is_there(runtime: Path) -> None:
     assert asked(seen) == [Ask.LOOK, Ask.WANT, Ask.LOOK, Ask.LOOK, Ask.LOOK]
     assert phases(progress) == ["safe-point", "prepare"]
     assert not any(phase.stopped for phase in progress.phases)
+
+
+def test_ranks_are_there_together(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them is in the next step, and waits for the other one, which stands already."""
+    monkeypatch.setattr("phosd.engine.operations.safe_points._TOGETHER", 0.05)
+    passed: list[float] = []
+
+    class Link:
+        def __init__(self, ahead: bool) -> None:
+            self.pid, self.ahead = ME, ahead
+
+        def program(self) -> ProgramState:
+            there = bool(passed) if self.ahead else passed == [] or len(passed) == 1
+            return ProgramState(True, int(there), False, 0, "")
+
+        def pass_safe_point(self) -> None:
+            assert not self.ahead
+            passed.append(time.monotonic())
+
+    began = time.monotonic()
+    links: Any = [Link(ahead=False), Link(ahead=True)]
+    points(runtime, Progress(), callback_deadline=60)._wait(links)
+    assert len(passed) == 1 and passed[0] - began >= 0.05
 
 
 def test_who_asks_for_a_checkpoint_is_there(runtime: Path) -> None:
