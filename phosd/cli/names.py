@@ -153,9 +153,6 @@ def resolve(settings: Settings, text: str) -> str:
     """
     if _WHOLE_ID.fullmatch(text):
         return text
-    name, _, number = text.partition("@")
-    if valid_name(name) and name != LATEST:
-        return _image_of(settings, name, number)
     (found,) = call(settings, "ListImages")
     ids = sorted(str(row[0]) for row in found)  # by time
     if text in ids:
@@ -174,11 +171,15 @@ def resolve(settings: Settings, text: str) -> str:
             f"{text!r} is the beginning of {len(fitting)} images: {', '.join(fitting[:_SHOWN])}"
             f"{more}; write more of the one that you mean",
         )
-    return fitting[0] if fitting else text
+    if fitting:
+        return fitting[0]
+    name, _, number = text.partition("@")
+    return _image_of(settings, name, number) or text if valid_name(name) else text
 
 
 def _image_of(settings: Settings, name: str, number: str) -> str:
-    """Return the id of the image of a program with this number, or of its newest image.
+    """Return the id of the image of a program with this number, or of its newest image; empty if it
+    has none.
 
     Programs of several users may have the same name: yours come first, also for root.
     """
@@ -196,9 +197,7 @@ def _image_of(settings: Settings, name: str, number: str) -> str:
         )
     own = {each["Number"]: str(each["Id"]) for each in images if each["Owner"] in owners}
     if not own:
-        raise CommandError(
-            "NoSuchImage", f"there is no image of a program named {name}; `phos images` lists them"
-        )
+        return ""
     if not number:
         return own[max(own)]
     if not (number.isdecimal() and int(number) in own):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         QueueOptions,
         RestoreOptions,
         ResumeOptions,
+        StopOptions,
         SuspendOptions,
     )
     from phosd.client.past import Event
@@ -50,6 +51,7 @@ else:
                 "QueueOptions",
                 "RestoreOptions",
                 "ResumeOptions",
+                "StopOptions",
                 "SuspendOptions",
             ),
         },
@@ -79,5 +81,6 @@ __all__ = [
     "RestoreOptions",
     "ResumeOptions",
     "Step",
+    "StopOptions",
     "SuspendOptions",
 ]

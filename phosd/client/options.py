@@ -29,7 +29,16 @@ class QueueOptions(JobOptions, total=False):
     queue: bool
 
 
-class CheckpointOptions(QueueOptions, total=False):
+class StopOptions(QueueOptions, total=False):
+    """``callback_deadline``: the seconds within which a program with safe points must come to one;
+    ``without_callbacks``: it is stopped anywhere then, instead of the job's failing.
+    """
+
+    callback_deadline: float
+    without_callbacks: bool
+
+
+class CheckpointOptions(StopOptions, total=False):
     """``deadline``: the seconds that the program may take to come to rest; ``every``: the seconds
     after which the checkpoint is repeated, of which the last ``keep`` images stay. What the others
     mean is said in docs/reference/dbus.md.
@@ -58,14 +67,14 @@ class RestoreOptions(JobOptions, total=False):
     end: str
 
 
-class MigrateOptions(QueueOptions, total=False):
+class MigrateOptions(StopOptions, total=False):
     """``deadline``: the seconds that the program may take to come to rest."""
 
     mode: Literal["auto", "precopy", "driver"]
     deadline: float
 
 
-class SuspendOptions(QueueOptions, total=False):
+class SuspendOptions(StopOptions, total=False):
     """``where``: where the device memory goes; ``deadline``: the seconds that the program may take
     to come to rest.
     """

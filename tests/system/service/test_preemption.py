@@ -1,0 +1,230 @@
+"""Programs that survive their preemption, by one line that is the same each time."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phosd.engine.program.tree import scan
+from phosd.engine.system import procfs
+from phosd.errors import NoSuchProcess
+from tests.support.harness import PROGRAMS, alive, parse, undisturbed, wait_until
+from tests.system.service.test_end_to_end import phos, phosd
+
+SAVED = 75
+STEPS = 1500
+ENDING = f"""
+import runpy, sys
+sys.argv = ["single.py", "{STEPS}"]
+sys.path.insert(0, {str(PROGRAMS)!r})
+runpy.run_path({str(PROGRAMS / "single.py")!r}, run_name="__main__")
+sys.exit(7)
+"""
+
+
+class Line:
+    """The line that starts a program or goes on with it, and what it has shown so far."""
+
+    def __init__(self, bus: str, folder: Path, *options: str, name: str = "bert") -> None:
+        self._bus, self._folder = bus, folder
+        self._words = ["--name", name, "--resume", "--on-term=save", *options]
+        self._program = folder / "program.py"
+        self._program.write_text(ENDING)
+        self._shown = folder / f"{name}.shown"
+        self._said = folder / f"{name}.said"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return os.environ | {
+            "PHOS_RUNTIME_DIR": str(self._folder / "run"),
+            "XDG_STATE_HOME": str(self._folder / "home"),
+            "PHOS_BUS": self._bus,
+        }
+
+    def start(self, *program: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "phosd.cli.main", "run", "--gpu", "soft", *self._words]
+        words = program or (sys.executable, str(self._program))
+        with self._shown.open("ab") as out, self._said.open("ab") as err:
+            return subprocess.Popen(
+                [*command, "--", *words], stdout=out, stderr=err, env=self.environment
+            )
+
+    @property
+    def said(self) -> str:
+        return self._said.read_text()
+
+    def values(self) -> dict[int, str]:
+        """Of each step the line that was shown last."""
+        return parse(self._shown.read_bytes())
+
+    def program(self) -> int:
+        """The first process of the program, by what the last start said."""
+        told = [line for line in self.said.splitlines() if "process " in line and "phos:" in line]
+        return int(told[-1].partition("process ")[2].split(";")[0].split()[0])
+
+    def wait_for(self, steps: int) -> None:
+        at = max(self.values(), default=-1)
+        try:
+            wait_until(lambda: max(self.values(), default=-1) >= at + steps, "steps")
+        except AssertionError as error:
+            raise AssertionError(self.said) from error
+
+
+@contextmanager
+def nothing_left(line: Line) -> Iterator[None]:
+    """Whatever happens, the program does not stay."""
+    try:
+        yield
+    finally:
+        with suppress(NoSuchProcess, IndexError, ValueError):
+            for each in scan(line.program()).living:
+                os.kill(each.pid, signal.SIGKILL)
+
+
+def to_the_relay(relay: int, program: int) -> None:
+    """As systemd with KillMode=mixed, or a shell."""
+    os.kill(relay, signal.SIGTERM)
+
+
+def to_all(relay: int, program: int) -> None:
+    """As systemd with KillMode=control-group, and Slurm; the program may be the first."""
+    for pid in (*[each.pid for each in scan(program).living], relay):
+        os.kill(pid, signal.SIGTERM)
+
+
+def to_the_program(relay: int, program: int) -> None:
+    """As somebody who takes the program's pid from a list."""
+    os.kill(program, signal.SIGTERM)
+
+
+def test_ten_preemptions_at_random_instants(bus: str, tmp_path: Path) -> None:
+    chance = random.Random(int(os.environ.get("PHOS_TEST_SEED", "1")))
+    line = Line(bus, tmp_path)
+    ways = [to_the_relay, to_all, to_the_program]
+    with phosd(bus, tmp_path), nothing_left(line):
+        preempted = 0
+        while True:
+            relay = line.start()
+            if preempted == 10:
+                assert relay.wait(120) == 7, line.said
+                break
+            line.wait_for(1)
+            with suppress(subprocess.TimeoutExpired):
+                relay.wait(chance.uniform(0.0, 0.3))
+            ways[preempted % 3](relay.pid, line.program())
+            assert relay.wait(60) == SAVED, line.said
+            preempted += 1
+        images = phos(bus, tmp_path, "images")
+        assert [(i["name"], i["number"]) for i in images] == [("bert", n) for n in range(1, 11)]
+    values = line.values()
+    expected = undisturbed("single", STEPS)
+    assert values == {step: expected[step] for step in range(STEPS)}
+
+
+def test_what_is_in_the_way_of_going_on(bus: str, tmp_path: Path) -> None:
+    line = Line(bus, tmp_path)
+    with phosd(bus, tmp_path), nothing_left(line):
+        relay = line.start()
+        line.wait_for(2)
+        pid = line.program()
+        second = line.start()  # one of a name
+        assert second.wait(60) == 5
+        assert "another `phos run` starts bert" in line.said
+        relay.kill()
+        relay.wait()
+        assert alive(pid), "it does not end with its relay"
+        third = line.start()
+        assert third.wait(60) == 5
+        assert f"bert runs already: process {pid}" in line.said
+        (shown,) = [row for row in phos(bus, tmp_path, "ps") if row["pid"] == pid]
+        assert shown["name"] == "bert"
+        phos(bus, tmp_path, "checkpoint", str(pid), "--end")
+        other = line.start("sh", "-c", "exit 9")
+        assert other.wait(60) == 6
+        assert "bert@1" in line.said and "was started by another command" in line.said
+        # Its pid is taken: that passes, so it is told as such.
+        with holder_of(pid):
+            fourth = line.start()
+            assert fourth.wait(60) == 5, line.said
+            assert f"the process needs id {pid}" in line.said
+        fifth = line.start()
+        line.wait_for(2)
+        waiting = subprocess.Popen(
+            [sys.executable, "-m", "phosd.cli.main", "--json", "wait", "bert"],
+            stdout=subprocess.PIPE,
+            env=line.environment,
+        )
+        assert fifth.wait(120) == 7, line.said
+        told, _ = waiting.communicate(timeout=60)
+        assert waiting.returncode == 7
+        assert json.loads(told) == {"pid": pid, "status": 7}
+    expected = undisturbed("single", STEPS)
+    values = line.values()
+    assert values == {step: expected[step] for step in values}
+
+
+@contextmanager
+def holder_of(pid: int) -> Iterator[None]:
+    """Another process with this pid."""
+    wait_until(lambda: procfs.stat(pid) is None, "the pid to be free")
+    for _ in range(2000):
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        child = subprocess.Popen(["sleep", "1000"])
+        if child.pid == pid:
+            break
+        child.kill()
+        child.wait()
+    assert child.pid == pid
+    # The next processes must not get the ids of the program's threads.
+    Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid + 1000))
+    try:
+        yield
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_who_cannot_be_saved_in_time_is_terminated(bus: str, tmp_path: Path) -> None:
+    """A program without CUDA is not saved; with a handler it ends by it, with its own code."""
+    line = Line(bus, tmp_path, "--grace=30")
+    script = "trap 'echo bye; exit 4' TERM; echo up; while :; do sleep 0.01; done"
+    with phosd(bus, tmp_path), nothing_left(line):
+        relay = line.start("sh", "-c", script)
+        wait_until(lambda: "up" in (tmp_path / "bert.shown").read_text(), "it to start")
+        os.kill(line.program(), signal.SIGTERM)
+        os.kill(relay.pid, signal.SIGTERM)
+        os.kill(relay.pid, signal.SIGTERM)
+        assert relay.wait(60) == 4, line.said
+        assert (tmp_path / "bert.shown").read_text() == "up\nbye\n"
+        assert "not saved" in line.said
+
+
+def test_without_phosd_nothing_is_started_that_may_have_an_image(tmp_path: Path) -> None:
+    line = Line("unix:path=/nowhere", tmp_path)
+    (tmp_path / "run" / "hook").mkdir(parents=True)
+    assert line.start("touch", str(tmp_path / "started")).wait(60) == 1
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--resume"], "give --name"),
+        (["--detach", "--on-term=save"], "--detach leaves nobody"),
+        (["--grace=5"], "give --on-term=save"),
+        (["--name=4711"], "can be no name"),
+        (["--name=latest"], "can be no name"),
+    ],
+)
+def test_options_that_do_not_go_together(words: list[str], why: str) -> None:
+    command = [sys.executable, "-m", "phosd.cli.main", "run", *words, "--", "true"]
+    done: Any = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, why in done.stderr) == (2, True), done.stderr
