@@ -59,20 +59,22 @@ class Foreground:
         if resuming or self._saves:  # before there is anything to lose
             from phosd.client import Client
 
-            client = self._stack.enter_context(Client(self._settings.bus))
-            if resuming and (code := self._resume(client)) is not None:
-                return code
+            with Client(self._settings.bus) as client:
+                resumed = self._resume(client) if resuming else None
+            if resumed is not None:
+                return self._relayed(*resumed)
         folder = place_of_output()
-        if self._saves:
-            policy = self._policy(folder)
+        policy = self._policy(folder) if self._saves else None
+        if policy is not None:
             variables |= policy.holder.environment
+            variables.pop(policy.holder.ROOT, None)
             prepend(variables, "LD_PRELOAD", term_library())
         program = start(self._settings, self._name, self._words, variables, folder)
         self._settings.note(f"phos: process {program.pid}; its output is kept in {folder}")
-        return self._relayed(program, policy if self._saves else None)
+        return self._relayed(program, policy)
 
-    def _resume(self, client: "Client") -> int | None:
-        """Run the last image to its end; None if there is none."""
+    def _resume(self, client: "Client") -> "tuple[Relayed, SaveOnTerm | None, int] | None":
+        """Restore the last image, and return what :meth:`_relayed` takes; None if there is none."""
         from phosd.cli.resuming import NamedImages, changed_since, folder_of, resumed
 
         images = NamedImages(self._settings, client, self._name or "", os.geteuid())
@@ -83,8 +85,12 @@ class Foreground:
             self._settings.note(f"phos: {word} is newer than the image, which has the older one")
         folder = folder_of(image)
         policy = self._policy(folder) if self._saves and folder is not None else None
+        if self._saves and policy is None:
+            self._settings.note(
+                "phos: the output folder of this program is gone, so SIGTERM is passed on to it"
+            )
         program, early = resumed(self._settings, client, image)
-        return self._relayed(program, policy, early)
+        return program, policy, early
 
     def _policy(self, folder: Path) -> "SaveOnTerm":
         from phosd.cli.saving import SaveOnTerm

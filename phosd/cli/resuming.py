@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from phosd.cli.named import kept_command, told
+from phosd.cli.named import COMMAND, kept_command, told
 from phosd.cli.program import END, RestoredProgram, output_folder
 from phosd.cli.relay import SAVED
 from phosd.cli.settings import Settings
@@ -82,8 +82,11 @@ def _label(image: Image) -> str:
 
 
 def folder_of(image: Image) -> Path | None:
-    """Return the output folder of the program of an image, if it has one of ``phos run``."""
-    return Path(image.output[0]).parent if image.output else None
+    """Return the folder that ``phos run`` made for the program of an image; None if its output went
+    elsewhere: in no other folder are files of ours.
+    """
+    folder = Path(image.output[0]).parent if image.output else None
+    return folder if folder is not None and (folder / COMMAND).is_file() else None
 
 
 def changed_since(image: Image, words: Sequence[str]) -> list[str]:

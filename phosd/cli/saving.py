@@ -15,6 +15,8 @@ _ALONE_SECONDS = 1.0
 """How long after a process of the program has got a SIGTERM this one may get it, too."""
 _FOR_ITS_HANDLER = 0.2
 _MOST_FOR_ITS_HANDLER = 10.0
+_FOR_CALLBACKS = 0.5
+"""The part of the time that a program with safe points may take to come to one."""
 """The part of the grace, and the seconds at most, that the program has if it cannot be saved."""
 
 
@@ -101,8 +103,11 @@ class SaveOnTerm:
     def _save_in_time(self, client: Client) -> Job:
         """Save and end the program. What is in the way may pass, as long as there is time."""
         while True:
+            left = max(self._deadline - time.monotonic(), 1.0)
             try:
-                self._job = client.checkpoint(self._pid, then="end", queue=True)
+                self._job = client.checkpoint(
+                    self._pid, then="end", queue=True, callback_deadline=left * _FOR_CALLBACKS
+                )
                 return self._job.wait()
             except Busy as error:
                 if time.monotonic() + _AGAIN_SECONDS > self._deadline:

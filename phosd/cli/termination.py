@@ -19,8 +19,6 @@ from phosd.engine.system import procfs
 from phosd.errors import NoSuchProcess
 
 VARIABLE = "PHOS_TERM_DIR"
-ROOT_VARIABLE = "PHOS_TERM_ROOT"
-"""Set by the first process of a program, for those below it."""
 _DELIVER = 0x50485401
 _DELIVER_IF_HELD = 0x50485402
 _MOST_BYTES = 1 << 20
@@ -33,6 +31,9 @@ class TermHolder:
 
     Raises :class:`BlockingIOError` if another relay does so.
     """
+
+    ROOT = "PHOS_TERM_ROOT"
+    """The variable that the first process of a program sets for those below it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -43,7 +43,7 @@ def wait(settings: Settings, program: str, timeout: float | None) -> None:
         ) from error
     outputs = output_files(pid)
     _wait(pidfd, timeout, program)
-    status = _status(Path(outputs[0]).parent / END) if outputs else None
+    status = _status(Path(outputs[0]).with_name(END)) if outputs else None
     if settings.json:
         settings.emit({"pid": pid, "status": status})
     elif status is None:

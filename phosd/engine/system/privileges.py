@@ -78,7 +78,7 @@ def open_for_appending(path: str, *, uid: int, gid: int, groups: Sequence[int]) 
     """Open or create ``path`` with this user's rights, then be root again.
 
     The kernel drops root's capabilities while the effective user is another. Call it in a process
-    with one thread. Raises :class:`OSError`.
+    with one thread. Raises :class:`OSError`, also of a pipe without a reader.
     """
     before = os.getgroups()
     os.setgroups(list(groups))
@@ -86,11 +86,13 @@ def open_for_appending(path: str, *, uid: int, gid: int, groups: Sequence[int]) 
     os.seteuid(uid)
     try:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NOCTTY
-        return os.open(path, flags, 0o600)
+        file = os.open(path, flags | os.O_NONBLOCK, 0o600)
     finally:
         os.seteuid(0)
         os.setegid(0)
         os.setgroups(before)
+    os.set_blocking(file, True)
+    return file
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL) -> None:

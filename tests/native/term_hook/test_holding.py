@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.cli.termination import ROOT_VARIABLE, TermHolder, deliver, deliver_if_held
+from phosd.cli.termination import TermHolder, deliver, deliver_if_held
 from phosd.engine.program.tree import scan
 from phosd.engine.system import procfs
 from phosd.engine.system.native import term_library
@@ -31,7 +31,7 @@ def program(
     """Run a program under the library; it says that it is ready."""
     folder = holder if isinstance(holder, Path) else Path(holder.environment["PHOS_TERM_DIR"])
     environment = os.environ | {"LD_PRELOAD": str(term_library()), "PHOS_TERM_DIR": str(folder)}
-    environment.pop(ROOT_VARIABLE, None)
+    environment.pop(TermHolder.ROOT, None)
     process = subprocess.Popen(
         words or (sys.executable, "-c", READY + source),
         stdout=subprocess.PIPE,

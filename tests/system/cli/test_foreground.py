@@ -1,0 +1,72 @@
+"""Parts of ``phos run`` in the foreground; the whole: tests/system/service/test_preemption.py."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from phosd.cli.foreground import seconds
+from phosd.cli.named import keep_command, kept_command
+from phosd.cli.program import read_end, write_end
+from phosd.cli.resuming import changed_since, folder_of
+from phosd.client import Image
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1min 30s", 90.0),
+        ("5min", 300.0),
+        ("500ms", 0.5),
+        ("1d 2h 3min 4.5s", 86_400 + 7200 + 180 + 4.5),
+        ("infinity", None),
+        ("", None),
+        ("90", None),
+        ("1min and more", None),
+    ],
+)
+def test_time_spans_of_systemd(text: str, expected: float | None) -> None:
+    assert seconds(text) == expected
+
+
+def test_only_folders_of_ours_get_files_of_ours(tmp_path: Path) -> None:
+    """A program may have sent its output elsewhere; a file named `end` there is none of ours."""
+    image = Image("/image", output=(str(tmp_path / "stdout"),))
+    assert folder_of(image) is None
+    keep_command(tmp_path, ["python", "train.py"])
+    assert folder_of(image) == tmp_path
+    assert folder_of(Image("/image")) is None
+
+
+def test_what_a_program_was_started_with(tmp_path: Path) -> None:
+    assert kept_command(tmp_path) is None
+    keep_command(tmp_path, ["python", "train.py", "--name=\u00e4"])
+    assert kept_command(tmp_path) == ["python", "train.py", "--name=\u00e4"]
+    for damaged in ("", "{}", "[", "7"):
+        (tmp_path / "command").write_text(damaged)
+        assert kept_command(tmp_path) is None
+    (tmp_path / "command").unlink()
+    os.mkfifo(tmp_path / "command")  # and nobody waits for its other end
+    assert kept_command(tmp_path) is None
+
+
+def test_how_it_ended(tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    assert read_end(end) is None
+    for status in (0, 7, -15):
+        write_end(tmp_path, status)
+        assert read_end(end) == status
+    for damaged in ("", "exit", "exit x", "left 3", "exit 1 2"):
+        end.write_text(damaged)
+        assert read_end(end) is None
+    end.write_text("exit 1\nsignal 9\n")  # appended to by two restores
+    assert read_end(end) == -9
+
+
+def test_files_that_are_newer_than_the_image(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    image = Image("/image", created=script.stat().st_mtime - 10)
+    words = ["python", str(script), "--x", "\0", "9" * 5000]
+    assert changed_since(image, words) == [str(script)]
+    assert changed_since(Image("/image", created=script.stat().st_mtime + 10), words) == []
