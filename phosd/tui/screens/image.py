@@ -98,7 +98,8 @@ class ImageScreen(NodeScreen):
 
     def _facts(self) -> Text:
         image, now = self._image, self.node.now()
-        name = f"{plain(image.id)} of {image.pid} {command_line(image.command)}"
+        called = f"{plain(image.name)}@{image.number}, " if image.name else ""
+        name = f"{called}{plain(image.id)} of {image.pid} {command_line(image.command)}"
         text = Text.assemble((name, "bold"))
         if self._gone:
             text.append("  (it is deleted)", "bold red")

@@ -3,7 +3,7 @@
 from textual.app import ComposeResult
 from textual.widgets import Static
 
-from phosd.client.records import Image, Job
+from phosd.client.records import Image, Job, Process
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Node
 from phosd.tui.screens import image_work
@@ -19,7 +19,7 @@ class ImagesScreen(NodeScreen):
 
     SCOPE = "images"
     TITLE_TEXT = "Images"
-    SHOWS = frozenset({Image, Job})
+    SHOWS = frozenset({Image, Job, Process})
     BINDINGS = bindings("images")
     DEFAULT_CSS = """
     ImagesScreen .about { height: auto; max-height: 3; padding: 0 1; color: $text-muted; }
@@ -70,7 +70,11 @@ class ImagesScreen(NodeScreen):
         image = self.table.current
         parts = []
         if image is not None:
+            if image.name:
+                parts.append(f"{image.name}@{image.number}")
             parts.append(command_line(image.command))
+            if any(process.pid == image.pid for process in self.node.of(Process).values()):
+                parts.append(f"process {image.pid} runs; a restore needs that it has ended")
             if image.parent:
                 gone = "" if self.node.image(image.parent) else " (deleted)"
                 parts.append(f"parent {image.parent}{gone}")

@@ -168,7 +168,8 @@ class ProcessScreen(NodeScreen):
 def _facts(process: Process, node: Node, *, ended: bool) -> Text:
     gpus = node.of(Gpu)
     names = [f"{gpus[path].ordinal}" for path in process.gpus if path in gpus]
-    text = Text.assemble((f"{process.pid} {command_line(process.command)}", "bold"))
+    called = f"{plain(process.name)}, " if process.name else ""
+    text = Text.assemble((f"{called}{process.pid} {command_line(process.command)}", "bold"))
     if ended:
         text.append("  (it has ended)", "bold red")
     hook = process.hook + (f" ({process.reason})" if process.reason else "")

@@ -18,7 +18,11 @@ from phosd.engine.system.native import term_library
 from phosd.errors import NoSuchProcess
 from tests.support.harness import PATIENCE, children, wait_until
 
-READY = "import os, signal, subprocess, sys, time\ndef say(*what): print(*what, flush=True)\n"
+READY = """
+import os, signal, subprocess, sys, time
+def say(*what):
+    os.write(1, (" ".join(map(str, what)) + "\\n").encode())  # print() is not for signal handlers
+"""
 ON_TERM = "signal.signal(signal.SIGTERM, lambda *_: say('term'))\n"
 WAIT = "say('ready')\nwhile True: time.sleep(0.01)\n"
 QUIET_SECONDS = 0.3

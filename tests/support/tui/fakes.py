@@ -85,7 +85,7 @@ def process(pid: int = 4711, **changes: Any) -> Process:
     return Process(f"{ROOT}/process/_{pid}_99", pid, **(values | changes))
 
 
-def image(name: str = "20270115T080000-5f3a", **changes: Any) -> Image:
+def image(image_id: str = "20270115T080000-5f3a", **changes: Any) -> Image:
     values: dict[str, Any] = {
         "created": NOW - 300,
         "owner": 0,
@@ -98,7 +98,7 @@ def image(name: str = "20270115T080000-5f3a", **changes: Any) -> Image:
         "mode": "concurrent",
         "stop_seconds": 0.84,
     }
-    return Image(f"{ROOT}/image/{name.replace('-', '_2d')}", name, **(values | changes))
+    return Image(f"{ROOT}/image/{image_id.replace('-', '_2d')}", image_id, **(values | changes))
 
 
 def job(number: int = 1, **changes: Any) -> Job:

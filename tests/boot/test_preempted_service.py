@@ -1,0 +1,95 @@
+"""A user's service that is one line of ``phos run``: stopped by systemd, and going on later."""
+
+import shlex
+from collections.abc import Iterator
+
+import pytest
+
+from tests.boot import target
+from tests.boot.machine import Machine
+from tests.boot.target import phos
+from tests.support.harness import parse, undisturbed, wait_until
+
+_UNIT = """\
+[Unit]
+After=phosd.service
+
+[Service]
+User=ann
+WorkingDirectory=/
+Environment={variables}
+ExecStart=/usr/bin/phos run --gpu soft --name {name} --resume --on-term=save -- {command}
+KillMode={mode}
+TimeoutStopSec=100
+SuccessExitStatus=75
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+class Service:
+    """A service with this name, and what it has said to the journal since it was started last."""
+
+    def __init__(self, machine: Machine, name: str, mode: str) -> None:
+        self._machine, self.name = machine, name
+        variables = shlex.join(f"{key}={value}" for key, value in target.VARIABLES.items())
+        command = target.command("single")
+        unit = _UNIT.format(name=name, mode=mode, command=command, variables=variables)
+        machine.put(f"/etc/systemd/system/{name}.service", unit)
+        machine.run("systemctl daemon-reload")
+
+    def show(self, what: str) -> str:
+        words = f"systemctl show --property={what} --value {self.name}"
+        return self._machine.run(words).strip()
+
+    def values(self) -> dict[int, str]:
+        words = f"journalctl --output=cat _SYSTEMD_INVOCATION_ID={self.show('InvocationID')}"
+        return parse(self._machine.run(words, unit=False).encode())
+
+    def start(self) -> None:
+        """Start it; returns when it computes."""
+        self._machine.run(f"systemctl start {self.name}")
+        wait_until(lambda: len(self.values()) > 5, "the service to compute")
+
+    def stop(self) -> None:
+        """Stop it; it must be saved by that."""
+        self._machine.run(f"systemctl stop {self.name}")
+        assert (self.show("Result"), self.show("ExecMainStatus")) == ("success", "75")
+
+
+@pytest.fixture(params=["control-group", "mixed"])
+def service(booted: Machine, request: pytest.FixtureRequest) -> Iterator[Service]:
+    name = request.param.partition("-")[0]
+    yield Service(booted, name, request.param)
+    booted.run(f"systemctl kill --signal=KILL {name}", check=False)
+
+
+def test_it_goes_on_after_each_stop(booted: Machine, service: Service) -> None:
+    seen: dict[int, str] = {}
+    for number in range(1, 4):
+        service.start()
+        now = service.values()
+        assert not seen or min(now) > min(seen), "it has begun anew"
+        service.stop()
+        seen |= service.values()
+        (newest,) = [i for i in phos(booted, "images", "ann") if i["number"] == number]
+        assert (newest["name"], newest["state"]) == (service.name, "durable")
+        assert phos(booted, f"images {service.name}", "ann")[0]["id"] == newest["id"]
+    expected = undisturbed("single", max(seen) + 1)
+    assert seen == {step: expected[step] for step in seen}
+    assert sorted(seen) == list(range(max(seen) + 1)), "a step is missing"
+
+
+def test_it_goes_on_after_a_reboot(booted: Machine) -> None:
+    service = Service(booted, "rebooted", "control-group")
+    booted.run("systemctl enable rebooted")
+    service.start()
+    service.stop()
+    last = max(service.values())
+    booted.reboot()
+    wait_until(lambda: len(service.values()) > 5, "the service to compute")
+    assert min(service.values()) == last + 1
+    expected = undisturbed("single", max(service.values()) + 1)
+    assert service.values().items() <= expected.items()
+    service.stop()
