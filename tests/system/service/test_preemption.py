@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from tests.support.harness import PROGRAMS, alive, parse, undisturbed, wait_unti
 from tests.system.service.test_end_to_end import phos, phosd
 
 SAVED = 75
-STEPS = 1500
+STEPS = 500
 ENDING = f"""
 import runpy, sys
-sys.argv = ["single.py", "{STEPS}"]
+sys.argv = ["single.py", *sys.argv[1:]]
 sys.path.insert(0, {str(PROGRAMS)!r})
 runpy.run_path({str(PROGRAMS / "single.py")!r}, run_name="__main__")
 sys.exit(7)
@@ -38,6 +39,7 @@ class Line:
         self._words = ["--name", name, "--resume", "--on-term=save", *options]
         self._program = folder / "program.py"
         self._program.write_text(ENDING)
+        self.steps = STEPS
         self._shown = folder / f"{name}.shown"
         self._said = folder / f"{name}.said"
 
@@ -51,7 +53,7 @@ class Line:
 
     def start(self, *program: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "phosd.cli.main", "run", "--gpu", "soft", *self._words]
-        words = program or (sys.executable, str(self._program))
+        words = program or (sys.executable, str(self._program), str(self.steps))
         with self._shown.open("ab") as out, self._said.open("ab") as err:
             return subprocess.Popen(
                 [*command, "--", *words], stdout=out, stderr=err, env=self.environment
@@ -108,6 +110,7 @@ def to_the_program(relay: int, program: int) -> None:
 def test_ten_preemptions_at_random_instants(bus: str, tmp_path: Path) -> None:
     chance = random.Random(int(os.environ.get("PHOS_TEST_SEED", "1")))
     line = Line(bus, tmp_path)
+    line.steps = 3 * STEPS
     ways = [to_the_relay, to_all, to_the_program]
     with phosd(bus, tmp_path), nothing_left(line):
         preempted = 0
@@ -125,8 +128,8 @@ def test_ten_preemptions_at_random_instants(bus: str, tmp_path: Path) -> None:
         images = phos(bus, tmp_path, "images")
         assert [(i["name"], i["number"]) for i in images] == [("bert", n) for n in range(1, 11)]
     values = line.values()
-    expected = undisturbed("single", STEPS)
-    assert values == {step: expected[step] for step in range(STEPS)}
+    expected = undisturbed("single", line.steps)
+    assert values == {step: expected[step] for step in range(line.steps)}
 
 
 def test_what_is_in_the_way_of_going_on(bus: str, tmp_path: Path) -> None:
@@ -190,6 +193,37 @@ def holder_of(pid: int) -> Iterator[None]:
     finally:
         child.kill()
         child.wait()
+
+
+def said_again(line: Line, times: int) -> bool:
+    return line.said.count("again") == times
+
+
+def test_the_loop_of_a_shell(bus: str, tmp_path: Path) -> None:
+    """As docs/operate/preemption.md has it; the notice of the end comes twice."""
+    line = Line(bus, tmp_path)
+    page = (Path(__file__).parents[3] / "docs/operate/preemption.md").read_text()
+    (recipe,) = [each for each in page.splitlines() if each.startswith("until phos run")]
+    loop = recipe.replace("python train.py", f"{sys.executable} {tmp_path / 'program.py'} {STEPS}")
+    loop = loop.replace("sleep 5", "echo again >&2").replace("phos run", "phos run --gpu soft")
+    script = f'phos() {{ {sys.executable} -m phosd.cli.main "$@"; }}\n{loop}\n'
+    with phosd(bus, tmp_path), nothing_left(line):
+        shown, said = tmp_path / "bert.shown", tmp_path / "bert.said"
+        with shown.open("ab") as out, said.open("ab") as err:
+            shell = subprocess.Popen(
+                ["sh", "-c", script], stdout=out, stderr=err, env=line.environment
+            )
+        for number in (1, 2):
+            wait_until(line.values, "its first values")
+            line.wait_for(2)
+            below = [each.pid for each in scan(shell.pid).living]
+            relays = [pid for pid in below if (at := procfs.stat(pid)) and at.parent == shell.pid]
+            os.kill(relays[0], signal.SIGTERM)
+            wait_until(partial(said_again, line, number), "the next turn")
+        assert shell.wait(120) == 0
+        assert said_again(line, 2)
+    expected = undisturbed("single", STEPS)
+    assert line.values() == {step: expected[step] for step in range(STEPS)}
 
 
 def test_who_cannot_be_saved_in_time_is_terminated(bus: str, tmp_path: Path) -> None:
