@@ -96,9 +96,9 @@ class SaveOnTerm:
             with Client(self._settings.bus) as client:
                 self._saved = self._save_in_time(client).result
         except Exception as error:  # whatever it is, the program is to be told
-            self._settings.note(f"phos: not saved: {in_words(error, self._settings.bus)}")
             if self._state is _State.SAVING:  # and the program has not got its SIGTERM yet
                 self._state = _State.FAILED
+            self._settings.note(f"phos: not saved: {in_words(error, self._settings.bus)}")
 
     def _save_in_time(self, client: Client) -> Job:
         """Save and end the program. What is in the way may pass, as long as there is time."""
