@@ -11,6 +11,8 @@ from phosd.client.errors import in_words
 from phosd.errors import Busy, PhosError
 
 _AGAIN_SECONDS = 0.5
+_SETTLE_SECONDS = 30.0
+"""How long phosd may take to tell what has come of saving, when the program has ended."""
 _ALONE_SECONDS = 1.0
 """How long after a process of the program has got a SIGTERM this one may get it, too."""
 _FOR_ITS_HANDLER = 0.2
@@ -72,7 +74,7 @@ class SaveOnTerm:
     def settle(self) -> bool:
         """Return whether the program was saved, when it has ended."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_SETTLE_SECONDS)
         if self._saved:
             self._settings.note(
                 f"phos: saved as {self._saved}; the same command with --resume goes on from it"
