@@ -13,10 +13,9 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 
-from bench.series import PROGRAMS
+from bench.series import PROGRAMS, interpreter
 from phosd.cli.environment import do_without_what_cannot_be_saved
 from phosd.engine.system.native import hook_library
 
@@ -34,13 +33,12 @@ def run(arguments: argparse.Namespace, *, hooked: bool, variables: bool) -> floa
     environment = dict(os.environ)
     if variables:
         do_without_what_cannot_be_saved(environment)
-    by = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={arguments.ranks}"]
     words = [str(PROGRAMS / "all_reduce.py"), "--bytes", str(arguments.bytes)]
     with tempfile.TemporaryDirectory() as runtime:
         if hooked:
             environment |= {"LD_PRELOAD": str(hook_library()), "PHOS_RUNTIME_DIR": runtime}
         done = subprocess.run(
-            [sys.executable, *by, *words],
+            [*interpreter(arguments.ranks), *words],
             env=environment,
             stdout=subprocess.PIPE,
             text=True,

@@ -73,11 +73,7 @@ class Training:
 
     def kill(self) -> None:
         """Kill the program with its process tree, and wait until the pids are free."""
-        pid = self.process.pid
-        tree = scan(pid).pids
-        for each in tree:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(each, signal.SIGKILL)
+        tree = kill_tree(self.process.pid)
         if self.process.returncode is None:
             self.process.wait()
         wait_until(lambda: gone(tree), "the pids to be free", self.log)
@@ -212,6 +208,15 @@ class ThroughDaemon:
         took = {phase["name"]: phase["seconds"] for phase in job["phases"]}
         result = str(job["result"])
         return Outcome(result, seconds, job["stop_seconds"], took, job["notes"])
+
+
+def kill_tree(root: int) -> tuple[int, ...]:
+    """Kill a process with its tree; return their pids. Raises :class:`NoSuchProcess`."""
+    tree = scan(root).pids
+    for pid in tree:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return tree
 
 
 def gone(pids: tuple[int, ...]) -> bool:

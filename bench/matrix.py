@@ -17,7 +17,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,9 +26,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoint import Training, gone, wait_until
+from bench.checkpoint import Training, gone, kill_tree, wait_until
 from bench.entries import ENTRIES, Entry
-from bench.series import PROGRAMS
+from bench.series import PROGRAMS, interpreter
 from phosd.demo.stage import BUS_CONFIG
 from phosd.engine.program.tree import scan
 from phosd.errors import NoSuchProcess
@@ -131,12 +130,9 @@ class Started(Training):
     def end(self) -> None:
         """Kill its whole tree, and wait until the pids are free."""
         try:
-            tree = scan(self.pid).pids
+            tree = kill_tree(self.pid)
         except NoSuchProcess:
             return
-        for pid in tree:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
         wait_until(lambda: gone(tree), "the pids to be free", self.log)
 
 
@@ -187,10 +183,7 @@ def _words(entry: Entry) -> list[str]:
     if entry.program.endswith(".cu"):
         return [str(_compiled(PROGRAMS / entry.program)), *entry.words]
     program = [str(PROGRAMS / f"{entry.program}.py"), *entry.words]
-    if entry.torchrun:
-        ranks = f"--nproc-per-node={entry.gpus}"
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", ranks, *program]
-    return [sys.executable, *program]
+    return [*interpreter(entry.gpus if entry.torchrun else 0), *program]
 
 
 def _compiled(source: Path) -> Path:

@@ -43,6 +43,12 @@ _SETTLE = 10
 """Iterations before the first checkpoint."""
 
 
+def interpreter(ranks: int) -> list[str]:
+    """Return the words that run a Python program: once, or by torchrun if there are ``ranks``."""
+    by = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return [sys.executable, *(by if ranks else ())]
+
+
 def start(
     log: Path, runtime: Path, program: str, *words: str, hooked: bool, ranks: int = 0
 ) -> Training:
@@ -51,10 +57,9 @@ def start(
     do_without_what_cannot_be_saved(environment)
     if hooked:
         environment["LD_PRELOAD"] = str(hook_library())
-    by = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     with log.open("ab") as out:
         process = subprocess.Popen(
-            [sys.executable, *(by if ranks else ()), str(PROGRAMS / f"{program}.py"), *words],
+            [*interpreter(ranks), str(PROGRAMS / f"{program}.py"), *words],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

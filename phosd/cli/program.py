@@ -103,10 +103,7 @@ class RestoredProgram:
 
     def status(self) -> int | None:
         """Return how it has ended; None if nobody has told within some seconds."""
-        give_up = time.monotonic() + _END_SECONDS
-        while (status := read_end(self.end)) is None and time.monotonic() < give_up:
-            time.sleep(0.01)
-        return status
+        return await_end(self.end, _END_SECONDS)
 
 
 def write_end(folder: Path, status: int) -> None:
@@ -114,6 +111,14 @@ def write_end(folder: Path, status: int) -> None:
     told = f"exit {status}" if status >= 0 else f"signal {-status}"
     with contextlib.suppress(OSError):  # the disk is full, or the folder was removed
         (folder / END).write_text(f"{told}\n")
+
+
+def await_end(file: Path, seconds: float) -> int | None:
+    """Return how a program has just ended; None if the file does not tell in time."""
+    give_up = time.monotonic() + seconds
+    while (status := read_end(file)) is None and time.monotonic() < give_up:
+        time.sleep(0.01)
+    return status
 
 
 def read_end(file: Path) -> int | None:

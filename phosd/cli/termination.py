@@ -11,7 +11,6 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from phosd.engine.program.tree import scan
@@ -52,12 +51,7 @@ class TermHolder:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._held)
         os.close(self._lock)
 

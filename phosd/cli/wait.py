@@ -3,14 +3,13 @@
 import os
 import select
 import sys
-import time
 from pathlib import Path
 
 import click
 
 from phosd.cli.named import running
 from phosd.cli.options import PROGRAM
-from phosd.cli.program import END, read_end
+from phosd.cli.program import END, await_end
 from phosd.cli.relay import exit_code
 from phosd.cli.settings import Settings, command
 from phosd.client.errors import CommandError
@@ -43,7 +42,7 @@ def wait(settings: Settings, program: str, timeout: float | None) -> None:
         ) from error
     outputs = output_files(pid)
     _wait(pidfd, timeout, program)
-    status = _status(Path(outputs[0]).with_name(END)) if outputs else None
+    status = await_end(Path(outputs[0]).with_name(END), _END_SECONDS) if outputs else None
     if settings.json:
         settings.emit({"pid": pid, "status": status})
     elif status is None:
@@ -66,14 +65,6 @@ def _wait(pidfd: int, timeout: float | None, program: str) -> None:
     ended.register(pidfd, select.POLLIN)
     if not ended.poll(None if timeout is None else timeout * 1000):
         raise CommandError("Timeout", f"{program} still runs after {timeout:g} s; wait again")
-
-
-def _status(file: Path) -> int | None:
-    """Return what the file tells, which is written when the program has ended."""
-    give_up = time.monotonic() + _END_SECONDS
-    while (status := read_end(file)) is None and time.monotonic() < give_up:
-        time.sleep(0.01)
-    return status
 
 
 def _told(status: int) -> str:
