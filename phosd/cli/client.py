@@ -44,12 +44,18 @@ def ask(settings: Settings, path: str, interface: str, member: str, **options: V
     """Call an object's method that takes only options, and return its value. Raises
     :class:`CallError`.
     """
-    words = (path, f"org.phos.{interface}", member, "a{sv}", options)
+    (found,) = call_object(settings, path, interface, member, "a{sv}", options)
+    return found
 
-    async def run() -> Any:
+
+def call_object(
+    settings: Settings, path: str, interface: str, member: str, signature: str, *args: Any
+) -> list[Any]:
+    """Call an object's method and return the reply. Raises :class:`CallError`."""
+
+    async def run() -> list[Any]:
         async with _daemon(settings) as daemon:
-            (found,) = await daemon.call(*words)
-        return found
+            return await daemon.call(path, f"org.phos.{interface}", member, signature, *args)
 
     return asyncio.run(run())
 

@@ -17,6 +17,8 @@ from phosd.client.users import of_yours, user_name
 
 _BLOCK = ("pid", "id", "address", "size", "gpu", "chunks", "stored_bytes", "shared_bytes")
 _TO_THE_MINUTE = len("2026-11-20 15:30")
+_NOTE = 30
+"""Characters of a note in the list."""
 _PAGE = 5_000
 """Blocks per call."""
 
@@ -41,7 +43,8 @@ def images(settings: Settings, image: str | None) -> None:
     rows = [_row(image) for image in objects(settings, "Image1", "ListImages")]
     # The owner of all that a user has is the first to be left out.
     own = all(row["owner"] == os.geteuid() for row in rows)
-    least = ("SHARED", "VERIFIED", "MODE", "STORED", "STATE", "SIZE")
+    noted = any(row["note"] for row in rows)
+    least = ("SHARED", "VERIFIED", "MODE", "STORED", "STATE", "SIZE", *(["NOTE"] if noted else []))
     settings.rows(
         sorted(rows, key=lambda row: str(row["id"])),
         {
@@ -56,6 +59,7 @@ def images(settings: Settings, image: str | None) -> None:
             "MODE": lambda row: row["mode"],
             "STATE": lambda row: row["state"],
             "VERIFIED": _verified,
+            **({"NOTE": _short_note} if noted else {}),
             "COMMAND": lambda row: (shlex.join(row["command"]), _damage(row)),
         },
         spare=("OWNER", *least, "CREATED") if own else (*least, "OWNER", "CREATED"),
@@ -87,6 +91,7 @@ def _show(settings: Settings, image: str) -> None:
             "parent": row["parent"] or "",
             "state": row["state"],
             "verified": _verified(row),
+            "note": _note(row),
             "output": ", ".join(row["output"]),
         }
     )
@@ -137,6 +142,15 @@ def _name(row: dict[str, Any]) -> str:
     return f"{row['name']}@{row['number']}" if row["name"] else ""
 
 
+def _note(row: dict[str, Any]) -> str:
+    return row["note"] or ""
+
+
+def _short_note(row: dict[str, Any]) -> str:
+    note = _note(row)
+    return note if len(note) <= _NOTE else f"{note[: _NOTE - 1]}…"
+
+
 def _verified(row: dict[str, Any]) -> str:
     if row["verified"] is None:
         return "never"
@@ -167,4 +181,5 @@ def _row(image: dict[str, Any]) -> dict[str, Any]:
         "output": image.get("Output", []),
         "name": image.get("Name") or None,
         "number": image.get("Number") or None,
+        "note": image.get("Note") or None,
     }

@@ -24,6 +24,7 @@ _COMMANDS = {
     "restore": "Run the program of IMAGE again from where it was, under its old pid.",
     "images": "List the images, oldest first; or tell all about IMAGE, and the device memory that "
     "it holds, in the order in which it is loaded.",
+    "note": "Write a note of IMAGE, a line that tells it apart; or show it.",
     "verify": "Read all of IMAGES and compare them with their digests.",
     "rm": "Delete IMAGES for good.",
     "prune": "Delete output of `phos run` that nothing needs any more, and with --images old "

@@ -220,6 +220,12 @@ class AsyncClient:
         """Delete an image for good; returns when it is gone."""
         await self._calls.delete(image)
 
+    async def note(self, image: str, text: str) -> None:
+        """Write a note of an image, one line of at most 200 characters, in place of the one that it
+        has; an empty one takes that away.
+        """
+        await self._calls.note(image, text)
+
     async def recover(self, pid: int) -> str:
         """Let a process run again that was left locked, checkpointed or parked; returns afterwards,
         with what was done.

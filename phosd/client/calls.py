@@ -3,7 +3,7 @@
 from typing import Any
 
 from phosd.bus import ROOT, variants
-from phosd.client.daemon import JOB, MANAGER
+from phosd.client.daemon import IMAGE, JOB, MANAGER
 from phosd.client.evacuation import Step
 from phosd.client.rows import first_page, next_page
 
@@ -54,6 +54,11 @@ class Calls:
     async def delete(self, image: str) -> None:
         """Delete an image."""
         await self._manager("DeleteImage", "sa{sv}", image, {})
+
+    async def note(self, image: str, text: str) -> None:
+        """Write the note of an image."""
+        path = await self.get_image(image)
+        await self._call(path, IMAGE, "SetNote", "sa{sv}", text, {})
 
     async def migrate(self, pid: int, destination: str, **options: Option) -> str:
         """Move a process to another GPU; return the path of the job."""

@@ -10,6 +10,7 @@ from phosd.errors import NoDaemon
 
 MANAGER = "org.phos.Manager1"
 JOB = "org.phos.Job1"
+IMAGE = "org.phos.Image1"
 DBUS = "org.freedesktop.DBus"
 PROPERTIES = f"{DBUS}.Properties"
 OBJECTS = f"{DBUS}.ObjectManager"

@@ -70,7 +70,8 @@ class Process:
 class Image:
     """A saved process. ``gpus`` has the UUID and the chip of each GPU; ``whole`` is the result of
     the last verification, None before the first; ``output`` and ``name`` as of a :class:`Process`,
-    and ``number`` tells the owner's images with that name apart.
+    ``number`` tells the owner's images with that name apart, and ``note`` is what they have written
+    of it.
     """
 
     path: str
@@ -96,6 +97,7 @@ class Image:
     output: tuple[str, ...] = ()
     name: str = ""
     number: int = 0
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -296,6 +298,7 @@ def _image(path: str, values: Values) -> Image:
         output=values.texts("Output"),
         name=values.text("Name"),
         number=values.whole("Number"),
+        note=values.text("Note"),
     )
 
 

@@ -227,6 +227,10 @@ class Client:
         """Delete an image for good; returns when it is gone."""
         self._loop.run(self._client.delete(image))
 
+    def note(self, image: str, text: str) -> None:
+        """Write a note of an image, as :meth:`AsyncClient.note` does."""
+        self._loop.run(self._client.note(image, text))
+
     def recover(self, pid: int) -> str:
         """Let a process run again, as :meth:`AsyncClient.recover` does."""
         return self._loop.run(self._client.recover(pid))

@@ -20,6 +20,7 @@ from phosd.engine.image.manifest import (
     Process,
     Tree,
 )
+from phosd.engine.image.note import checked_note
 from phosd.engine.job.affected import InterruptedJob
 from phosd.engine.job.checks import Finding
 from phosd.engine.job.experience import Experience
@@ -133,6 +134,7 @@ class FakeEngine:
     outputs_asked: list[tuple[int, Path, frozenset[str]]] = field(default_factory=list)
     unreadable: dict[str, PhosError] = field(default_factory=dict)
     unwritten: list[str] = field(default_factory=list)
+    noted: dict[str, str] = field(default_factory=dict)
     disk_trouble: PhosError | None = None
     live_blocks: list[tuple[HookBlock, int]] = field(default_factory=list)
     launched: list[Kernel] = field(default_factory=list)
@@ -281,6 +283,13 @@ class FakeEngine:
 
     def delete_image(self, image: str) -> None:
         del self.stored[image]
+
+    def notes(self) -> dict[str, str]:
+        return {image: note for image, note in self.noted.items() if image in self.stored}
+
+    def set_note(self, image: str, note: str) -> None:
+        self.image(image)
+        self.noted[image] = checked_note(note)
 
     def processes(self) -> list[GpuProcess]:
         return self.running

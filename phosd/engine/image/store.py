@@ -6,6 +6,7 @@
     <state>/lock                       held while packs or images are added or removed
     <state>/images/<id>/manifest.json  makes the image visible: written last, removed first
     <state>/images/<id>/<folder>/      CRIU's files of one process tree
+    <state>/images/<id>/note           a line of its owner's, if there is one (note.py)
     <state>/packs/<n>.pack             chunks (see packs.py)
     <state>/packs/<hex>.spare          allocated in advance for a future pack
 
@@ -22,6 +23,7 @@ uses those descriptors; it holds a shared lock on the folder, and a locked image
 """
 
 import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +35,7 @@ from phosd.engine.faults import Point, point
 from phosd.engine.image import private_files
 from phosd.engine.image.folder import StoreFolder
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.note import checked_note, read_note, write_note
 from phosd.engine.image.quota import SpaceReservation, taken
 from phosd.engine.image.reader import (
     Image,
@@ -46,9 +49,11 @@ from phosd.engine.image.tier import MANIFEST, MemoryTier, Tier
 from phosd.engine.image.validate import valid_id
 from phosd.engine.image.write_back import PARTIAL, WriteBack
 from phosd.engine.image.writer import ImageWriter
-from phosd.errors import Busy, ImageCorrupt, NoSuchImage
+from phosd.errors import Busy, ImageCorrupt, NoSuchImage, NotAuthorized
 
 __all__ = ["Image", "ImageWriter", "Store", "packs_of"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,7 @@ class Store(StoreFolder):
         self.spares = SparePacks(self)
         self.write_back = WriteBack(self, self.open, self.list)
         self._read: dict[str, tuple[tuple[int, ...], Manifest]] = {}
+        self._bad_notes: set[str] = set()
 
     def list(self) -> list[Manifest]:
         """Return all published images, oldest first, without damaged ones (see :meth:`damaged`)."""
@@ -176,6 +182,43 @@ class Store(StoreFolder):
             for tier in tiers:
                 tier.drop(image_id)
             self._remove_packs()
+
+    def notes(self) -> dict[str, str]:
+        """Return the notes of the published images that have one. A file that is no note is none,
+        which is logged once: the image can be restored all the same.
+        """
+        found = {}
+        for image_id in self._published():
+            try:
+                text = read_note(self._kept_in(image_id))
+            except (ImageCorrupt, NotAuthorized) as error:
+                if image_id not in self._bad_notes:
+                    _log.warning("image %s is shown without its note: %s", image_id, error)
+                    self._bad_notes.add(image_id)
+                continue
+            if text:
+                found[image_id] = text
+        return found
+
+    def set_note(self, image_id: str, text: str) -> None:
+        """Give an image another note; an empty one takes it away.
+
+        Raises :class:`NoSuchImage`, :class:`~phosd.errors.InvalidOption` and
+        :class:`~phosd.errors.OutOfSpace`.
+        """
+        text = checked_note(text)
+        with self.locked():
+            self.require_writable()
+            os.close(self._open_folder(image_id))
+            if not any(tier.has(image_id) for tier in self.tiers):
+                raise no_such_image(image_id)
+            write_note(self._kept_in(image_id), text)
+            self._bad_notes.discard(image_id)
+
+    def _kept_in(self, image_id: str) -> Path:
+        """Return the folder of a published image that outlives its copy in memory, if any does."""
+        tier = self.disk if self.is_durable(image_id) else self.memory or self.disk
+        return tier.images / image_id
 
     def sweep(self) -> Sequence[str]:
         """Remove what crashed jobs left. Returns the names of what was removed."""

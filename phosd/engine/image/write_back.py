@@ -5,6 +5,7 @@ manifest. What a crash leaves of it is finished or removed later: a pack that is
 """
 
 import fcntl
+import logging
 import os
 import secrets
 import threading
@@ -17,17 +18,19 @@ from phosd.engine.faults import Point, point
 from phosd.engine.image import private_files
 from phosd.engine.image.folder import StoreFolder
 from phosd.engine.image.manifest import MAX_MANIFEST, Manifest
+from phosd.engine.image.note import read_note, write_note
 from phosd.engine.image.reader import Image, no_such_image
 from phosd.engine.image.tier import MANIFEST
 from phosd.engine.image.usage import Usage, file_bytes, pack_ends
 from phosd.engine.job.progress import Progress
-from phosd.errors import ImageCorrupt
+from phosd.errors import ImageCorrupt, NotAuthorized
 
 PARTIAL = ".partial"
 """Ends the names of packs that are not complete."""
 _PIECE = 16 << 20
 _THREADS = 8
 _LOOK_SECONDS = 0.2
+_log = logging.getLogger(__name__)
 
 
 class WriteBack:
@@ -204,9 +207,19 @@ class WriteBack:
             private_files.write_durably(partial, text)
             private_files.sync_folder(disk.images)
             with self._store.locked():
+                if note := _note_of(image):  # it may have changed until now
+                    write_note(folder, note)
                 point(Point.WRITE_BACK_MANIFEST)
                 partial.rename(folder / MANIFEST)
                 private_files.sync_folder(folder)
+
+
+def _note_of(image: Image) -> str:
+    try:
+        return read_note(image.folder)
+    except (ImageCorrupt, NotAuthorized) as error:
+        _log.warning("image %s goes to the disk without its note: %s", image.manifest.id, error)
+        return ""
 
 
 def _copy(

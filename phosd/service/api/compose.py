@@ -65,7 +65,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     )
     interfaces = ObjectInterfaces(
         process_interface(ProcessMethods(engine, history, rights, readers)),
-        image_interface(ImageMethods(rights, readers)),
+        image_interface(ImageMethods(engine, rights, readers, lambda: inventory.refresh_images())),
         gpu_interface(GpuMethods(samples)),
     )
     inventory = Inventory(config, engine, tree, history, periodic, interfaces, samples)

@@ -157,14 +157,16 @@ class Inventory:
         """Publish new images, withdraw deleted ones, and update their properties."""
         in_memory = {*await asyncio.to_thread(self._engine.in_memory)}
         manifests = await asyncio.to_thread(self._engine.images)
+        notes = await asyncio.to_thread(self._engine.notes)
         verified = await asyncio.to_thread(self._history.verified)
         current = {}
         held: set[int] = set()
         for manifest in manifests:
             path = image_path(manifest.id)
             found = verified.get(manifest.id, (0.0, False))
-            near = manifest.id in in_memory
-            image = current[path] = self._image(path, manifest, held, found, in_memory=near)
+            near, note = manifest.id in in_memory, notes.get(manifest.id, "")
+            image = self._image(path, manifest, held, found, note, in_memory=near)
+            current[path] = image
             held |= image.pack_bytes.keys()
         for path in self.images.keys() - current.keys():
             self._tree.withdraw(path)
@@ -185,6 +187,7 @@ class Inventory:
         manifest: Manifest,
         held: Set[int],
         found: tuple[float, bool],
+        note: str,
         *,
         in_memory: bool,
     ) -> ImageView:
@@ -194,10 +197,10 @@ class Inventory:
         """
         known = self.images.get(path) or ImageView(manifest)
         shared = frozenset(known.pack_bytes.keys() & held)
-        same = (known.verified, known.verified_ok, known.shared, known.in_memory)
-        if same == (*found, shared, in_memory):
+        same = (known.verified, known.verified_ok, known.shared, known.in_memory, known.note)
+        if same == (*found, shared, in_memory, note):
             return known
-        return ImageView(manifest, *found, shared, in_memory)
+        return ImageView(manifest, *found, shared, in_memory, note)
 
     async def look_again(self) -> None:
         """Look for processes, and for GPUs whatever the sampling period: a job has moved something,

@@ -55,6 +55,7 @@ FEATURES = (
     "get-one",
     "error-reasons",
     "safe-points",
+    "image-notes",
 )
 _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
 """Settings that can change while phosd runs."""

@@ -184,6 +184,13 @@ def image_interface(methods: ImageMethods | type[ImageMethods]) -> Interface:
                 constant=True,
             ),
             Property(
+                "Note",
+                "s",
+                "What its owner has written of it; empty: nothing.",
+                lambda view: view.note,
+                private=True,
+            ),
+            Property(
                 "Number",
                 "u",
                 "Its number among the owner's images with this name: NAME@NUMBER.",

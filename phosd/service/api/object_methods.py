@@ -1,6 +1,6 @@
 """Answer detailed queries about one process, image or GPU, and clear suspect kernels."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import islice
 from typing import Annotated, TypeVar
 
@@ -157,11 +157,21 @@ class ProcessMethods:
 
 
 class ImageMethods:
-    """Handlers of an image. Only the owner and administrators may call them."""
+    """Handlers of an image. Only the owner and administrators may call them. ``look_again`` has its
+    properties read again.
+    """
 
-    def __init__(self, rights: Rights, readers: Readers) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        rights: Rights,
+        readers: Readers,
+        look_again: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._engine = engine
         self._rights = rights
         self._readers = readers
+        self._look_again = look_again
 
     @method("ListBlocks", "a{sv}", blocks="a(utttiutt)")
     async def list_blocks(
@@ -174,6 +184,18 @@ class ImageMethods:
         manifest = view.manifest
         await self._rights.require_sight(caller, manifest.owner, f"image {manifest.id}")
         return await self._readers.run(caller.uid, _content, view, options)
+
+    @method("SetNote", "sa{sv}")
+    async def set_note(self, caller: Caller, view: ImageView, note: str) -> None:
+        """Write a note of the image, a line of at most 200 characters, in place of the one that it
+        has; empty: take that away.
+        """
+        image = view.manifest.id
+        await self._rights.require(
+            caller, Action.DELETE, view.manifest.owner, f"image {image}", image=image
+        )
+        await self._readers.run(caller.uid, self._engine.set_note, image, note)
+        await self._look_again()
 
 
 class GpuMethods:

@@ -57,7 +57,7 @@ class ImageView:
     """An image, when it was last verified, and whether it was intact.
 
     ``shared`` are its packs that an older image needs, too. ``in_memory``: it is not on the disk
-    yet.
+    yet. ``note``: what its owner has written of it.
     """
 
     manifest: Manifest
@@ -65,6 +65,7 @@ class ImageView:
     verified_ok: bool = False
     shared: frozenset[int] = frozenset()
     in_memory: bool = False
+    note: str = ""
 
     @property
     def state(self) -> str:

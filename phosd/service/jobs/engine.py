@@ -120,6 +120,14 @@ class Engine(Protocol):
     def delete_image(self, image: str) -> None:
         """Delete an image. Raises ``NoSuchImage``."""
 
+    def notes(self) -> Mapping[str, str]:
+        """Return the notes of the images that have one."""
+
+    def set_note(self, image: str, note: str) -> None:
+        """Give an image another note; an empty one takes it away. Raises ``NoSuchImage``,
+        ``InvalidOption`` if it is more than a line of 200 characters, and ``OutOfSpace``.
+        """
+
     def processes(self) -> list[GpuProcess]:
         """Return the GPU processes of this node."""
 

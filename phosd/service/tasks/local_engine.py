@@ -191,6 +191,12 @@ class NodeEngine:
     def delete_image(self, image: str) -> None:
         self._node.store.delete(image)
 
+    def notes(self) -> dict[str, str]:
+        return self._node.store.notes()
+
+    def set_note(self, image: str, note: str) -> None:
+        self._node.store.set_note(image, note)
+
     def processes(self) -> list[GpuProcess]:
         self._node.suspend_store.forget_the_dead()  # ended processes may still take much memory
         return self._node.processes()

@@ -116,7 +116,8 @@ class ImageScreen(NodeScreen):
             f"memory; {human_bytes(image.stored_bytes)} stored, {shared} shared with older images"
             f"\nmode {plain(image.mode + why)}{wrong}; stopped for {seconds(image.stop_seconds)}"
             f"\nGPU {plain(chips) or 'none'}; {plain(image.state)}; verified: {verified}"
-            f"\nparents: {self._parents()}",
+            f"\nparents: {self._parents()}"
+            f"{f'{chr(10)}note: {plain(image.note)}' if image.note else ''}",
             "",
         )
         return text

@@ -72,6 +72,8 @@ class ImagesScreen(NodeScreen):
         if image is not None:
             if image.name:
                 parts.append(f"{image.name}@{image.number}")
+            if image.note:
+                parts.append(f"“{image.note}”")
             parts.append(command_line(image.command))
             if any(process.pid == image.pid for process in self.node.of(Process).values()):
                 parts.append(f"process {image.pid} runs; a restore needs that it has ended")

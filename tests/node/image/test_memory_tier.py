@@ -226,6 +226,28 @@ def test_a_reader_keeps_an_image_that_is_only_in_memory(store: Store) -> None:
     whole(store, manifest)
 
 
+def test_a_note_goes_to_the_disk_with_its_image(store: Store, memory: Path) -> None:
+    """What is on the disk is what counts from then on, also while there is a copy in memory."""
+    manifest = publish(store, CONTENT, size=SIZE)
+    store.set_note(manifest.id, "  before the rate went up: ε = 0.1 ")
+    noted = {manifest.id: "before the rate went up: ε = 0.1"}
+    assert store.notes() == noted
+    assert everything(store.state) == set()
+    store.write_back.write(manifest.id, Progress())
+    assert store.notes() == on_the_disk(store).notes() == noted
+    store.set_note(manifest.id, "after")
+    assert store.notes() == on_the_disk(store).notes() == {manifest.id: "after"}
+    whole(on_the_disk(store), manifest)
+    store.set_note(manifest.id, "")
+    assert store.notes() == on_the_disk(store).notes() == {}
+    store.set_note(manifest.id, "gone with it")
+    store.delete(manifest.id)
+    assert store.notes() == {}
+    with pytest.raises(NoSuchImage):
+        store.set_note(manifest.id, "of nothing")
+    assert everything(store.state) == set()
+
+
 WRITE = """
     import sys
     from pathlib import Path

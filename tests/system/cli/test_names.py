@@ -65,6 +65,28 @@ def test_several_images_are_verified(stored: Service) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()] == [FIRST, THIRD]
 
 
+def test_a_note_is_written_shown_and_taken_away(stored: Service) -> None:
+    text = "before the learning rate went up, and then some more"
+    assert phos(stored, "note", "latest", text).stdout == f"{THIRD} has a note now\n"
+    assert phos(stored, "note", THIRD[:-1]).stdout == f"{text}\n"
+    assert f"note          {text}\n" in phos(stored, "images", THIRD).stdout
+    assert f"{text[:29]}…" in phos(stored, "images").stdout
+    assert [row["note"] for row in lines(phos(stored, "images", "--json").stdout)] == [
+        None,
+        None,
+        text,
+    ]
+    assert lines(phos(stored, "note", "latest", "", "--json").stdout) == [
+        {"image": THIRD, "note": None}
+    ]
+    none = phos(stored, "note", THIRD)
+    assert (none.returncode, none.stdout) == (0, "")
+    assert f"image {THIRD} has no note" in none.stderr
+    assert phos(stored, "note", "latest", "two\nlines").returncode == 2
+    missing = phos(stored, "note", "20990101T000000-0000", "x")
+    assert (missing.returncode, "there is no image" in missing.stderr) == (4, True)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

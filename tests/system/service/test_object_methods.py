@@ -152,6 +152,38 @@ def test_who_may_trust_kernels(service: Service, bus: str, target: int) -> None:
     assert polkit.questions[-1].details == {"pid": str(target), "owner": str(OWNER)}
 
 
+def test_who_may_write_a_note_of_an_image(service: Service, bus: str) -> None:
+    """Who may delete the image; to see it is not enough."""
+    service.engine.stored["i"] = manifest("i", owner=OWNER)
+    service.call("ListImages")
+    path = "/org/phos/image/i"
+
+    def note(text: str, uid: int = 0) -> None:
+        call = ("call", "org.phos", path, "org.phos.Image1", "SetNote", "sa{sv}", text, "0")
+        busctl(service.address, *call, uid=uid or None)
+
+    def noted() -> str:
+        return service.get(path, "Image1", "Note", uid=OWNER)
+
+    note("of its owner", uid=OWNER)
+    assert noted() == '"of its owner"'
+    note("of root")
+    assert noted() == '"of root"'
+    with pytest.raises(RuntimeError, match=f"image i belongs to uid {OWNER}"):
+        note("of a stranger", uid=STRANGER)
+    with authority(bus, NO) as polkit:
+        polkit.verdicts["org.phos.inspect-others"] = YES
+        with pytest.raises(RuntimeError, match="delete-others"):
+            note("of a stranger", uid=STRANGER)
+        polkit.verdicts["org.phos.delete-others"] = YES
+        note("allowed", uid=STRANGER)
+    assert noted() == '"allowed"'
+    with pytest.raises(RuntimeError, match="a note is one line of at most 200 characters"):
+        note("x" * 201, uid=OWNER)
+    note("", uid=OWNER)
+    assert noted() == '""'
+
+
 def test_the_log_of_a_hook(service: Service) -> None:
     path = show(service, os.getpid())
     assert ask(service.address, path, "Process1", "ReadLog") == "state 0\n1.5 a note\n"

@@ -47,18 +47,21 @@ def test_one_sees_what_there_is() -> None:
 
 def test_the_name_of_a_program_and_whether_it_runs() -> None:
     running = process(4711, name="bert")
-    node, _ = fake_node(*two(name="bert", number=3), running)
+    node, _ = fake_node(*two(name="bert", number=3, note="before [the] rate"), running)
 
     async def body() -> None:
         async with opened(node, LARGE) as pilot:
             await pilot.press("3")
             await until_shown(
-                pilot, "bert@3", "process 4711 runs; a restore needs that it has ended"
+                pilot,
+                "bert@3",
+                "“before [the] rate”",
+                "process 4711 runs; a restore needs that it has ended",
             )
             node.apply(Update(gone=frozenset({running.path})))
             await until(pilot, lambda: "4711 runs" not in text(pilot), "its end to be shown")
             await pilot.press("enter")
-            await until_shown(pilot, f"bert@3, {NEW}")
+            await until_shown(pilot, f"bert@3, {NEW}", "note: before [the] rate")
 
     run(body)
 
