@@ -3,9 +3,7 @@
 import contextlib
 import errno
 import os
-import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,10 +22,6 @@ if TYPE_CHECKING:
     from phosd.cli.saving import SaveOnTerm
     from phosd.client import Client
 
-GRACE = 90.0
-"""Seconds that saving may take if nobody tells: systemd's own default."""
-_SYSTEMD_SECONDS = 5.0
-
 
 class Foreground:
     """What happens to one program in the foreground."""
@@ -40,12 +34,14 @@ class Foreground:
         *,
         saves: bool,
         grace: float | None,
+        in_memory: bool,
     ) -> None:
         self._settings = settings
         self._name = name
         self._words = words
         self._saves = saves
         self._grace = grace
+        self._in_memory = in_memory
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -93,12 +89,13 @@ class Foreground:
         return program, policy, early
 
     def _policy(self, folder: Path) -> "SaveOnTerm":
+        from phosd.cli.grace import grace_of
         from phosd.cli.saving import SaveOnTerm
         from phosd.cli.termination import TermHolder
 
         holder = self._stack.enter_context(TermHolder(folder))
-        grace = self._grace if self._grace is not None else systemd_grace() or GRACE
-        return SaveOnTerm(self._settings, holder, grace)
+        grace = grace_of(self._grace, self._settings.note)
+        return SaveOnTerm(self._settings, holder, grace, in_memory=self._in_memory)
 
     def _relayed(self, program: Relayed, policy: "SaveOnTerm | None" = None, early: int = 0) -> int:
         if policy is None:
@@ -153,36 +150,3 @@ def start(
         )
         settings.note(f"phos: {error.strerror}: {shlex.quote(words[0])}{hint}")
         sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
-
-
-def systemd_grace() -> float | None:
-    """Return the seconds that systemd gives the unit of this process to stop; None outside of a
-    service, or where systemd does not tell.
-    """
-    if "INVOCATION_ID" not in os.environ:
-        return None
-    try:
-        places = Path("/proc/self/cgroup").read_text()
-        units = re.findall(r"/([^/\n]+\.(?:service|scope))$", places, re.MULTILINE)
-        if not units:
-            return None
-        manager = ["--user"] if "/user@" in places else []
-        words = ["systemctl", *manager, "show", "--property=TimeoutStopUSec", "--value", units[-1]]
-        done = subprocess.run(
-            words, capture_output=True, text=True, timeout=_SYSTEMD_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return seconds(done.stdout.strip())
-
-
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-
-
-def seconds(text: str) -> float | None:
-    """Parse a time span as systemd shows it, such as ``1min 30s``; None for what is none."""
-    parts = [re.fullmatch(r"([0-9.]+)(us|ms|s|min|h|d)", part) for part in text.split()]
-    found = [part for part in parts if part is not None]
-    if not found or len(found) != len(parts):
-        return None
-    return sum(float(part[1]) * _UNITS[part[2]] for part in found)

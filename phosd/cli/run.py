@@ -57,7 +57,14 @@ from phosd.engine.program.name import VARIABLE
     "--grace",
     type=click.FloatRange(min=1, max=86_400),
     metavar="SECONDS",
-    help="How long --on-term=save may take (default: what systemd gives the unit, or 90).",
+    help="How long --on-term=save may take (default: what Slurm gives the job or systemd the "
+    "unit, otherwise 90).",
+)
+@click.option(
+    "--in-memory",
+    is_flag=True,
+    help="With --on-term=save: end the program when its image is complete in memory. That is "
+    "sooner, and a machine that ends before the image is on the disk loses it.",
 )
 @click.argument("words", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
@@ -70,6 +77,7 @@ def run(
     resuming: bool,
     on_term: str,
     grace: float | None,
+    in_memory: bool,
     words: tuple[str, ...],
 ) -> None:
     """Run COMMAND under phosd's hook; no daemon is needed.
@@ -97,7 +105,9 @@ def run(
     if the program had never ended, with its output and its exit code.
     """
     saves = on_term == "save"
-    _require_possible(detach=detach, name=name, resuming=resuming, saves=saves, grace=grace)
+    _require_possible(detach=detach, name=name, resuming=resuming, saves=saves)
+    if not saves and (grace is not None or in_memory):
+        raise click.UsageError("--grace and --in-memory are about saving; give --on-term=save, too")
     variables = environment(settings, gpu, runtime_dir, managed)
     variables.pop(VARIABLE, None)
     with contextlib.ExitStack() as stack:
@@ -106,7 +116,7 @@ def run(
             variables[VARIABLE] = name
         if not detach:
             foreground = stack.enter_context(
-                Foreground(settings, name, words, saves=saves, grace=grace)
+                Foreground(settings, name, words, saves=saves, grace=grace, in_memory=in_memory)
             )
             sys.exit(foreground.run(variables, resuming=resuming))
         program = start(settings, name, words, variables, place_of_output())
@@ -119,9 +129,7 @@ def run(
             settings.say(str(program.pid))
 
 
-def _require_possible(
-    *, detach: bool, name: str | None, resuming: bool, saves: bool, grace: float | None
-) -> None:
+def _require_possible(*, detach: bool, name: str | None, resuming: bool, saves: bool) -> None:
     """Raise :class:`click.UsageError` for options that do not go together."""
     if resuming and name is None:
         raise click.UsageError("--resume goes on from the images of a name; give --name, too")
@@ -130,5 +138,3 @@ def _require_possible(
             "--detach leaves nobody to save or resume the program; leave it out, or run this in "
             "the background"
         )
-    if grace is not None and not saves:
-        raise click.UsageError("--grace is the time for saving; give --on-term=save, too")

@@ -4,10 +4,12 @@ import threading
 import time
 from enum import Enum, auto
 
+from phosd.cli.grace import Grace, UnknownGraceError
 from phosd.cli.settings import Settings
 from phosd.cli.termination import TermHolder, deliver, deliver_if_held, not_holding
 from phosd.client import Client, Job, JobHandle
 from phosd.client.errors import in_words
+from phosd.client.options import CheckpointOptions
 from phosd.errors import Busy, PhosError
 
 _AGAIN_SECONDS = 0.5
@@ -30,16 +32,20 @@ class _State(Enum):
 
 
 class SaveOnTerm:
-    """A policy of the relay: SIGTERM saves and ends the program within ``grace`` seconds.
+    """A policy of the relay: SIGTERM saves and ends the program within the ``grace``.
 
-    A program that cannot be saved in time gets the SIGTERM after all.
+    A program that cannot be saved in time gets the SIGTERM after all. ``in_memory``: it is ended as
+    soon as its image is in memory.
     """
 
-    def __init__(self, settings: Settings, holder: TermHolder, grace: float) -> None:
+    def __init__(
+        self, settings: Settings, holder: TermHolder, grace: Grace, *, in_memory: bool
+    ) -> None:
         self.holder = holder
         self._settings = settings
         self._pid = 0
         self._grace = grace
+        self._in_memory = in_memory
         self._state = _State.RUNS
         self._asked = False
         self._deadline = 0.0
@@ -79,13 +85,18 @@ class SaveOnTerm:
             self._settings.note(
                 f"phos: saved as {self._saved}; the same command with --resume goes on from it"
             )
+            if self._in_memory:
+                self._settings.note(
+                    "phos: it is lost if the machine ends before phosd has written it to the disk; "
+                    f"`phos images {self._saved}` tells"
+                )
         return bool(self._saved)
 
     def _begin(self, now: float) -> None:
         self._state = _State.SAVING
-        spare = min(self._grace * _FOR_ITS_HANDLER, _MOST_FOR_ITS_HANDLER)
-        self._deadline = now + self._grace - spare
-        self._settings.note(f"phos: SIGTERM; process {self._pid} is saved, {self._grace:.0f} s")
+        seconds = self._grace.seconds
+        self._deadline = now + seconds - min(seconds * _FOR_ITS_HANDLER, _MOST_FOR_ITS_HANDLER)
+        self._settings.note(f"phos: SIGTERM; process {self._pid} is saved, {seconds:.0f} s")
         if others := not_holding(self._pid):
             self._settings.note(
                 f"phos: {', '.join(others)} cannot hold SIGTERM, and may end before it is saved"
@@ -95,6 +106,7 @@ class SaveOnTerm:
 
     def _save(self) -> None:
         try:
+            self._take_more_time()
             with Client(self._settings.bus) as client:
                 self._saved = self._save_in_time(client).result
         except Exception as error:  # whatever it is, the program is to be told
@@ -102,14 +114,25 @@ class SaveOnTerm:
                 self._state = _State.FAILED
             self._settings.note(f"phos: not saved: {in_words(error, self._settings.bus)}")
 
+    def _take_more_time(self) -> None:
+        """Move the deadline if there is more time than was certain before SIGTERM came."""
+        try:
+            if more := self._grace.more():
+                self._deadline += more
+                self._settings.note(f"phos: preempted: there are {more:.0f} s more")
+        except UnknownGraceError as why:
+            self._settings.note(f"phos: whether there is more time is not known: {why}")
+
     def _save_in_time(self, client: Client) -> Job:
         """Save and end the program. What is in the way may pass, as long as there is time."""
+        options: CheckpointOptions = {"then": "end", "queue": True}
+        if self._in_memory:
+            options["in_memory"] = True
         while True:
             left = max(self._deadline - time.monotonic(), 1.0)
             try:
-                self._job = client.checkpoint(
-                    self._pid, then="end", queue=True, callback_deadline=left * _FOR_CALLBACKS
-                )
+                options["callback_deadline"] = left * _FOR_CALLBACKS
+                self._job = client.checkpoint(self._pid, **options)
                 return self._job.wait()
             except Busy as error:
                 if time.monotonic() + _AGAIN_SECONDS > self._deadline:

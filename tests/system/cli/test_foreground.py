@@ -3,30 +3,10 @@
 import os
 from pathlib import Path
 
-import pytest
-
-from phosd.cli.foreground import seconds
 from phosd.cli.named import keep_command, kept_command
 from phosd.cli.program import read_end, write_end
 from phosd.cli.resuming import changed_since, folder_of
 from phosd.client import Image
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("1min 30s", 90.0),
-        ("5min", 300.0),
-        ("500ms", 0.5),
-        ("1d 2h 3min 4.5s", 86_400 + 7200 + 180 + 4.5),
-        ("infinity", None),
-        ("", None),
-        ("90", None),
-        ("1min and more", None),
-    ],
-)
-def test_time_spans_of_systemd(text: str, expected: float | None) -> None:
-    assert seconds(text) == expected
 
 
 def test_only_folders_of_ours_get_files_of_ours(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from phosd.engine.program.tree import scan
 from phosd.engine.system import procfs
 from phosd.errors import NoSuchProcess
 from tests.support.harness import PROGRAMS, alive, parse, undisturbed, wait_until
+from tests.system.cli.test_grace import slurm
 from tests.system.service.test_end_to_end import phos, phosd
 
 SAVED = 75
@@ -36,6 +37,7 @@ class Line:
 
     def __init__(self, bus: str, folder: Path, *options: str, name: str = "bert") -> None:
         self._bus, self._folder = bus, folder
+        self.variables: dict[str, str] = {}
         self._words = ["--name", name, "--resume", "--on-term=save", *options]
         self._program = folder / "program.py"
         self._program.write_text(ENDING)
@@ -49,6 +51,7 @@ class Line:
             "PHOS_RUNTIME_DIR": str(self._folder / "run"),
             "XDG_STATE_HOME": str(self._folder / "home"),
             "PHOS_BUS": self._bus,
+            **self.variables,
         }
 
     def start(self, *program: str) -> "subprocess.Popen[bytes]":
@@ -109,8 +112,10 @@ def to_the_program(relay: int, program: int) -> None:
 
 def test_ten_preemptions_at_random_instants(bus: str, tmp_path: Path) -> None:
     chance = random.Random(int(os.environ.get("PHOS_TEST_SEED", "1")))
-    line = Line(bus, tmp_path)
+    line = Line(bus, tmp_path, "--in-memory")
     line.steps = 3 * STEPS
+    (tmp_path / "phosd.toml").write_text('memory_tier = "1 GiB"\n')
+    line.variables = slurm(tmp_path, preempted="2026-11-25T20:47:07", end="2026-11-25T20:48:07")
     ways = [to_the_relay, to_all, to_the_program]
     with phosd(bus, tmp_path), nothing_left(line):
         preempted = 0
@@ -125,8 +130,13 @@ def test_ten_preemptions_at_random_instants(bus: str, tmp_path: Path) -> None:
             ways[preempted % 3](relay.pid, line.program())
             assert relay.wait(60) == SAVED, line.said
             preempted += 1
+        assert line.said.count("is saved, 47 s\nphos: preempted: there are 60 s more\n") == 10
+        assert line.said.count("lost if the machine ends before phosd has written it") == 10
         images = phos(bus, tmp_path, "images")
         assert [(i["name"], i["number"]) for i in images] == [("bert", n) for n in range(1, 11)]
+        phases: list[Any] = [job["phases"] for job in phos(bus, tmp_path, "history")]
+        stops = {each["name"] for job in phases for each in job if each["stopped"]}
+        assert "write" not in stops, "it waited for the disk"
     values = line.values()
     expected = undisturbed("single", line.steps)
     assert values == {step: expected[step] for step in range(line.steps)}
@@ -254,6 +264,7 @@ def test_without_phosd_nothing_is_started_that_may_have_an_image(tmp_path: Path)
         (["--resume"], "give --name"),
         (["--detach", "--on-term=save"], "--detach leaves nobody"),
         (["--grace=5"], "give --on-term=save"),
+        (["--in-memory"], "give --on-term=save"),
         (["--name=4711"], "can be no name"),
         (["--name=latest"], "can be no name"),
     ],

@@ -1,0 +1,136 @@
+"""How long saving may take on SIGTERM: until whoever has sent it sends SIGKILL."""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+DEFAULT = 90.0
+"""Seconds if nobody tells: systemd's own default."""
+SLURM_DEFAULT = 30.0
+"""Seconds in a job of Slurm that does not tell: the default of its KillWait."""
+_SYSTEMD_SECONDS = 5.0
+_SLURM_SECONDS = 2.0
+"""How long its controller may take to answer: once SIGTERM has come, saving waits for that."""
+
+
+class UnknownGraceError(Exception):
+    """Slurm does not tell; the text says why."""
+
+
+@dataclass(frozen=True)
+class Grace:
+    """The ``seconds`` that are certain, and those that ``more`` finds on top when SIGTERM has come,
+    or :class:`UnknownGraceError`.
+    """
+
+    seconds: float
+    more: Callable[[], float] = float
+
+
+def grace_of(given: float | None, note: Callable[[str], None]) -> Grace:
+    """Return what is ``given``, or what Slurm or systemd gives this process; ``note`` is told when
+    that cannot be found out.
+    """
+    if given is not None:
+        return Grace(given)
+    if job := os.environ.get("SLURM_JOB_ID"):
+        return _slurm_grace(job, note)
+    return Grace(_systemd_grace() or DEFAULT)
+
+
+def _slurm_grace(job: str, note: Callable[[str], None]) -> Grace:
+    """Return the grace of a job: whatever ends it, Slurm sends SIGTERM, and SIGKILL after KillWait.
+
+    A job that is preempted gets its SIGTERM earlier by the GraceTime of its partition or QOS.
+    """
+    try:
+        return Grace(_kill_wait(), partial(_until_preempted_job_ends, job))
+    except UnknownGraceError as why:
+        note(
+            f"phos: how long Slurm waits before it kills is not known ({why}), so saving may take "
+            f"{SLURM_DEFAULT:.0f} s, as is usual; `--grace` says otherwise"
+        )
+        return Grace(SLURM_DEFAULT)
+
+
+def _kill_wait() -> float:
+    """Return Slurm's KillWait in seconds."""
+    found = re.search(r"^KillWait\s*=\s*(\d+) sec", _scontrol("show", "config"), re.MULTILINE)
+    if found is None:
+        raise UnknownGraceError("`scontrol show config` has no KillWait")
+    return float(found[1])
+
+
+def _until_preempted_job_ends(job: str) -> float:
+    """Return the seconds between the preemption of a job and its end, after which KillWait begins;
+    0 if it is not preempted.
+    """
+    fields = dict(re.findall(r"(\w+)=(\S+)", _scontrol("show", "job", job)))
+    preempted = fields.get("PreemptTime", "None")
+    if preempted == "None":  # also where no job is ever preempted
+        return 0.0
+    try:
+        begin, end = (datetime.fromisoformat(text) for text in (preempted, fields["EndTime"]))
+    except (KeyError, ValueError):
+        raise UnknownGraceError(f"`scontrol show job {job}` has no EndTime") from None
+    return max((end - begin).total_seconds(), 0.0)
+
+
+def _scontrol(*words: str) -> str:
+    """Return what ``scontrol`` prints. Raises :class:`UnknownGraceError`."""
+    try:
+        return subprocess.run(
+            ["scontrol", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SLURM_SECONDS,
+            check=True,
+            env=os.environ | {"SLURM_TIME_FORMAT": "standard"},
+        ).stdout
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or "").strip().partition("\n")[0]
+        raise UnknownGraceError(said or f"`scontrol` ended with {error.returncode}") from error
+    except subprocess.TimeoutExpired as error:
+        raise UnknownGraceError(f"`scontrol` takes over {_SLURM_SECONDS:.0f} s") from error
+    except OSError as error:
+        raise UnknownGraceError(f"`scontrol` cannot be run: {error.strerror}") from error
+
+
+def _systemd_grace() -> float | None:
+    """Return the seconds that systemd gives the unit of this process to stop; None outside of a
+    service, or where systemd does not tell.
+    """
+    if "INVOCATION_ID" not in os.environ:
+        return None
+    try:
+        places = Path("/proc/self/cgroup").read_text()
+        units = re.findall(r"/([^/\n]+\.(?:service|scope))$", places, re.MULTILINE)
+        if not units:
+            return None
+        manager = ["--user"] if "/user@" in places else []
+        words = ["systemctl", *manager, "show", "--property=TimeoutStopUSec", "--value", units[-1]]
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=_SYSTEMD_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return seconds(done.stdout.strip())
+
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def seconds(text: str) -> float | None:
+    """Parse a time span as systemd shows it, such as ``1min 30s``; None for what is none."""
+    parts = [re.fullmatch(r"([0-9.]+)(us|ms|s|min|h|d)", part) for part in text.split()]
+    found = [part for part in parts if part is not None]
+    if not found or len(found) != len(parts):
+        return None
+    return sum(float(part[1]) * _UNITS[part[2]] for part in found)

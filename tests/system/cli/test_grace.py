@@ -1,0 +1,145 @@
+"""How long saving may take: what Slurm and systemd tell, and what comes of it when they do not."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from phosd.cli import grace as grace_module
+from phosd.cli.grace import Grace, UnknownGraceError, grace_of, seconds
+
+CONFIG = """\
+Configuration data as of 2026-11-25T20:41:21
+JobRequeue              = 1
+KillOnBadExit           = 0
+KillWait                = 47 sec
+LaunchParameters        = (null)
+UnkillableStepTimeout   = 60 sec
+
+Slurmctld(primary) at head is UP
+"""
+JOB = """\
+JobId=4711 JobName=bert
+   UserId=alice(1000) GroupId=alice(1000) MCS_label=N/A
+   JobState=RUNNING Reason=None Dependency=(null)
+   RunTime=03:27:07 TimeLimit=1-12:00:00 TimeMin=N/A
+   StartTime=2026-11-25T17:20:00 EndTime={end} Deadline=N/A
+   PreemptEligibleTime=2026-11-25T17:20:00 PreemptTime={preempted}
+   SuspendTime=None SecsPreSuspend=0 LastSchedEval=2026-11-25T17:20:00 Scheduler=Backfill
+   Command=/home/alice/train.sh
+"""
+SCONTROL = """\
+#!/bin/sh
+[ "$SLURM_TIME_FORMAT" = standard ] || exit 9
+case "$*" in
+    "show config") cat "$(dirname "$0")/config" ;;
+    "show job 4711") cat "$(dirname "$0")/job" ;;
+    *) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1 ;;
+esac
+"""
+
+
+def slurm(
+    folder: Path, *, preempted: str = "None", end: str = "2026-11-27T05:20:00"
+) -> dict[str, str]:
+    """Make a ``scontrol`` that answers as Slurm's does; the environment of a job there."""
+    scontrol = folder / "scontrol"
+    scontrol.write_text(SCONTROL)
+    scontrol.chmod(0o755)
+    (folder / "config").write_text(CONFIG)
+    (folder / "job").write_text(JOB.format(preempted=preempted, end=end))
+    return {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_TIME_FORMAT": "relative",
+        "PATH": f"{folder}:{os.environ['PATH']}",
+    }
+
+
+def found(
+    patch: pytest.MonkeyPatch, variables: dict[str, str], given: float | None = None
+) -> tuple[Grace, str]:
+    """The grace in an environment, and what was said of it."""
+    for name, value in variables.items():
+        patch.setenv(name, value)
+    said: list[str] = []
+    return grace_of(given, said.append), "\n".join(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1min 30s", 90.0),
+        ("5min", 300.0),
+        ("500ms", 0.5),
+        ("1d 2h 3min 4.5s", 86_400 + 7200 + 180 + 4.5),
+        ("infinity", None),
+        ("", None),
+        ("90", None),
+        ("1min and more", None),
+    ],
+)
+def test_time_spans_of_systemd(text: str, expected: float | None) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("preempted", "end", "more"),
+    [
+        ("None", "2026-11-27T05:20:00", 0.0),
+        ("2026-11-25T20:47:07", "2026-11-25T20:52:07", 300.0),
+        ("2026-11-25T20:47:07", "2026-11-25T20:40:00", 0.0),
+    ],
+)
+def test_a_job_of_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preempted: str, end: str, more: float
+) -> None:
+    """It has KillWait, and if it was preempted until its end before that."""
+    grace, said = found(monkeypatch, slurm(tmp_path, preempted=preempted, end=end))
+    assert (grace.seconds, grace.more(), said) == (47.0, more, "")
+    grace, said = found(monkeypatch, {}, given=5.0)
+    assert (grace, said) == (Grace(5.0), "")
+
+
+def test_a_slurm_that_preempts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = slurm(tmp_path)
+    (tmp_path / "job").write_text("JobId=4711 JobName=bert\n   SuspendTime=None\n")
+    grace, _ = found(monkeypatch, variables)
+    assert grace.more() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "why"),
+    [
+        (None, "cannot be run: No such file"),
+        ("#!/bin/sh\necho 'slurm_load_ctl_conf error: Unable to contact' >&2; exit 1", "contact"),
+        ("#!/bin/sh\necho KillWait = soon", "has no KillWait"),
+        ("#!/bin/sh\nexec sleep 60", "takes over"),
+    ],
+)
+def test_a_slurm_that_does_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scontrol: str | None, why: str
+) -> None:
+    monkeypatch.setattr(grace_module, "_SLURM_SECONDS", 1.0 if why == "takes over" else 60.0)
+    variables = slurm(tmp_path)
+    if scontrol is None:
+        variables["PATH"] = str(tmp_path)
+        (tmp_path / "scontrol").unlink()
+    else:
+        (tmp_path / "scontrol").write_text(scontrol)
+    grace, said = found(monkeypatch, variables)
+    assert grace.seconds == 30.0
+    assert why in said
+    assert "`--grace` says otherwise" in said
+
+
+@pytest.mark.parametrize(
+    ("variables", "end"), [({"SLURM_JOB_ID": "1"}, ""), ({}, "Unknown"), ({}, "")]
+)
+def test_a_job_of_which_slurm_knows_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], end: str
+) -> None:
+    there = slurm(tmp_path, preempted="2026-11-25T20:47:07", end=end)
+    grace, _ = found(monkeypatch, there | variables)
+    assert grace.seconds == 47.0
+    with pytest.raises(UnknownGraceError, match=r"no EndTime|Invalid job id"):
+        grace.more()
