@@ -29,7 +29,7 @@ from typing import Any
 from bench.checkpoint import Training, gone, kill_tree, wait_until
 from bench.entries import ENTRIES, Entry
 from bench.series import PROGRAMS, interpreter
-from phosd.demo.stage import BUS_CONFIG
+from bench.stage import Phos, Refused
 from phosd.engine.program.tree import scan
 from phosd.errors import NoSuchProcess
 
@@ -42,75 +42,16 @@ _RESULTS = {
 """The files of the page, by the GPUs that the programs had."""
 
 
+_PATIENCE = 300.0
+"""Seconds that a command of ``phos`` may take."""
 _MOST_SAID = 160
 """Characters of a refusal that the page shows; the results have all."""
 _COMMAND_LINE = re.compile(r" \(/[^)]*\)")
 """What a message says after a pid, which names folders of the machine."""
 
 
-class Refused(Exception):
-    """phosd refused, with its own words."""
-
-
 class Ended(Exception):
     """The program has ended; with what it said last."""
-
-
-class Phos:
-    """The command line, and a phosd on a bus of its own."""
-
-    def __init__(self, folder: Path, state: Path) -> None:
-        self._runtime, self._state, self._log = folder / "run", state, folder / "phosd.log"
-        configuration = folder / "bus.conf"
-        configuration.write_text(BUS_CONFIG.format(socket=folder / "bus"))
-        self._bus = subprocess.Popen(
-            ["dbus-daemon", f"--config-file={configuration}", "--nofork", "--print-address=1"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._bus.stdout is not None
-        self._address = self._bus.stdout.readline().strip()
-        words = ["--state-dir", str(state), "--runtime-dir", str(self._runtime), "--session"]
-        with self._log.open("wb") as log:
-            self._daemon = subprocess.Popen(
-                [sys.executable, "-m", "phosd.service.main", *words],
-                env=os.environ | {"DBUS_SESSION_BUS_ADDRESS": self._address},
-                stderr=log,
-            )
-        wait_until(lambda: self._call("images").returncode == 0, "phosd", self._log)
-
-    def do(self, *words: str) -> list[dict[str, Any]]:
-        """Run a command; return its objects. Raises :class:`Refused` if it fails."""
-        done = self._call(*words)
-        if done.returncode:
-            raise Refused((done.stderr.strip() or done.stdout.strip())[-1500:])
-        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-    def run(self, words: list[str], environment: dict[str, str]) -> tuple[int, Path]:
-        """Start a program; return its pid and the file of its output."""
-        runtime = ["--runtime-dir", str(self._runtime)]
-        done = self._call("run", "--detach", *runtime, "--", *words, **environment)
-        if done.returncode:
-            raise Refused(done.stderr.strip())
-        started = json.loads(done.stdout)
-        return int(started["pid"]), Path(started["stdout"])
-
-    def close(self) -> None:
-        """End both."""
-        for process in (self._daemon, self._bus):
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-
-    def _call(self, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "phosd.cli.main", "--bus", self._address, "--json", *words],
-            capture_output=True,
-            text=True,
-            env=os.environ | environment,
-            timeout=300,
-            check=False,
-        )
 
 
 class Started(Training):
@@ -250,11 +191,10 @@ def _versions(entry: Entry) -> dict[str, str]:
 def _phos() -> Iterator[Phos]:
     with tempfile.TemporaryDirectory(prefix="phos-matrix-") as folder:
         state = Path("/dev/shm", Path(folder).name)
-        phos = Phos(Path(folder), state)
         try:
-            yield phos
+            with Phos(Path(folder), state, patience=_PATIENCE) as phos:
+                yield phos
         finally:
-            phos.close()
             shutil.rmtree(state, ignore_errors=True)
 
 

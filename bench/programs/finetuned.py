@@ -1,15 +1,17 @@
 """Fine-tune a small language model of transformers, with the Trainer, Accelerate or PEFT.
 
-    python finetuned.py trainer|accelerate|peft [--size small|large]
+    python finetuned.py trainer|accelerate|peft [--size small|large] [--steps N] [--save-every N]
 
 The Trainer and Accelerate have two data-loader workers. The weights are random, and so are the
-tokens.
+tokens; two runs with the same options print the same losses. With ``--save-every`` the program
+saves itself each so many steps, by phosd's adapter for the library.
 """
 
 import argparse
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -43,13 +45,19 @@ def model(size: str) -> Any:
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
+        attn_implementation="eager",  # the gradients of the others may depend on the order
     )
     return transformers.GPT2LMHeadModel(shape)
 
 
-def trainer(network: Any) -> None:
+def trainer(network: Any, steps: int, save_every: int) -> None:
     """Train with the Trainer, whose loop is its own."""
     lines = Lines()
+    callbacks = []
+    if save_every:
+        from phosd.adapters.transformers import SafePoints
+
+        callbacks.append(SafePoints(save_every, strict=True))
 
     class Printing(transformers.Trainer):  # type: ignore[misc]
         def training_step(self, *arguments: Any, **named: Any) -> Any:
@@ -61,7 +69,7 @@ def trainer(network: Any) -> None:
         options = transformers.TrainingArguments(
             folder,
             per_device_train_batch_size=16,
-            max_steps=1 << 30,
+            max_steps=steps or 1 << 30,
             dataloader_num_workers=2,
             save_strategy="no",
             logging_strategy="no",
@@ -70,25 +78,33 @@ def trainer(network: Any) -> None:
             bf16=True,
             seed=1,
         )
-        Printing(network, options, train_dataset=Texts()).train()
+        Printing(network, options, train_dataset=Texts(), callbacks=callbacks).train()
 
 
-def accelerated(network: Any) -> Iterator[float]:
-    """Train with Accelerate."""
+def accelerated(network: Any, save_every: int) -> Generator[float, None, None]:
+    """Train with Accelerate, until closed."""
     from accelerate import Accelerator
+    from accelerate.hooks import add_hook_to_module, remove_hook_from_module
 
     accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4)
     loader = DataLoader(Texts(), batch_size=16, num_workers=2, persistent_workers=True)
     network, optimizer, loader = accelerator.prepare(network, optimizer, loader)
-    while True:
-        for batch in loader:
-            with accelerator.accumulate(network):
-                loss = network(**batch).loss
-                accelerator.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
-            yield loss.item()
+    if save_every:
+        from phosd.adapters.accelerate import SafePoints
+
+        add_hook_to_module(network, SafePoints(save_every, strict=True), append=True)
+    try:
+        while True:
+            for batch in loader:
+                with accelerator.accumulate(network):
+                    loss = network(**batch).loss
+                    accelerator.backward(loss)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                yield loss.item()
+    finally:
+        remove_hook_from_module(network)
 
 
 def adapted(network: Any) -> Iterator[float]:
@@ -111,16 +127,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("way", choices=("trainer", "accelerate", "peft"))
     parser.add_argument("--size", choices=_SHAPES, default="small")
+    parser.add_argument("--steps", type=int, default=0, help="0: until killed")
+    parser.add_argument("--save-every", type=int, default=0, metavar="STEPS")
     arguments = parser.parse_args()
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.manual_seed(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
     network = model(arguments.size)
+    steps, save_every = arguments.steps, arguments.save_every
+    told = points = None
+    if save_every:  # by what needs phosd
+        import own
+
+        told, points = own.Told(), own.steps(save_every).come_to
     if arguments.way == "trainer":
-        trainer(network)
+        trainer(network, steps, save_every)
+    elif arguments.way == "accelerate":
+        with closing(accelerated(network, save_every)) as losses:
+            print_lines(losses, steps)
     else:
-        train = accelerated if arguments.way == "accelerate" else adapted
-        print_lines(train(network))
+        print_lines(adapted(network), steps, points)
+    if told is not None:
+        told.end()
 
 
 if __name__ == "__main__":

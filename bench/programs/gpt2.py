@@ -20,7 +20,9 @@ def main() -> None:
     parser.add_argument("--size", choices=SHAPES, default="small")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--iterations", type=int, default=0, help="0: until killed")
+    parser.add_argument(
+        *("--iterations", "--steps"), type=int, default=0, metavar="N", help="0: until killed"
+    )
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--fill", type=int, default=0, help="GB more that each iteration writes")
     arguments = parser.parse_args()

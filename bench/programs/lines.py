@@ -1,7 +1,8 @@
 """Print what a program computes, a line for each step, for the benchmarks to compare."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 
 class Lines:
@@ -20,8 +21,14 @@ class Lines:
         self._start = time.monotonic()
 
 
-def print_lines(values: Iterable[float]) -> None:
-    """Print a line for each value."""
+def print_lines(
+    values: Iterable[float], steps: int = 0, after: Callable[[int], object] | None = None
+) -> None:
+    """Print a line for each value, or for the first ``steps``; call ``after`` behind each, with how
+    many there are.
+    """
     lines = Lines()
-    for value in values:
+    for number, value in enumerate(islice(values, steps or None), 1):
         lines.add(value)
+        if after is not None:
+            after(number)

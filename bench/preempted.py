@@ -1,0 +1,221 @@
+"""Preempt a program again and again, and compare its values with those of an undisturbed run.
+
+    python -m bench.preempted [--times N] [--steps N] [--seed S] [--within SECONDS]
+        [--kill relay|all|program|turns] [--state DIR] [--memory-tier SIZE] -- PROGRAM [ARGUMENTS]
+
+PROGRAM is one of ``bench/programs`` that takes ``--steps`` (``finetuned``, ``gpt2``,
+``recurrence``). It runs once by itself, and once by the line ``phos run --name bench --resume
+--on-term=save``: SIGTERM comes within SECONDS of the first step after each start, at a random
+instant, to ``phos run`` (``relay``), to it and all processes of the program, as from systemd
+(``all``), or to the program's first process, by turns unless ``--kill`` says which. Each time the
+line must exit with 75, and go on when it is run again. At the end every step must have been printed
+once, with the same value.
+
+Prints one JSON object, and each round by itself on the standard error. The exit code is 1 if
+anything is not as it must be.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.checkpoint import kill_tree
+from bench.ending import rate
+from bench.stage import (
+    KEPT,
+    PATIENCE,
+    Failed,
+    Phos,
+    Shown,
+    Step,
+    figures,
+    judged,
+    undisturbed,
+    wait_until,
+    words_of,
+)
+from phosd.cli.relay import SAVED
+from phosd.engine.program.name import name_of
+from phosd.engine.program.tree import scan
+from phosd.errors import NoSuchProcess
+
+NAME = "bench"
+
+
+class Line:
+    """The line that starts the program or goes on with it, and what it has shown so far."""
+
+    def __init__(self, phos: Phos, words: Sequence[str], folder: Path) -> None:
+        run = ("run", "--name", NAME, "--resume", "--on-term=save", "--", *words)
+        self._command = phos.command(*run)
+        self._environment = phos.environment
+        self._out, self._err = folder / "line.out", folder / "line.err"
+        self.shown = Shown(self._out)
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        """Run it, in the background."""
+        with self._out.open("ab") as out, self._err.open("ab") as err:
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=self._environment,
+                start_new_session=True,
+            )
+
+    def program(self) -> int | None:
+        """Return the first process of the program, by what the line has said last."""
+        said = self._err.read_text() if self._err.exists() else ""
+        told = re.findall(r"^phos: .*process (\d+)(?:;|$)", said, re.MULTILINE)
+        pid = int(told[-1]) if told else 0
+        return pid if pid and name_of(pid) == NAME else None
+
+    def wait_for_a_step(self, relay: "subprocess.Popen[bytes]", since: int) -> None:
+        """Wait for the first step from line ``since`` on."""
+        wait_until(lambda: self.shown.steps(since) or relay.poll() is not None, "the next step")
+        if not self.shown.steps(since):
+            raise Failed(f"the line exited with {relay.returncode} before a step was printed")
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator["subprocess.Popen[bytes]"]:
+        """Run it, and leave nothing of it behind."""
+        relay = self.start()
+        try:
+            yield relay
+        finally:
+            if relay.poll() is None:
+                relay.kill()
+                relay.wait()
+            if (pid := self.program()) is not None:
+                with contextlib.suppress(NoSuchProcess):
+                    kill_tree(pid)
+
+
+def preempt(line: Line, relay: "subprocess.Popen[bytes]", way: str) -> float:
+    """Send SIGTERM, and wait until the line has exited; return the seconds."""
+    if (program := line.program()) is None:
+        raise Failed(f"the program has ended by itself, with {relay.poll()}: give more --steps")
+    began = time.monotonic()
+    pids = {
+        "relay": [relay.pid],
+        "program": [program],
+        "all": [*(each.pid for each in scan(program).living), relay.pid],
+    }
+    for pid in pids[way]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    try:
+        code = relay.wait(PATIENCE)
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"the line has not exited {PATIENCE:.0f} s after SIGTERM") from error
+    if code != SAVED:
+        raise Failed(f"after SIGTERM ({way}) the line exited with {code}, not {SAVED}")
+    return time.monotonic() - began
+
+
+def rounds(line: Line, phos: Phos, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Preempt the program and go on, again and again; yield what was measured. It then runs."""
+    chance = random.Random(arguments.seed)
+    ways = ["relay", "all", "program"] if arguments.kill == "turns" else [arguments.kill]
+    measured: dict[str, Any] = {}
+    for number in range(arguments.times + 1):
+        at, began = len(line.shown.lines()), time.monotonic()
+        with line.running() as relay:
+            line.wait_for_a_step(relay, at)
+            if measured:
+                resumed = time.monotonic() - began
+                yield measured | {"resume_to_next_step_s": round(resumed, 3)}
+            if number == arguments.times:
+                to_the_end(line, relay)
+                return
+            instant, way = chance.uniform(0.0, arguments.within), ways[number % len(ways)]
+            time.sleep(instant)
+            seconds = preempt(line, relay, way)
+        image = phos.do("images")[-1]
+        if image["number"] != number + 1:
+            raise Failed(f"the newest image is {NAME}@{image['number']}, not @{number + 1}")
+        measured = {
+            "kill": way,
+            "instant_s": round(instant, 3),
+            "steps": len(line.shown.steps(at)),
+            "sigterm_to_exit_s": round(seconds, 3),
+            **figures(phos.job_of(image["id"])),
+            **{name: image[name] for name in ("total_bytes", "device_bytes", "stored_bytes")},
+        }
+
+
+def to_the_end(line: Line, relay: "subprocess.Popen[bytes]") -> None:
+    """Wait until the program has ended by itself."""
+    line.shown.follow(lambda: relay.poll() is not None, "the end of the program")
+    if relay.returncode:
+        raise Failed(f"at its end the line exited with {relay.returncode}, not 0")
+
+
+def compare(found: Sequence[Step], expected: Sequence[Step]) -> None:
+    """Raise :class:`Failed` unless both have the same steps, each once, with the same values."""
+    for ours, theirs in zip(found, expected, strict=False):
+        if ours != theirs:
+            raise Failed(f"printed {ours}, where the undisturbed run printed {theirs}")
+    if len(found) != len(expected):
+        raise Failed(f"printed {len(found)} steps, and the undisturbed run {len(expected)}")
+
+
+def measure(arguments: argparse.Namespace, folder: Path, report: dict[str, Any]) -> None:
+    """Run the program undisturbed and preempted; fill the report."""
+    words = words_of(arguments.program, "--steps", str(arguments.steps))
+    report["disk_gb_per_s"] = round(rate(folder), 2)
+    began = time.monotonic()
+    expected = undisturbed(words, folder / "undisturbed.out")
+    report["undisturbed_s"] = round(time.monotonic() - began, 1)
+    settings = f'memory_tier = "{arguments.memory_tier}"\n[[limits]]\nkeep = {KEPT}\n'
+    with Phos(folder, folder / "state", settings) as phos:
+        line = Line(phos, words, folder)
+        began = time.monotonic()
+        for each in rounds(line, phos, arguments):
+            report["rounds"].append(each)
+            print(json.dumps(each), file=sys.stderr, flush=True)
+        report["preempted_s"] = round(time.monotonic() - began, 1)
+        compare(line.shown.steps(), expected)
+    report["values_equal"] = len(expected)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--times", type=int, default=10, help="preemptions (%(default)s)")
+    parser.add_argument("--steps", type=int, default=1200, help="of the program (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the instants (%(default)s)")
+    parser.add_argument("--within", type=float, default=1.0, metavar="SECONDS")
+    ways = ("relay", "all", "program", "turns")
+    parser.add_argument("--kill", choices=ways, default="turns", help="who gets SIGTERM")
+    parser.add_argument("--state", type=Path, default=Path("/var/tmp"), help="where images go")
+    parser.add_argument("--memory-tier", default="25%", help="as in phosd.toml")
+    parser.add_argument("program", nargs="+", metavar="PROGRAM [ARGUMENTS]")
+    arguments = parser.parse_args()
+    report: dict[str, Any] = {
+        "program": " ".join(arguments.program),
+        "steps": arguments.steps,
+        "seed": arguments.seed,
+        "memory_tier": arguments.memory_tier,
+        "rounds": [],
+    }
+    with judged(arguments.state, report) as folder:
+        measure(arguments, folder, report)
+    print(json.dumps(report), flush=True)
+    sys.exit(1 if "failed" in report else 0)
+
+
+if __name__ == "__main__":
+    main()
