@@ -120,22 +120,26 @@ def preempt(line: Line, relay: "subprocess.Popen[bytes]", way: str) -> float:
     except subprocess.TimeoutExpired as error:
         raise Failed(f"the line has not exited {PATIENCE:.0f} s after SIGTERM") from error
     if code != SAVED:
-        raise Failed(f"after SIGTERM ({way}) the line exited with {code}, not {SAVED}")
+        hint = "; it had ended by itself: give more --steps" if code == 0 else ""
+        raise Failed(f"after SIGTERM ({way}) the line exited with {code}, not {SAVED}{hint}")
     return time.monotonic() - began
 
 
-def rounds(line: Line, phos: Phos, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Preempt the program and go on, again and again; yield what was measured. It then runs."""
+def play(
+    line: Line, phos: Phos, arguments: argparse.Namespace, rounds: list[dict[str, Any]]
+) -> None:
+    """Preempt the program and go on, again and again, and let it come to its end. What is measured
+    goes to ``rounds``.
+    """
     chance = random.Random(arguments.seed)
     ways = ["relay", "all", "program"] if arguments.kill == "turns" else [arguments.kill]
-    measured: dict[str, Any] = {}
     for number in range(arguments.times + 1):
         at, began = len(line.shown.lines()), time.monotonic()
         with line.running() as relay:
             line.wait_for_a_step(relay, at)
-            if measured:
-                resumed = time.monotonic() - began
-                yield measured | {"resume_to_next_step_s": round(resumed, 3)}
+            if rounds:
+                rounds[-1]["resume_to_next_step_s"] = round(time.monotonic() - began, 3)
+                print(json.dumps(rounds[-1]), file=sys.stderr, flush=True)
             if number == arguments.times:
                 to_the_end(line, relay)
                 return
@@ -145,14 +149,17 @@ def rounds(line: Line, phos: Phos, arguments: argparse.Namespace) -> Iterator[di
         image = phos.do("images")[-1]
         if image["number"] != number + 1:
             raise Failed(f"the newest image is {NAME}@{image['number']}, not @{number + 1}")
-        measured = {
-            "kill": way,
-            "instant_s": round(instant, 3),
-            "steps": len(line.shown.steps(at)),
-            "sigterm_to_exit_s": round(seconds, 3),
-            **figures(phos.job_of(image["id"])),
-            **{name: image[name] for name in ("total_bytes", "device_bytes", "stored_bytes")},
-        }
+        sizes = {name: image[name] for name in ("total_bytes", "device_bytes", "stored_bytes")}
+        rounds.append(
+            {
+                "kill": way,
+                "instant_s": round(instant, 3),
+                "steps": len(line.shown.steps(at)),
+                "sigterm_to_exit_s": round(seconds, 3),
+                **figures(phos.job_of(image["id"])),
+                **sizes,
+            }
+        )
 
 
 def to_the_end(line: Line, relay: "subprocess.Popen[bytes]") -> None:
@@ -182,9 +189,7 @@ def measure(arguments: argparse.Namespace, folder: Path, report: dict[str, Any])
     with Phos(folder, folder / "state", settings) as phos:
         line = Line(phos, words, folder)
         began = time.monotonic()
-        for each in rounds(line, phos, arguments):
-            report["rounds"].append(each)
-            print(json.dumps(each), file=sys.stderr, flush=True)
+        play(line, phos, arguments, report["rounds"])
         report["preempted_s"] = round(time.monotonic() - began, 1)
         compare(line.shown.steps(), expected)
     report["values_equal"] = len(expected)
