@@ -192,6 +192,11 @@ class Connection:
         (uid,) = await self._ask_bus("GetConnectionUnixUser", "s", sender)
         return int(uid)
 
+    async def pid_of(self, sender: str) -> int:
+        """Return the pid of a connection, as the bus knows it. Raises :class:`CallError`."""
+        (pid,) = await self._ask_bus("GetConnectionUnixProcessID", "s", sender)
+        return int(pid)
+
     async def machine_id(self) -> str:
         """Return the id of the machine that the bus runs on. Raises :class:`CallError`."""
         peer = f"{_DBUS}.Peer"

@@ -16,11 +16,13 @@ from phosd.cli.relay import SAVED, Relayed, exit_code, follow
 from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError, Exit
 from phosd.engine.system.native import term_library
+from phosd.errors import PhosError
 
 # What needs the bus is imported where it is used: most programs run without phosd.
 if TYPE_CHECKING:
+    from phosd.cli.enclosed import EnclosedProgram
     from phosd.cli.saving import SaveOnTerm
-    from phosd.client import Client
+    from phosd.client import Client, RestoreOptions
 
 
 class Foreground:
@@ -35,6 +37,7 @@ class Foreground:
         saves: bool,
         grace: float | None,
         in_memory: bool,
+        pidns: bool | None,
     ) -> None:
         self._settings = settings
         self._name = name
@@ -42,6 +45,7 @@ class Foreground:
         self._saves = saves
         self._grace = grace
         self._in_memory = in_memory
+        self._pidns = pidns
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -65,7 +69,9 @@ class Foreground:
             variables |= policy.holder.environment
             variables.pop(policy.holder.ROOT, None)
             prepend(variables, "LD_PRELOAD", term_library())
-        program = start(self._settings, self._name, self._words, variables, folder)
+        program = start(
+            self._settings, self._name, self._words, variables, folder, pidns=self._pidns
+        )
         self._settings.note(f"phos: process {program.pid}; its output is kept in {folder}")
         return self._relayed(program, policy)
 
@@ -73,7 +79,9 @@ class Foreground:
         """Restore the last image, and return what :meth:`_relayed` takes; None if there is none."""
         from phosd.cli.resuming import NamedImages, changed_since, folder_of, resumed
 
-        images = NamedImages(self._settings, client, self._name or "", os.geteuid())
+        # One that was in a pid namespace gets one again in any case.
+        options: RestoreOptions = {"pid_namespace": True} if self._pidns else {}
+        images = NamedImages(self._settings, client, self._name or "", os.geteuid(), options)
         if not images:
             return None
         image = images.restorable(self._words)
@@ -85,7 +93,7 @@ class Foreground:
             self._settings.note(
                 "phos: the output folder of this program is gone, so SIGTERM is passed on to it"
             )
-        program, early = resumed(self._settings, client, image)
+        program, early = resumed(self._settings, client, image, options)
         return program, policy, early
 
     def _policy(self, folder: Path) -> "SaveOnTerm":
@@ -111,6 +119,31 @@ class Foreground:
         return exit_code(status)
 
 
+def _enclosed(
+    settings: Settings,
+    words: Sequence[str],
+    variables: dict[str, str],
+    folder: Path,
+    *,
+    required: bool,
+) -> "EnclosedProgram | None":
+    """Start it so; return None, and say why, if phosd cannot and it is not ``required``."""
+    from phosd.cli.enclosed import start_enclosed
+    from phosd.client import Client
+
+    try:
+        with Client(settings.bus) as client:
+            return start_enclosed(client, words, variables, folder)
+    except PhosError as error:
+        if required:
+            raise
+        settings.note(
+            f"phos: no pid namespace of its own, so its pids must be free when it is restored: "
+            f"{error}"
+        )
+        return None
+
+
 def place_of_output() -> Path:
     """Make a folder for the output of a program. Raises :class:`CommandError`."""
     try:
@@ -129,14 +162,20 @@ def start(
     words: Sequence[str],
     variables: dict[str, str],
     folder: Path,
-) -> Program:
+    *,
+    pidns: bool | None,
+) -> "Program | EnclosedProgram":
     """Start the program with its output in ``folder``. Exits as a shell does: 127 without such a
-    command, 126 if it cannot be executed.
+    command, 126 if it cannot be executed. ``pidns``: in a pid namespace of its own; None: if it has
+    a name, and phosd can make one.
     """
     try:
         if name is not None:
             keep_command(folder, words)
-        return Program.start(words, variables, folder)
+        enclosed = None
+        if pidns or (pidns is None and name is not None):
+            enclosed = _enclosed(settings, words, variables, folder, required=bool(pidns))
+        return enclosed or Program.start(words, variables, folder)
     except OSError as error:
         if error.filename is None:  # the fork failed
             raise CommandError(

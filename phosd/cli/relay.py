@@ -3,7 +3,7 @@
 import os
 import select
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -47,29 +47,42 @@ def follow(program: Relayed, policy: TermPolicy | None = None, early: int = 0) -
     the ``policy`` says. ``early`` is the number of a signal that came before.
     """
     streams = [_Stream(*output) for output in program.outputs]
-    pidfd = os.pidfd_open(program.pid)
-    try:
-        ended = select.poll()
-        ended.register(pidfd, select.POLLIN)
-        take = {
-            signal.SIGINT: _interrupt(program.pid, pidfd),
-            signal.SIGTERM: policy.on_term if policy is not None else _pass_on(pidfd),
-        }
-        with _signals_taken(take):
-            if early:
-                take[signal.Signals(early)]()
-            while not ended.poll(_POLL_MS):
-                for stream in streams:
-                    stream.pump()
-                if policy is not None:
-                    policy.look()
-            status = program.status()
-    finally:
-        os.close(pidfd)
+    with suppress(ProcessLookupError), _pidfd(program.pid) as pidfd:  # it has ended already
+        _relay(program.pid, pidfd, streams, policy, early)
+    status = program.status()
     for stream in streams:
         stream.pump()
         stream.close()
     return status
+
+
+def _relay(
+    pid: int, pidfd: int, streams: "Sequence[_Stream]", policy: TermPolicy | None, early: int
+) -> None:
+    """Relay output and signals until the program has ended."""
+    ended = select.poll()
+    ended.register(pidfd, select.POLLIN)
+    take = {
+        signal.SIGINT: _interrupt(pid, pidfd),
+        signal.SIGTERM: policy.on_term if policy is not None else _pass_on(pidfd),
+    }
+    with _signals_taken(take):
+        if early:
+            take[signal.Signals(early)]()
+        while not ended.poll(_POLL_MS):
+            for stream in streams:
+                stream.pump()
+            if policy is not None:
+                policy.look()
+
+
+@contextmanager
+def _pidfd(pid: int) -> Iterator[int]:
+    pidfd = os.pidfd_open(pid)
+    try:
+        yield pidfd
+    finally:
+        os.close(pidfd)
 
 
 def exit_code(status: int) -> int:

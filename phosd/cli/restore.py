@@ -29,13 +29,22 @@ from phosd.cli.settings import Settings, command
     help="Where the program's output goes if it was a pipe or a terminal.",
 )
 @click.option(
+    "--pidns",
+    is_flag=True,
+    help="In a pid namespace of its own, where its pids are free, as is always done with a program "
+    "that was in one.",
+)
+@click.option(
     "--dry-run",
     is_flag=True,
     help="Only say what would stand in the way of a restore here and now.",
 )
-def restore(settings: Settings, image: str, files: str, output: Path | None, dry_run: bool) -> None:
+def restore(
+    settings: Settings, image: str, files: str, output: Path | None, pidns: bool, dry_run: bool
+) -> None:
     """Run the program of IMAGE again from where it was, under its old pid. IMAGE is an id, the
-    beginning of one, or latest.
+    beginning of one, or latest. In a pid namespace it has its old pid for itself, and another one
+    outside.
 
     \b
     Examples:
@@ -44,7 +53,11 @@ def restore(settings: Settings, image: str, files: str, output: Path | None, dry
       phos restore 20261120T153012-3fa9
       phos restore 20261120T153012-3fa9 --output /tmp/train.log
     """
-    given = {"files": files} | ({"output": str(output.absolute())} if output else {})
+    given: dict[str, str | bool] = {"files": files}
+    if output:
+        given["output"] = str(output.absolute())
+    if pidns:
+        given["pid_namespace"] = True
     image = resolve(settings, image)
     if dry_run:
         from phosd.cli.dry_run import tell_checks

@@ -12,7 +12,7 @@ from phosd.cli.named import COMMAND, kept_command, told
 from phosd.cli.program import END, RestoredProgram, output_folder
 from phosd.cli.relay import SAVED
 from phosd.cli.settings import Settings
-from phosd.client import Client, Image, JobHandle
+from phosd.client import Client, Image, JobHandle, RestoreOptions
 from phosd.client.errors import CommandError
 from phosd.errors import Cancelled, PhosError
 
@@ -23,7 +23,11 @@ _PASSES = ("Busy", "Timeout", "OutOfMemory")
 class NamedImages:
     """The images of the user's program ``name``, newest first."""
 
-    def __init__(self, settings: Settings, client: Client, name: str, uid: int) -> None:
+    def __init__(
+        self, settings: Settings, client: Client, name: str, uid: int, options: RestoreOptions
+    ) -> None:
+        """``options`` are those that one is to be restored with."""
+        self._options = options
         self._settings = settings
         self._client = client
         self._name = name
@@ -42,7 +46,7 @@ class NamedImages:
         for image in self._images:
             self._require_same_command(image, words)
             try:
-                checks = self._client.try_restore(image.id)
+                checks = self._client.try_restore(image.id, **self._options)
             except PhosError as error:
                 whys.append(f"{_label(image)}: {error}")
                 continue
@@ -102,7 +106,9 @@ def changed_since(image: Image, words: Sequence[str]) -> list[str]:
     return changed
 
 
-def resumed(settings: Settings, client: Client, image: Image) -> tuple[RestoredProgram, int]:
+def resumed(
+    settings: Settings, client: Client, image: Image, options: RestoreOptions
+) -> tuple[RestoredProgram, int]:
     """Restore the program of an image. Returns it, and the number of a signal that came too late to
     cancel that, or 0.
 
@@ -115,7 +121,7 @@ def resumed(settings: Settings, client: Client, image: Image) -> tuple[RestoredP
     known = [(path, number, path.stat().st_size) for path, number in outputs if path.is_file()]
     with _Cancelling() as cancelling:
         try:
-            handle = client.restore(image.id, end=str(end))
+            handle = client.restore(image.id, **(options | {"end": str(end)}))
             cancelling.take(handle)
             job = handle.wait()
         except Cancelled:

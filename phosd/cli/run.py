@@ -47,6 +47,12 @@ from phosd.engine.program.name import VARIABLE
     help="Go on from the last image of NAME, if there is one.",
 )
 @click.option(
+    "--pidns/--no-pidns",
+    default=None,
+    help="Whether the program gets a pid namespace of its own, where its pids are free whenever it "
+    "is restored (default: if it has a name, and phosd can make one).",
+)
+@click.option(
     "--on-term",
     type=click.Choice(["pass", "save"]),
     default="pass",
@@ -75,6 +81,7 @@ def run(
     managed: str | None,
     name: str | None,
     resuming: bool,
+    pidns: bool | None,
     on_term: str,
     grace: float | None,
     in_memory: bool,
@@ -116,10 +123,18 @@ def run(
             variables[VARIABLE] = name
         if not detach:
             foreground = stack.enter_context(
-                Foreground(settings, name, words, saves=saves, grace=grace, in_memory=in_memory)
+                Foreground(
+                    settings,
+                    name,
+                    words,
+                    saves=saves,
+                    grace=grace,
+                    in_memory=in_memory,
+                    pidns=pidns,
+                )
             )
             sys.exit(foreground.run(variables, resuming=resuming))
-        program = start(settings, name, words, variables, place_of_output())
+        program = start(settings, name, words, variables, place_of_output(), pidns=pidns)
         if settings.json:
             settings.emit(
                 {"pid": program.pid, "stdout": str(program.stdout), "stderr": str(program.stderr)}

@@ -65,7 +65,7 @@ class SaveOnTerm:
     def look(self) -> None:
         """Begin to save, or let the program have its signals."""
         now = time.monotonic()
-        for pid in self.holder.newly_held():
+        for pid in self.holder.newly_held(self._pid):
             self._held.setdefault(pid, now)
         if self._state is _State.RUNS:
             if self._asked or self._pid in self._held:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from phosd.engine.program.tree import scan
-from phosd.engine.system import procfs
+from phosd.engine.system import pid_namespaces, procfs
 from phosd.errors import NoSuchProcess
 
 VARIABLE = "PHOS_TERM_DIR"
@@ -60,12 +60,31 @@ class TermHolder:
         """The variables by which the program's processes find this one."""
         return {VARIABLE: str(self._folder.absolute())}
 
-    def newly_held(self) -> list[int]:
-        """Return the pids of processes that have begun to hold a SIGTERM since the last call."""
+    def newly_held(self, root: int) -> list[int]:
+        """Return the pids of processes that have begun to hold a SIGTERM since the last call, of
+        the program below ``root``.
+        """
         text = os.pread(self._held, _MOST_BYTES, self._read)
         text = text[: text.rfind(b"\n") + 1]
         self._read += len(text)
-        return [int(line) for line in text.split() if line.isdigit()]
+        own = [int(line) for line in text.split() if line.isdigit()]
+        if not own or not _is_nested(root):
+            return own
+        ids = _tree_ids(root)  # they write what they know themselves by
+        return [ids[pid] for pid in own if pid in ids]
+
+
+def _is_nested(pid: int) -> bool:
+    with suppress(OSError):  # it has ended
+        return pid_namespaces.is_nested(pid)
+    return False
+
+
+def _tree_ids(root: int) -> dict[int, int]:
+    try:
+        return scan(root).ids
+    except NoSuchProcess:
+        return {}
 
 
 def deliver(root: int) -> None:

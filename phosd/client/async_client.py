@@ -226,6 +226,13 @@ class AsyncClient:
         """
         await self._calls.note(image, text)
 
+    async def make_pid_namespace(self, socket: str, *, end: str = "") -> int:
+        """Have a pid namespace made, and return the pid of its first process. That is of this user,
+        and connects to the abstract unix ``socket``, to be told what to start, as ``phos run`` does
+        it. It writes to the file ``end`` how that has ended.
+        """
+        return await self._calls.make_pid_namespace(socket, end=end)
+
     async def recover(self, pid: int) -> str:
         """Let a process run again that was left locked, checkpointed or parked; returns afterwards,
         with what was done.

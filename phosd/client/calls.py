@@ -47,6 +47,12 @@ class Calls:
         """Restore an image; return the path of the job."""
         return str(await self._manager("Restore", "sa{sv}", image, variants(options)))
 
+    async def make_pid_namespace(self, socket: str, **options: Option) -> int:
+        """Have a pid namespace made, whose first process connects to an abstract socket of ours to
+        be told what to start; return the pid of that process.
+        """
+        return int(await self._manager("MakePidNamespace", "sa{sv}", socket, variants(options)))
+
     async def verify(self, image: str, **options: Option) -> str:
         """Verify every byte of an image; return the path of the job."""
         return str(await self._manager("VerifyImage", "sa{sv}", image, variants(options)))

@@ -59,12 +59,14 @@ class CheckpointOptions(StopOptions, total=False):
 
 class RestoreOptions(JobOptions, total=False):
     """``files``: what becomes of output written since the checkpoint; ``output``: a file for the
-    standard output and error; ``end``: a file that tells how the program has ended.
+    standard output and error; ``end``: a file that tells how the program has ended;
+    ``pid_namespace``: the program gets one of its own, also if it was in none.
     """
 
     files: Literal["keep", "cut"]
     output: str
     end: str
+    pid_namespace: bool
 
 
 class MigrateOptions(StopOptions, total=False):

@@ -231,6 +231,10 @@ class Client:
         """Write a note of an image, as :meth:`AsyncClient.note` does."""
         self._loop.run(self._client.note(image, text))
 
+    def make_pid_namespace(self, socket: str, *, end: str = "") -> int:
+        """Have a pid namespace made, as :meth:`AsyncClient.make_pid_namespace` does."""
+        return self._loop.run(self._client.make_pid_namespace(socket, end=end))
+
     def recover(self, pid: int) -> str:
         """Let a process run again, as :meth:`AsyncClient.recover` does."""
         return self._loop.run(self._client.recover(pid))

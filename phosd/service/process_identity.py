@@ -85,7 +85,7 @@ def program(process: Target) -> Program:
 
 def holds(manifest: Manifest, pid: int, start_time: int) -> bool:
     """Whether an image was made of this process, now or earlier, during the current boot."""
-    found = any((p.pid, p.start_time) == (pid, start_time) for p in manifest.processes)
+    found = any((p.known_as, p.start_time) == (pid, start_time) for p in manifest.processes)
     return found and manifest.host.boot_id == procfs.boot_id()
 
 

@@ -147,6 +147,10 @@ class FakeEngine:
     in_pieces: set[int] = field(default_factory=set)
     moves: list[tuple[object, ...]] = field(default_factory=list)
 
+    def make_pid_namespace(self, pid: int, uid: int, socket: str, end: str) -> int:
+        self.requests.append((pid, uid, socket, end))
+        return 77
+
     def settle(self, interrupted: Sequence[InterruptedJob]) -> dict[int, str]:
         return {job.job: "its processes run" for job in interrupted}
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phosd.engine.hook_client import wire
-from phosd.engine.hook_client.link import socket_path
+from phosd.engine.hook_client.places import socket_path
 from phosd.engine.hook_client.wire import HEADER, MAGIC, REPLY, VERSION
 
 

@@ -31,7 +31,8 @@ echo "$CRTOOLS_SCRIPT_ACTION" >&3
 # Should nobody be left to answer, or to hear it, the tree must not stay frozen.
 until [ -s "$answer" ]; do
   looks=$((looks - 1))
-  [ -p wake ] && [ -d /proc/{pid} ] && [ -d "/proc/$PPID" ] && [ "$looks" -ge 0 ] || exit 1
+  [ -p wake ] && [ -d "/proc/$PPID" ] && [ "$looks" -ge 0 ] || exit 1
+  timeout 1 sh -c ': >wake' || exit 1  # who would answer reads it
   timeout 1 head -n 1 wake >/dev/null
 done
 [ "$(cat "$answer")" = ok ]
@@ -61,7 +62,7 @@ class ActionScript:
         self.refused = False
         self.reached: set[str] = set()
         script = work / "meet.sh"
-        script.write_text(_SCRIPT.replace("{pid}", str(os.getpid())))
+        script.write_text(_SCRIPT)
         script.chmod(0o755)
         # Created before the reader's code runs, and used by descriptor, as the reader owns the
         # folder.

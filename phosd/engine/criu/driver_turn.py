@@ -1,7 +1,7 @@
 """The driver's turn at a restore: the program's GPU state comes back while CRIU holds the tree."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -15,13 +15,14 @@ _TURN_ENDS_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class HeldRestore:
-    """What the driver does with processes ``pids`` of a restored tree before any of its threads
-    runs but their ``restore_threads``, which are by process.
+    """What the driver does with processes of a restored tree before any of its threads runs but
+    their ``restore_threads``, which are by process. ``saved`` are the pids that they were saved
+    with, the others those that they have now.
     """
 
-    pids: frozenset[int]
-    restore_threads: Callable[[], Mapping[int, int]]
-    restore: Callable[[], None]
+    saved: frozenset[int]
+    restore_threads: Callable[[Collection[int]], Mapping[int, int]]
+    restore: Callable[[Sequence[int]], None]
 
 
 class DriverTurn:
@@ -63,11 +64,14 @@ class DriverTurn:
         self._pool.shutdown()
 
     def _take(self) -> None:
-        restore_turn([self.tracer], self._driver.restore_threads, self._restore, lambda: None)
+        def threads() -> Mapping[int, int]:
+            return self._driver.restore_threads(self.tracer.pids())
+
+        restore_turn([self.tracer], threads, self._restore, lambda: None)
 
     def _restore(self) -> None:
         self._before()
-        self._driver.restore()
+        self._driver.restore(sorted(self.tracer.pids()))
 
 
 @contextlib.contextmanager
@@ -77,7 +81,12 @@ def driver_turn(
     if driver is None:
         yield None
         return
-    with Tracer(driver.pids, deadline) as tracer:
+
+    def pids() -> list[int]:
+        now = made.ids()
+        return [now[pid] for pid in driver.saved if pid in now]
+
+    with Tracer(pids, deadline) as tracer:
         turn = DriverTurn(driver, tracer, before, made)
         try:
             yield turn

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from msgspec.structs import replace
+
 from phosd.engine.criu import cgroup_place, connections, file_records, preflight, relinked, stdio
 from phosd.engine.criu.action_script import FROZEN, ActionScript
 from phosd.engine.criu.connection_record import UNREAD
@@ -72,12 +74,16 @@ class TreeDump:
     inheritors: frozenset[int]
     """Processes that had devices of the GPU driver's, which are restored as inert."""
 
-    def record(self, name: str) -> Tree:
-        """Return the manifest's entry; ``name`` is the folder's path in the image.
+    def record(self, name: str, files: tuple[FileDigest, ...] | None = None) -> Tree:
+        """Return the manifest's entry; ``name`` is the folder's path in the image, ``files`` those
+        of the dump.
 
-        Reads every byte of the dump to hash it, so call it when the tree runs again.
+        Without them it reads every byte of the dump to hash it, so call it when the tree runs
+        again.
         """
-        return Tree(self.tree.root.pid, name, digests(self.folder), self.details)
+        root = self.tree.root.pid
+        found = digests(self.folder) if files is None else files
+        return Tree(self.tree.own(root), name, found, self.details, self.tree.nested)
 
 
 _YAMA = procfs.PROC / "sys/kernel/yama/ptrace_scope"
@@ -111,7 +117,7 @@ def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             resources = TreeResources.of(tree)
             try:
-                preflight.require_dumpable(resources, tcp, criu.namespaces)
+                preflight.require_dumpable(resources, tcp, criu.namespaces_for(tree.root.pid))
             except Unsupported as error:
                 # What leads to a process that was forked meanwhile seems to lead outside, and a
                 # connection may be about to be accepted: what is there twice is there to stay.
@@ -121,7 +127,7 @@ def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan
                 tree = scan(tree.root.pid)
                 time.sleep(_BETWEEN_LOOKS)
                 continue
-            _require_plain(tree, Rights.known_to_kernel(tree.living))
+            _require_plain(tree, Rights.known_to_kernel(tree.ids))
             return stdio.plan(tree, resources.descriptors)
         if not tree.root.alive:
             raise NoSuchProcess(f"process {tree.root.pid} has ended", hint="start it again")
@@ -193,7 +199,7 @@ class Dump:
             stack.enter_context(_lent(self._folder, owner))
             held = self._options.checkpointed & set(self._tree.pids)
             if held and self._options.held:
-                self.tracer = stack.enter_context(Tracer(held, self._options.deadline))
+                self.tracer = stack.enter_context(Tracer(lambda: held, self._options.deadline))
             helpers = [each for each in (self._pages, self.tracer) if each is not None]
             environment = dump_mark(self._tree.root.pid) | self._devices.environment
             for each in helpers:
@@ -214,6 +220,7 @@ class Dump:
                         environment=environment,
                         capabilities=_to_dump(),
                         plugins=criu_plugins() if self._devices.kinds or self.tracer else None,
+                        inside=self._tree.root.pid if self._tree.nested else None,
                     )
                 )
             )
@@ -233,7 +240,7 @@ class Dump:
         self._stack.close()  # from here on only root can write to the folder
         self._noted.rights.require_equal(Rights.in_images(self._folder))
         if self._devices.kinds:
-            make_inert(self._folder, self._noted.reopened)
+            make_inert(self._folder, self._noted.reopened, self._noted.tree.own)
         saved = self._noted.connections
         cut_out(self._folder, saved.inodes, close_others=self._options.tcp == "close")
         if any(saved.unread):
@@ -258,7 +265,7 @@ class Dump:
         if FROZEN not in self._script.reached:
             raise Internal("criu dump never said that the tree is frozen", "report this")
         noted = self._noted
-        root = noted.tree.root
+        root, own = noted.tree.root, noted.tree.own
         details = CpuDetails(
             uid=root.uid,
             gid=root.gid,
@@ -266,9 +273,9 @@ class Dump:
             privileged=noted.tree.privileged,
             tcp=self._options.tcp,
             shell_job=self._plan.shell_job,
-            tied_to_parent=parent_death_signal(self._folder / f"core-{root.pid}.img"),
-            endpoints=self._plan.endpoints,
-            open_files=noted.open_files,
+            tied_to_parent=parent_death_signal(self._folder / f"core-{root.own(root.pid)}.img"),
+            endpoints=tuple(replace(each, pid=own(each.pid)) for each in self._plan.endpoints),
+            open_files=tuple(replace(each, pid=own(each.pid)) for each in noted.open_files),
             memory_files=noted.memory_files,
             mapped_files=noted.mapped_files,
             cgroups=self._cgroups,
@@ -301,10 +308,13 @@ class Dump:
         noted = self._noted
         noted.tree = scan(self._tree.root.pid)
         found = TreeResources.of(noted.tree)
-        noted.rights = Rights.known_to_kernel(noted.tree.living)
+        noted.rights = Rights.known_to_kernel(noted.tree.ids)
         _require_plain(noted.tree, noted.rights)
         preflight.require_dumpable(
-            found, self._options.tcp, self._criu.namespaces, self._options.checkpointed
+            found,
+            self._options.tcp,
+            self._criu.namespaces_for(noted.tree.root.pid),
+            self._options.checkpointed,
         )
         self._replan(found)
         mappings = found.own_mappings
@@ -385,7 +395,13 @@ def _digest(path: Path, folder: Path) -> FileDigest:
 
 
 def _words(tree: ProcessTree, options: DumpOptions) -> list[str]:
-    words = ["--tree", str(tree.root.pid), "--file-locks", "--ghost-limit", GHOST_LIMIT]
+    words = [
+        "--tree",
+        str(tree.root.own(tree.root.pid)),
+        "--file-locks",
+        "--ghost-limit",
+        GHOST_LIMIT,
+    ]
     # Which connections there are is looked at when the tree is frozen.
     words += ["--manage-cgroups=ignore", "--link-remap", "--tcp-close"]
     if options.stopping is not None:

@@ -151,7 +151,7 @@ class CpuParts(Undoing):
                         pages.complete(dump.folder, self._writer.folder / name)
                 shutil.rmtree(dump.folder)
             digests = self._writer.seal(name)
-            records.append(Tree(dump.tree.root.pid, name, digests, dump.details))
+            records.append(dump.record(name, digests))
         return tuple(records)
 
 

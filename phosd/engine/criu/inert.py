@@ -10,7 +10,7 @@ it. The fields are those of ``vma.proto``, ``mm.proto``, ``fdinfo.proto``, ``ext
 
 import mmap
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from phosd.engine.criu.image_file import Field, ImageFile, fields, message, rewrite, strange
@@ -35,13 +35,16 @@ _REGULAR_FILE, _EVENTFD, _EXTERNAL = 1, 6, 16
 """CRIU's types of files."""
 
 
-def make_inert(folder: Path, reopened: Iterable[Descriptor] = ()) -> None:
-    """Change the images of ``folder``. Restore is to open the files of ``reopened`` anew.
+def make_inert(
+    folder: Path, reopened: Iterable[Descriptor] = (), own: Callable[[int], int] = int
+) -> None:
+    """Change the images of ``folder``. Restore is to open the files of ``reopened`` anew. ``own``
+    returns the pid that a process has for itself.
 
     Raises :class:`~phosd.errors.Internal` if they are not CRIU's, and :class:`Unsupported` for a
     file of the driver's that no process has open: it is on its way to one, which could use it.
     """
-    anew = _file_numbers(folder, reopened)
+    anew = _file_numbers(folder, reopened, own)
     held: set[int | bytes] = set()
 
     def descriptor(found: list[Field]) -> Iterable[Field]:
@@ -63,11 +66,13 @@ def make_inert(folder: Path, reopened: Iterable[Descriptor] = ()) -> None:
     rewrite(folder / "files.img", file)
 
 
-def _file_numbers(folder: Path, descriptors: Iterable[Descriptor]) -> dict[int | bytes, Descriptor]:
+def _file_numbers(
+    folder: Path, descriptors: Iterable[Descriptor], own: Callable[[int], int]
+) -> dict[int | bytes, Descriptor]:
     """Return what CRIU numbers the files of these descriptors."""
     by_process: dict[int, dict[int | bytes, Descriptor]] = {}
     for each in descriptors:
-        by_process.setdefault(each.pid, {})[each.number] = each
+        by_process.setdefault(own(each.pid), {})[each.number] = each
     found = {}
     for pid, wanted in by_process.items():
         ids = next(_values(folder / f"ids-{pid}.img"), {})

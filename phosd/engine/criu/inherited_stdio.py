@@ -11,6 +11,7 @@ from typing import Self
 from phosd.engine.criu import restore_shim
 from phosd.engine.criu.program import Owner
 from phosd.engine.image.cpu_manifest import CpuDetails, EndpointKind
+from phosd.engine.program.namespace_maker import NamespaceMaker
 
 
 class Outlets:
@@ -19,15 +20,25 @@ class Outlets:
     ``inherited`` are the descriptors that the command must inherit; ``words`` tell CRIU about them.
     """
 
-    def __init__(self, root: int, details: CpuDetails, owner: Owner, end: Path | None) -> None:
-        """``end``: the file that is to tell how process ``root`` ends."""
+    def __init__(
+        self,
+        root: int,
+        details: CpuDetails,
+        owner: Owner,
+        end: Path | None,
+        namespace: NamespaceMaker | None = None,
+    ) -> None:
+        """``end``: the file that is to tell how process ``root`` ends, which is restored in the
+        ``namespace``, if one is to be made.
+        """
         self.words: list[str] = []
         self._owner = owner
         self._program: list[int] = []
         self._keeper: list[int] = []
         self._terminal: int | None = None
         self._root, self._end = root, end
-        self._parent = bool(details.tied_to_parent) or end is not None
+        self._namespace = namespace
+        self._parent = bool(details.tied_to_parent or end or namespace)
         if self._parent:
             self.words.append("--restore-sibling")
         for endpoint in details.endpoints:
@@ -55,7 +66,8 @@ class Outlets:
 
     @property
     def inherited(self) -> tuple[int, ...]:
-        return (*self._program, *self._keeper)
+        made = self._namespace.descriptors if self._namespace is not None else ()
+        return (*self._program, *self._keeper, *made)
 
     def wrap(self, command: Sequence[str], output: Path | None) -> list[str]:
         """Return ``command``, run by the shim if it must hold anything and read into ``output``."""
@@ -70,6 +82,7 @@ class Outlets:
             parent=self._parent,
             root=self._root,
             end=self._end,
+            namespace=self._namespace.orders if self._namespace is not None else None,
         )
 
     def __enter__(self) -> Self:
@@ -81,6 +94,6 @@ class Outlets:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for descriptor in self.inherited:
+        for descriptor in (*self._program, *self._keeper):
             with contextlib.suppress(OSError):
                 os.close(descriptor)

@@ -15,6 +15,7 @@ from phosd.engine.criu.owned_processes import (
 )
 from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.job.affected import now
+from phosd.engine.program.namespace_maker import NamespaceMaker
 from phosd.engine.system import procfs
 from phosd.errors import Internal
 
@@ -24,31 +25,49 @@ _LOOK_MILLISECONDS = 20
 
 
 class MadeProcesses:
-    """The processes that a restore of ``tree`` makes from now on."""
+    """The processes that a restore of ``tree`` makes from now on, in a ``namespace`` of their own
+    or with the ids that they had.
+    """
 
-    def __init__(self, tree: SavedTree) -> None:
+    def __init__(self, tree: SavedTree, namespace: NamespaceMaker | None = None) -> None:
         self._wanted = {process.pid: process for process in tree.processes}
+        self._threads = {thread for process in tree.processes for thread in process.threads}
         self._user, self._since = tree.user.uid, now()
         self._ended_at: float | None = None
-        self._root = tree.record.root
+        self._namespace = namespace
+        self.mark = namespace.name if namespace is not None else str(tree.record.root)
 
     def _ours(self, pid: int) -> bool:
         return is_made(self._wanted[pid], self._user, self._since)
 
+    def ids(self) -> dict[int, int]:
+        """Return the ids of saved processes and threads that are there, as we know them, by those
+        that they were saved with.
+        """
+        ids = self._wanted.keys() | self._threads
+        if self._namespace is None:
+            return {number: number for number in ids}
+        made = self._namespace.namespace
+        return {n: now for n, now in made.members().items() if n in ids} if made else {}
+
     def kill(self) -> None:
         """Kill those that there are."""
-        kill(self._wanted, self._ours)
+        if self._namespace is not None:
+            self._namespace.end()
+        else:
+            kill(self._wanted, self._ours)
 
     def require_alive(self, living: Set[int]) -> None:
         """Raise :class:`Internal` if one of the ``living`` ended a while ago.
 
         CRIU, which made it, may wait for it for ever.
         """
+        there = self.ids()
         ended = any(
-            (found := procfs.stat(pid)) is not None
+            (found := procfs.stat(there[pid])) is not None
             and found.dead
             and found.start_time >= self._since
-            for pid in living & self._wanted.keys()
+            for pid in living & self._wanted.keys() & there.keys()
         )
         if not ended:
             self._ended_at = None
@@ -62,8 +81,11 @@ class MadeProcesses:
 
     def end(self) -> None:
         """Kill them and what CRIU has left, and wait until they have ended."""
-        end(self._wanted, self._ours)
-        end_restoring([self._root], self._since)
+        if self._namespace is not None:
+            self._namespace.end()
+        else:
+            end(self._wanted, self._ours)
+        end_restoring([self.mark], self._since)
 
 
 @contextlib.contextmanager

@@ -41,13 +41,14 @@ def is_criu(pid: int) -> bool:
     return False
 
 
-def restore_mark(root: int) -> dict[str, str]:
-    """Return the environment of a CRIU that restores the tree of ``root``.
+def restore_mark(what: str) -> dict[str, str]:
+    """Return the environment of a CRIU that restores a tree: that of a pid, or the one in the pid
+    namespace of a name.
 
     All processes of CRIU's own keep it, helpers included. A restored process has the environment
     with which it was saved.
     """
-    return {_RESTORE_MARK: str(root)}
+    return {_RESTORE_MARK: what}
 
 
 def dump_mark(root: int) -> dict[str, str]:
@@ -84,14 +85,12 @@ def _is_orphan(pid: int) -> bool:
     return gone and is_criu(pid) and carried(pid, _DUMP_MARK) is not None
 
 
-def end_restoring(roots: Collection[int], since: int) -> None:
+def end_restoring(trees: Collection[str], since: int) -> None:
     """Kill each CRIU that restores one of these trees, with its helpers; wait until all have ended.
 
-    Helpers may be stopped for ever, or wait for ever, and a session may be theirs. ``since`` is the
-    start of the restore in clock ticks since boot.
+    Trees are as :func:`restore_mark` takes them. Helpers may be stopped for ever, or wait for ever,
+    and a session may be theirs. ``since`` is the start of the restore in clock ticks since boot.
     """
-
-    trees = {str(root) for root in roots}
 
     def restoring(pid: int) -> bool:
         found = procfs.stat(pid)

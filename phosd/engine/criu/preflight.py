@@ -17,7 +17,7 @@ from phosd.engine.criu.program import Owner
 from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import looking, procfs, sockets
 from phosd.engine.system.file_status import known_status
-from phosd.engine.system.procfs import Descriptor, Mapping
+from phosd.engine.system.procfs import Descriptor, Mapping, own_id
 from phosd.errors import Reason, Unsupported
 
 TCP_POLICIES = ("refuse", "close")
@@ -221,7 +221,7 @@ def _foreign_device(path: str) -> bool:
 
 def _of_sockets(descriptors: list[Descriptor], tcp: str) -> Iterator[str]:
     for descriptor, socket, peer in stdio.unix_peers_outside(descriptors):
-        if _of_ours(socket, peer, descriptor.pid):
+        if _of_ours(socket, peer, own_id(descriptor.pid)):
             continue
         named = peer is not None and peer.name.startswith("/")
         reconnectable = socket.datagram and named
@@ -249,7 +249,7 @@ def _of_ours(socket: sockets.UnixSocket, peer: sockets.UnixSocket | None, pid: i
     """
     asking = peer is not None and peer.name.endswith("/program.sock")
     hooks = socket.name.endswith(f"/hook/{pid}.sock")
-    return asking or hooks or socket.name == f"@phos-softgpu-{pid}"
+    return asking or hooks or socket.name.startswith(f"@phos-softgpu-{pid}-")
 
 
 def _of_mappings(tree: ProcessTree, mappings: Iterable[Mapping]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from phosd.engine.criu.cgroup_place import Place, Surroundings
 from phosd.engine.criu.hindrance import IDLE_SECONDS, Hindrance
 from phosd.engine.criu.launch import Started
 from phosd.engine.job.cancellation import Cancellation
-from phosd.engine.system import cgroups, privileges
+from phosd.engine.system import cgroups, pid_namespaces, privileges, procfs
 from phosd.engine.system.native import is_reachable
 from phosd.engine.system.privileges import Capability
 from phosd.engine.system.unsandboxed import OutsideError
@@ -59,6 +59,7 @@ class Invocation:
     ``environment`` is added to CRIU's, which loads the plugins of the folder ``plugins`` and no
     others; ``capabilities`` are all that CRIU has, unless the owner is
     root. ``wrap`` may put a command around CRIU's. ``place``: see :func:`launch.launch`.
+    ``inside``: the process in whose pid and mount namespaces it runs.
     """
 
     action: str
@@ -72,21 +73,29 @@ class Invocation:
     dies_with_us: bool = False
     place: Place | None = None
     plugins: Path | None = None
+    inside: int | None = None
     wrap: Callable[[list[str]], list[str]] = list
 
 
 @dataclass(frozen=True)
 class Criu:
     """A CRIU program. ``socket`` leads to the service for commands outside of the sandbox.
+    ``runtime_dir`` is where pid namespaces are recorded that were made for programs.
 
     If the service does not exist at the first use, CRIU runs as a child.
     """
 
     path: Path
     socket: Path | None = None
+    runtime_dir: Path | None = None
 
     @classmethod
-    def find(cls, path: Path | None = None, socket: Path | None = None) -> Self:
+    def find(
+        cls,
+        path: Path | None = None,
+        socket: Path | None = None,
+        runtime_dir: Path | None = None,
+    ) -> Self:
         """Return the CRIU to use: ``path`` if given, else the first of :func:`candidates`.
 
         Raises :class:`Internal` if there is none, or if ``path`` is too old.
@@ -94,7 +103,7 @@ class Criu:
         if path is not None and not path.is_file():
             raise Internal(f"there is no CRIU at {path}", hint=INSTALL_HINT)
         for candidate in [path] if path is not None else candidates():
-            found = cls(candidate.resolve(), socket)
+            found = cls(candidate.resolve(), socket, runtime_dir)
             if _numbers(found.version) >= MINIMUM:
                 return found
             if path is not None:
@@ -139,6 +148,17 @@ class Criu:
         """
         return launch.namespaces(self.service)
 
+    def namespaces_for(self, pid: int) -> dict[str, str]:
+        """The namespaces that CRIU runs in to save the tree below ``pid``: that of a program that
+        phosd has started in a pid namespace of its own, too.
+        """
+        made = self.runtime_dir and pid_namespaces.made_for(self.runtime_dir, pid)
+        if not made:
+            return self.namespaces
+        keeper = made.keeper.pid
+        own = {kind: procfs.namespace(keeper, kind) for kind in pid_namespaces.KINDS}
+        return self.namespaces | own
+
     def require_reachable(self, owner: Owner) -> None:
         """Raise :class:`Internal` if ``owner`` may not execute it (a checkout below ``/root``)."""
         if owner.is_root:
@@ -161,15 +181,19 @@ class Criu:
         plugins = invocation.plugins or work / "no-plugins"
         if not invocation.plugins:
             plugins.mkdir(mode=0o755, exist_ok=True)
-        folders = [
+        descriptors = [
             os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             for folder in (invocation.images, work, plugins)
         ]
         name = f"{invocation.action}.log"
         log: BinaryIO | None = None
+        inside = None
         try:
+            if invocation.inside is not None:
+                inside = os.pidfd_open(invocation.inside)
+                descriptors.append(inside)
             log = _new_log(work / name, owner)
-            places = [f"/proc/self/fd/{folder}" for folder in folders]
+            places = [f"/proc/self/fd/{folder}" for folder in descriptors]
             line = [str(self.path), invocation.action, "--no-default-config", "-v2", "-o", name]
             line += ["-D", places[0], "-W", places[1], "-L", places[2]]
             if not owner.is_root:
@@ -182,10 +206,11 @@ class Criu:
                 capabilities=invocation.capabilities,
                 dies_with_parent=invocation.dies_with_us,
                 environment=invocation.environment,
+                inside=inside,
             )
             started = launch.launch(
                 invocation.wrap(command),
-                (*folders, *invocation.descriptors),
+                (*descriptors, *invocation.descriptors),
                 self.service,
                 tied=invocation.dies_with_us,
                 place=invocation.place,
@@ -195,8 +220,8 @@ class Criu:
                 log.close()
             raise
         finally:
-            for folder in folders:
-                os.close(folder)
+            for descriptor in descriptors:
+                os.close(descriptor)
         return Running(started, invocation.action, log)
 
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,9 +34,12 @@ from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.image.manifest import Process
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.checks import Check, require_all
+from phosd.engine.program import namespace_maker
+from phosd.engine.program.namespace_maker import NamespaceMaker
 from phosd.engine.system import procfs
 from phosd.engine.system.looking import LOOKERS, describe
 from phosd.engine.system.native import criu_plugins
+from phosd.engine.system.pid_namespaces import PidNamespace
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, Internal, NotAuthorized
 
@@ -52,13 +55,16 @@ class TreeRestoreOptions:
 
     ``output``: the file for what the program prints, if its output was a pipe, a terminal or a
     socket (None: it is discarded). ``end``: the file that is to tell how the root process ends.
-    ``deadline`` in seconds.
+    ``deadline`` in seconds. ``pid_namespace``: the tree gets one of its own, also if it was in
+    none. ``image``: which is restored, for the record of that.
     """
 
     files: Policy = Policy.KEEP
     output: Path | None = None
     end: Path | None = None
     deadline: float = 600.0
+    pid_namespace: bool = False
+    image: str = ""
 
 
 @dataclass
@@ -66,10 +72,16 @@ class Restored:
     """A restored tree that runs. Call :meth:`settle` to keep it, or :meth:`abandon` to undo it."""
 
     pid: int
-    pids: tuple[int, ...]
+    ids: Mapping[int, int]
+    """Of all processes and threads, by those that they were saved with."""
     _files: "_Files"
     _made: frozenset[ProcessId]
     """The processes by pid and start time, since pids may have been reused."""
+    _namespace: PidNamespace | None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(sorted(each.pid for each in self._made))
 
     def settle(self) -> None:
         """Keep the tree: remove what was kept to undo the restore."""
@@ -77,7 +89,11 @@ class Restored:
 
     def abandon(self) -> None:
         """Kill the tree, and put its files back as they were before the restore."""
-        end(self.pids, lambda pid: procfs.process_id(pid) in self._made)
+        if self._namespace is not None:
+            namespace_maker.end(self._namespace)
+        else:
+            pids = [each.pid for each in self._made]
+            end(pids, lambda pid: procfs.process_id(pid) in self._made)
         self._files.undo()
 
 
@@ -113,9 +129,13 @@ def admission_checks(
     def cgroups() -> None:
         place_of(tree.details.cgroups, tree.user.uid, criu.surroundings)
 
+    def pids() -> None:
+        if not _in_own_namespace(tree, options):
+            require_free(tree.processes)
+
     return [
         ("rights", partial(_unless_damaged, tree, partial(require_restorable, criu, tree))),
-        ("pids", partial(require_free, tree.processes)),
+        ("pids", pids),
         ("cgroup", partial(_unless_damaged, tree, cgroups)),
         ("files", partial(_unless_damaged, tree, files)),
     ]
@@ -162,26 +182,46 @@ def restore_tree(
     once; its files are then put back as they were.
     """
     require_private(tree.folder)
-    require_free(tree.processes)
-    files = _Files(tree, options)
-    made = MadeProcesses(tree)
+    with contextlib.ExitStack() as stack:
+        namespace = None
+        if _in_own_namespace(tree, options):
+            threads = {thread for process in tree.processes for thread in process.threads}
+            namespace = stack.enter_context(
+                NamespaceMaker(_runtime_dir(criu), image=options.image, ids=threads)
+            )
+        else:
+            require_free(tree.processes)
+        files = _Files(tree, options)
+        made = MadeProcesses(tree, namespace)
+        try:
+            _run(criu, tree, options, cancellation, made, driver, namespace)
+        except BaseException:
+            made.end()
+            files.undo()
+            raise
+        # CRIU could give every process its pid, so these are the processes that it created.
+        ids = made.ids()
+        pids = (ids[process.pid] for process in tree.processes if process.pid in ids)
+        known = frozenset(filter(None, map(procfs.process_id, pids)))
+        place = namespace.namespace if namespace is not None else None
+        restored = Restored(ids.get(tree.record.root, 0), ids, files, known, place)
     try:
-        _run(criu, tree, options, cancellation, made, driver)
-    except BaseException:
-        made.end()
-        files.undo()
-        raise
-    # CRIU could give every process its pid, so these are the processes that it created.
-    pids = tuple(process.pid for process in tree.processes)
-    known = frozenset(filter(None, map(procfs.process_id, pids)))
-    restored = Restored(tree.record.root, pids, files, known)
-    try:
-        _confirm(tree.record.root)
-        _set_affinities(tree.processes)
+        _confirm(restored.pid)
+        _set_affinities(tree.processes, ids)
     except BaseException:
         restored.abandon()
         raise
     return restored
+
+
+def _in_own_namespace(tree: SavedTree, options: TreeRestoreOptions) -> bool:
+    return tree.record.pid_namespace or options.pid_namespace
+
+
+def _runtime_dir(criu: Criu) -> Path:
+    if criu.runtime_dir is None:
+        raise Internal("this CRIU knows of no runtime folder", hint="report this")
+    return criu.runtime_dir
 
 
 def require_free(processes: Sequence[Process]) -> None:
@@ -307,6 +347,7 @@ def _run(
     cancellation: Cancellation | None,
     made: MadeProcesses,
     driver: HeldRestore | None,
+    namespace: NamespaceMaker | None,
 ) -> None:
     details, owner, folder = tree.details, tree.user, tree.folder
     rights = _rights(tree)
@@ -316,7 +357,7 @@ def _run(
         if owner.is_root:
             return
         try:
-            rights.require_restored(Rights.known_to_kernel(tree.processes))
+            rights.require_restored(Rights.known_to_kernel(made.ids()))
         except NotAuthorized:
             made.kill()  # before CRIU, which holds them, ends
             raise
@@ -333,7 +374,7 @@ def _run(
     if details.shell_job:
         words.append("--shell-job")
     with (
-        Outlets(tree.record.root, details, owner, options.end) as outlets,
+        Outlets(tree.record.root, details, owner, options.end, namespace) as outlets,
         Reconnected(details.connections, folder, owner) as reconnected,
         MissingDevices(details.devices, owner) as missing,
         _readable(folder, owner),
@@ -356,7 +397,7 @@ def _run(
                 inherited_by_all,
                 *(tracer.descriptors if tracer is not None else ()),
             ),
-            environment=restore_mark(tree.record.root)
+            environment=restore_mark(made.mark)
             | (tracer.environment if tracer is not None else {}),
             capabilities=rights.to_restore,
             dies_with_us=True,
@@ -365,6 +406,9 @@ def _run(
             wrap=lambda command: outlets.wrap(command, options.output),
         )
         with criu.start(invocation) as running:
+            if namespace is not None:
+                namespace.started()
+                namespace.made()
             if turn is not None:
                 turn.begin()
             running.wait(
@@ -407,11 +451,11 @@ def _confirm(root: int) -> None:
         time.sleep(pause)
 
 
-def _set_affinities(processes: Sequence[Process]) -> None:
+def _set_affinities(processes: Sequence[Process], ids: Mapping[int, int]) -> None:
     """Restore on which CPUs threads may run, which CRIU does not."""
     everywhere = set(range(os.cpu_count() or 1))
     for process in processes:
         for thread, cpus in process.affinity.items():
             present = set(cpus) & everywhere
-            with contextlib.suppress(ProcessLookupError):  # the thread has ended since
-                os.sched_setaffinity(thread, present or everywhere)
+            with contextlib.suppress(KeyError, ProcessLookupError):  # the thread has ended since
+                os.sched_setaffinity(ids[thread], present or everywhere)

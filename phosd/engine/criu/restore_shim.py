@@ -2,24 +2,23 @@
 
 These are the other ends of its output (writing to a pipe without a reader kills it), the session of
 its controlling terminal, and its parent, if it has a parent-death signal or somebody wants to know
-how it ends. The shim runs CRIU and reports the result by its exit status; a child of the shim stays
-until the program has closed everything.
+how it ends, or gets a pid namespace of its own. The shim runs CRIU and reports the result by its
+exit status; a child of the shim stays until the program has closed everything.
 """
 
-import contextlib
 import fcntl
 import json
 import os
-import select
 import subprocess
 import sys
 import termios
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from phosd.engine.program.keeper import Making, close_all_but, hold, note_end
 from phosd.engine.system.privileges import become, die_with_parent, end_with, open_for_appending
-
-_CHUNK = 1 << 16
 
 
 def command(
@@ -32,6 +31,7 @@ def command(
     parent: bool,
     root: int,
     end: Path | None,
+    namespace: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Return the command that runs ``words`` and then holds what is given.
 
@@ -40,7 +40,8 @@ def command(
     discarded. ``terminal`` is the slave that becomes the controlling terminal of the session.
     ``parent`` makes the shim the parent of the restored ``root`` (with CRIU's
     ``--restore-sibling``), which may write to the file ``end`` how it ends, ``exit CODE`` or
-    ``signal NUMBER``.
+    ``signal NUMBER``. ``namespace``: the orders for the pid namespace that they are to make, in
+    which the remaining process is the keeper.
     """
     orders = {
         "user": [user[0], user[1], list(user[2])],
@@ -50,6 +51,7 @@ def command(
         "parent": parent,
         "root": root,
         "end": None if end is None else str(end),
+        "namespace": namespace,
     }
     return [
         sys.executable,
@@ -66,13 +68,20 @@ def main() -> None:
     orders, words = json.loads(sys.argv[1]), sys.argv[2:]
     reader, writer = os.pipe()
     first = os.getpid()
-    if os.fork() != 0:
+    making = Making(orders["namespace"]) if orders["namespace"] else None
+    if (child := os.fork()) != 0:
         os.close(writer)
+        if making is not None:
+            making.tell(child)
         status = os.read(reader, 1)
         sys.exit(status[0] if status else 1)
     os.close(reader)
+    # A cancelled restore must not complete later.
+    if making is not None:
+        making.keep()
+    else:
+        end_with(first)
     os.setsid()
-    end_with(first)  # a cancelled restore must not complete later
     keeper = os.getpid()
     uid, gid, groups = orders["user"]
 
@@ -98,68 +107,14 @@ def main() -> None:
     os.write(writer, bytes([code if 0 <= code < 256 else 1]))
     if code != 0:
         return
+    if making is not None:
+        making.settle()
     if uid != 0:
         become(uid, gid, groups)
-    _close_all_but({*orders["inputs"], output, end})
+    close_all_but({*orders["inputs"], output, end})
     os.chdir("/")
-    _relay(orders["inputs"], output, orders["root"] if orders["parent"] else None, end)
-    with contextlib.suppress(ChildProcessError):  # no child is left
-        while True:
-            os.wait()
-
-
-def _close_all_but(kept: set[int | None]) -> None:
-    for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
-        if descriptor not in kept:
-            with contextlib.suppress(OSError):  # the listing's own descriptor, closed by now
-                os.close(descriptor)
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        if standard not in kept and standard != null:
-            os.dup2(null, standard)
-
-
-def _relay(inputs: list[int], output: int | None, child: int | None, end: int | None) -> None:
-    """Pass on what is written, until all have closed it, and wait for the end of the child."""
-    poller = select.poll()
-    left = set(inputs)
-    ended = None
-    if child is not None:
-        ended = os.pidfd_open(child)
-        left.add(ended)
-    for descriptor in left:
-        poller.register(descriptor, select.POLLIN)
-    while left:
-        for descriptor, _ in poller.poll():
-            if descriptor == ended:
-                assert child is not None
-                _note_end(end, os.waitpid(child, 0)[1])
-                poller.unregister(descriptor)
-                left.discard(descriptor)
-                continue
-            try:
-                data = os.read(descriptor, _CHUNK)
-            except OSError:  # EIO: all have closed the terminal
-                data = b""
-            if not data:
-                poller.unregister(descriptor)
-                left.discard(descriptor)
-                os.close(descriptor)
-            elif output is not None:
-                _write(output, data)
-
-
-def _note_end(end: int | None, status: int) -> None:
-    if end is not None:
-        code = os.waitstatus_to_exitcode(status)
-        _write(end, f"exit {code}\n".encode() if code >= 0 else f"signal {-code}\n".encode())
-
-
-def _write(output: int, data: bytes) -> None:
-    """Write ``data``. What does not fit on the disk is lost: the program must not stop."""
-    with contextlib.suppress(OSError):
-        while data:
-            data = data[os.write(output, data) :]
+    root = orders["root"] if orders["parent"] else None
+    hold(root, orders["inputs"], output, partial(note_end, end))
 
 
 if __name__ == "__main__":

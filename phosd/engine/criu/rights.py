@@ -6,10 +6,9 @@ credentials than the kernel's would give its owner more rights at a restore.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Protocol
 
 from phosd.engine.criu import core_image
 from phosd.engine.criu.program import Owner
@@ -19,26 +18,21 @@ from phosd.engine.system.procfs import Credentials
 from phosd.errors import NotAuthorized
 
 
-class _HasThreads(Protocol):
-    """A process, with the ids of its threads."""
-
-    @property
-    def threads(self) -> Sequence[int]: ...
-
-
 @dataclass(frozen=True)
 class Rights:
-    """Credentials of all threads of a tree, by thread id."""
+    """Credentials of all threads of a tree, by the ids that these have for themselves."""
 
     of: Mapping[int, Credentials]
 
     @classmethod
-    def known_to_kernel(cls, processes: Iterable[_HasThreads]) -> "Rights":
-        """Read the credentials from the kernel, without threads that have ended meanwhile."""
+    def known_to_kernel(cls, threads: Mapping[int, int]) -> "Rights":
+        """Read the credentials from the kernel, without threads that have ended meanwhile: by the
+        ids that they have for themselves the ids that we know them by.
+        """
         found = {}
-        for thread in (thread for process in processes for thread in process.threads):
+        for own, thread in threads.items():
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # the thread has ended
-                found[thread] = procfs.credentials(thread)
+                found[own] = procfs.credentials(thread)
         return cls(found)
 
     @classmethod

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Self
 
+from phosd.engine.system.procfs import own_id
 from phosd.errors import Timeout
 
 RESTORE_SECONDS = 300.0
@@ -38,10 +39,10 @@ class Turn(enum.Enum):
 
 
 class Tracer:
-    """The CRIU that traces a tree; ``pids`` are the tree's GPU processes."""
+    """The CRIU that traces a tree; ``pids`` are the tree's GPU processes, once there are any."""
 
-    def __init__(self, pids: Collection[int], deadline: float) -> None:
-        self.pids = frozenset(pids)
+    def __init__(self, pids: Callable[[], Collection[int]], deadline: float) -> None:
+        self.pids = pids
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
         self._deadline = deadline
@@ -205,7 +206,8 @@ def _gather(
 
 def _let_run(turn: Turn, tracers: Sequence[Tracer], threads: Mapping[int, int]) -> None:
     for tracer in tracers:
-        named = (f"{pid}:{threads[pid]}" for pid in sorted(tracer.pids))
+        # CRIU is in their pid namespace.
+        named = (f"{own_id(pid)}:{own_id(threads[pid])}" for pid in sorted(tracer.pids()))
         tracer.say(turn, " ".join(("run", *named)))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from phosd.engine.hook_client.places import socket_path
 from phosd.engine.hook_client.received import is_distrusted
 from phosd.engine.hook_client.wire import (
     ARM,
@@ -66,7 +67,6 @@ __all__ = [
     "Release",
     "ReleaseState",
     "reach",
-    "socket_path",
 ]
 
 _MAX_MS = (1 << 32) - 1
@@ -74,11 +74,6 @@ LONGEST_WAIT = 0.002
 """Seconds that a hook may wait for the program's rest before it answers, at most."""
 WAKE_SECONDS = 10.0
 """Seconds that a detached hook has to come back."""
-
-
-def socket_path(runtime_dir: Path, pid: int) -> Path:
-    """Return the path of the socket of the hook of ``pid``."""
-    return runtime_dir / "hook" / f"{pid}.sock"
 
 
 class HookLink:
@@ -122,7 +117,7 @@ class HookLink:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         connection.settimeout(self._deadline)
         try:
-            connection.connect(str(path))
+            _connect(connection, path)
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             peer_pid, peer_uid, _ = struct.unpack("3i", credentials)
             if (peer_pid, peer_uid) != (self.pid, owner):
@@ -482,6 +477,15 @@ def reach(pid: int, runtime_dir: Path, patience: float = WAKE_SECONDS) -> HookLi
     except NoSuchProcess:
         link.reattach(patience)
         return link
+
+
+def _connect(connection: socket.socket, path: Path) -> None:
+    """Connect to a socket, however long its path is."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        connection.connect(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
 
 
 def _is_socket_of(path: Path, owner: int) -> bool:

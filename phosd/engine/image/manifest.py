@@ -48,7 +48,11 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A process of the image. ``start_time`` is field 22 of ``/proc/pid/stat``, in ticks."""
+    """A process of the image. ``start_time`` is field 22 of ``/proc/pid/stat``, in ticks.
+
+    Ids are those that it has for itself. ``outer_pid``: by which phosd knew it, if that was another
+    one.
+    """
 
     pid: int
     tree: int
@@ -65,6 +69,12 @@ class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     affinity: dict[int, tuple[int, ...]] = {}
     cgroup: str = ""
     environment_names: tuple[str, ...] = ()
+    outer_pid: int = 0
+
+    @property
+    def known_as(self) -> int:
+        """The pid by which phosd knew the process."""
+        return self.outer_pid or self.pid
 
 
 class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,12 +89,16 @@ class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A process tree, dumped by one run of CRIU into ``folder`` (relative)."""
+    """A process tree, dumped by one run of CRIU into ``folder`` (relative).
+
+    With ``pid_namespace`` it was in one that phosd had made, and its ids are those of that.
+    """
 
     root: int
     folder: str
     files: tuple[FileDigest, ...]
     details: CpuDetails | None = None
+    pid_namespace: bool = False
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,6 +134,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: int = 0
     """Of the image, among those of the owner with this name."""
     format: int = FORMAT
+
+    @property
+    def root(self) -> Process | None:
+        """The first process of the first tree."""
+        return next((p for p in self.processes if p.pid == self.trees[0].root), None)
 
     @property
     def device_bytes(self) -> int:

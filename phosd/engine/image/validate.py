@@ -57,6 +57,7 @@ def check_manifest(manifest: Manifest, image_id: str) -> None:
     for process in manifest.processes:
         for number in (process.pid, *process.threads):
             demand(0 < number <= _LAST_ID, f"has the process id {number}")
+        demand(0 <= process.outer_pid <= _LAST_ID, f"has the process id {process.outer_pid}")
         demand(0 <= process.tree < len(manifest.trees), f"puts process {process.pid} in no tree")
         demand(process.uid >= 0 and process.gid >= 0, f"gives process {process.pid} no user")
     ordinals = {gpu.ordinal for gpu in manifest.gpus}

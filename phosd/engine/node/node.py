@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from phosd.engine.criu.program import Criu
+from phosd.engine.hook_client.places import hooks_folder
 from phosd.engine.image.store import Store
 from phosd.engine.image.tier import MemoryTier
 from phosd.engine.memory.reservation import GpuLocks
@@ -61,7 +62,7 @@ class Node:
         self.config = config
         allow_many_descriptors()
         self.store = Store(config.state_dir, memory=_memory_tier(config))
-        hooks = config.runtime_dir / "hook"
+        hooks = hooks_folder(config.runtime_dir)
         hooks.mkdir(parents=True, exist_ok=True)
         hooks.chmod(0o1777)  # programs of all users create their sockets there
         self._claims = Claims()
@@ -106,9 +107,8 @@ class Node:
         """A CRIU that works here. Raises if there is none."""
         with self._lock:
             if self._criu is None:
-                self._criu = Criu.find(
-                    self.config.criu, self.config.runtime_dir / unsandboxed.SOCKET
-                )
+                runtime = self.config.runtime_dir
+                self._criu = Criu.find(self.config.criu, runtime / unsandboxed.SOCKET, runtime)
             return self._criu
 
     def processes(self) -> list[GpuProcess]:

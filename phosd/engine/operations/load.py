@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -46,6 +46,13 @@ class LoadedMemory:
         self._node = node
         self._pieces = pieces
         self._kept = kept
+
+    def belongs_to(self, ids: Mapping[int, int]) -> None:
+        """Take the pids that the processes have now, by those that they were saved with."""
+        self._pieces = [
+            replace(each, process=each.process._replace(pid=ids[each.process.pid]))
+            for each in self._pieces
+        ]
 
     def of(self, pid: int) -> list[tuple[int, int]]:
         """Return each block of a process: its id, and the descriptor of its memory."""

@@ -1,28 +1,49 @@
 """Make a manifest's records of the processes of a group and of their blocks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from phosd.engine.image.manifest import Block, ChunkRef, Process
 from phosd.engine.memory.exported import ExportedBlock
 from phosd.engine.program.group import CheckpointGroup
-from phosd.engine.program.tree import ProcessTree
+from phosd.engine.program.tree import ProcessTree, TreeProcess
 
 
 def process_records(
     trees: Sequence[ProcessTree], group: CheckpointGroup, *, parked: bool
 ) -> tuple[Process, ...]:
-    """Return the records of the processes of ``trees``, as they were during the stop."""
-    members = {member.pid: member for member in group.members}
+    """Return the records of the processes of ``trees``, as they were during the stop, with the ids
+    that they have here.
+    """
+    return tuple(record for _, record in _records(trees, group, parked=parked))
+
+
+def saved_records(
+    trees: Sequence[ProcessTree], group: CheckpointGroup, *, parked: bool
+) -> tuple[Process, ...]:
+    """Return them with the ids that the processes have for themselves, which a restore gives
+    back.
+    """
     return tuple(
-        process.record(
-            number,
-            gpu=process.pid in members,
-            hooked=process.pid in members and members[process.pid].link is not None,
-            parked=process.pid in members and parked,
-        )
-        for number, tree in enumerate(trees)
-        for process in tree
+        process.in_own_ids(record) for process, record in _records(trees, group, parked=parked)
     )
+
+
+def _records(
+    trees: Sequence[ProcessTree], group: CheckpointGroup, *, parked: bool
+) -> Iterator[tuple[TreeProcess, Process]]:
+    members = {member.pid: member for member in group.members}
+    for number, tree in enumerate(trees):
+        for process in tree:
+            member = members.get(process.pid)
+            yield (
+                process,
+                process.record(
+                    number,
+                    gpu=member is not None,
+                    hooked=member is not None and member.link is not None,
+                    parked=member is not None and parked,
+                ),
+            )
 
 
 def block_records(

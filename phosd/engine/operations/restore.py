@@ -5,7 +5,7 @@ and hashed on its GPU. The program may run only after its state has been verifie
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -49,11 +49,14 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kept in a file beside. ``output``: an append-only file for the program's output, if its standard
     output was a pipe or a terminal; empty: none. ``end``: a file that tells how the program ended,
     once it has: a line, ``exit CODE`` or ``signal NUMBER``. The program's user writes both.
+    ``pid_namespace``: the program gets a pid namespace of its own, in which its ids are free, also
+    if it was in none.
     """
 
     files: Files = "keep"
     output: str = ""
     end: str = ""
+    pid_namespace: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,18 +71,17 @@ class RestoreResult:
 def restore(
     node: Node, image_id: str, options: RestoreOptions, progress: Progress
 ) -> RestoreResult:
-    """Restore image ``image_id`` with its old pids, on its GPUs."""
+    """Restore image ``image_id`` with its old pids, perhaps in a pid namespace, on its GPUs."""
     started = time.monotonic()
     progress.phase("admission")
     with ExitStack() as job:
         image = job.enter_context(node.store.open(image_id))
         manifest = image.manifest
-        pids = tuple(p.pid for p in manifest.processes)
-        job.enter_context(node.claim(pids))
         cpu = _CpuSide(node, manifest, options)
+        job.enter_context(node.claim(cpu.pids_here))
         require_all(_admission(node, manifest, cpu, progress))
         progress.check()
-        progress.about_to_touch(_affected(manifest))
+        progress.about_to_touch(_affected(manifest, cpu.pids_here))
 
         progress.phase("load", bytes_total=manifest.device_bytes)
         point(Point.RESTORE_LOAD)
@@ -94,6 +96,10 @@ def restore(
         with Undo() as undo:
             for restored in cpu.restore(progress):
                 undo.add(restored.abandon)
+            manifest = cpu.as_restored()
+            pids = tuple(p.pid for p in manifest.processes)
+            job.enter_context(node.claim({*pids} - {*cpu.pids_here}))
+            memory.belongs_to(cpu.ids)
             progress.phase("control")
             point(Point.RESTORE_CONTROL)
             with node.gpu_locks.locked({block.gpu for block in manifest.blocks}, progress):
@@ -131,13 +137,12 @@ def try_restore(
     """
     with node.store.open(image_id) as image:
         manifest = image.manifest
-        pids = [p.pid for p in manifest.processes]
+        cpu = _CpuSide(node, manifest, options)
 
         def claim() -> None:
-            with node.claim(pids):
+            with node.claim(cpu.pids_here):
                 pass
 
-        cpu = _CpuSide(node, manifest, options)
         return findings([("jobs", claim), *_admission(node, manifest, cpu, progress)])
 
 
@@ -161,9 +166,53 @@ class _CpuSide:
         self._manifest = manifest
         output = Path(options.output) if options.output else None
         end = Path(options.end) if options.end else None
-        self._options = TreeRestoreOptions(files=Policy(options.files), output=output, end=end)
+        self._options = TreeRestoreOptions(
+            files=Policy(options.files),
+            output=output,
+            end=end,
+            pid_namespace=options.pid_namespace,
+            image=manifest.id,
+        )
         self._trees = saved_trees(manifest, node.store.image_folder(manifest.id))
         self._restored: list[Restored] = []
+
+    @property
+    def pids_here(self) -> list[int]:
+        """The pids that processes are to get which get no pid namespace of their own."""
+        everywhere = self._options.pid_namespace
+        return [
+            process.pid
+            for process in self._manifest.processes
+            if not everywhere and not self._manifest.trees[process.tree].pid_namespace
+        ]
+
+    @property
+    def ids(self) -> dict[int, int]:
+        """The ids of the restored processes, by those that they were saved with."""
+        return {saved: now for restored in self._restored for saved, now in restored.ids.items()}
+
+    def as_restored(self) -> Manifest:
+        """Return the manifest with the pids that the processes have now.
+
+        Raises :class:`Internal` if one has ended.
+        """
+        ids = self.ids
+        try:
+            return msgspec.structs.replace(
+                self._manifest,
+                processes=tuple(
+                    msgspec.structs.replace(p, pid=ids[p.pid]) for p in self._manifest.processes
+                ),
+                trees=tuple(
+                    msgspec.structs.replace(tree, root=ids[tree.root])
+                    for tree in self._manifest.trees
+                ),
+            )
+        except KeyError as error:
+            raise Internal(
+                f"process {error} of the restored program has ended at once",
+                hint="its own log may say why",
+            ) from error
 
     def admission(self, progress: Progress) -> Iterator[Check]:
         """Yield the checks that pids are free, files are as recorded, and the owner may restore the
@@ -191,13 +240,11 @@ class _CpuSide:
         """Return what the driver does while CRIU holds a tree; None where hooks keep its threads
         out of the driver.
         """
-        pids = sorted(p.pid for p in self._manifest.processes if p.gpu and p.tree == tree)
+        pids = [p.pid for p in self._manifest.processes if p.gpu and p.tree == tree]
         if self._manifest.mode != "driver" or not pids:
             return None
         return HeldRestore(
-            frozenset(pids),
-            partial(driver_checkpoint.restore_threads, pids),
-            partial(driver_checkpoint.restore_all, pids),
+            frozenset(pids), driver_checkpoint.restore_threads, driver_checkpoint.restore_all
         )
 
     def settle(self) -> None:
@@ -206,10 +253,12 @@ class _CpuSide:
             restored.settle()
 
 
-def _affected(manifest: Manifest) -> AffectedSet:
-    """Return the processes that the restore will create."""
+def _affected(manifest: Manifest, pids: Collection[int]) -> AffectedSet:
+    """Return the processes that the restore will create, of which these pids are known before."""
     processes = (
-        AffectedProcess(p.pid, None, gpu=p.gpu, hooked=p.hooked) for p in manifest.processes
+        AffectedProcess(p.pid, None, gpu=p.gpu, hooked=p.hooked)
+        for p in manifest.processes
+        if p.pid in pids
     )
     gpus = sorted({block.gpu for block in manifest.blocks})
     return AffectedSet(tuple(processes), tuple(gpus), manifest.id, now())

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phosd.engine.hook_client.link import Hello, HookLink, HookState
+from phosd.engine.hook_client.places import listening
 from phosd.engine.hook_client.wire import MAX_EXPORTED
 from phosd.engine.job.affected import AffectedProcess, AffectedSet
 from phosd.engine.memory.exported import SHARED, ExportedBlock, distinct
@@ -181,11 +182,9 @@ class CheckpointGroup:
                 )
 
     def other_hooks(self) -> Iterator[int]:
-        """Yield the processes outside of the group for which a hook seems to listen."""
+        """Return the processes outside of the group for which a hook seems to listen."""
         known = set(self.pids)
-        for path in sorted((self.runtime_dir / "hook").glob("*.sock")):
-            if path.stem.isascii() and path.stem.isdecimal() and int(path.stem) not in known:
-                yield int(path.stem)
+        return (pid for pid in listening(self.runtime_dir) if pid not in known)
 
     def add_tree(self, tree: ProcessTree) -> None:
         """Add a tree, and connect to the hooks in it. Raises if the tree cannot be saved."""

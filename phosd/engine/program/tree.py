@@ -1,11 +1,14 @@
 """Read a process tree: a process and all its descendants, which one image holds together."""
 
+import contextlib
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
 
 from phosd.engine.image.manifest import Process
-from phosd.engine.system import cgroups, procfs
+from phosd.engine.system import cgroups, pid_namespaces, procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import NoSuchProcess, Reason, Unsupported
 
@@ -32,6 +35,8 @@ class TreeProcess:
     threads: tuple[int, ...]
     affinity: dict[int, tuple[int, ...]]
     cgroup: str
+    own_ids: Mapping[int, int] = field(default_factory=dict)
+    """The ids that its threads have for themselves, if it is in a pid namespace below ours."""
 
     @property
     def id(self) -> ProcessId:
@@ -73,6 +78,22 @@ class TreeProcess:
             cgroup=self.cgroup,
         )
 
+    def in_own_ids(self, record: Process) -> Process:
+        """Return a record of this process with the ids that it has for itself."""
+        if not self.own_ids:
+            return record
+        return msgspec.structs.replace(
+            record,
+            pid=self.own(self.pid),
+            threads=tuple(sorted(map(self.own, self.threads))),
+            affinity={self.own(thread): cpus for thread, cpus in self.affinity.items()},
+            outer_pid=self.pid,
+        )
+
+    def own(self, thread: int) -> int:
+        """Return the id that one of its threads has for itself."""
+        return self.own_ids.get(thread, thread)
+
 
 @dataclass(frozen=True)
 class ProcessTree:
@@ -95,6 +116,20 @@ class ProcessTree:
     def living(self) -> tuple[TreeProcess, ...]:
         """The processes without zombies, which have no memory, no files and no ids of their own."""
         return tuple(process for process in self.processes if not process.dead)
+
+    @property
+    def nested(self) -> bool:
+        """Whether its root is in a pid namespace below ours."""
+        return bool(self.root.own_ids)
+
+    def own(self, pid: int) -> int:
+        """Return the pid that one of its processes has for itself."""
+        return next((each.own(pid) for each in self if each.pid == pid), pid)
+
+    @property
+    def ids(self) -> dict[int, int]:
+        """The ids of all threads of living processes, by those that they have for themselves."""
+        return {each.own(thread): thread for each in self.living for thread in each.threads}
 
     @property
     def privileged(self) -> str:
@@ -183,7 +218,17 @@ def _read(pid: int) -> TreeProcess:
         threads=threads,
         affinity={} if stat.dead else _affinity(threads),
         cgroup=_cgroup(pid),
+        own_ids=_own_ids(pid, threads),
     )
+
+
+def _own_ids(pid: int, threads: tuple[int, ...]) -> dict[int, int]:
+    found = {}
+    if pid_namespaces.is_nested(pid):
+        for thread in threads:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                found[thread] = procfs.own_id(thread)
+    return found
 
 
 def _executable(pid: int) -> str:

@@ -2,24 +2,23 @@
 
 import contextlib
 import logging
-import stat
 from collections.abc import Collection, Mapping
 from functools import partial
-from pathlib import Path
 
 from phosd.engine.criu import owned_processes
 from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.saved_tree import restoring_user
+from phosd.engine.hook_client import places
 from phosd.engine.hook_client.link import HookState, reach
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.manifest import Process as Restored
 from phosd.engine.job.affected import InterruptedJob
 from phosd.engine.node.node import Node
 from phosd.engine.node.suspended import Suspended
-from phosd.engine.program import driver_checkpoint
+from phosd.engine.program import driver_checkpoint, namespace_maker
 from phosd.engine.recovery.overdue import overdue
 from phosd.engine.recovery.rescue import Account, free, left_parked, let_rest
-from phosd.engine.system import procfs
+from phosd.engine.system import pid_namespaces
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, PhosError
 
@@ -56,7 +55,7 @@ def settle(node: Node, interrupted: Collection[InterruptedJob]) -> dict[int, str
     with overdue("settling restores that had begun"):
         said = {job.job: _text(node, job, account, still) for job in interrupted}
     for what, clear in (
-        ("sockets of hooks", partial(sweep_hooks, node.config.runtime_dir / "hook")),
+        ("sockets of hooks", partial(places.sweep, node.config.runtime_dir)),
         ("files in memory", node.staging.sweep),
         ("images", node.store.sweep),
         ("suspended programs", node.suspend_store.sweep),
@@ -125,25 +124,51 @@ def _text(node: Node, job: InterruptedJob, account: Account, asleep: Mapping[int
 def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
     """End a restored program that had not begun to run. The image still exists."""
     try:
-        users = [restoring_user(tree).uid for tree in manifest.trees]
-        wanted = {p.pid: p for p in manifest.processes}
-
-        def ours(pid: int) -> bool:
-            return owned_processes.is_made(wanted[pid], users[wanted[pid].tree], since)
-
-        # Processes that CRIU has restored survive it; the code below ends them.
-        owned_processes.end_restoring([tree.root for tree in manifest.trees], since)
-        made = {pid: wanted[pid] for pid in wanted if ours(pid)}
-        if not made:
-            return f"nothing had been restored; {_AGAIN}"
-        if len(made) == len(manifest.processes) and _restored_run(node, made):
-            return f"the restored program (pid {manifest.trees[0].root}) runs"
-        owned_processes.end(made, ours)
-        pids = ", ".join(map(str, sorted(made)))
-        return f"what was restored of it (pid {pids}) was ended; {_AGAIN}"
+        said = _settle_in_namespaces(node, manifest, since) or _settle_here(node, manifest, since)
+        return said or f"nothing had been restored; {_AGAIN}"
     finally:
         for tree in manifest.trees:
             criu_restore.close_to_others(node.store.image_folder(manifest.id) / tree.folder)
+
+
+def _settle_in_namespaces(node: Node, manifest: Manifest, since: int) -> str:
+    """Do that for what was restored in pid namespaces. Returns an empty text if nothing was."""
+    made = [
+        each
+        for each in pid_namespaces.living(node.config.runtime_dir)
+        if each.image == manifest.id and each.keeper.start_time >= since
+    ]
+    if not made:
+        return ""
+    ids = {own: now for each in made for own, now in each.members().items()}
+    there = {ids[p.pid]: p for p in manifest.processes if p.pid in ids}
+    if len(there) == len(manifest.processes) and _restored_run(node, there):
+        return f"the restored program (pid {ids[manifest.trees[0].root]}) runs"
+    for each in made:
+        namespace_maker.end(each)
+    pids = ", ".join(map(str, sorted(there))) or "not known"
+    return f"what was restored of it (pid {pids}) was ended; {_AGAIN}"
+
+
+def _settle_here(node: Node, manifest: Manifest, since: int) -> str:
+    """Do that for what has got the pids that it had. Returns an empty text if nothing has."""
+    users = [restoring_user(tree).uid for tree in manifest.trees]
+    wanted = {p.pid: p for p in manifest.processes if not manifest.trees[p.tree].pid_namespace}
+
+    def ours(pid: int) -> bool:
+        return owned_processes.is_made(wanted[pid], users[wanted[pid].tree], since)
+
+    # Processes that CRIU has restored survive it; the code below ends them.
+    roots = [str(tree.root) for tree in manifest.trees if not tree.pid_namespace]
+    owned_processes.end_restoring(roots, since)
+    made = {pid: wanted[pid] for pid in wanted if ours(pid)}
+    if not made:
+        return ""
+    if len(made) == len(manifest.processes) and _restored_run(node, made):
+        return f"the restored program (pid {manifest.trees[0].root}) runs"
+    owned_processes.end(made, ours)
+    pids = ", ".join(map(str, sorted(made)))
+    return f"what was restored of it (pid {pids}) was ended; {_AGAIN}"
 
 
 def _restored_run(node: Node, made: Mapping[int, Restored]) -> bool:
@@ -167,18 +192,3 @@ def _runs(pid: int) -> bool:
     """
     told = driver_checkpoint.states([pid], _ANSWER_SECONDS)
     return told.get(pid) is driver_checkpoint.State.RUNNING
-
-
-def sweep_hooks(folder: Path) -> None:
-    """Remove sockets of processes that have ended, and ``.wake`` files.
-
-    A stale ``.wake`` file would wake a hook in the middle of a dump. Any user can write to the
-    folder.
-    """
-    for path in [*folder.glob("*.sock"), *folder.glob("*.wake")]:
-        pid = path.stem
-        with contextlib.suppress(OSError):  # a folder of this name, made by any user, is harmless
-            found = path.lstat()
-            dead = pid.isascii() and pid.isdecimal() and procfs.stat(int(pid)) is None
-            if dead or (path.suffix == ".wake" and stat.S_ISREG(found.st_mode)):
-                path.unlink()

@@ -32,8 +32,10 @@ EXECUTE = 0o001
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_KEEPCAPS = 8
+_PR_CAPBSET_DROP = 24
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_RAISE = 2
+_PID_AND_MOUNTS = 0x20000000 | 0x00020000
 _CAPABILITY_VERSION_3 = 0x20080522
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -62,6 +64,43 @@ def become(
     for capability in kept:
         raised = _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, int(capability), 0, 0)
         _check(raised, f"pass on {capability.name}")
+
+
+def drop_from_bounding_set(capability: int) -> None:
+    """Never have this capability again, nor what this process starts. Raises :class:`OSError`."""
+    _check(_libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0), f"drop capability {capability}")
+
+
+def enter(process: int) -> int:
+    """Go on in the pid and mount namespaces of a process, given by a pidfd, as a child of this one.
+
+    This process stays outside, and ends as its child does. Returns a descriptor for
+    :func:`end_with_outside`.
+    """
+    _check(_libc.setns(process, _PID_AND_MOUNTS), "enter the program's namespaces")
+    os.close(process)
+    outside, inside = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(inside)
+        return outside
+    os.close(outside)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def end_with_outside(outside: int) -> None:
+    """Be killed when the process outside ends, or now if it has. A change of ids undoes it."""
+    die_with_parent()
+    os.set_blocking(outside, False)
+    try:
+        os.read(outside, 1)
+    except BlockingIOError:  # it is there
+        return
+    sys.exit(1)
 
 
 def may(permission: int, path: "os.PathLike[str]", uid: int, groups: Sequence[int]) -> bool:
@@ -122,10 +161,12 @@ def command(
     capabilities: Iterable[Capability] = (),
     dies_with_parent: bool = False,
     environment: Mapping[str, str] | None = None,
+    inside: int | None = None,
 ) -> list[str]:
     """Return the command line that runs ``words`` as this user.
 
     It keeps ``capabilities``; root keeps all. ``environment`` is added to that of ``words``.
+    ``inside``: an inherited pidfd, of the process in whose pid and mount namespaces they run.
     """
     orders = {
         "uid": uid,
@@ -134,6 +175,7 @@ def command(
         "capabilities": [int(capability) for capability in capabilities],
         "dies_with_parent": dies_with_parent,
         "environment": dict(environment or {}),
+        "inside": inside,
     }
     return [sys.executable, "-I", "-S", __file__, json.dumps(orders), *words]
 
@@ -141,10 +183,13 @@ def command(
 def main() -> None:
     parent = os.getppid()
     orders, words = json.loads(sys.argv[1]), sys.argv[2:]
+    outside = None if orders["inside"] is None else enter(orders["inside"])
     if orders["uid"] != 0 or orders["gid"] != 0:
         kept = map(Capability, orders["capabilities"])
         become(orders["uid"], orders["gid"], orders["groups"], kept)
-    if orders["dies_with_parent"]:
+    if outside is not None:
+        end_with_outside(outside)
+    elif orders["dies_with_parent"]:
         end_with(parent)
     os.execve(words[0], words, {**os.environ, **orders["environment"]})
 

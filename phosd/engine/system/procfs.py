@@ -15,6 +15,8 @@ _PF_EXITING = 4
 _PF_KTHREAD = 0x200000
 _COMMAND_BYTES = 8 << 10
 """Most bytes of a command line that are read: a process may say that it is any of its memory."""
+_LIMIT_NAME = 26
+"""Columns of a limit's name."""
 _ENVIRONMENT_BYTES = 6 << 20
 """The same of an environment: as much as execve(2) takes at the most."""
 
@@ -225,6 +227,31 @@ def credentials(thread: int) -> Credentials:
         no_new_privileges=int(fields["NoNewPrivs"]),
         seccomp_mode=int(fields["Seccomp"]),
     )
+
+
+def own_id(thread: int) -> int:
+    """Return the id that a process or thread has for itself: in the innermost pid namespace that it
+    is in.
+
+    Raises :class:`ProcessLookupError` or :class:`FileNotFoundError` if it has ended.
+    """
+    fields = _fields(PROC / str(thread) / "status")
+    return _numbers(fields, "NSpid")[-1]
+
+
+def limits(pid: int) -> dict[int, tuple[int, int]]:
+    """Return the soft and hard limits of a process by their numbers (``RLIMIT_CPU`` and so on); -1
+    is none.
+
+    Raises :class:`ProcessLookupError` or :class:`FileNotFoundError` if it has ended.
+    """
+    rows = lines(PROC / str(pid) / "limits")[1:-1]  # in the order of the numbers
+    words = (row[_LIMIT_NAME:].split() for row in rows)
+    return {n: (_limit(soft), _limit(hard)) for n, (soft, hard, *_) in enumerate(words)}
+
+
+def _limit(text: str) -> int:
+    return -1 if text == "unlimited" else int(text)
 
 
 def traced(pid: int) -> bool:

@@ -10,6 +10,7 @@ from phosd.service.api.listing import Lists
 from phosd.service.api.maintenance import Upkeep
 from phosd.service.api.manager import Manager, manager_interface
 from phosd.service.api.moves import Moves
+from phosd.service.api.namespaces import Namespaces
 from phosd.service.api.object_interfaces import (
     ObjectInterfaces,
     gpu_interface,
@@ -80,6 +81,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         Moves(engine, jobs, inventory, rights, readers, write_down),
         Lists(inventory, jobs, history, rights, readers),
         Pruning(engine, history, jobs, readers),
+        Namespaces(engine, connection.pid_of, readers),
     )
     tree.publish(ROOT, interface, manager, owner=None)
     return manager

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Set
 from pathlib import Path
 
 from phosd.bus import ROOT
+from phosd.engine.hook_client import places
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.program.process import GpuProcess
@@ -95,20 +96,23 @@ class Inventory:
         """Scan for processes and images every few seconds, and at once when a hook socket appears
         or disappears.
         """
-        hooks = self._config.runtime_dir / "hook"
         images = self._config.state_dir / "images"
         seen_images = _stamp(images)
         await self._try("GPUs", self.refresh_gpus)  # needed for the processes' GPU paths
         while True:
-            seen_hooks = _stamp(hooks)
+            seen_hooks = self._hooks_seen()
             await self._try("processes", self.refresh_processes)
             if seen_images != (now := _stamp(images)):
                 seen_images = now
                 await self._try("images", self.refresh_images)
             for _ in range(int(self._config.rescan_seconds / _POLL_SECONDS)):
                 await asyncio.sleep(_POLL_SECONDS)
-                if _stamp(hooks) != seen_hooks:
+                if self._hooks_seen() != seen_hooks:
                     break
+
+    def _hooks_seen(self) -> list[int]:
+        """Return a value that changes whenever a hook's socket appears or disappears."""
+        return [*map(_stamp, places.folders(self._config.runtime_dir))]
 
     async def sample(self) -> None:
         """Sample the GPUs periodically."""

@@ -56,6 +56,7 @@ FEATURES = (
     "error-reasons",
     "safe-points",
     "image-notes",
+    "pid-namespaces",
 )
 _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
 """Settings that can change while phosd runs."""

@@ -14,6 +14,7 @@ from phosd.service.api.views import (
     or_unknown,
     output,
     root_command,
+    root_pid,
 )
 from phosd.service.dbus.spec import Interface, Property, methods_of
 
@@ -154,8 +155,8 @@ def image_interface(methods: ImageMethods | type[ImageMethods]) -> Interface:
             Property(
                 "Pid",
                 "u",
-                "The pid of the program's first process.",
-                lambda view: view.manifest.trees[0].root,
+                "The pid that the program's first process had.",
+                lambda view: root_pid(view.manifest),
                 private=True,
                 constant=True,
             ),

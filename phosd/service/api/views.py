@@ -101,10 +101,14 @@ def created(manifest: Manifest) -> int:
     return microseconds(datetime.fromisoformat(manifest.created).timestamp())
 
 
+def root_pid(manifest: Manifest) -> int:
+    """Return the pid by which phosd knew the first tree's root process."""
+    return manifest.root.known_as if manifest.root else manifest.trees[0].root
+
+
 def root_command(manifest: Manifest) -> tuple[str, ...]:
     """Return the command line of the first tree's root process."""
-    root = manifest.trees[0].root
-    return next((p.command for p in manifest.processes if p.pid == root), ())
+    return manifest.root.command if manifest.root else ()
 
 
 def output(manifest: Manifest) -> list[str]:

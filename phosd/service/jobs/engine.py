@@ -52,6 +52,11 @@ class Engine(Protocol):
     def try_restore(self, image: str, request: RestoreRequest, caller: int) -> list[Finding]:
         """Return what a restore checks before it begins, and what came of that."""
 
+    def make_pid_namespace(self, pid: int, uid: int, socket: str, end: str) -> int:
+        """Make a pid namespace for what process ``pid`` of user ``uid`` is about to start, and
+        return the pid of its first process, which connects to an abstract ``socket``.
+        """
+
     def restore(self, image: str, request: RestoreRequest, caller: int, progress: Progress) -> int:
         """Restore an image for user id ``caller``, and return the pid of the restored process."""
 

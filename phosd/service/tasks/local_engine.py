@@ -26,6 +26,7 @@ from phosd.engine.operations.admission import DiskLimits, context_bytes
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint, try_checkpoint
 from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.permissions import ROOT, require_may_restore
+from phosd.engine.operations.pid_namespace import make_pid_namespace
 from phosd.engine.operations.restore import restore, try_restore
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
@@ -91,6 +92,9 @@ class NodeEngine:
     def try_restore(self, image: str, request: RestoreRequest, caller: int) -> list[Finding]:
         require_may_restore(self.image(image), caller)
         return try_restore(self._node, image, request, Progress())
+
+    def make_pid_namespace(self, pid: int, uid: int, socket: str, end: str) -> int:
+        return make_pid_namespace(self._node, pid, uid, socket, end)
 
     def compact(self, go_on: Callable[[], bool]) -> int:
         return compact(self._node.store, go_on)

@@ -74,9 +74,9 @@ def old(
     newer: Counter[str] = Counter()
     gone: list[str] = []
     for image in reversed(images):
-        root = image.trees[0].root
-        start = next((p.start_time for p in image.processes if p.pid == root), 0)
-        program = process_key(image.host.boot_id, root, start)
+        root = image.root
+        pid, start = (root.known_as, root.start_time) if root else (0, 0)
+        program = process_key(image.host.boot_id, pid, start)
         if newer[program] >= keep and _created(image) < before and image.id not in kept:
             gone.append(image.id)
         newer[program] += image.id not in damaged
@@ -98,7 +98,7 @@ def last_good(images: Iterable[Manifest], damaged: Collection[str]) -> set[str]:
     newest: dict[ProcessId, str] = {}
     for image in images:
         if image.host.boot_id == boot and image.id not in damaged:
-            newest |= {ProcessId(p.pid, p.start_time): image.id for p in image.processes}
+            newest |= {ProcessId(p.known_as, p.start_time): image.id for p in image.processes}
     return {image for key, image in newest.items() if _lives(key)}
 
 

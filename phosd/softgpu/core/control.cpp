@@ -30,8 +30,7 @@ int g_listener = -1;
 std::atomic<int> g_connection{-1};  // the one that is served
 constexpr char kThread[] = "phos-control";
 
-socklen_t address_of(int pid, sockaddr_un& address) {
-    const std::string name = control_name(pid);
+socklen_t address_of(const std::string& name, sockaddr_un& address) {
     address = {};
     address.sun_family = AF_UNIX;
     std::memcpy(address.sun_path + 1, name.data(), name.size());  // abstract: begins with a zero
@@ -96,6 +95,32 @@ void await_listening(int pid, int thread) {
     }
 }
 
+// The pid that a process has for itself, which may be in a pid namespace of its own; 0 if it has
+// ended.
+int own_pid_of(int pid) {
+    std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+    for (std::string line; std::getline(status, line);)
+        if (line.rfind("NSpid:", 0) == 0)
+            return std::atoi(line.c_str() + line.find_last_of("\t ") + 1);
+    return 0;
+}
+
+// Anybody may bind a name; only the process itself is believed.
+Descriptor connect_to(int pid) {
+    const std::string beginning = "phos-softgpu-" + std::to_string(own_pid_of(pid)) + "-";
+    for (const std::string& name : control_names(beginning)) {
+        Descriptor connection(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        require(bool(connection), CUDA_ERROR_OPERATING_SYSTEM);
+        sockaddr_un address;
+        if (name.size() >= sizeof address.sun_path) continue;
+        const socklen_t size = address_of(name, address);
+        if (connect(connection.get(), reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+            peer_of(connection.get()).pid == pid)
+            return connection;
+    }
+    return {};
+}
+
 void listen_forever() {
     while (true) {
         const Descriptor connection(accept4(g_listener, nullptr, nullptr, SOCK_CLOEXEC));
@@ -115,11 +140,12 @@ void start_control() {
     Descriptor listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     require(bool(listener), CUDA_ERROR_OPERATING_SYSTEM);
     sockaddr_un address;
-    const socklen_t size = address_of(getpid(), address);
+    const std::string name = control_name(getpid(), own_token());
+    const socklen_t size = address_of(name, address);
     if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
         listen(listener.get(), 16) != 0) {
-        explain("cannot listen on the abstract socket " + control_name(getpid()) + ": " +
-                std::strerror(errno) + "; is another process squatting on the name?");
+        explain("cannot listen on the abstract socket " + name + ": " + std::strerror(errno) +
+                "; is another process squatting on the name?");
         fail(CUDA_ERROR_OPERATING_SYSTEM);
     }
     static Descriptor& kept = *new Descriptor(listener.out_of_the_way());
@@ -132,6 +158,7 @@ void start_control() {
 void close_control_in_child() {
     if (g_listener >= 0) close(g_listener);
     g_listener = -1;
+    forget_own_token();
     if (const int connection = g_connection.exchange(-1); connection >= 0) close(connection);
 }
 
@@ -150,14 +177,8 @@ int thread_of(int pid) {
 
 ControlReply ask(int pid, const ControlRequest& request) {
     const int thread = thread_of(pid);
-    const Descriptor connection(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    require(bool(connection), CUDA_ERROR_OPERATING_SYSTEM);
-    sockaddr_un address;
-    const socklen_t size = address_of(pid, address);
-    require(connect(connection.get(), reinterpret_cast<sockaddr*>(&address), size) == 0,
-            CUDA_ERROR_NOT_INITIALIZED);
-    // Anybody may bind the name; only the process itself is believed.
-    require(peer_of(connection.get()).pid == pid, CUDA_ERROR_NOT_INITIALIZED);
+    const Descriptor connection = connect_to(pid);
+    require(bool(connection), CUDA_ERROR_NOT_INITIALIZED);
     ControlRequest sent = request;
     ControlReply reply{};
     transfer(connection.get(), &sent, sizeof sent, true);

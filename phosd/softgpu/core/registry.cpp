@@ -1,15 +1,18 @@
 #include "core/registry.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <mutex>
 #include <unordered_set>
 #include <vector>
 
@@ -22,11 +25,13 @@ namespace {
 struct Record {
     uint64_t inode;
     uint64_t bytes;
+    uint64_t token;  // of the process
     uint32_t pid;
     uint32_t claims;  // a process may hold its own export as an import, too
 };
-static_assert(sizeof(Record) == 24);
+static_assert(sizeof(Record) == 32);
 constexpr off_t kMaxFile = 64 << 20;
+constexpr char kPrefix[] = "phos-softgpu-";
 
 // Opens without following a link and without trusting what is there: any user may write here.
 Descriptor open_file(const std::string& folder, const std::string& path) {
@@ -90,18 +95,20 @@ class Ledger {
         return sum;
     }
 
-    Record* find(uint32_t pid, uint64_t inode) {
+    Record* find(uint64_t token, uint64_t inode) {
         for (Record& record : records)
-            if (record.pid == pid && record.inode == inode) return &record;
+            if (record.token == token && record.inode == inode) return &record;
         return nullptr;
     }
 
+    // A pid may have been given to another program and a start time differs between time
+    // namespaces (a restored process lives in its own); the socket's name does neither.
     void drop_dead() {
-        const std::unordered_set<std::string> sockets = abstract_sockets();
+        const std::vector<std::string> names = control_names(kPrefix);
+        const std::unordered_set<std::string> living(names.begin(), names.end());
         const auto dead = [&](const Record& record) {
-            if (record.pid == static_cast<uint32_t>(getpid())) return false;
-            if (kill(static_cast<pid_t>(record.pid), 0) != 0 && errno == ESRCH) return true;
-            return sockets.count("@" + control_name(static_cast<int>(record.pid))) == 0;
+            if (record.token == own_token()) return false;
+            return living.count(control_name(static_cast<int>(record.pid), record.token)) == 0;
         };
         records.erase(std::remove_if(records.begin(), records.end(), dead), records.end());
     }
@@ -109,24 +116,45 @@ class Ledger {
     std::vector<Record> records;
 
   private:
-    // A pid may have been given to another program and a start time differs between time
-    // namespaces (a restored process lives in its own); the socket's name does neither.
-    static std::unordered_set<std::string> abstract_sockets() {
-        std::unordered_set<std::string> names;
-        std::ifstream table("/proc/net/unix");
-        for (std::string line; std::getline(table, line);)
-            if (const size_t at = line.find('@'); at != std::string::npos)
-                names.insert(line.substr(at));
-        return names;
-    }
-
     Descriptor file_;
 };
 
+uint64_t random_token() {
+    uint64_t token = 0;
+    while (token == 0)
+        require(getrandom(&token, sizeof token, 0) == sizeof token, CUDA_ERROR_OPERATING_SYSTEM);
+    return token;
+}
+
+std::once_flag g_made;
+std::atomic<uint64_t> g_token{0};
+
 }  // namespace
 
-std::string control_name(int pid) {
-    return "phos-softgpu-" + std::to_string(pid);
+std::string control_name(int pid, uint64_t token) {
+    char text[64];
+    std::snprintf(text, sizeof text, "%s%d-%016lx", kPrefix, pid,
+                  static_cast<unsigned long>(token));
+    return text;
+}
+
+uint64_t own_token() {
+    std::call_once(g_made, [] { g_token = random_token(); });
+    return g_token;
+}
+
+void forget_own_token() {
+    own_token();  // a child makes none
+    g_token = 0;
+}
+
+std::vector<std::string> control_names(const std::string& beginning) {
+    std::vector<std::string> names;
+    std::ifstream table("/proc/net/unix");
+    for (std::string line; std::getline(table, line);)
+        if (const size_t at = line.find("@" + beginning); at != std::string::npos)
+            names.push_back(line.substr(at + 1));
+    return names;
 }
 
 Registry::Registry(std::string folder, unsigned gpu, uint64_t total)
@@ -134,7 +162,6 @@ Registry::Registry(std::string folder, unsigned gpu, uint64_t total)
 
 bool Registry::claim(uint64_t inode, uint64_t bytes) {
     Ledger ledger(folder_, path_);
-    const auto pid = static_cast<uint32_t>(getpid());
     const bool known = std::any_of(ledger.records.begin(), ledger.records.end(),
                                    [&](const Record& record) { return record.inode == inode; });
     if (!known && ledger.used() + bytes > total_) {
@@ -144,17 +171,17 @@ bool Registry::claim(uint64_t inode, uint64_t bytes) {
             return false;
         }
     }
-    if (Record* record = ledger.find(pid, inode))
+    if (Record* record = ledger.find(own_token(), inode))
         ++record->claims;
     else
-        ledger.records.push_back({inode, bytes, pid, 1});
+        ledger.records.push_back({inode, bytes, own_token(), static_cast<uint32_t>(getpid()), 1});
     ledger.save();
     return true;
 }
 
 void Registry::release(uint64_t inode) {
     Ledger ledger(folder_, path_);
-    Record* record = ledger.find(static_cast<uint32_t>(getpid()), inode);
+    Record* record = ledger.find(own_token(), inode);
     if (!record) return;
     if (--record->claims == 0) {
         *record = ledger.records.back();
@@ -169,16 +196,6 @@ uint64_t Registry::used() {
     ledger.drop_dead();
     if (ledger.records.size() != before) ledger.save();
     return std::min(ledger.used(), total_);
-}
-
-void Registry::forget_own() {
-    Ledger ledger(folder_, path_);
-    const auto pid = static_cast<uint32_t>(getpid());
-    auto& records = ledger.records;
-    records.erase(std::remove_if(records.begin(), records.end(),
-                                 [&](const Record& record) { return record.pid == pid; }),
-                  records.end());
-    ledger.save();
 }
 
 }  // namespace phos::softgpu

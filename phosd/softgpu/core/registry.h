@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace phos::softgpu {
 
@@ -20,16 +21,21 @@ class Registry {
     uint64_t used();
     uint64_t total() const { return total_; }
 
-    // Drops what an earlier process with this pid has left.
-    void forget_own();
-
   private:
     std::string folder_;
     std::string path_;
     uint64_t total_;
 };
 
-// Where a process with the software GPU listens (control.h); also the proof that it lives.
-std::string control_name(int pid);
+// Where a process with the software GPU listens (control.h); also the proof that it lives. Pids are
+// those that processes have for themselves, so `token` tells those of several pid namespaces apart.
+std::string control_name(int pid, uint64_t token);
+
+// This process's own; 0 in a child of it. It stays the same when the process is restored.
+uint64_t own_token();
+void forget_own_token();
+
+// The names of sockets in /proc/net/unix that begin like this, without the leading '@'.
+std::vector<std::string> control_names(const std::string& beginning);
 
 }  // namespace phos::softgpu

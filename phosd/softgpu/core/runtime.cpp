@@ -170,10 +170,7 @@ int Runtime::ordinal_of(const std::string& gpu) const {
 }
 
 void Runtime::add_devices() {
-    for (const unsigned gpu : config_.visible) {
-        Device& device = devices_.emplace_back(device_count(), gpu);
-        device.registry().forget_own();
-    }
+    for (const unsigned gpu : config_.visible) devices_.emplace_back(device_count(), gpu);
 }
 
 void Runtime::remove_module(const ModulePtr& module) {

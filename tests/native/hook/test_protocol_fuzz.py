@@ -7,7 +7,8 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
-from phosd.engine.hook_client.link import HookLink, socket_path
+from phosd.engine.hook_client.link import HookLink
+from phosd.engine.hook_client.places import socket_path
 from phosd.engine.hook_client.wire import HEADER, MAGIC, VERSION, Type
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig

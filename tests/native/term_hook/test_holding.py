@@ -70,7 +70,7 @@ def held_by(holder: TermHolder, *pids: int) -> None:
     told: list[int] = []
 
     def all_told() -> bool:
-        told.extend(holder.newly_held())
+        told.extend(holder.newly_held(os.getpid()))
         return len(told) >= len(pids)
 
     wait_until(all_told, "the processes to tell")
@@ -141,7 +141,7 @@ say("child", child.wait())
 """ + WAIT.replace("ready", "done")
     with program(holder, source="say('ready')\n" + source) as process:
         assert [heard(process) for _ in range(4)] == ["term", "term", "child -15", "done"]
-        assert holder.newly_held() == []
+        assert holder.newly_held(os.getpid()) == []
 
 
 def test_processes_below_hold_it_too(holder: TermHolder) -> None:
@@ -183,7 +183,7 @@ def test_who_ignores_it_holds_nothing(holder: TermHolder) -> None:
     with program(holder, source=source) as process:
         kill_from_outside(process.pid)
         time.sleep(QUIET_SECONDS)
-        assert process.poll() is None and holder.newly_held() == []
+        assert process.poll() is None and holder.newly_held(os.getpid()) == []
 
 
 def test_another_thread_may_take_it(holder: TermHolder) -> None:

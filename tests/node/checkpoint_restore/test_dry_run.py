@@ -13,7 +13,7 @@ from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
 from tests.support.harness import halt
 
-CHECKS = {"processes", "sandbox", "other programs", "mode", "memory and disk"}
+CHECKS = {"processes", "sandbox", "pid namespace", "other programs", "mode", "memory and disk"}
 
 
 def by_name(found: list[Finding]) -> dict[str, Finding]:

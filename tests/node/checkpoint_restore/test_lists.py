@@ -53,7 +53,7 @@ def control_socket(pid: int) -> str:
     return next(
         found.name
         for found in sockets.unix_sockets().values()
-        if found.listening and found.name == f"@phos-softgpu-{pid}"
+        if found.listening and found.name.startswith(f"@phos-softgpu-{pid}-")
     )
 
 

@@ -220,18 +220,18 @@ def test_what_a_killed_criu_leaves_standing_is_ended(node: Node, start: Starter)
     image = save(node, target, "stop").id
     target.kill()
     stopped = ["/bin/sh", "-c", "kill -STOP $$"]
-    before = subprocess.Popen(stopped, env=restore_mark(target.pid))
+    before = subprocess.Popen(stopped, env=restore_mark(str(target.pid)))
     wait_until(lambda: stands(before.pid), "it to stop")
     time.sleep(0.02)  # the start of a process is known in hundredths of a second
     concern = AffectedSet(
         (AffectedProcess(target.pid, None, gpu=True, hooked=True),), (0,), image, now()
     )
     left = {
-        "ours": subprocess.Popen(stopped, env=restore_mark(target.pid)),
+        "ours": subprocess.Popen(stopped, env=restore_mark(str(target.pid))),
         "ours, leading a session": subprocess.Popen(
-            stopped, env=restore_mark(target.pid), start_new_session=True
+            stopped, env=restore_mark(str(target.pid)), start_new_session=True
         ),
-        "of another restore": subprocess.Popen(stopped, env=restore_mark(target.pid + 1)),
+        "of another restore": subprocess.Popen(stopped, env=restore_mark(str(target.pid + 1))),
         "no CRIU": subprocess.Popen(stopped),
     }
     everything = [before, *left.values()]

@@ -119,7 +119,7 @@ def require_no_more(life: Life) -> None:
     """Whatever runs has its user's rights alone, and only files that this user may open."""
     for pid in theirs():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            Rights.known_to_kernel(tree.scan(pid).living).require_plain(Owner(FUZZED, FUZZED, ()))
+            Rights.known_to_kernel(tree.scan(pid).ids).require_plain(Owner(FUZZED, FUZZED, ()))
             for each in procfs.descriptors(pid):
                 if stat.S_ISREG(each.file.st_mode) or stat.S_ISDIR(each.file.st_mode):
                     may_open(each.file, each.target)

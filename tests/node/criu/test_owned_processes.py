@@ -171,17 +171,17 @@ def test_what_a_restore_has_started_is_ended(named_criu: str) -> None:
     since = now()
     words = ("/bin/sh", "-c", f"echo; setsid {named_criu} 98 & kill -STOP $$")
     with (
-        running(*words, env=restore_mark(77)) as first,
-        running(*words, env=restore_mark(78)) as other,
+        running(*words, env=restore_mark("77")) as first,
+        running(*words, env=restore_mark("78")) as other,
     ):
         (helper,) = wait_for(lambda: procfs.children(first))
-        end_restoring([77], now() + 100)
+        end_restoring(["77"], now() + 100)
         assert alive(first)
-        end_restoring([77], since)
+        end_restoring(["77"], since)
         assert not alive(first)
         assert not alive(helper)
         assert alive(other)
-        end_restoring([77, 78], since)
+        end_restoring(["77", "78"], since)
         assert not alive(other)
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.hook_client import received, wire
-from phosd.engine.hook_client.link import HookLink, socket_path
+from phosd.engine.hook_client.link import HookLink
+from phosd.engine.hook_client.places import socket_path
 from phosd.engine.hook_client.wire import BlockFlag, Type
 from phosd.errors import Internal, NoSuchProcess, NotAuthorized, PhosError, Timeout
 from tests.support.fake_hook import Answer, blocks, fake_hook, files, hello, open_files

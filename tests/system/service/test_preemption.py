@@ -143,7 +143,7 @@ def test_ten_preemptions_at_random_instants(bus: str, tmp_path: Path) -> None:
 
 
 def test_what_is_in_the_way_of_going_on(bus: str, tmp_path: Path) -> None:
-    line = Line(bus, tmp_path)
+    line = Line(bus, tmp_path, "--no-pidns")
     with phosd(bus, tmp_path), nothing_left(line):
         relay = line.start()
         line.wait_for(2)

@@ -37,8 +37,9 @@ class Plugin:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[list[Tracer], list[Plugin]]]:
-    with Tracer({7, 8}, LATER) as first, Tracer({9}, LATER) as second:
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[Tracer], list[Plugin]]]:
+    monkeypatch.setattr(module, "own_id", int)
+    with Tracer(lambda: {7, 8}, LATER) as first, Tracer(lambda: {9}, LATER) as second:
         plugins = [Plugin(first), Plugin(second)]
         yield [first, second], plugins
         for plugin in plugins:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from phosd.engine.criu import dump as criu_dump
+from phosd.engine.criu import landlock
 from phosd.engine.criu.dump import DumpOptions
 from phosd.engine.criu.dumps import CpuParts
 from phosd.engine.image.manifest import Block, Manifest
@@ -24,10 +25,10 @@ from phosd.engine.operations.checkpoint.stop import stop
 from phosd.engine.operations.move_checks import claimed, gpus_in_use, require_alone
 from phosd.engine.operations.safe_points import SafePoints
 from phosd.engine.operations.torch_cache import release_cached
-from phosd.engine.program import landlock
 from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
 from phosd.engine.program.tree import ProcessTree
-from phosd.errors import InvalidOption, MisSpeculation, PhosError
+from phosd.engine.system import procfs
+from phosd.errors import InvalidOption, MisSpeculation, PhosError, Reason, Unsupported
 
 _MODES: dict[str, Callable[[Attempt], tuple[Block, ...]]] = {
     "concurrent": concurrent,
@@ -53,8 +54,9 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
         group = job.enter_context(
             discover_group(pid, node.config.runtime_dir, dumpable(node, job, options))
         )
-        landlock.require_none(group, progress)
+        landlock.require_none(node.criu, group, progress)
         require_alone_if_shared(group)
+        require_one_tree_if_nested(group)
         choice = choose(group, options.mode, options.experience.past, stands=options.stands)
         if choice.why:
             progress.note(f"mode {choice.mode}: {choice.why}")
@@ -185,6 +187,21 @@ class _Checkpoint:
         if options.then == "end":
             standing.end(manifest)
         standing.hold()
+
+
+def require_one_tree_if_nested(group: CheckpointGroup) -> None:
+    """Raise :class:`Unsupported` if one of several trees is in a pid namespace of its own: restored
+    they would be in one each, and not find each other by their pids.
+    """
+    nested = next((tree for tree in group.trees if tree.nested), None)
+    if nested is not None and len(group.trees) > 1:
+        other = next(tree for tree in group.trees if tree is not nested)
+        raise Unsupported(
+            f"{procfs.describe(nested.root.pid)} is in a pid namespace of its own, and shares "
+            f"device memory with {procfs.describe(other.root.pid)}, which is not below it",
+            hint="start both with `phos run --no-pidns`",
+            reason=Reason.SHARED_MEMORY,
+        )
 
 
 def require_alone_if_shared(group: CheckpointGroup) -> None:

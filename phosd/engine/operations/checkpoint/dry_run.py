@@ -3,14 +3,18 @@
 from contextlib import ExitStack
 from functools import partial
 
+from phosd.engine.criu import landlock
 from phosd.engine.job.checks import Finding, findings
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import check_space
-from phosd.engine.operations.checkpoint.checkpoint import dumpable, require_alone_if_shared
+from phosd.engine.operations.checkpoint.checkpoint import (
+    dumpable,
+    require_alone_if_shared,
+    require_one_tree_if_nested,
+)
 from phosd.engine.operations.checkpoint.choose_mode import choose
 from phosd.engine.operations.checkpoint.options import CheckpointOptions
-from phosd.engine.program import landlock
 from phosd.engine.program.group import CheckpointGroup, discover_group
 from phosd.errors import PhosError
 
@@ -34,8 +38,9 @@ def try_checkpoint(
             Finding("processes", found=_named(group)),
             *findings(
                 [
-                    ("sandbox", partial(landlock.require_none, group, progress)),
+                    ("sandbox", partial(landlock.require_none, node.criu, group, progress)),
                     ("other programs", partial(require_alone_if_shared, group)),
+                    ("pid namespace", partial(require_one_tree_if_nested, group)),
                 ]
             ),
             *_mode_and_room(node, group, options),

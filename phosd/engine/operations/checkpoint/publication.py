@@ -12,7 +12,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node.machine import describe_gpus, this_host
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint.choose_mode import Choice
-from phosd.engine.operations.manifest_records import process_records
+from phosd.engine.operations.manifest_records import saved_records
 from phosd.engine.operations.restorable import require_restorable
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.program.name import name_of
@@ -60,7 +60,7 @@ class Publication:
             host=this_host(self.node.criu),
             gpus=describe_gpus({gpu for member in group.members for gpu in member.gpus}),
             trees=trees,
-            processes=process_records(self.cpu.trees, group, parked=choice.mode != "driver"),
+            processes=saved_records(self.cpu.trees, group, parked=choice.mode != "driver"),
             blocks=blocks,
             stop_seconds=progress.stop_seconds,
             wrong_guesses=progress.wrong_guesses,

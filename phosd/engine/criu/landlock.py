@@ -5,18 +5,20 @@ So the hook looks at a process that is started for this.
 """
 
 import contextlib
-import subprocess
+import os
 from collections.abc import Iterator
 
+from phosd.engine.criu import launch
+from phosd.engine.criu.program import Criu
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.job.progress import Progress
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.program.tree import TreeProcess
-from phosd.engine.system import procfs
+from phosd.engine.system import privileges, procfs
 from phosd.errors import Internal, NoSuchProcess, Reason, Unsupported
 
 
-def require_none(group: CheckpointGroup, progress: Progress) -> None:
+def require_none(criu: Criu, group: CheckpointGroup, progress: Progress) -> None:
     """Raise :class:`Unsupported` if the hook of a process in the group is under Landlock rules.
 
     Of processes without the hook this is not known, nor of threads that came under rules after the
@@ -32,8 +34,10 @@ def require_none(group: CheckpointGroup, progress: Progress) -> None:
             progress.note(f"Landlock rules of process {process.pid} are not looked for: seccomp")
             continue
         try:
-            with _bystander(process) as pid, HookLink(process.pid, group.runtime_dir) as link:
+            with _bystander(criu, process) as pid, HookLink(process.pid, group.runtime_dir) as link:
                 free = link.may_see(pid)
+        except ProcessLookupError:
+            continue  # it has ended, which is found later
         except Internal as error:  # a hook that does not know the question
             progress.note(f"Landlock rules of process {process.pid} are not looked for: {error}")
             continue
@@ -56,20 +60,34 @@ def _credentials(process: TreeProcess) -> procfs.Credentials:
 
 
 @contextlib.contextmanager
-def _bystander(process: TreeProcess) -> Iterator[int]:
-    """Run a process with the ids of ``process`` that does nothing; yields its pid."""
-    with subprocess.Popen(
-        ["/bin/sleep", "60"],
-        cwd="/",
-        env={},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        user=process.uid,
-        group=process.gid,
-        extra_groups=process.groups,
-    ) as started:
+def _bystander(criu: Criu, process: TreeProcess) -> Iterator[int]:
+    """Run a process with the ids of ``process``, and in its pid namespace, that does nothing.
+
+    Yields the pid by which ``process`` knows it.
+    """
+    with contextlib.ExitStack() as opened:
+        where = os.pidfd_open(process.pid)
+        opened.callback(os.close, where)
+        told, tell = os.pipe()
+        reader = opened.enter_context(os.fdopen(told))
+        os.fchown(tell, process.uid, -1)  # it is opened anew there
+        words = privileges.command(
+            ["/bin/sh", "-c", 'echo $$ >"$0"; exec sleep 60', f"/proc/self/fd/{tell}"],
+            uid=process.uid,
+            gid=process.gid,
+            groups=process.groups,
+            dies_with_parent=True,
+            inside=where if process.own_ids else None,
+        )
         try:
-            yield started.pid
+            started = launch.launch(words, (where, tell), criu.service, tied=True)
         finally:
-            started.kill()
+            os.close(tell)
+        opened.callback(started.close)
+        opened.callback(started.kill)
+        pid = reader.readline()
+        if not pid:
+            raise NoSuchProcess(
+                f"process {process.pid} has ended", hint="see its output for the reason"
+            )
+        yield int(pid)

@@ -1,0 +1,322 @@
+"""The first process of a pid namespace that phosd makes: it starts a program, and waits for that.
+
+Two processes of root's make a namespace: the first one stays outside and tells phosd the pid of the
+second, the keeper, which is pid 1 inside. phosd records the namespace before the keeper does
+anything. From then on the keeper is a process of the program's user, in the program's cgroup. It
+collects what the program leaves behind, and when nothing is left, it ends, and the namespace with
+it. Signals that it has no handler for do not reach it: it ends by SIGKILL alone.
+
+As a script, this file starts a program for ``phos run``, which has told phosd the name of a socket.
+The keeper connects to it, with its user's rights, and is told the command, the environment and the
+paths of the output: what was opened outside could not be saved inside. A restore has its own script
+(:mod:`phosd.engine.criu.restore_shim`).
+"""
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from phosd.engine.system.privileges import (
+    become,
+    die_with_parent,
+    drop_from_bounding_set,
+    open_for_appending,
+)
+
+_NEW_PID, _NEW_MOUNTS = 0x20000000, 0x00020000
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 8, 4096, 16384, 1 << 19
+_PROC_OPTIONS = ("hidepid=", "gid=")
+"""What the other /proc has, too."""
+_LENGTH = struct.Struct("!I")
+_PEER = struct.Struct("3i")
+_MOST_BYTES = 8 << 20
+"""execve(2) takes less."""
+_PATIENCE = 30.0
+_ROOM = 1000
+"""Ids that CRIU needs at a restore, at the most."""
+_CHUNK = 1 << 16
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Making:
+    """Makes namespaces in this process and its child: see the module.
+
+    ``orders`` are those of :attr:`phosd.engine.program.namespace_maker.NamespaceMaker.orders`.
+    """
+
+    def __init__(self, orders: Mapping[str, Any]) -> None:
+        self._orders = orders
+        self._tied, self._tie = os.pipe()
+        _check(_libc.unshare(_NEW_PID | _NEW_MOUNTS), "make a pid namespace")
+
+    def tell(self, keeper: int) -> None:
+        """Tell phosd the pid of the keeper, a child, when that is sure to end with this process."""
+        os.close(self._tie)
+        if os.read(self._tied, 1):
+            os.write(self._orders["told"], f"{keeper}\n".encode())
+        os.close(self._tied)
+
+    def keep(self) -> None:
+        """Go on as the keeper, when phosd has recorded that. Raises :class:`OSError`."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        die_with_parent()
+        os.close(self._tied)
+        os.write(self._tie, b"t")
+        os.close(self._tie)
+        told = os.read(self._orders["go"], 16)
+        if not told:
+            sys.exit(1)  # phosd has ended
+        outside = int(told)
+        _mount("", "/", "", _MS_REC | _MS_SLAVE)
+        options = _proc_options()
+        _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, ",".join(options))
+        hooks = Path(self._orders["hooks"])
+        own = hooks / f"pidns-{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
+        with contextlib.suppress(FileNotFoundError):  # of one that has ended, with this number
+            shutil.rmtree(own)
+        own.mkdir(mode=0o755)
+        own.chmod(0o1777)  # as the other one
+        _mount(str(own), str(hooks), "", _MS_BIND)
+        taken: list[int] = self._orders["ids"]
+        # Ids of different namespaces are seldom the same, which is not needed, but good to read.
+        _begin_ids_after(_clear_of(taken) if taken else outside)
+
+    def settle(self) -> None:
+        """Have the program's next processes get the ids that they would have got before."""
+        taken: list[int] = self._orders["ids"]
+        if taken:
+            _begin_ids_after(max(taken))
+
+
+def _proc_options() -> list[str]:
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        if before.split()[4] == "/proc":
+            return [each for each in after.split()[2].split(",") if each.startswith(_PROC_OPTIONS)]
+    return []
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    done = _libc.mount(
+        source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()
+    )
+    _check(done, f"mount {kind or source or 'nothing'} on {target}")
+
+
+def _begin_ids_after(number: int) -> None:
+    Path("/proc/sys/kernel/ns_last_pid").write_text(str(number))
+
+
+def _clear_of(taken: Collection[int]) -> int:
+    """Return an id after which many are free."""
+    most = int(Path("/proc/sys/kernel/pid_max").read_text())
+    before = 1
+    for each in (*sorted(taken), most):
+        if each - before > _ROOM:
+            return before
+        before = each
+    return max(taken)
+
+
+def hold(
+    child: int | None,
+    inputs: Collection[int] = (),
+    output: int | None = None,
+    ended: Callable[[int], None] = lambda _status: None,
+) -> None:
+    """Pass on to ``output`` what is read from the ``inputs``, and collect all processes that have
+    ended, until both are over. ``ended`` is called with the wait status of ``child``.
+    """
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    poller = select.poll()
+    for descriptor in (woken, *inputs):
+        poller.register(descriptor, select.POLLIN)
+    left = set(inputs)
+    children = True
+    while left or children:
+        children = _collect(child, ended)
+        for descriptor, _ in poller.poll() if left or children else ():
+            try:
+                data = os.read(descriptor, _CHUNK)
+            except OSError:  # EIO: all have closed the terminal
+                data = b""
+            if descriptor == woken:
+                continue
+            if not data:
+                poller.unregister(descriptor)
+                left.discard(descriptor)
+                os.close(descriptor)
+            elif output is not None:
+                write(output, data)
+
+
+def _collect(child: int | None, ended: Callable[[int], None]) -> bool:
+    """Collect those that have ended. Returns whether others are left."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return True
+            if pid == child:
+                ended(status)
+    return False
+
+
+def write(output: int, data: bytes) -> None:
+    """Write ``data``. What does not fit on the disk is lost: the program must not stop."""
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(output, data) :]
+
+
+def note_end(end: int | None, status: int) -> None:
+    """Write to the file ``end`` how a process has ended: ``exit CODE`` or ``signal NUMBER``."""
+    if end is not None:
+        code = os.waitstatus_to_exitcode(status)
+        write(end, f"exit {code}\n".encode() if code >= 0 else f"signal {-code}\n".encode())
+
+
+def close_all_but(kept: Collection[int | None]) -> None:
+    """Close what was inherited; the standard descriptors lead nowhere."""
+    for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
+        if descriptor not in kept:
+            with contextlib.suppress(OSError):  # the listing's own descriptor, closed by now
+                os.close(descriptor)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        if standard not in kept and standard != null:
+            os.dup2(null, standard)
+
+
+# -- a program's first start -----------------------------------------------------------------------
+
+
+def main() -> None:
+    orders = json.loads(sys.argv[1])
+    making = Making(orders["namespace"])
+    waits, ready = os.pipe()
+    keeper = os.fork()
+    if keeper != 0:
+        os.close(ready)
+        making.tell(keeper)
+        sys.exit(0 if os.read(waits, 1) else 1)  # it has said why
+    os.close(waits)
+    making.keep()
+    os.setsid()
+    uid, gid, groups = orders["user"]
+    end = None
+    if orders["end"]:
+        end = open_for_appending(orders["end"], uid=uid, gid=gid, groups=groups)
+    _limit(orders["caller"])
+    if uid != 0:
+        become(uid, gid, groups)
+    die_with_parent(0)
+    os.chdir("/")
+    os.write(ready, b"r")
+    close_all_but({end})
+    program = _start(orders["socket"])
+    hold(program, ended=partial(note_end, end))
+
+
+def _limit(caller: Mapping[str, Any]) -> None:
+    """Take the limits of the process that has asked: its program must not have more."""
+    for name, (soft, hard) in caller["limits"].items():
+        _, most = resource.getrlimit(int(name))
+        try:
+            resource.setrlimit(int(name), (soft, hard))
+        except ValueError:  # without CAP_SYS_RESOURCE
+            resource.setrlimit(int(name), (soft if 0 <= soft <= most else most, most))
+    os.sched_setaffinity(0, caller["cpus"])
+    os.setpriority(os.PRIO_PROCESS, 0, caller["nice"])
+    Path("/proc/self/oom_score_adj").write_text(str(caller["oom_score"]))
+    for capability in caller["without"]:
+        drop_from_bounding_set(capability)
+
+
+def _start(name: str) -> int:
+    """Start the program that is told by the abstract socket ``name``. Returns its pid.
+
+    The child sends its credentials, which have its pid as ``phos run`` sees it; then, if the
+    command cannot be executed, why. When it is executed, the socket is closed.
+    """
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(_PATIENCE)
+        asking.connect(f"\0{name}")
+        _, user, _ = _PEER.unpack(
+            asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        )
+        if user not in (0, os.getuid()):
+            raise PermissionError(errno.EPERM, "another user answers", name)
+        order = _receive(asking)
+        pid = os.fork()
+        if pid == 0:
+            _execute(asking, order)
+        return pid
+
+
+def _receive(asking: socket.socket) -> dict[str, Any]:
+    data = b""
+    while len(data) < _LENGTH.size or len(data) < _LENGTH.size + _LENGTH.unpack_from(data)[0]:
+        more = asking.recv(_CHUNK)
+        if not more or len(data) > _MOST_BYTES:
+            raise OSError(0, "phos run has ended, or sent too much")
+        data += more
+    order: dict[str, Any] = json.loads(data[_LENGTH.size :])
+    return order
+
+
+def _execute(asking: socket.socket, order: Mapping[str, Any]) -> NoReturn:
+    words = [os.fsencode(word) for word in order["words"]]
+    variables = {os.fsencode(k): os.fsencode(v) for k, v in order["environment"].items()}
+    try:
+        os.setsid()
+        ids = struct.pack("3i", os.getpid(), os.getuid(), os.getgid())
+        asking.sendmsg([b"p"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, ids)])
+        os.chdir(order["folder"])
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            # Append-only, since CRIU restores such files even if they have grown.
+            file = os.open(order[name], flags, 0o600)
+            os.dup2(file, number)
+            os.close(file)
+        os.umask(order["umask"])
+        for number in order["ignored"]:
+            signal.signal(number, signal.SIG_IGN)
+        for number in {signal.SIGPIPE, signal.SIGXFSZ} - {*order["ignored"]}:
+            signal.signal(number, signal.SIG_DFL)  # Python ignores them
+        os.execvpe(words[0], words, variables)
+    except OSError as error:
+        asking.send(b"%d" % (error.errno or errno.ENOEXEC))
+    finally:
+        os._exit(127)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot {what}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OSError as error:
+        sys.exit(f"{error.strerror}{f': {error.filename}' if error.filename else ''}")

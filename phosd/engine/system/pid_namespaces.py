@@ -1,0 +1,96 @@
+"""The pid namespaces that phosd makes for programs, where their ids are free at each restore.
+
+Each comes with a mount namespace, which is that of this machine but for its ``/proc``, and with a
+first process, the keeper, which ends with the last process of the program. Only root may read and
+write the records of them, a file each: what is in another namespace of these kinds is in a
+container, or in a sandbox, that phosd knows nothing of.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from phosd.engine.system import procfs
+from phosd.engine.system.procfs import ProcessId
+
+KINDS = ("pid", "mnt")
+"""The kinds of namespaces that are made."""
+_FOLDER = "namespaces"
+
+
+@dataclass(frozen=True)
+class PidNamespace:
+    """A namespace by its ``keeper``; ``image`` is the image that was restored there, if one was."""
+
+    keeper: ProcessId
+    image: str = ""
+
+    @property
+    def lives(self) -> bool:
+        return procfs.process_id(self.keeper.pid) == self.keeper
+
+    def has(self, pid: int) -> bool:
+        """Return whether a process is in it. Raises :class:`OSError` if that has ended."""
+        return self.lives and all(
+            procfs.namespace(pid, kind) == procfs.namespace(self.keeper.pid, kind) for kind in KINDS
+        )
+
+    def members(self) -> dict[int, int]:
+        """Return its processes and their threads, but the keeper: the ids that phosd knows them by,
+        by those that they have for themselves.
+        """
+        with contextlib.suppress(OSError):  # it has ended
+            found = members(procfs.namespace(self.keeper.pid, "pid"))
+            return {own: outer for own, outer in found.items() if outer != self.keeper.pid}
+        return {}
+
+
+def folder(runtime_dir: Path) -> Path:
+    """Return the folder of the records, which is made if need be."""
+    records = runtime_dir / _FOLDER
+    records.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return records
+
+
+def living(runtime_dir: Path) -> Iterator[PidNamespace]:
+    """Yield those that are there; the records of others are removed."""
+    for path in folder(runtime_dir).glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # just removed, or made
+            told = json.loads(path.read_text())
+            found = PidNamespace(ProcessId(*told["keeper"]), str(told["image"]))
+            if found.lives:
+                yield found
+            else:
+                path.unlink(missing_ok=True)
+
+
+def made_for(runtime_dir: Path, pid: int) -> PidNamespace | None:
+    """Return the namespace of phosd's that a process is in; None if it is in none of them, or has
+    ended.
+    """
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        if is_nested(pid):
+            return next((each for each in living(runtime_dir) if each.has(pid)), None)
+    return None
+
+
+def is_nested(pid: int) -> bool:
+    """Return whether a process is in a pid namespace below ours. Raises :class:`OSError` if it has
+    ended.
+    """
+    return procfs.namespace(pid, "pid") != procfs.namespace(os.getpid(), "pid")
+
+
+def members(name: str) -> dict[int, int]:
+    """Return the ids of all processes and threads in the pid namespace of this name (as
+    ``pid:[4026531836]``): those that we know them by, by those that they have for themselves.
+    """
+    found: dict[int, int] = {}
+    for pid in procfs.pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if procfs.namespace(pid, "pid") == name:
+                found |= {procfs.own_id(thread): thread for thread in procfs.threads(pid)}
+    return found

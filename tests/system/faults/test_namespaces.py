@@ -1,0 +1,54 @@
+"""phosd is killed while it restores a program into a pid namespace of its own."""
+
+import pytest
+
+from phosd.engine.faults import Kind
+from phosd.engine.program.namespace_maker import end
+from phosd.engine.system import pid_namespaces
+from tests.node.checkpoint_restore.conftest import Starter
+from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
+from tests.support.pids import occupy, release
+from tests.system.faults.case import RESTORE
+from tests.system.faults.daemon_under_fault import DIED, Plant
+
+
+@pytest.mark.parametrize("kind", [Kind.KILL, Kind.RAISE])
+def test_nothing_half_restored_stays(
+    plant: Plant, start: Starter, undisturbed: Undisturbed, kind: Kind
+) -> None:
+    """The namespace is gone, with all that is in it, or the program runs."""
+    target = start("single")
+    target.wait_for_steps(3)
+    plant.start()
+    assert plant.end_of(plant.checkpoint(target.pid, "stop")) == "done"
+    (image,) = plant.images()
+    target.kill()
+    holder = occupy(target.pid)  # which the others cannot have for all that
+
+    def restore() -> str:
+        options = (1, "pid_namespace", "b", "true")
+        return plant.end_of(plant.begin("Restore", "sa{sv}", image, *options))
+
+    def there() -> list[pid_namespaces.PidNamespace]:
+        return [*pid_namespaces.living(plant.place / "run")]
+
+    try:
+        for point in RESTORE:
+            plant.stop()
+            plant.start(f"{point}:1:{kind}")
+            assert restore() in (DIED, "failed"), point
+            plant.stop()
+            plant.start()
+            if found := there():
+                assert plant.last()["message"].count("runs"), point
+                computes_right(target, undisturbed)
+            for each in found:
+                end(each)
+            assert not list((plant.place / "run" / "hook").glob("*/*.sock")) or found, point
+        assert restore() == "done", plant.last()
+        assert len(there()) == 1
+        computes_right(target, undisturbed)
+    finally:
+        release(holder)
+        for each in there():
+            end(each)
