@@ -170,7 +170,10 @@ int Runtime::ordinal_of(const std::string& gpu) const {
 }
 
 void Runtime::add_devices() {
-    for (const unsigned gpu : config_.visible) devices_.emplace_back(device_count(), gpu);
+    for (const unsigned gpu : config_.visible) {
+        Device& device = devices_.emplace_back(device_count(), gpu);
+        device.registry().used();  // throws if there can be no account
+    }
 }
 
 void Runtime::remove_module(const ModulePtr& module) {
