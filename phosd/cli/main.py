@@ -102,6 +102,9 @@ class _Lazy(click.Group):
         except _NoArgs as error:
             error.show()
             exit_code = error.exit_code
+        except CommandError as error:  # of a name that was looked up
+            _settings_of(error, words).tell(error)
+            exit_code = error.exit
         except click.ClickException as error:
             _settings_of(error, words).tell(CommandError("Usage", _usage(error)))
             exit_code = error.exit_code
@@ -115,7 +118,7 @@ class _Lazy(click.Group):
 _NoArgs: type[click.ClickException] = getattr(click.exceptions, "NoArgsIsHelpError", _Never)
 
 
-def _settings_of(error: click.ClickException, words: Sequence[str]) -> Settings:
+def _settings_of(error: Exception, words: Sequence[str]) -> Settings:
     """Return the settings as far as they are known: the words behind the wrong one were not read,
     and may ask for JSON.
     """
@@ -148,6 +151,8 @@ def main() -> None:
       phos restore IMAGE               run it again from there, after it ended
       phos migrate 4711 --to 1         or have it go on, on another GPU
       phos suspend 4711                or leave its GPU for a while; `phos resume 4711`
+
+    What `phos run --name bert` has started may be called bert wherever a pid is asked for.
 
     \b
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not authorized, 4 no such thing,

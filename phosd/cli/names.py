@@ -13,10 +13,12 @@ from click.shell_completion import CompletionItem
 
 from phosd.bus import CallError, NoBusError
 from phosd.cli.client import call, objects, peek
+from phosd.cli.named import running
 from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError
 from phosd.client.text import human_bytes, plain
 from phosd.engine.image.name import valid_name
+from phosd.engine.program.name import names_of_user
 
 # Generic only in newer versions of click.
 if TYPE_CHECKING:
@@ -62,22 +64,43 @@ class _Named(_ParamType):
 
 
 class Pid(_Named):
-    """A process id; Linux has none greater than 4,194,304."""
+    """A process id (Linux has none greater than 4,194,304), or the name of a program that runs."""
 
     name = "pid"
     member = "ListProcesses"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse the id. Raises :class:`click.BadParameter`."""
+        """Parse the id, or look the name up. Raises :class:`click.BadParameter`, and
+        :class:`CommandError` if no program of the user has the name.
+        """
         text = str(value)
+        if valid_name(text):
+            if (pid := running(text)) is None:
+                raise CommandError(
+                    "NoSuchProcess",
+                    f"no program of yours named {text} runs; `phos ps` lists programs",
+                )
+            return pid
         if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 2**22):
-            self.fail(f"{text!r} is no process id, 1 to {2**22}; `phos ps` lists them", param, ctx)
+            self.fail(
+                f"{text!r} is neither a process id, 1 to {2**22}, nor a program's name; `phos ps` "
+                "lists them",
+                param,
+                ctx,
+            )
         return int(text)
 
     def words(self, row: Row) -> tuple[str, str]:
         """Return the pid, and the command behind its state."""
         pid, _, command, _, hook, state, _ = row
         return str(pid), f"{hook}, {state}: {command}"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the processes that fit the beginning, and the names of your programs."""
+        named = sorted(name for name in names_of_user(os.geteuid()) if name.startswith(incomplete))
+        return [*super().shell_complete(ctx, param, incomplete), *map(CompletionItem, named)]
 
 
 class SuspendedPid(Pid):
@@ -101,16 +124,6 @@ class Image(_Named):
         """Return the id, and mode and size."""
         image, _, _, total, _, mode, _ = row
         return str(image), f"{human_bytes(total)}, mode {mode}"
-
-
-class Program(Pid):
-    """A process id, or the name of a program."""
-
-    name = "program"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the id, or check the name. Raises :class:`click.BadParameter`."""
-        return value if valid_name(str(value)) else str(super().convert(value, param, ctx))
 
 
 class Gpu(_Named):

@@ -12,7 +12,6 @@ SUSPENDED_PID = names.SuspendedPid()
 IMAGE = names.Image()
 GPU = names.Gpu()
 JOB = names.Job()
-PROGRAM = names.Program()
 deadline = click.option(
     "--deadline",
     type=click.FloatRange(min=0, min_open=True),

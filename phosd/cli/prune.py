@@ -15,6 +15,7 @@ from phosd.client.times import duration, local_time, time_text
 
 _AT_ONCE = 200
 """Names in a call, of which phosd takes 8 KiB."""
+_LEAST_SECONDS = 60.0
 
 
 def _age(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
@@ -25,10 +26,20 @@ def _age(_: click.Context, __: click.Parameter, text: str | None) -> float | Non
     return found
 
 
+def _age_of_output(
+    context: click.Context, option: click.Parameter, text: str | None
+) -> float | None:
+    """Parse an age: the program of a newer output may not have opened it yet."""
+    found = _age(context, option, text)
+    if found is not None and found < _LEAST_SECONDS:
+        raise click.BadParameter(f"{text!r} is less than a minute; write for example 10m or 1d")
+    return found
+
+
 @command()
 @click.option(
     "--older",
-    callback=_age,
+    callback=_age_of_output,
     default="1d",
     show_default=True,
     metavar="AGE",
@@ -46,7 +57,9 @@ def _age(_: click.Context, __: click.Parameter, text: str | None) -> float | Non
     type=click.IntRange(0, 1000),
     default=1,
     show_default=True,
-    help="With --images: how many good images of each process stay, the newest ones.",
+    help="With --images: how many good images of each program stay, the newest ones. A program "
+    "with a name (`phos run --name`) is one, as often as it was restored; of others each restored "
+    "process is another one.",
 )
 @click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
 @click.option("--yes", is_flag=True, help="Delete it without asking.")

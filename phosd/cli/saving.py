@@ -10,7 +10,8 @@ from phosd.cli.termination import TermHolder, deliver, deliver_if_held, not_hold
 from phosd.client import Client, Job, JobHandle
 from phosd.client.errors import in_words
 from phosd.client.options import CheckpointOptions
-from phosd.errors import Busy, PhosError
+from phosd.engine.program.tree import scan
+from phosd.errors import Busy, OutOfMemory, PhosError
 
 _AGAIN_SECONDS = 0.5
 _SETTLE_SECONDS = 30.0
@@ -19,9 +20,9 @@ _ALONE_SECONDS = 1.0
 """How long after a process of the program has got a SIGTERM this one may get it, too."""
 _FOR_ITS_HANDLER = 0.2
 _MOST_FOR_ITS_HANDLER = 10.0
+"""The part of the grace, and the seconds at most, that the program has if it cannot be saved."""
 _FOR_CALLBACKS = 0.5
 """The part of the time that a program with safe points may take to come to one."""
-"""The part of the grace, and the seconds at most, that the program has if it cannot be saved."""
 
 
 class _State(Enum):
@@ -128,6 +129,7 @@ class SaveOnTerm:
         options: CheckpointOptions = {"then": "end", "queue": True}
         if self._in_memory:
             options["in_memory"] = True
+        told = ""
         while True:
             left = max(self._deadline - time.monotonic(), 1.0)
             try:
@@ -137,8 +139,29 @@ class SaveOnTerm:
             except Busy as error:
                 if time.monotonic() + _AGAIN_SECONDS > self._deadline:
                     raise
-                self._settings.note(f"phos: not yet: {error}")
-                time.sleep(_AGAIN_SECONDS)
+                said = str(error)
+            try:
+                if self._bring_back(client):
+                    continue
+            except (Busy, OutOfMemory) as error:  # others on its GPUs may be about to end as well
+                said = str(error)
+            if said != told:
+                self._settings.note(f"phos: not yet: {said}")
+                told = said
+            time.sleep(_AGAIN_SECONDS)
+
+    def _bring_back(self, client: Client) -> bool:
+        """Resume the program if it is suspended, as only one that is on its GPUs can be saved.
+        Returns whether it was.
+        """
+        tree = {each.pid for each in scan(self._pid).living}
+        for each in client.processes():
+            if each.pid in tree and each.state == "suspended":
+                self._settings.note(f"phos: process {each.pid} is suspended; it is resumed first")
+                self._job = client.resume(each.pid, queue=True)
+                self._job.wait()
+                return True
+        return False
 
     def _terminate(self) -> None:
         """Let SIGTERM come to the program; what saves it is cancelled."""

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from phosd.cli.named import running
-from phosd.cli.options import PROGRAM
+from phosd.cli import options
 from phosd.cli.program import END, await_end
 from phosd.cli.relay import exit_code
 from phosd.cli.settings import Settings, command
@@ -19,11 +18,11 @@ _END_SECONDS = 2.0
 
 
 @command()
-@click.argument("program", type=PROGRAM)
+@click.argument("pid", metavar="PROGRAM", type=options.PID)
 @click.option(
     "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Give up after this long."
 )
-def wait(settings: Settings, program: str, timeout: float | None) -> None:
+def wait(settings: Settings, pid: int, timeout: float | None) -> None:
     """Wait until process PROGRAM has ended, or your program of that name, and exit with its exit
     code. That is known of what `phos run` started in the foreground or resumed; of others it is
     told that they have ended, with exit code 0. No daemon is needed.
@@ -33,7 +32,6 @@ def wait(settings: Settings, program: str, timeout: float | None) -> None:
       phos wait 4711
       phos wait bert
     """
-    pid = int(program) if program.isdecimal() else _running(program)
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError as error:
@@ -41,7 +39,7 @@ def wait(settings: Settings, program: str, timeout: float | None) -> None:
             "NoSuchProcess", f"there is no process {pid}; `phos ps` lists those that use a GPU"
         ) from error
     outputs = output_files(pid)
-    _wait(pidfd, timeout, program)
+    _wait(pidfd, timeout, pid)
     status = await_end(Path(outputs[0]).with_name(END), _END_SECONDS) if outputs else None
     if settings.json:
         settings.emit({"pid": pid, "status": status})
@@ -52,19 +50,11 @@ def wait(settings: Settings, program: str, timeout: float | None) -> None:
     sys.exit(exit_code(status or 0))
 
 
-def _running(name: str) -> int:
-    if (pid := running(name)) is None:
-        raise CommandError(
-            "NoSuchProcess", f"no program of yours named {name} runs; `phos ps` lists programs"
-        )
-    return pid
-
-
-def _wait(pidfd: int, timeout: float | None, program: str) -> None:
+def _wait(pidfd: int, timeout: float | None, pid: int) -> None:
     ended = select.poll()
     ended.register(pidfd, select.POLLIN)
     if not ended.poll(None if timeout is None else timeout * 1000):
-        raise CommandError("Timeout", f"{program} still runs after {timeout:g} s; wait again")
+        raise CommandError("Timeout", f"process {pid} still runs after {timeout:g} s; wait again")
 
 
 def _told(status: int) -> str:

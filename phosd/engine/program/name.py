@@ -1,5 +1,7 @@
 """The name of a program, which ``phos run --name`` gives it."""
 
+from contextlib import suppress
+
 from phosd.engine.image.name import valid_name
 from phosd.engine.system import procfs
 
@@ -21,3 +23,13 @@ def name_of(pid: int) -> str:
             text = each.removeprefix(prefix).decode("ascii", "replace")
             return text if valid_name(text) else ""
     return ""
+
+
+def names_of_user(user: int) -> set[str]:
+    """Return the names of the user's programs that run."""
+    found = set()
+    for pid in procfs.pids():
+        with suppress(OSError):  # it has ended, or nobody may look
+            if (procfs.PROC / str(pid)).stat().st_uid == user:
+                found.add(name_of(pid))
+    return found - {""}

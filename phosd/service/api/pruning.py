@@ -31,7 +31,7 @@ class OutputOptions(Options, frozen=True):
 
 
 class PruneOptions(OutputOptions, frozen=True):
-    """``images``: images that are older than so many seconds, too; of each process the newest
+    """``images``: images that are older than so many seconds, too; of each program the newest
     ``keep`` good ones stay.
     """
 

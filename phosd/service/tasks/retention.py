@@ -67,20 +67,25 @@ def old(
     damaged: Collection[str],
 ) -> list[str]:
     """Return the images of one user that were made before ``before`` (seconds since the epoch),
-    oldest first, without those in ``kept`` and the newest ``keep`` good ones of each process.
+    oldest first, without those in ``kept`` and the newest ``keep`` good ones of each program.
 
-    ``images`` are all images of the user, oldest first.
+    ``images`` are all images of the user, oldest first. A program with a name is one, as often as
+    it was restored; of others each restored process is another one.
     """
     newer: Counter[str] = Counter()
     gone: list[str] = []
     for image in reversed(images):
-        root = image.root
-        pid, start = (root.known_as, root.start_time) if root else (0, 0)
-        program = process_key(image.host.boot_id, pid, start)
+        program = image.name or _first_process(image)
         if newer[program] >= keep and _created(image) < before and image.id not in kept:
             gone.append(image.id)
         newer[program] += image.id not in damaged
     return gone[::-1]
+
+
+def _first_process(image: Manifest) -> str:
+    root = image.root
+    pid, start = (root.known_as, root.start_time) if root else (0, 0)
+    return process_key(image.host.boot_id, pid, start)
 
 
 def in_use(jobs: Iterable[Job]) -> set[str]:

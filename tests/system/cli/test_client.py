@@ -86,9 +86,9 @@ def test_a_failed_job_says_why(service: Service) -> None:
     ("words", "status", "text"),
     [
         (["checkpoint", NOBODY], 4, "there is no process"),
-        (["checkpoint", "0"], 2, "is no process id, 1 to 4194304"),
-        (["checkpoint", "5000000000"], 2, "is no process id, 1 to 4194304"),
-        (["ps", "5000000000"], 2, "is no process id, 1 to 4194304"),
+        (["checkpoint", "0"], 2, "is neither a process id, 1 to 4194304"),
+        (["checkpoint", "5000000000"], 2, "is neither a process id, 1 to 4194304"),
+        (["ps", "5000000000"], 2, "is neither a process id, 1 to 4194304"),
         (["jobs", "5000000000"], 4, "phosd knows no job 5000000000; `phos jobs` lists"),
         (["checkpoint", "1", "--mode", "fast"], 2, "Invalid value"),
         (["restore", "nothing"], 4, "there is no image nothing"),

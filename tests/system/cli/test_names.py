@@ -90,13 +90,32 @@ def test_a_note_is_written_shown_and_taken_away(stored: Service) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("ps", "abc"), "'abc' is no process id, 1 to 4194304; `phos ps` lists them"),
+        (("ps", "0abc"), "'0abc' is neither a process id, 1 to 4194304, nor a program's name; "),
+        (("prune", "--older", "30s"), "'30s' is less than a minute; "),
         (("jobs", "0"), "'0' is no number of a job; `phos jobs` lists them"),
     ],
 )
 def test_what_is_no_name(bus: str, words: tuple[str, ...], said: str) -> None:
     done = subprocess.run([*PHOS, *words], capture_output=True, text=True, timeout=60)
     assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
+def test_a_program_is_named_where_a_pid_is_asked_for(stored: Service) -> None:
+    named = os.environ | {"PHOS_NAME": "bert"}
+    with subprocess.Popen(["sleep", "1000"], env=named) as program:
+        try:
+            found = process_id(program.pid)
+            assert found is not None
+            stored.engine.running = [
+                this_process(pid=program.pid, start_time=found.start_time, name="bert")
+            ]
+            (row,) = lines(phos(stored, "ps", "bert", "--json").stdout)
+            assert row["pid"] == program.pid
+            assert offered(stored.address, "checkpoint", "be") == ["plain,bert"]
+        finally:
+            program.kill()
+    none = phos(stored, "checkpoint", "bert", "--json")
+    assert (none.returncode, lines(none.stdout)[0]["error"]) == (4, "NoSuchProcess")
 
 
 def offered(address: str, *words: str, shell: str = "bash") -> list[str]:

@@ -251,6 +251,22 @@ def test_who_cannot_be_saved_in_time_is_terminated(bus: str, tmp_path: Path) -> 
         assert "not saved" in line.said
 
 
+def test_a_suspended_program_is_brought_back_to_be_saved(bus: str, tmp_path: Path) -> None:
+    line = Line(bus, tmp_path)
+    with phosd(bus, tmp_path), nothing_left(line):
+        relay = line.start()
+        line.wait_for(2)
+        phos(bus, tmp_path, "suspend", "bert")
+        os.kill(relay.pid, signal.SIGTERM)
+        assert relay.wait(60) == SAVED, line.said
+        assert "is suspended; it is resumed first" in line.said
+        (failed,) = [row for row in phos(bus, tmp_path, "history") if row["state"] == "failed"]
+        assert failed["error"] == "Busy"
+        assert line.start().wait(120) == 7, line.said
+    expected = undisturbed("single", STEPS)
+    assert line.values() == {step: expected[step] for step in range(STEPS)}
+
+
 def test_without_phosd_nothing_is_started_that_may_have_an_image(tmp_path: Path) -> None:
     line = Line("unix:path=/nowhere", tmp_path)
     (tmp_path / "run" / "hook").mkdir(parents=True)

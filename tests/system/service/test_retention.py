@@ -1,6 +1,7 @@
 """Which images go by themselves, and which stay whatever the configuration says."""
 
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from phosd.service.history.history import History
 from phosd.service.jobs.limits import UserLimits
 from phosd.service.process_identity import identify
 from phosd.service.tasks.local_engine import NodeEngine
-from phosd.service.tasks.retention import Retention, due, last_good
+from phosd.service.tasks.retention import Retention, due, last_good, old
 from tests.support.fake_engine import FakeEngine, block, manifest
 from tests.support.harness import wait_until
 from tests.support.service import Service
@@ -109,6 +110,15 @@ def test_the_last_good_image_of_a_process_that_runs() -> None:
         assert last_good(images, {"c"}) == {"b", "f"}
         other.communicate(b"\n")
     assert last_good(images, {"c"}) == {"b"}
+
+
+def test_the_images_of_a_name_are_of_one_program() -> None:
+    """Each restored process is another one, with another start time."""
+    lives = [of_process(name, 5, start) for start, name in enumerate("abc")]
+    assert old(lives, math.inf, 1, (), ()) == []
+    named = [msgspec.structs.replace(life, name="bert") for life in lives]
+    assert old(named, math.inf, 1, (), ()) == ["a", "b"]
+    assert old(named, math.inf, 1, (), {"c"}) == ["a"]
 
 
 class Reading(FakeEngine):
