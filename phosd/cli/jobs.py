@@ -11,7 +11,7 @@ from phosd.cli.job import describe
 from phosd.cli.migrate import gpus
 from phosd.cli.settings import Settings, command
 from phosd.client.daemon import JOB, Properties, job_path
-from phosd.client.text import human_bytes, rate
+from phosd.client.text import figure, human_bytes, rate
 from phosd.client.times import local_time, time_text
 from phosd.client.users import of_yours
 
@@ -104,9 +104,10 @@ def _show(settings: Settings, row: dict[str, Any]) -> None:
         }
     )
     for name, value in row["details"].items():
-        settings.facts({"figure": f"{name.replace('_', ' ')} {value:g}"})
+        settings.facts({"figure": figure(name, value)})
+    chosen = f"mode {row['mode']}: {row['why']}"  # is told above
     for note in row["notes"]:
-        settings.facts({"note": note})
+        settings.facts({"note": "" if note == chosen else note})
     settings.rows(
         row["phases"],
         {

@@ -39,3 +39,11 @@ def human_bytes(count: float) -> str:
 def rate(value: float | None) -> str:
     """Format a rate in bytes per second, e.g. ``1.5 GiB/s``; an empty string for None or 0."""
     return f"{human_bytes(value)}/s" if value else ""
+
+
+def figure(name: str, number: float) -> str:
+    """Format a measurement, whose name ends with its unit, e.g. ``drain bytes 2.0 MiB``."""
+    words = plain(name).replace("_", " ")
+    if name.endswith("bytes"):
+        return f"{words} {human_bytes(number)}"
+    return f"{words} {number:.3g} s" if name.endswith("seconds") else f"{words} {number:g}"

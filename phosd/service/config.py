@@ -1,6 +1,7 @@
 """Read ``/etc/phos/phosd.toml``. Each mistake is reported with file, line and key."""
 
 import ipaddress
+import json
 import pwd
 import re
 import tomllib
@@ -131,6 +132,29 @@ def load(path: Path, *, optional: bool = False) -> Config:
     if problems:
         raise ConfigError(problems)
     return Config(**values)
+
+
+def as_toml(config: Config) -> str:
+    """Return all settings as :func:`load` reads them; a comment stands for each that is not set."""
+    lines, tables = [], []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, tuple):
+            for rule in value:
+                tables += ["", f"[[{field.name}]]"]
+                named = ((each.name, getattr(rule, each.name)) for each in fields(rule))
+                tables += [f"{name} = {_literal(of)}" for name, of in named if of is not None]
+        elif value in (None, ""):
+            lines.append(f"# {field.name} is not set")
+        else:
+            lines.append(f"{field.name} = {_literal(value)}")
+    return "\n".join([*lines, *tables, ""])
+
+
+def _literal(value: bool | float | str | Path | SizeOrShare) -> str:
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    return json.dumps(str(value), ensure_ascii=False)
 
 
 def size(text: str | int) -> int:

@@ -51,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(error, file=sys.stderr)
         sys.exit(1)
     if args.check_config:
-        for field in dataclasses.fields(Config):
-            print(f"{field.name} = {getattr(config, field.name)}")
+        print(configuration.as_toml(config), end="")
         return
     try:
         sys.exit(asyncio.run(_run(config, args)))

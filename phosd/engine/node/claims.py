@@ -35,7 +35,7 @@ class Claims:
             if taken := wanted & self._claimed:
                 raise Busy(
                     f"another job works on process {min(taken)}",
-                    hint="wait for it (`phos jobs`), or cancel it",
+                    hint="wait for it (`phos jobs`), or cancel it (`phos jobs --cancel`)",
                 )
             self._claimed |= wanted
             # Most queries give up after seconds, and no new ones begin.

@@ -9,6 +9,7 @@ from phosd.engine.digest import DigestKey
 from phosd.engine.job.progress import Progress
 from phosd.engine.memory.reservation import GpuLocks
 from phosd.engine.mover.client.mover import Mover
+from phosd.engine.mover.protocol import endpoint
 from phosd.engine.node.claims import Claims
 
 
@@ -43,9 +44,10 @@ class Movers:
                 self._movers.popitem()[1].close()
 
     def pids(self) -> set[int]:
-        """Return the pids of the movers."""
+        """Return the pids of the movers, also of those that an earlier phosd has left."""
         with self._lock:
-            return {mover.pid for mover in self._movers.values()}
+            ours = {mover.pid for mover in self._movers.values()}
+        return ours | endpoint.listeners(self._runtime_dir)
 
     def running(self, gpus: Collection[int]) -> list[Mover]:
         """Return those movers of these GPUs that have been started."""

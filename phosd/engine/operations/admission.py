@@ -29,7 +29,7 @@ class SizeOrShare:
         return max(self.size, int(self.share * total))
 
     def __str__(self) -> str:
-        return f"{self.share:.0%}" if self.share else f"{self.size}"
+        return f"{self.share * 100:g}%" if self.share else f"{self.size}"
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,19 @@ class Event:
     owner: int | None = None
 
 
+def _result(job: Job) -> str:
+    """Return a job's result in words: that of a move is ``0:1``, the GPUs before and after."""
+    result = job.outcome.result
+    if job.task.operation not in ("migrate", "resume"):
+        return result
+    return ", ".join(f"GPU {pair.replace(':', ' to GPU ')}" for pair in result.split(","))
+
+
 def of_end(job: Job) -> Iterator[Event]:
     """Yield the events of a job's end: that it ended, and any wrong prediction of writes."""
     task, subject = job.task, f"job {job.number}"
     failed = job.state is JobState.FAILED
-    told = f": {job.error or job.outcome.result}" if job.error or job.outcome.result else ""
+    told = f": {job.error or _result(job)}" if job.error or job.outcome.result else ""
     text = f"{task.operation} of {task.target}: {job.state}{told}"
     severity = Severity.WARNING if failed else Severity.INFO
     yield Event("job", subject, text, severity, task.owner)

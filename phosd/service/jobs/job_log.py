@@ -51,12 +51,15 @@ def ended(job: Job) -> None:
     """Log the end of a job and its outcome."""
     fields = _fields(job) | {"MESSAGE_ID": JOB_ENDED}
     made = {"checkpoint": "PHOS_IMAGE", "restore": "PHOS_PID"}.get(job.task.operation)
-    if made is not None and job.state is JobState.DONE:
-        fields[made] = job.outcome.result
-    why = f": {job.error}" if job.error is not None else ""
+    told = f": {job.error}" if job.error is not None else ""
+    if job.state is JobState.DONE:
+        told = f" in {(job.ended or job.started) - job.started:.1f} s"
+        told += f", mode {job.outcome.mode}" if job.outcome.mode not in ("", "eager") else ""
+        if made is not None:
+            fields[made] = job.outcome.result
     level = logging.WARNING if job.state is JobState.FAILED else logging.INFO
     text = "job %d, %s of %s: %s%s"
-    words = (job.number, job.task.operation, job.task.target, job.state, why)
+    words = (job.number, job.task.operation, job.task.target, job.state, told)
     _log.log(level, text, *words, extra={"fields": fields})
 
 

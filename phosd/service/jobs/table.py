@@ -153,7 +153,8 @@ class JobTable:
                 raise Busy(
                     f"job {holder.number} ({holder.task.operation} {holder.task.target}) "
                     f"holds {claim}",
-                    hint="wait until it has ended, or cancel it",
+                    hint="ask with `queue` to wait for it, or cancel it "
+                    f"(`phos jobs --cancel {holder.number}`)",
                 )
 
     def claimed(self, prefix: str) -> list[str]:

@@ -7,6 +7,7 @@ from textwrap import wrap
 from rich.text import Text
 
 from phosd.client.records import Job, Phase
+from phosd.client.text import figure
 from phosd.tui.text import bar, fit, human_bytes, plain, rate, seconds, since, when
 
 _STATES: dict[str, tuple[str, str]] = {
@@ -103,16 +104,9 @@ def job_page(job: Job, now: float, width: int) -> Text:
         page.append("\n")
     for note in job.notes:
         say("note", plain(note))
-    for figure, number in job.details:
-        say("figure", f"{plain(figure).replace('_', ' ')} {_in_units(figure, number)}")
+    for name, number in job.details:
+        say("figure", figure(name, number))
     return page
-
-
-def _in_units(figure: str, number: float) -> str:
-    """Format a figure whose name ends with its unit."""
-    if figure.endswith("bytes"):
-        return human_bytes(int(number))
-    return seconds(number) if figure.endswith("seconds") else f"{number:g}"
 
 
 def _facts(job: Job, now: float) -> list[tuple[str, str, str]]:

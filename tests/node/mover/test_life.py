@@ -22,7 +22,7 @@ from phosd.engine.mover.client import rescue_client as visit_module
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.mover.client.rescue_client import RescueClient, rescue_clients
 from phosd.engine.mover.protocol import wire
-from phosd.engine.mover.protocol.endpoint import connect, folder_of, path_of
+from phosd.engine.mover.protocol.endpoint import connect, folder_of, listeners, path_of
 from phosd.engine.recovery.rescue import Account, free
 from phosd.engine.system.native import python_environment
 from phosd.engine.system.procfs import ProcessId, process_id
@@ -135,6 +135,7 @@ def test_the_next_engine_uses_the_same_numbers(
     mover.adopt([(1, CHUNK, first)])
     mover.guard([(sleeper, 5, 1)])
     die(mover)
+    assert listeners(place) == {mover.pid}, "it is known as a mover, whoever started it"
     with engine(place) as again:
         again.adopt([(1, CHUNK, second)])
         program.write(1, b"second")
@@ -146,6 +147,7 @@ def test_the_next_engine_uses_the_same_numbers(
     for fd in (first, second):
         os.close(fd)
     ended(mover.pid)
+    assert listeners(place) == set()
 
 
 def test_what_is_guarded_is_not_dropped(place: Path, program: Owner, sleeper: ProcessId) -> None:

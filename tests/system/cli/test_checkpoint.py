@@ -217,6 +217,7 @@ def test_a_job_is_told_with_its_phases_and_guesses(service: Service) -> None:
         progress.phase("drain", bytes_total=3 << 20)
         progress.advance(3 << 20)
         progress.found_suspects([KernelMark("chase", 1)])
+        progress.note("mode stop: there is room for shadows")
         progress.note("mode recopy: a guess was wrong")
         progress.figures = Figures(waited_seconds=0.25)
 
@@ -231,8 +232,9 @@ def test_a_job_is_told_with_its_phases_and_guesses(service: Service) -> None:
     assert told["suspects"] == "chase"
     assert told["drained"].startswith("3.0 MiB at ")
     assert told["wrong"] == "guesses 1"
-    assert told["figure"] == "waited seconds 0.25"
+    assert told["figure"] == "waited seconds 0.25 s"
     assert told["note"] == "mode recopy: a guess was wrong"
+    assert text.count("there is room for shadows") == 1
     assert told["quiesce"].split()[-1] == "stopped"
     assert "stopped" not in told["prepare"]
     (row,) = lines(phos(service, "jobs", "1", "--json").stdout)

@@ -1,5 +1,6 @@
 """The configuration: what it can say, and how its mistakes are told."""
 
+import dataclasses
 import pwd
 from pathlib import Path
 
@@ -268,4 +269,7 @@ def test_check_config_explains_and_exits(tmp_path: Path) -> None:
     path.write_text(GOOD)
     done = phosd("--check-config", "--config", str(path), "--state-dir", str(tmp_path))
     assert done.returncode == 0
-    assert f"state_dir = {tmp_path}" in done.stdout
+    assert f'state_dir = "{tmp_path}"\n' in done.stdout
+    again = tmp_path / "again.toml"
+    again.write_text(done.stdout)
+    assert load(again) == dataclasses.replace(load(path), state_dir=tmp_path)

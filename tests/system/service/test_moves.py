@@ -77,7 +77,7 @@ def test_a_migration_from_its_first_phase_to_the_history(service: Service) -> No
     (row,) = listed(service, "ListHistory", "operation", "s", "migrate", "pid", "u", ME)
     assert (row["state"], row["destination"], row["result"]) == ("done", "0:1", "0:1")
     events = [e["text"] for e in listed(service, "ListEvents") if e["kind"] == "job"]
-    assert events == [f"migrate of {ME}: done: 0:1"]
+    assert events == [f"migrate of {ME}: done: GPU 0 to GPU 1"]
 
 
 @pytest.mark.parametrize(("asked", "where"), [("auto", "memory"), ("disk", "disk")])

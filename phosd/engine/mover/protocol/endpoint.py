@@ -9,6 +9,7 @@ from pathlib import Path
 
 from phosd.engine.image.private_files import require_private
 from phosd.engine.mover.protocol.connection import Connection
+from phosd.engine.system import procfs
 from phosd.errors import Busy
 
 
@@ -24,6 +25,19 @@ def sockets(runtime_dir: Path) -> list[Path]:
     """Return the sockets of all movers, including those of killed ones."""
     folder = runtime_dir / "mover"
     return sorted(folder.glob("*.sock")) if folder.is_dir() else []
+
+
+def listeners(runtime_dir: Path) -> set[int]:
+    """Return the pids of all movers, whoever started them: each holds a lock (:func:`listening`).
+
+    Nobody else may take such a lock, not even to try: a mover that starts then would give up.
+    """
+    locks = {
+        f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        for found in (path.stat() for path in (runtime_dir / "mover").glob("*.lock"))
+    }
+    held = (line.split() for line in (procfs.PROC / "locks").read_text().splitlines())
+    return {int(words[-4]) for words in held if words[-3] in locks and "->" not in words}
 
 
 def path_of(runtime_dir: Path, gpu: int) -> Path:
