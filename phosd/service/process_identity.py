@@ -66,6 +66,12 @@ def process_key(boot_id: str, pid: int, start_time: int) -> str:
     return f"{boot_id}/{pid}/{start_time}"
 
 
+def key_of(pid: int) -> str:
+    """Return the key of a process of this boot; an empty text if it has ended."""
+    found = procfs.process_id(pid)
+    return process_key(procfs.boot_id(), *found) if found else ""
+
+
 @dataclass(frozen=True)
 class Program:
     """A user's executable. Its processes run the same kernels."""

@@ -18,7 +18,7 @@ from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import CheckpointRequest, JobOptions, RestoreRequest
 from phosd.service.jobs.table import Job, JobTable, Outcome, Task
-from phosd.service.process_identity import Target, identify
+from phosd.service.process_identity import Target, identify, key_of
 from phosd.service.tasks.checkpoints import Checkpoints, require_possible
 from phosd.service.tasks.periodic import Periodic
 
@@ -87,7 +87,7 @@ class Images:
 
         def work(progress: Progress) -> Outcome:
             pid = self._engine.restore(image, options, acting, progress)
-            return Outcome(str(pid), "eager")
+            return Outcome(str(pid), "eager", process=key_of(pid))
 
         claims, token = _claims(image), options.token
         task = Task("restore", image, caller.uid, claims, work, token=token, gpus=gpus)

@@ -20,7 +20,7 @@ from phosd.service.dbus.object_tree import ObjectTree
 from phosd.service.history.events import Event, Severity
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
-from phosd.service.process_identity import ancestors, holds
+from phosd.service.process_identity import ancestors, holds, key_of
 from phosd.service.samples import PERIOD, Samples
 from phosd.service.tasks.periodic import Periodic
 
@@ -273,7 +273,17 @@ class Inventory:
         )
         schedule = self._periodic.of(process.pid, process.start_time)
         every, keep = (schedule.every, schedule.keep) if schedule else (0.0, 0)
-        return ProcessView(process, max(mine, default=""), gpus, every, keep if every else 0)
+        last = max(mine, default="") or self._restored_from(process.pid)
+        return ProcessView(process, last, gpus, every, keep if every else 0)
+
+    def _restored_from(self, pid: int) -> str:
+        """Return the image that the program of a process was restored from; empty: none."""
+        if self._history.restored:
+            for each in ancestors(pid):
+                image = self._history.restored.get(key_of(each))
+                if image and image_path(image) in self.images:
+                    return image
+        return ""
 
 
 def _stamp(folder: Path) -> int:

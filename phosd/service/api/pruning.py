@@ -96,7 +96,7 @@ class Pruning:
             (image for image in self._engine.images() if image.owner == uid), key=lambda i: i.id
         )
         damaged = {image for image, (_, whole) in self._history.verified().items() if not whole}
-        kept = used | last_good(theirs, damaged)
+        kept = used | last_good(theirs, damaged, self._history.restored)
         gone = {*old(theirs, now - options.images, options.keep, kept, damaged)}
         return [
             ("image", image.id, _stored(image), created(image), _age(now, created(image)))

@@ -71,6 +71,11 @@ class History:
         )
         self._made_for: dict[str, str] = {row["id"]: row["made_for"] for row in rows}
         """Keys of schedules by image; manifests do not have them."""
+        rows = self._database.recall(
+            "select process, target from jobs where operation = 'restore' and process != ''"
+        )
+        self.restored: dict[str, str] = {row["process"]: row["target"] for row in rows}
+        """Images by the keys of the processes that were restored from them."""
 
     @property
     def trouble(self) -> str:
@@ -89,6 +94,8 @@ class History:
     def job(self, job: Job) -> None:
         """Record a job in its present state, with its phases once it has ended."""
         task, error = job.task, job.error
+        if job.outcome.process:
+            self.restored[job.outcome.process] = task.target
         row = {
             "id": job.number,
             "operation": task.operation,
@@ -111,7 +118,7 @@ class History:
             "drain_rate": job.drained.rate,
             "scheduled": int(task.scheduled),
             "executable": task.executable,
-            "process": task.process,
+            "process": job.outcome.process or task.process,
             "details": json.dumps(job.progress.figures.measured()),
         }
         # Phases have monotonic times; the history stores seconds since the epoch.

@@ -27,11 +27,14 @@ class JobState(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a finished operation: an image id or a pid, the mode used, and why."""
+    """Result of a finished operation: an image id or a pid, the mode used, and why. ``process`` is
+    the key of a process that it has made.
+    """
 
     result: str = ""
     mode: str = ""
     why: str = ""
+    process: str = ""
 
 
 @dataclass(frozen=True)

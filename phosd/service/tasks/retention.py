@@ -7,15 +7,13 @@ from datetime import datetime
 
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.usage import Usage
-from phosd.engine.system import procfs
-from phosd.engine.system.procfs import ProcessId
 from phosd.errors import PhosError
 from phosd.service.clock import age_clock
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.job import Job
 from phosd.service.jobs.limits import UserLimits, limits_of
-from phosd.service.process_identity import process_key
+from phosd.service.process_identity import key_of, process_key
 
 _DAY = 86_400.0
 _log = logging.getLogger(__name__)
@@ -94,17 +92,21 @@ def in_use(jobs: Iterable[Job]) -> set[str]:
     return {name for kind, _, name in claims if kind == "image"}
 
 
-def last_good(images: Iterable[Manifest], damaged: Collection[str]) -> set[str]:
+def last_good(
+    images: Iterable[Manifest], damaged: Collection[str], restored: Mapping[str, str]
+) -> set[str]:
     """Return the newest undamaged image of each process that runs.
 
-    ``images`` are oldest first.
+    ``images`` are oldest first. That of a restored process is the one that it was restored from,
+    which ``restored`` has by the process's key, until there is another.
     """
-    boot = procfs.boot_id()
-    newest: dict[ProcessId, str] = {}
-    for image in images:
-        if image.host.boot_id == boot and image.id not in damaged:
-            newest |= {ProcessId(p.known_as, p.start_time): image.id for p in image.processes}
-    return {image for key, image in newest.items() if _lives(key)}
+    good = [image for image in images if image.id not in damaged]
+    ids = {image.id for image in good}
+    newest = {process: image for process, image in restored.items() if image in ids}
+    for image in good:
+        boot = image.host.boot_id
+        newest |= {process_key(boot, p.known_as, p.start_time): image.id for p in image.processes}
+    return {image for process, image in newest.items() if _lives(process)}
 
 
 class Retention:
@@ -131,7 +133,9 @@ class Retention:
             limits = limits_of(rules, owner)
             if not limits.delete:
                 continue
-            kept = set(in_use) | (last_good(theirs, damaged) if limits.keep_last else set())
+            kept = set(in_use)
+            if limits.keep_last:
+                kept |= last_good(theirs, damaged, self._history.restored)
             deleted += self._delete(owner, due(theirs, limits, kept, damaged, age_clock()))
         return deleted
 
@@ -153,5 +157,5 @@ def _created(image: Manifest) -> float:
     return datetime.fromisoformat(image.created).timestamp()
 
 
-def _lives(process: ProcessId) -> bool:
-    return procfs.process_id(process.pid) == process
+def _lives(process: str) -> bool:
+    return key_of(int(process.split("/")[1])) == process

@@ -177,6 +177,8 @@ def test_a_schedule_outlives_the_daemon_and_ends_with_the_program(bus: str, tmp_
                 "the restored program",
             )
             assert intervals() == [None]
+            (shown,) = [p for p in phos(bus, tmp_path, "ps") if p["pid"] == pid]
+            assert shown["last_image"] == earlier
         finally:
             os.kill(pid, signal.SIGKILL)
         again = parse(output.read_bytes()[position:])

@@ -344,6 +344,17 @@ def test_what_earlier_checkpoints_of_a_process_came_to(tmp_path: Path) -> None:
     history.close()
 
 
+def test_what_a_process_was_restored_from_is_known_to_the_next_phosd(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db")
+    made = Job(1, Task("restore", "image-1", 0, frozenset(), lambda _: Outcome()), 1.0, ended=2.0)
+    made.outcome, made.state = Outcome("7", process="boot/7/70"), JobState.DONE
+    history.job(made)
+    history.close()
+    history = History(tmp_path / "history.db")
+    assert history.restored == {"boot/7/70": "image-1"}
+    history.close()
+
+
 def checkpoint_of(
     number: int,
     mode: str,

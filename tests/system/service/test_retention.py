@@ -19,7 +19,7 @@ from phosd.errors import Busy, ImageCorrupt, Unsupported
 from phosd.service.config import Config
 from phosd.service.history.history import History
 from phosd.service.jobs.limits import UserLimits
-from phosd.service.process_identity import identify
+from phosd.service.process_identity import identify, key_of, process_key
 from phosd.service.tasks.local_engine import NodeEngine
 from phosd.service.tasks.retention import Retention, due, last_good, old
 from tests.support.fake_engine import FakeEngine, block, manifest
@@ -107,9 +107,20 @@ def test_the_last_good_image_of_a_process_that_runs() -> None:
             of_process("e", me, start, "another boot"),
             of_process("f", other.pid, identify(other.pid).start_time),
         ]
-        assert last_good(images, {"c"}) == {"b", "f"}
+        assert last_good(images, {"c"}, {}) == {"b", "f"}
         other.communicate(b"\n")
-    assert last_good(images, {"c"}) == {"b"}
+    assert last_good(images, {"c"}, {}) == {"b"}
+
+
+def test_a_restored_process_has_the_image_that_it_was_restored_from() -> None:
+    """Until there is one of it: what it was saved as before is another process."""
+    me = os.getpid()
+    restored = {key_of(me): "a", process_key(boot_id(), me, 1): "b"}
+    before = [of_process(name, me, start) for start, name in enumerate("abc")]
+    assert last_good(before, (), restored) == {"a"}
+    assert last_good(before, {"a"}, restored) == set()
+    now = [*before, of_process("d", me, identify(me).start_time)]
+    assert last_good(now, (), restored) == {"d"}
 
 
 def test_the_images_of_a_name_are_of_one_program() -> None:
