@@ -96,7 +96,12 @@ class Settings:
             from phosd.cli.tables import table
 
             texts = {head: [_cell(of(row)) for row in rows] for head, of in columns.items()}
-            self.out.print(table(texts, spare, self.out.width, cut=cut), soft_wrap=False)
+            out = self.out
+            with out.capture() as drawn:
+                out.print(table(texts, spare, out.width, cut=cut), soft_wrap=False)
+            # In a pipe the last column would be filled up to its longest text.
+            lines = drawn.get().removesuffix("\n").split("\n")
+            print("\n".join(line.rstrip(" ") for line in lines), flush=True)
         elif empty:
             self.note(empty)
 

@@ -185,7 +185,8 @@ class PhosApp(Host):
             self.tell(f"Job {number} is interrupted", why, "warning")
 
     def _tell_result(self, job: Job) -> None:
-        title = f"Job {job.number}: {job.operation} of {job.target} is {job.state}"
+        became = "has failed" if job.state == "failed" else f"is {job.state}"
+        title = f"Job {job.number}: {job.operation} of {job.target} {became}"
         if job.state != "done":
             severity: Severity = "warning" if job.state == "cancelled" else "error"
             self.tell(title, job.message or job.error, severity)

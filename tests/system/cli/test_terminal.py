@@ -135,7 +135,7 @@ def test_ids_are_whole_on_every_terminal(service: Service, columns: int, tmp_pat
         assert done.exit_code == 0, done.output
         assert "…" not in done.output or words == ("images",), "its commands are cut"
         rows = done.output.splitlines()
-        assert all(len(row) <= columns for row in rows), rows
+        assert all(len(row) <= columns and row == row.rstrip() for row in rows), rows
         return rows
 
     table = on_a_terminal("images")

@@ -89,7 +89,7 @@ def test_history_and_log_tell_what_was_done(service: Service, tmp_path: Path) ->
             await until_told(pilot, "is done", "image-0")
             service.engine.act = fails
             await pilot.press("c")
-            await until_told(pilot, "is failed", "end that")
+            await until_told(pilot, "has failed", "end that")
             await pilot.press("4")
             await until_shown(pilot, "✓ done", "✗ failed", "image-0", "end that")
             await pilot.press("end", "enter")

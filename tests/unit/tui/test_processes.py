@@ -146,7 +146,7 @@ def test_a_failed_job_says_why_and_what_next() -> None:
                 1, state="failed", error="OutOfSpace", message="the disk is full; free 4 GiB"
             )
             node.apply(Update({failed.path: failed}))
-            await until_told(pilot, "is failed", "the disk is full; free 4 GiB")
+            await until_told(pilot, "has failed", "the disk is full; free 4 GiB")
 
     run(body)
 
