@@ -128,6 +128,10 @@ def checkpoint(settings: Settings, pid: int, dry_run: bool, **given: Any) -> Non
 
     Ctrl-C cancels, with --every for good; the program goes on in any case, unless it was ended.
     """
+    if given["in_memory"] and given["then"] != "end":
+        raise click.UsageError("--in-memory says when a program is ended; give --end, too")
+    if given["keep"] and not given["every"]:
+        raise click.UsageError("--keep is for checkpoints that repeat; give --every, too")
     wanted = variants({name: value for name, value in given.items() if value is not None})
     if dry_run:
         from phosd.cli.dry_run import tell_checks

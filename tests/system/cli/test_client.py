@@ -88,6 +88,8 @@ def test_a_failed_job_says_why(service: Service) -> None:
         (["checkpoint", NOBODY], 4, "there is no process"),
         (["checkpoint", "0"], 2, "is neither a process id, 1 to 4194304"),
         (["checkpoint", "5000000000"], 2, "is neither a process id, 1 to 4194304"),
+        (["checkpoint", "1", "--in-memory"], 2, "give --end, too"),
+        (["checkpoint", "1", "--keep", "3"], 2, "give --every, too"),
         (["ps", "5000000000"], 2, "is neither a process id, 1 to 4194304"),
         (["jobs", "5000000000"], 4, "phosd knows no job 5000000000; `phos jobs` lists"),
         (["checkpoint", "1", "--mode", "fast"], 2, "Invalid value"),
