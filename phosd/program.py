@@ -60,17 +60,18 @@ class CheckpointFailed(Exception):
         self.name = text.partition(":")[0]
 
 
-def checkpoint(*, then: Then = "run") -> Checkpointed | None:
+def checkpoint(*, then: Then = "run", name: str = "") -> Checkpointed | None:
     """Save this process and its children, and wait until the image is complete.
 
     Returns ``"saved"``; in the restored program ``"restored"``; None if nothing happened, because
     phosd is not there. ``then``: the program is to go on (``run``), to end (``end``), or to stand
-    still until ``phos continue`` (``hold``), once the image is complete. Threads that ask at the
-    same time share an image. Raises :class:`CheckpointFailed`, and what a callable raises.
+    still until ``phos continue`` (``hold``), once the image is complete. ``name`` is what the image
+    is called, instead of what `phos run --name` says. Threads that ask for the same at the same
+    time share an image. Raises :class:`CheckpointFailed`, and what a callable raises.
     """
     if then not in _THENS:
         raise ValueError(f"then={then!r} is not possible; give one of {', '.join(_THENS)}")
-    outcome = _take_part(_ASKS, then)
+    outcome = _take_part(_ASKS, then, name)
     return "saved" if outcome == _SAVED else "restored" if outcome == _RESTORED else None
 
 
@@ -87,7 +88,7 @@ def safe_point() -> Passed | None:
     hook = _hook()
     if hook is None or not hook.wanted():
         return None
-    outcome = _take_part(_AT_SAFE_POINT, "run")
+    outcome = _take_part(_AT_SAFE_POINT, "run", "")
     return "stopped" if outcome == _STOPPED else "restored" if outcome == _RESTORED else None
 
 
@@ -140,6 +141,12 @@ class _Hook:
         self.declare = function("declare", None, ctypes.c_int)
         self.refuse = function("refuse", None, ctypes.c_char_p)
         self.begin = function("begin", ctypes.c_uint64, ctypes.c_int, ctypes.c_int)
+        # A program runs on with the hook that it was started with, which may be an older one.
+        self.begin_named = (
+            function("begin_named", ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_char_p)
+            if hasattr(library, "phos_program_begin_named")
+            else None
+        )
         self.leave = function("leave", None, ctypes.c_uint64)
         self.wait = function(
             *("wait", ctypes.c_int, ctypes.c_uint64),
@@ -183,7 +190,7 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def _take_part(kind: int, then: str) -> int:
+def _take_part(kind: int, then: str, name: str) -> int:
     """Wait in the hook, alone or with the threads that wait already; return the outcome."""
     hook = _hook()
     if hook is None:
@@ -199,12 +206,12 @@ def _take_part(kind: int, then: str) -> int:
                 return _NOTHING
             raise RuntimeError("a callable cannot ask for the checkpoint that it is called for")
         call.begun.wait()
-        outcome = _wait(hook, _JOINS if kind == _ASKS else kind, then)
+        outcome = _wait(hook, _JOINS if kind == _ASKS else kind, then, name)
         call.over.wait()  # its callables have run
         if kind == _AT_SAFE_POINT or outcome != _NOTHING:
             return outcome
     try:
-        return _lead(hook, mine, kind, then)
+        return _lead(hook, mine, kind, then, name)
     finally:
         with _state.lock:
             _state.call = None
@@ -212,7 +219,7 @@ def _take_part(kind: int, then: str) -> int:
         mine.over.set()
 
 
-def _lead(hook: _Hook, call: _Call, kind: int, then: str) -> int:
+def _lead(hook: _Hook, call: _Call, kind: int, then: str, name: str) -> int:
     """Run the callables around the wait."""
     outcome = _NOTHING
     with ExitStack() as afterwards:
@@ -235,13 +242,24 @@ def _lead(hook: _Hook, call: _Call, kind: int, then: str) -> int:
                 raise
             warnings.warn(f"not saved: {text}", RuntimeWarning, stacklevel=5)
             return _NOTHING
-        outcome = _wait(hook, kind, then, call.begun.set)
+        outcome = _wait(hook, kind, then, name, call.begun.set)
     return outcome
 
 
-def _wait(hook: _Hook, kind: int, then: str, begun: Callback = lambda: None) -> int:
+def _begin(hook: _Hook, kind: int, then: int, name: str) -> int:
+    if not name:
+        return hook.begin(kind, then)
+    if hook.begin_named is None:
+        raise CheckpointFailed(
+            "Unsupported: this program was started by a phosd without names of images; start it "
+            "anew, or give no name"
+        )
+    return hook.begin_named(kind, then, name.replace("\0", "?").encode(errors="replace"))
+
+
+def _wait(hook: _Hook, kind: int, then: str, name: str, begun: Callback = lambda: None) -> int:
     """Wait in the hook. Raises :class:`CheckpointFailed`."""
-    ticket = hook.begin(kind, _THENS.index(then))
+    ticket = _begin(hook, kind, _THENS.index(then), name)
     try:
         begun()
         if not ticket:

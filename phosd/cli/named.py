@@ -11,26 +11,21 @@ import click
 
 from phosd.cli.program import runs_folder
 from phosd.client.errors import CommandError
-from phosd.engine.image.name import valid_name
+from phosd.engine.image.name import NAMES, may_be_given
 from phosd.engine.program.name import name_of
 from phosd.engine.system import procfs
 
 COMMAND = "command"
 """The file of an output folder that has what the program was started with."""
 _MOST_BYTES = 4 << 20
-_LATEST = "latest"
-"""Names the newest of all images."""
 
 
 def checked_name(
     _context: click.Context, _parameter: click.Parameter, name: str | None
 ) -> str | None:
     """Return a name that a program may be given. Raises :class:`click.BadParameter`."""
-    if name is not None and (name == _LATEST or not valid_name(name)):
-        raise click.BadParameter(
-            f"{name!r} can be no name: a letter, then letters, digits and '.', '_' or '-', at most "
-            f"63 in all, and not {_LATEST}"
-        )
+    if name is not None and not may_be_given(name):
+        raise click.BadParameter(f"{name!r} can be no name: {NAMES}")
     return name
 
 

@@ -21,6 +21,7 @@
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -53,10 +54,12 @@ typedef int phos_program_wanted_t(void);
 typedef void phos_program_declare_t(int has_safe_points);
 typedef void phos_program_refuse_t(const char* why);
 typedef uint64_t phos_program_begin_t(int kind, int then);
+typedef uint64_t phos_program_begin_named_t(int kind, int then, const char* name);
 typedef int phos_program_wait_t(uint64_t ticket, int milliseconds, char* why, size_t size);
 typedef void phos_program_leave_t(uint64_t ticket);
 
 #define PHOS_WHY_BYTES 256
+#define PHOS_NAME_BYTES 64 /* with the zero at its end */
 
 static inline char* phos_why_buffer(void) {
     static __thread char why[PHOS_WHY_BYTES];
@@ -76,8 +79,9 @@ static inline void* phos_function(const char* name) {
 #endif
 }
 
-static inline int phos_wait_as(int kind, int then) {
+static inline int phos_wait_as(int kind, int then, const char* name) {
     phos_program_begin_t* begin;
+    phos_program_begin_named_t* begin_named;
     phos_program_wait_t* wait;
     phos_program_leave_t* leave;
     uint64_t ticket;
@@ -85,10 +89,18 @@ static inline int phos_wait_as(int kind, int then) {
     phos_why_buffer()[0] = 0;
     /* ISO C knows no conversion from an object pointer to a function pointer; POSIX does. */
     *(void**)&begin = phos_function("phos_program_begin");
+    *(void**)&begin_named = phos_function("phos_program_begin_named");
     *(void**)&wait = phos_function("phos_program_wait");
     *(void**)&leave = phos_function("phos_program_leave");
     if (!begin || !wait || !leave) return PHOS_NOTHING;
-    ticket = begin(kind, then);
+    if (name && !begin_named) {
+        snprintf(
+            phos_why_buffer(), PHOS_WHY_BYTES, "%s",
+            "Unsupported: this program was started by a phosd without names of images; start it "
+            "anew, or give no name");
+        return PHOS_FAILED;
+    }
+    ticket = name ? begin_named(kind, then, name) : begin(kind, then);
     if (!ticket) return PHOS_NOTHING;
     while (outcome == PHOS_WAITING) outcome = wait(ticket, 1000, phos_why_buffer(), PHOS_WHY_BYTES);
     leave(ticket);
@@ -99,7 +111,13 @@ static inline int phos_wait_as(int kind, int then) {
  * PHOS_RESTORED; PHOS_NOTHING or PHOS_FAILED if there is none. Threads that ask at the same time
  * share an image. `then` is an enum phos_then. */
 static inline int phos_checkpoint(int then) {
-    return phos_wait_as(PHOS_ASKS, then);
+    return phos_wait_as(PHOS_ASKS, then, NULL);
+}
+
+/* The same, and the image is called `name`, under the rules of `phos run --name`, whose name an
+ * image has otherwise. Only threads that ask for the same name share an image. */
+static inline int phos_checkpoint_named(int then, const char* name) {
+    return phos_wait_as(PHOS_ASKS, then, name);
 }
 
 /* Whether phosd waits for a safe point. The first call says that the program has them: from then on
@@ -119,7 +137,7 @@ static inline int phos_wanted(void) {
 /* Be saved, moved or suspended here and now, if phosd waits for that: PHOS_STOPPED, PHOS_RESTORED
  * or PHOS_NOTHING. */
 static inline int phos_safe_point(void) {
-    return phos_wanted() ? phos_wait_as(PHOS_AT_SAFE_POINT, PHOS_RUN) : PHOS_NOTHING;
+    return phos_wanted() ? phos_wait_as(PHOS_AT_SAFE_POINT, PHOS_RUN, NULL) : PHOS_NOTHING;
 }
 
 /* The program has no more safe points: nobody waits for one any more. */

@@ -57,7 +57,7 @@ int main(int argc, char** argv) {
         printf("%ld %08x\n", step, value);
         usleep(10000);
         if (step == SAVED_AT) {
-            outcome = phos_checkpoint(PHOS_RUN);
+            outcome = phos_checkpoint_named(PHOS_RUN, "in_c");
             printf("# %ld %d%s\n", step, outcome, phos_why());
         }
         outcome = phos_safe_point();

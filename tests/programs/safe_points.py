@@ -47,7 +47,7 @@ def ends() -> Step:
 
     def step(number: int) -> None:
         if number == 5:
-            say(number, program.checkpoint(then="end"))
+            say(number, program.checkpoint(then="end", name="last"))
 
     return step
 

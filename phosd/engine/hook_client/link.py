@@ -295,7 +295,7 @@ class HookLink:
         self, outcome: ProgramOutcome, *, wish: int = 0, then: int = 0, text: str = ""
     ) -> ProgramState:
         """Tell the threads that wait for a checkpoint what has come of it: of the ``wish``, or,
-        without one, of all that the image with ``then`` has.
+        without one, of all that the image with ``then`` has, if they ask for the name in ``text``.
         """
         return self._program(Ask.ANSWER, outcome, then, wish, text.encode()[:255])
 

@@ -80,12 +80,15 @@ class SafePoints:
                 self._progress.phase("prepare")
             yield
 
-    def saved(self, then: str) -> None:
-        """Tell the threads that wait for a checkpoint, and that the image has, of that image."""
+    def saved(self, then: str, name: str) -> None:
+        """Tell the threads that wait for a checkpoint, and that the image has, of that image.
+
+        ``name`` is that which was asked for, or empty.
+        """
         for pid in sorted(self._waited):
             try:
                 with reach(pid, self._group.runtime_dir) as link:
-                    link.answer_program(ProgramOutcome.SAVED, then=THENS.index(then))
+                    link.answer_program(ProgramOutcome.SAVED, then=THENS.index(then), text=name)
             except PhosError as error:  # the image is complete nevertheless
                 self._progress.note(f"process {pid} was not told that it is saved: {error.what}")
 

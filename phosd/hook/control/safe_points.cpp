@@ -45,6 +45,7 @@ struct Wait {
     uint64_t stops;   // when it began
     uint64_t until;   // when it counts as left if the thread has not come back
     uint32_t then;
+    char name[PHOS_NAME_BYTES];  // of the image that it asks for; empty: the program's
     bool asks;
     bool in_image;  // it has waited through a stop, so that an image made of that has it
     std::atomic<int> over;
@@ -69,6 +70,7 @@ uint64_t last_ticket = 0;
 uint64_t last_wish = 0;
 uint64_t wish = 0;  // the one that phosd knows, or is about to know
 uint32_t wish_then = 0;
+char wish_name[PHOS_NAME_BYTES];
 bool wish_told = false;
 Daemon daemon{};
 bool telling = false;  // a thread talks to phosd
@@ -158,13 +160,18 @@ void not_wanted() {
     wanted.store(false, std::memory_order_relaxed);
 }
 
+bool wish_is(uint32_t then, const char* name) {
+    return wish && wish_then == then && std::strcmp(wish_name, name) == 0;
+}
+
 // Gives the wait a wish, unless there is another one that it cannot share.
 void join(Wait& wait) {
     if (!wish) {
         wish = ++last_wish;
         wish_then = wait.then;
+        std::memcpy(wish_name, wait.name, sizeof wish_name);
     }
-    if (wish_then == wait.then) wait.wish = wish;
+    if (wish_is(wait.then, wait.name)) wait.wish = wish;
 }
 
 // Returns whether the thread is to tell phosd of its wish: one of those that share it does.
@@ -224,16 +231,20 @@ int connect_to(Daemon* found) {
 }
 
 // Tells phosd of a wish. Returns PHOS_WAITING if phosd has heard it.
-int tell(uint64_t number, uint32_t then, Daemon* found, char* why, size_t size) {
+int tell(uint64_t number, uint32_t then, const char* name, Daemon* found, char* why, size_t size) {
     const int connection = connect_to(found);
     if (connection < 0) return PHOS_NOTHING;
-    const wire::ProgramWish said{number, then, 0};
+    struct {
+        wire::ProgramWish wish;
+        char name[PHOS_NAME_BYTES];
+    } said{{number, then, static_cast<uint32_t>(std::strlen(name))}, {}};
+    std::memcpy(said.name, name, said.wish.name_size);
     const wire::Header header{wire::kMagic,
                               wire::kVersion,
                               static_cast<uint16_t>(wire::Type::program),
                               1,
                               0,
-                              sizeof said,
+                              static_cast<uint32_t>(sizeof said.wish) + said.wish.name_size,
                               0};
     channel::Message reply;
     int outcome = PHOS_FAILED;
@@ -250,10 +261,10 @@ int tell(uint64_t number, uint32_t then, Daemon* found, char* why, size_t size) 
     return outcome;
 }
 
-void tell_phosd_of(uint64_t number, uint32_t then) {
+void tell_phosd_of(uint64_t number, uint32_t then, const char* name) {
     Daemon found{};
     char why[PHOS_WHY_BYTES] = "";
-    const int outcome = tell(number, then, &found, why, sizeof why);
+    const int outcome = tell(number, then, name, &found, why, sizeof why);
     const std::lock_guard lock(mutex);
     telling = false;
     if (wish != number) return;  // all who asked have left meanwhile, or it was answered already
@@ -280,6 +291,7 @@ const Wait* begin_to_wait(uint64_t ticket, int milliseconds) {
     const Undisturbed thread;
     uint64_t number = 0;
     uint32_t then = 0;
+    char name[PHOS_NAME_BYTES];
     Wait* wait = nullptr;
     {
         const std::lock_guard lock(mutex);
@@ -291,8 +303,9 @@ const Wait* begin_to_wait(uint64_t ticket, int milliseconds) {
         if (!tells(*wait)) return wait;
         number = wait->wish;
         then = wait->then;
+        std::memcpy(name, wait->name, sizeof name);
     }
-    tell_phosd_of(number, then);
+    tell_phosd_of(number, then, name);
     return wait;
 }
 
@@ -364,7 +377,8 @@ void answer(const wire::ProgramAsk& told) {
     const std::lock_guard lock(mutex);
     for (Wait& wait : waits) {
         if (!going_on(wait) || !wait.asks) continue;
-        const bool meant = told.wish ? wait.wish == told.wish : saved && wait.then == told.then;
+        const bool same = wait.then == told.then && std::strcmp(wait.name, text) == 0;
+        const bool meant = told.wish ? wait.wish == told.wish : saved && same;
         if (!meant) continue;
         if (!saved)
             end(wait, PHOS_FAILED, text);
@@ -441,6 +455,7 @@ phos_program_wanted_t phos_program_wanted;
 phos_program_declare_t phos_program_declare;
 phos_program_refuse_t phos_program_refuse;
 phos_program_begin_t phos_program_begin;
+phos_program_begin_named_t phos_program_begin_named;
 phos_program_wait_t phos_program_wait;
 phos_program_leave_t phos_program_leave;
 
@@ -463,13 +478,19 @@ void phos_program_refuse(const char* why) {
 }
 
 uint64_t phos_program_begin(int kind, int then) {
+    return phos_program_begin_named(kind, then, nullptr);
+}
+
+uint64_t phos_program_begin_named(int kind, int then, const char* name) {
+    if (!name) name = "";
+    const bool too_long = strnlen(name, PHOS_NAME_BYTES) == PHOS_NAME_BYTES;
     if (!active() || then < PHOS_RUN || then > PHOS_HOLD) return 0;
     const Undisturbed thread;
     const bool asks = kind != PHOS_AT_SAFE_POINT;
     const bool capturing = contexts::captures() != 0;
     if (capturing && !asks) return 0;  // no safe point: no stream can be saved now
     const std::lock_guard lock(mutex);
-    if (kind == PHOS_JOINS && (!wish || wish_then != static_cast<uint32_t>(then))) return 0;
+    if (kind == PHOS_JOINS && (too_long || !wish_is(static_cast<uint32_t>(then), name))) return 0;
     for (Wait& wait : waits) {
         if (wait.ticket) continue;
         wait.ticket = ++last_ticket;
@@ -477,11 +498,14 @@ uint64_t phos_program_begin(int kind, int then) {
         wait.stops = stops;
         wait.until = monotonic_ns() + kLeft;
         wait.then = static_cast<uint32_t>(then);
+        std::snprintf(wait.name, sizeof wait.name, "%s", name);
         wait.asks = asks;
         wait.in_image = false;
         wait.over.store(0, std::memory_order_relaxed);
-        if (asks && !wait.wish && !capturing) join(wait);
-        if (capturing)
+        if (asks && !wait.wish && !capturing && !too_long) join(wait);
+        if (too_long)
+            end(wait, PHOS_FAILED, "InvalidOption: the name of an image has at most 63 characters");
+        else if (capturing)
             end(wait, PHOS_FAILED,
                 "Unsupported: a stream capture is under way; ask when it has ended");
         return wait.ticket;

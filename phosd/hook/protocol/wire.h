@@ -200,7 +200,8 @@ struct ProgramAsk {
     uint32_t then;
     uint32_t reserved;
     uint64_t wish;
-    char text[256];  // of a failure: the error's name, a colon and its message; UTF-8
+    char text[256];  // of a failure: the error's name, a colon and its message, UTF-8; of an image
+                     // without `wish`: the name that was asked for, or nothing
 };
 static_assert(sizeof(ProgramAsk) == 280);
 
@@ -216,10 +217,11 @@ static_assert(sizeof(ProgramState) == 280);
 
 // What the hook asks of phosd, at `program.sock` in its runtime directory, in a message of type
 // `program`: a checkpoint of this process. The answer has no payload, or says why it is refused.
+// `char name[name_size]` follows, the name of the image; without one it has that of the program.
 struct ProgramWish {
     uint64_t wish;  // a number that the process uses once
     uint32_t then;
-    uint32_t reserved;
+    uint32_t name_size;
 };
 static_assert(sizeof(ProgramWish) == 16);
 

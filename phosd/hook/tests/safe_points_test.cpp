@@ -27,6 +27,7 @@ using namespace phos::test;
 extern "C" {
 phos_program_refuse_t phos_program_refuse;
 phos_program_begin_t phos_program_begin;
+phos_program_begin_named_t phos_program_begin_named;
 phos_program_wait_t phos_program_wait;
 phos_program_leave_t phos_program_leave;
 }
@@ -52,6 +53,11 @@ class Daemon {
         descriptors::release(listener_);
         unlink(path_.c_str());
         for (const int connection : kept_) descriptors::release(connection);
+    }
+    std::string name(size_t count) {
+        next(count);
+        const std::lock_guard lock(mutex_);
+        return names_[count - 1];
     }
     wire::ProgramWish next(size_t count) {
         for (int i = 0;; ++i) {
@@ -85,10 +91,14 @@ class Daemon {
             channel::Message message;
             if (channel::receive(connection, &message)) {
                 wire::ProgramWish wish{};
-                CHECK(message.payload.size() == sizeof wish);
+                CHECK(message.payload.size() >= sizeof wish);
                 std::memcpy(&wish, message.payload.data(), sizeof wish);
+                const std::string name(message.payload.begin() + sizeof wish,
+                                       message.payload.end());
+                CHECK(name.size() == wish.name_size);
                 const std::lock_guard lock(mutex_);
                 heard_.push_back(wish);
+                names_.push_back(name);
             }
             if (!answers_) {
                 const std::lock_guard lock(mutex_);
@@ -115,6 +125,7 @@ class Daemon {
     std::atomic<bool> over_{false};
     std::mutex mutex_;
     std::vector<wire::ProgramWish> heard_;
+    std::vector<std::string> names_;
     std::vector<int> kept_;
     std::thread thread_;
 };
@@ -245,6 +256,33 @@ void an_image_of_others_serves_those_who_want_the_same(std::unique_ptr<Client>* 
     until_waiting(**client, 1);
     say(**client, wire::Ask::answer, PHOS_FAILED, second.wish, 0, "Cancelled: by hand");
     CHECK(ends.end() == PHOS_FAILED && ends.why == "Cancelled: by hand");
+}
+
+void an_image_of_another_name_serves_nobody_else(std::unique_ptr<Client>* client) {
+    CHECK(phos_checkpoint_named(PHOS_RUN, std::string(64, 'x').c_str()) == PHOS_FAILED);
+    CHECK(std::string(phos_why()).rfind("InvalidOption: ", 0) == 0);
+    Daemon daemon;
+    const auto named = [](const char* name) {
+        return [name] { return phos_checkpoint_named(PHOS_RUN, name); };
+    };
+    Asker first(named("best"));
+    until_waiting(**client, 1);
+    CHECK(daemon.name(1) == "best");
+    Asker same(named("best"));
+    Asker other(named("last"));
+    Asker without;
+    until_waiting(**client, 4);
+    *client = woken_after_stop(**client);
+    (*client)->open_gate();
+    say(**client, wire::Ask::answer, PHOS_SAVED, 0, PHOS_RUN, "best");
+    CHECK(first.end() == PHOS_SAVED && same.end() == PHOS_SAVED);
+    const bool last_first = daemon.name(2) == "last";
+    CHECK(last_first || daemon.name(2).empty());
+    say(**client, wire::Ask::answer, PHOS_SAVED, daemon.next(2).wish);
+    CHECK((last_first ? other : without).end() == PHOS_SAVED);
+    CHECK(daemon.name(3) == (last_first ? "" : "last"));
+    say(**client, wire::Ask::answer, PHOS_FAILED, daemon.next(3).wish, 0, "Busy: now");
+    CHECK((last_first ? without : other).end() == PHOS_FAILED && daemon.heard() == 3);
 }
 
 void a_wish_that_nobody_wants_any_more_is_gone(Client& client) {
@@ -398,6 +436,7 @@ int main() {
     threads_share_a_wish(*client, &later);
     client = std::move(later);
     an_image_of_others_serves_those_who_want_the_same(&client);
+    an_image_of_another_name_serves_nobody_else(&client);
     a_wish_that_nobody_wants_any_more_is_gone(*client);
     phosd_ends(*client);
     std::puts("asked");

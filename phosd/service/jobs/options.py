@@ -41,11 +41,12 @@ class CheckpointRequest(CheckpointChoices, frozen=True, omit_defaults=True, kw_o
 
 
 class OwnCheckpointRequest(CheckpointRequest, frozen=True, omit_defaults=True, kw_only=True):
-    """The request of a process for a checkpoint of itself; ``wish`` is its number for it. No option
-    of a user's, who could not know that number.
+    """The request of a process for a checkpoint of itself; ``wish`` is its number for it, ``name``
+    that of the image. No options of a user's, who could not know that number.
     """
 
     wish: int
+    name: str = ""
 
 
 class RestoreRequest(RestoreOptions, frozen=True):

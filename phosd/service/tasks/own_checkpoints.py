@@ -13,6 +13,7 @@ import socket
 import struct
 import time
 from collections import defaultdict, deque
+from dataclasses import dataclass
 from pathlib import Path
 
 from phosd.engine.hook_client.wire import (
@@ -25,7 +26,8 @@ from phosd.engine.hook_client.wire import (
     Status,
     Type,
 )
-from phosd.errors import Busy, NoSuchProcess, PhosError
+from phosd.engine.image.name import NAMES, may_be_given
+from phosd.errors import Busy, InvalidOption, NoSuchProcess, PhosError
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Action, Rights
 from phosd.service.jobs.engine import Engine
@@ -40,6 +42,8 @@ MOST = 64
 WINDOW = 10.0
 OPEN = 16
 """Most connections of one user at a time; each sends one request."""
+_NAME_BYTES = 63
+"""Most bytes of a name."""
 _PATIENCE = 2.0
 """Seconds that a connection may take for its request."""
 _AGAIN = 0.2
@@ -52,6 +56,17 @@ _END_SECONDS = 10.0
 """Seconds that all who ask have to hear, when phosd ends, that there will be no image."""
 _NOTE = "the program has asked for it"
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What a process asks for: ``number`` is its own for it, ``then`` what becomes of it, and
+    ``name`` that of the image (empty: its program's).
+    """
+
+    number: int
+    then: str
+    name: str
 
 
 class _Refused(Exception):
@@ -115,15 +130,15 @@ class OwnCheckpoints:
             if self._open[uid] > OPEN:
                 return
             async with asyncio.timeout(_PATIENCE):
-                sequence, wish, then = await _request(reader)
+                sequence, wish = await _request(reader)
                 try:
-                    target = self._admit(pid, uid)
+                    target = self._admit(pid, uid, wish)
                 except PhosError as error:
                     writer.write(_reply(sequence, Status.BUSY, _text(error)))
                     return
                 writer.write(_reply(sequence, Status.OK))
             await _until_closed(reader)
-            self._begin(target, uid, wish, then)
+            self._begin(target, uid, wish)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, _Refused) as error:
             _log.debug("process %d (uid %d) asked for nothing: %r", pid, uid, error)
         finally:
@@ -134,14 +149,18 @@ class OwnCheckpoints:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    def _admit(self, pid: int, uid: int) -> Target:
-        """Return the process that asks. Raises :class:`NoSuchProcess` and :class:`Busy`."""
+    def _admit(self, pid: int, uid: int, wish: "_Wish") -> Target:
+        """Return the process that asks. Raises :class:`NoSuchProcess`, :class:`InvalidOption` and
+        :class:`Busy`.
+        """
         if pid == 0:
             raise NoSuchProcess(
                 "phosd does not see the process that asks",
                 hint="it is in a pid namespace that is not below phosd's",
             )
         target = identify(pid)
+        if wish.name and not may_be_given(wish.name):
+            raise InvalidOption(f"{wish.name!r} can be no name of an image", hint=NAMES)
         now = time.monotonic()
         for user in [user for user, times in self._lately.items() if times[-1] < now - WINDOW]:
             del self._lately[user]
@@ -156,24 +175,24 @@ class OwnCheckpoints:
         times.append(now)
         return target
 
-    def _begin(self, target: Target, uid: int, wish: int, then: str) -> None:
+    def _begin(self, target: Target, uid: int, wish: "_Wish") -> None:
         if self._ending:  # the hook sees that the socket is gone
             return
-        task = asyncio.get_running_loop().create_task(self._save(target, uid, wish, then))
+        task = asyncio.get_running_loop().create_task(self._save(target, uid, wish))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _save(self, target: Target, uid: int, wish: int, then: str) -> None:
+    async def _save(self, target: Target, uid: int, wish: "_Wish") -> None:
         """Checkpoint a process that asks for it, and tell it what has come of that."""
         try:
-            error = await self._checkpoint(target, uid, wish, then)
+            error = await self._checkpoint(target, uid, wish)
         except PhosError as refused:
             error = refused
         text = "" if error is None else _text(error)
         while True:
             try:
                 require_same(target)
-                await asyncio.to_thread(self._engine.answer_wish, target.id, wish, text)
+                await asyncio.to_thread(self._engine.answer_wish, target.id, wish.number, text)
                 return
             except Busy:  # another job works on it, which may be about to save it
                 await asyncio.sleep(_AGAIN)
@@ -181,16 +200,21 @@ class OwnCheckpoints:
                 _log.info("process %d was not told of its checkpoint: %s", target.pid, gone)
                 return
 
-    async def _checkpoint(self, target: Target, uid: int, wish: int, then: str) -> PhosError | None:
+    async def _checkpoint(self, target: Target, uid: int, wish: "_Wish") -> PhosError | None:
         caller = Caller(uid, process=target.id)
-        for action in (Action.CHECKPOINT, *([] if then == "run" else [Action.MIGRATE])):
+        for action in (Action.CHECKPOINT, *([] if wish.then == "run" else [Action.MIGRATE])):
             acting = await self._rights.require(
                 caller, action, target.uid, f"process {target.pid}", pid=str(target.pid)
             )
         for attempt in range(_TRIES):
-            token = f"program {target.pid} {target.start_time} {wish} {attempt}"
+            token = f"program {target.pid} {target.start_time} {wish.number} {attempt}"
             request = OwnCheckpointRequest(
-                wish=wish, then=then, parent="auto", queue=True, token=token
+                wish=wish.number,
+                then=wish.then,
+                name=wish.name,
+                parent="auto",
+                queue=True,
+                token=token,
             )
             job = self._checkpoints.start(target, request, uid, notes=(_NOTE,), acting=acting)
             await self._jobs.wait(job)
@@ -208,17 +232,22 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-async def _request(reader: asyncio.StreamReader) -> tuple[int, int, str]:
-    """Return the sequence number, the number of the wish, and what shall become of the program."""
+async def _request(reader: asyncio.StreamReader) -> "tuple[int, _Wish]":
+    """Return the sequence number, and what the process asks for."""
     header = HEADER.unpack(await reader.readexactly(HEADER.size))
     magic, version, kind, sequence, _, length, descriptors = header
-    expected = (MAGIC, VERSION, Type.PROGRAM, PROGRAM_WISH.size, 0)
-    if (magic, version, kind, length, descriptors) != expected:
+    expected = (MAGIC, VERSION, Type.PROGRAM, 0)
+    longest = PROGRAM_WISH.size + _NAME_BYTES
+    if (magic, version, kind, descriptors) != expected or length > longest:
         raise _Refused(f"a message of type {kind} with {length} bytes")
-    wish, then, _ = PROGRAM_WISH.unpack(await reader.readexactly(PROGRAM_WISH.size))
-    if not wish or then >= len(THENS):
-        raise _Refused(f"wish {wish} and then {then}")
-    return sequence, wish, THENS[then]
+    body = await reader.readexactly(length)
+    if length < PROGRAM_WISH.size:
+        raise _Refused(f"a wish of {length} bytes")
+    number, then, name_bytes = PROGRAM_WISH.unpack_from(body)
+    name = body[PROGRAM_WISH.size :]
+    if not number or then >= len(THENS) or name_bytes != len(name):
+        raise _Refused(f"wish {number}, then {then}, and a name of {len(name)} bytes")
+    return sequence, _Wish(number, THENS[then], name.decode("ascii", "replace"))
 
 
 async def _until_closed(reader: asyncio.StreamReader) -> None:

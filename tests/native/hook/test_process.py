@@ -96,7 +96,7 @@ def test_it_needs_libc_alone_and_takes_few_names_but_the_drivers() -> None:
     ).stdout
     names = {line.split()[-1] for line in symbols.splitlines()}
     others = {name for name in names if not re.fullmatch(r"cu[A-Z]\w*", name)}
-    parts = ("begin", "declare", "leave", "refuse", "wait", "wanted")  # phos.h
+    parts = ("begin", "begin_named", "declare", "leave", "refuse", "wait", "wanted")  # phos.h
     expected = {"dlsym", "mmap", "mmap64", "syscall", *(f"phos_program_{part}" for part in parts)}
     assert "cuLaunchKernel_ptsz" in names and others == expected
 

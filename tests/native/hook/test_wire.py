@@ -48,7 +48,7 @@ def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
             wire.PROGRAM_STATE,
             ("declared", "waiting", "refused", "reserved", "wish", "reason"),
         ),
-        "ProgramWish": (wire.PROGRAM_WISH, ("wish", "then", "reserved")),
+        "ProgramWish": (wire.PROGRAM_WISH, ("wish", "then", "name_size")),
         "Cursor": (wire.U64, ("after",)),
         "Count": (wire.U64, ("count",)),
     }

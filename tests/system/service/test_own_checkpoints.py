@@ -35,15 +35,22 @@ def connected(service: Service) -> Iterator[socket.socket]:
         yield connection
 
 
-def message(wish: int = 1, then: int = 0, kind: int = Type.PROGRAM, size: int = 16) -> bytes:
-    body = PROGRAM_WISH.pack(wish, then, 0)
-    return HEADER.pack(MAGIC, VERSION, kind, 7, 0, size, 0) + body
+def message(
+    wish: int = 1,
+    then: int = 0,
+    name: bytes = b"",
+    kind: int = Type.PROGRAM,
+    size: int | None = None,
+    name_size: int | None = None,
+) -> bytes:
+    body = PROGRAM_WISH.pack(wish, then, len(name) if name_size is None else name_size) + name
+    return HEADER.pack(MAGIC, VERSION, kind, 7, 0, len(body) if size is None else size, 0) + body
 
 
-def ask(service: Service, wish: int = 1, then: int = 0) -> tuple[int, str]:
+def ask(service: Service, wish: int = 1, then: int = 0, name: bytes = b"") -> tuple[int, str]:
     """Ask for a checkpoint of this process; the status of the answer and its text."""
     with connected(service) as connection:
-        connection.sendall(message(wish, then))
+        connection.sendall(message(wish, then, name))
         answer = connection.recv(4096)
     _, _, kind, sequence, status, length, _ = HEADER.unpack(answer[: HEADER.size])
     assert (kind, sequence, length) == (Type.PROGRAM | 0x8000, 7, len(answer) - HEADER.size)
@@ -67,6 +74,22 @@ def test_a_process_is_saved_as_it_asks_and_told_so(service: Service) -> None:
     token = f"program {ME} {identify(ME).start_time} 3 0"
     expected = OwnCheckpointRequest(wish=3, queue=True, token=token)
     assert service.engine.requests == [expected]
+
+
+def test_an_image_has_the_name_that_is_asked_for(service: Service) -> None:
+    service.engine.go.set()
+    assert ask(service, name=b"x" * 63) == (Status.OK, "")
+    assert answered(service, 1) == ""
+    (request,) = service.engine.requests
+    assert isinstance(request, OwnCheckpointRequest) and request.name == "x" * 63
+
+
+@pytest.mark.parametrize("name", [b"latest", b"4711", b"../x", b"a b", b"\xff", b"\0", b"@1"])
+def test_a_name_that_no_image_may_have(service: Service, name: bytes) -> None:
+    status, text = ask(service, name=name)
+    assert status == Status.BUSY
+    assert text.startswith("InvalidOption: ") and "can be no name of an image; a letter" in text
+    assert service.engine.requests == []
 
 
 def test_no_job_begins_before_the_connection_is_closed(service: Service) -> None:
@@ -135,6 +158,10 @@ def test_a_wish_that_is_told_twice_is_one_job(service: Service) -> None:
         message(kind=Type.HELLO),
         message(size=17),
         message(size=1 << 31),
+        message(size=15),
+        message(name_size=1),
+        message(name=b"best", name_size=0),
+        message(name=b"x" * 64),
         message(wish=0),
         message(then=3),
     ],

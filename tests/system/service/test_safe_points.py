@@ -58,6 +58,10 @@ def images(bus: str, folder: Path) -> list[str]:
     return [str(image["id"]) for image in phos(bus, folder, "images")]
 
 
+def named(bus: str, folder: Path) -> list[tuple[object, object]]:
+    return [(image["name"], image["number"]) for image in phos(bus, folder, "images")]
+
+
 def ask(target: Target) -> None:
     (target.log.parent / "ask").touch()
 
@@ -95,6 +99,7 @@ def test_a_program_comes_to_its_end_with_its_own_checkpoint(bus: str, tmp_path: 
     with phosd(bus, tmp_path), program(tmp_path, "ends") as target:
         target.process.wait(60)
         (image,) = images(bus, tmp_path)
+        assert named(bus, tmp_path) == [("last", 1)]
         mark = target.position()
         phos(bus, tmp_path, "restore", image)
         wait_for(target, "5 restored", mark)
@@ -447,6 +452,7 @@ def test_a_program_in_c(bus: str, tmp_path: Path, in_c: Path) -> None:
             wait_until(lambda: len(lines_of(log.read_bytes())) == 3, "the image from outside")
             assert lines_of(log.read_bytes())[2].endswith(" 3")
             own, other = images(bus, tmp_path)
+            assert named(bus, tmp_path) == [("in_c", 1), (None, None)]
             assert other == saved["result"]
             process.wait(60)
         assert parse(log.read_bytes()) == expected

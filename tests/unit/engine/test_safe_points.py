@@ -163,9 +163,10 @@ def test_those_who_waited_are_told_of_the_image(runtime: Path) -> None:
     with fake_hook(runtime, lambda _: state(waiting=1)) as seen:
         with waits.reached():
             pass
-        waits.saved("hold")
-    ask, outcome, then, _, wish, _ = PROGRAM_ASK.unpack(seen[-1].payload)
+        waits.saved("hold", "best")
+    ask, outcome, then, _, wish, text = PROGRAM_ASK.unpack(seen[-1].payload)
     assert (ask, outcome, then, wish) == (Ask.ANSWER, ProgramOutcome.SAVED, 2, 0)
+    assert text.rstrip(b"\0") == b"best"
     assert progress.notes == []
 
 
@@ -181,5 +182,5 @@ def test_an_image_is_an_image_although_nobody_hears_of_it(
         raise NoSuchProcess("it has ended")
 
     monkeypatch.setattr("phosd.engine.operations.safe_points.reach", gone)
-    waits.saved("run")
+    waits.saved("run", "")
     assert progress.notes == [f"process {ME} was not told that it is saved: it has ended"]

@@ -27,6 +27,7 @@ class Hook:
     declared: int | None = None
     refusals: list[bytes] = field(default_factory=list)
     kinds: list[tuple[int, int]] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
     why: bytes = b"Busy: not now"
     waits: Callable[[], None] = lambda: None
@@ -43,6 +44,10 @@ class Hook:
     def begin(self, kind: int, then: int) -> int:
         self.kinds.append((kind, then))
         return len(self.kinds)
+
+    def begin_named(self, kind: int, then: int, name: bytes) -> int:
+        self.names.append(name)
+        return self.begin(kind, then)
 
     def wait(self, ticket: int, milliseconds: int, why: Any, size: int) -> int:
         assert milliseconds == 1000 and size == 256
@@ -102,6 +107,25 @@ def test_callables_run_around_a_checkpoint(hook: Hook, calls: list[str]) -> None
     assert program.checkpoint(then="hold") == "saved"
     assert calls == ["second before", "first before", "first after", "second after"]
     assert hook.kinds == [(1, 2)] and hook.left == [1]
+
+
+def test_an_image_has_the_name_that_is_asked_for(hook: Hook) -> None:
+    hook.outcomes = [SAVED, SAVED]
+    assert program.checkpoint(name="best") == "saved"
+    assert program.checkpoint(name="no\0end") == "saved"
+    assert hook.names == [b"best", b"no?end"]
+    assert program.checkpoint() is None
+    assert len(hook.names) == 2
+
+
+def test_a_hook_without_names_is_told_apart(hook: Hook, calls: list[str]) -> None:
+    hook.begin_named = None  # type: ignore[assignment,method-assign]
+    hook.outcomes = [SAVED]
+    with pytest.raises(program.CheckpointFailed, match="start it anew, or give no name") as raised:
+        program.checkpoint(name="best")
+    assert raised.value.name == "Unsupported"
+    assert calls[-1] == "second after"
+    assert program.checkpoint() == "saved"
 
 
 def test_those_of_a_restore_run_in_the_restored_program(hook: Hook, calls: list[str]) -> None:

@@ -114,7 +114,7 @@ class _Checkpoint:
         with points.reached():
             manifest = self._save(choice)
         if options.then != "end":
-            points.saved(options.then)
+            points.saved(options.then, options.name)
         return manifest
 
     def _save(self, choice: Choice) -> Manifest:
@@ -152,7 +152,7 @@ class _Checkpoint:
             node.store.spares.preallocate(needs.gpu, writer.tier)
             kept = tuple(map(node.movers.mover, sorted(gpus_in_use(group))))
             publication = Publication(
-                node, group, choice, parent, writer, cpu, progress, self.options.stands
+                node, group, choice, parent, writer, cpu, progress, self.options
             )
             attempt = Attempt(
                 node,

@@ -67,6 +67,8 @@ class CheckpointOptions(CheckpointChoices, frozen=True, kw_only=True):
     """The user id that requested it. Only root may save processes of other users."""
     experience: Experience = NONE
     limits: DiskLimits = UNLIMITED
+    name: str = ""
+    """The name of the image; empty: that of the program, if it has one."""
     wish: int = 0
     """The number of the checkpoint that the process asks for itself; 0: somebody else asks."""
     audit: bool = False

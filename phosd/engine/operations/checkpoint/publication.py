@@ -12,6 +12,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node.machine import describe_gpus, this_host
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint.choose_mode import Choice
+from phosd.engine.operations.checkpoint.options import CheckpointOptions
 from phosd.engine.operations.manifest_records import saved_records
 from phosd.engine.operations.restorable import require_restorable
 from phosd.engine.program.group import CheckpointGroup
@@ -21,9 +22,7 @@ from phosd.errors import PhosError
 
 @dataclass
 class Publication:
-    """The publication of the image that ``writer`` and ``cpu`` have; ``stopped``: meanwhile the
-    program stands still.
-    """
+    """The publication of the image that ``writer`` and ``cpu`` have."""
 
     node: Node
     group: CheckpointGroup
@@ -32,12 +31,12 @@ class Publication:
     writer: ImageWriter
     cpu: CpuParts
     progress: Progress
-    stopped: bool
+    options: CheckpointOptions
     manifest: Manifest | None = field(default=None, init=False)
     """The image, once it is published."""
 
     def __post_init__(self) -> None:
-        self._name = name_of(self.group.trees[0].root.pid)
+        self._name = self.options.name or name_of(self.group.trees[0].root.pid)
         self._number = 0
         if self._name:  # nobody else saves it meanwhile
             images = self.node.store.list()
@@ -46,10 +45,11 @@ class Publication:
     def publish(self, blocks: tuple[Block, ...]) -> Manifest:
         """Publish the image with these blocks."""
         group, progress, choice = self.group, self.progress, self.choice
-        progress.phase("persist", stopped=self.stopped)
+        stopped = self.options.stands
+        progress.phase("persist", stopped=stopped)
         point(Point.CHECKPOINT_PERSIST)
         trees = self.cpu.persist()
-        progress.phase("publish", stopped=self.stopped)
+        progress.phase("publish", stopped=stopped)
         point(Point.CHECKPOINT_PUBLISH)
         manifest = Manifest(
             id=self.writer.id,
