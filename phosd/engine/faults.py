@@ -44,6 +44,7 @@ class Point(enum.StrEnum):
     MOVER_READ = "mover-read"
     MOVER_COPY_IN = "mover-copy-in"
     MOVER_FETCH = "mover-fetch"
+    SAFE_POINT = "safe-point"
     CHECKPOINT_QUIESCE = "checkpoint-quiesce"
     CHECKPOINT_DIGEST = "checkpoint-digest"
     CHECKPOINT_DRAIN = "checkpoint-drain"

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 import msgspec
 
+from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.gate import Deadline
 from phosd.engine.hook_client.link import HookLink, ProgramOutcome, ProgramState, reach
 from phosd.engine.hook_client.wire import THENS
@@ -76,6 +77,7 @@ class SafePoints:
             links = self._with_safe_points(connections)
             if links:
                 self._progress.phase("safe-point")
+                point(Point.SAFE_POINT)
                 self._wait(links)
                 self._progress.phase("prepare")
             yield

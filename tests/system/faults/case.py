@@ -24,8 +24,10 @@ GROUP_STOP = tuple(p for p in Point if p.startswith("group-stop-"))
 """Met by programs without the hook (tests/node/moves/test_stopped.py)."""
 STANDING = tuple(p for p in Point if p.startswith("standing-"))
 """Met by programs that do not run on (tests/node/checkpoint_restore/test_standing.py)."""
-_STOPPED = (*GROUP_STOP, *STANDING)
-OTHERS = (*WRITE_BACK, *HOOK, *RESTORE, *DELETE, *MIGRATE, *SUSPEND, *RESUME, *_STOPPED)
+SAFE_POINT = (Point.SAFE_POINT,)
+"""Met by programs that have safe points."""
+_SPECIAL = (*GROUP_STOP, *STANDING, *SAFE_POINT)
+OTHERS = (*WRITE_BACK, *HOOK, *RESTORE, *DELETE, *MIGRATE, *SUSPEND, *RESUME, *_SPECIAL)
 CHECKPOINT = tuple(p for p in Point if p not in OTHERS)
 FAILING = (Kind.RAISE, Kind.ENOSPC, Kind.SHORT)
 ENDING = (Kind.KILL, Kind.HANG)

@@ -17,7 +17,8 @@ import pytest
 from phosd.engine.faults import Kind, Point
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed
-from tests.support.harness import SELDOM, alive, has_two_gpus, wait_until
+from tests.support import harness
+from tests.support.harness import SELDOM, Target, alive, has_two_gpus, wait_until
 from tests.system.faults.case import (
     CHECKPOINT,
     DELETE,
@@ -26,6 +27,7 @@ from tests.system.faults.case import (
     MIGRATE,
     RESTORE,
     RESUME,
+    SAFE_POINT,
     SUSPEND,
     WRITE_BACK,
     Case,
@@ -196,6 +198,41 @@ def test_writing_to_the_disk_fails(fault: Point, case: Case) -> None:
     case.require_images_whole()
     plant.stop()
     assert not (plant.place / "run/memory").is_mount()
+
+
+def values(program: str, steps: int = 60, compared: Target | None = None) -> dict[int, str]:
+    """What the program of the next test computes undisturbed."""
+    return harness.undisturbed(program, steps, "passes", compared=compared)
+
+
+@pytest.mark.rotated(of=5)
+@pytest.mark.parametrize("kind", [*FAILING, *ENDING], ids=str)
+@pytest.mark.parametrize("fault", SAFE_POINT)
+def test_a_program_is_not_left_at_its_safe_point(
+    fault: Point, kind: Kind, plant: Plant, start: Starter
+) -> None:
+    """Whatever becomes of the job that wants it there: it is wanted there no longer."""
+    target = start("safe_points", arguments=("0", "passes"))
+    target.wait_for_steps(3)
+    case = Case(plant, target, values, kind)
+    plant.start(f"{fault}:1:{kind}")
+    before = plant.said()
+    job = plant.checkpoint(target.pid, "stop")
+    wait_for_fault(plant, before, fault)
+    if kind is Kind.HANG:
+        plant.kill()
+    assert plant.end_of(job) == (
+        DIED if kind in ENDING else "done" if kind is Kind.SHORT else "failed"
+    )
+    target.more_steps(2)
+    plant.stop()
+    plant.start()
+    case.require_well([fault])
+    assert case.save() == "done", plant.last()
+    case.require_well([fault])
+    case.require_images_whole()
+    plant.stop()
+    eventually_alone(plant)
 
 
 def meet(case: Case, point: Point) -> None:

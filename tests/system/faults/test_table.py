@@ -13,6 +13,7 @@ from tests.system.faults.case import (
     MIGRATE,
     RESTORE,
     RESUME,
+    SAFE_POINT,
     STANDING,
     SUSPEND,
     WRITE_BACK,
@@ -20,7 +21,7 @@ from tests.system.faults.case import (
 
 
 def test_every_point_is_met_by_one_kind_of_job() -> None:
-    moving = (*MIGRATE, *SUSPEND, *RESUME, *GROUP_STOP, *STANDING)
+    moving = (*MIGRATE, *SUSPEND, *RESUME, *GROUP_STOP, *STANDING, *SAFE_POINT)
     met = Counter([*CHECKPOINT, *RESTORE, *DELETE, *moving, *WRITE_BACK, *HOOK])
     assert met == Counter(Point)
 
