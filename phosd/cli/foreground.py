@@ -4,11 +4,13 @@ import contextlib
 import errno
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from phosd.cli.early_signals import EarlySignals
 from phosd.cli.environment import prepend
 from phosd.cli.named import keep_command
 from phosd.cli.program import Program, output_folder
@@ -56,26 +58,31 @@ class Foreground:
 
     def run(self, variables: dict[str, str], *, resuming: bool) -> int:
         """Run the program, or the last image of its name, to its end. Returns the exit code."""
+        on_term = SAVED if resuming or self._saves else 128 + signal.SIGTERM
+        early = self._stack.enter_context(EarlySignals(on_term))
         if resuming or self._saves:  # before there is anything to lose
             from phosd.client import Client
 
             with Client(self._settings.bus) as client:
-                resumed = self._resume(client) if resuming else None
+                resumed = self._resume(client, early) if resuming else None
             if resumed is not None:
-                return self._relayed(*resumed)
+                return self._relayed(*resumed, early)
         folder = place_of_output()
         policy = self._policy(folder) if self._saves else None
         if policy is not None:
             variables |= policy.holder.environment
             variables.pop(policy.holder.ROOT, None)
             prepend(variables, "LD_PRELOAD", term_library())
+        early.begin()
         program = start(
             self._settings, self._name, self._words, variables, folder, pidns=self._pidns
         )
         self._settings.note(f"phos: process {program.pid}; its output is kept in {folder}")
-        return self._relayed(program, policy)
+        return self._relayed(program, policy, early)
 
-    def _resume(self, client: "Client") -> "tuple[Relayed, SaveOnTerm | None, int] | None":
+    def _resume(
+        self, client: "Client", early: EarlySignals
+    ) -> "tuple[Relayed, SaveOnTerm | None] | None":
         """Restore the last image, and return what :meth:`_relayed` takes; None if there is none."""
         from phosd.cli.resuming import NamedImages, changed_since, folder_of, resumed
 
@@ -93,8 +100,7 @@ class Foreground:
             self._settings.note(
                 "phos: the output folder of this program is gone, so SIGTERM is passed on to it"
             )
-        program, early = resumed(self._settings, client, image, options)
-        return program, policy, early
+        return resumed(self._settings, client, image, options, early), policy
 
     def _policy(self, folder: Path) -> "SaveOnTerm":
         from phosd.cli.grace import grace_of
@@ -105,7 +111,7 @@ class Foreground:
         grace = grace_of(self._grace, self._settings.note)
         return SaveOnTerm(self._settings, holder, grace, in_memory=self._in_memory)
 
-    def _relayed(self, program: Relayed, policy: "SaveOnTerm | None" = None, early: int = 0) -> int:
+    def _relayed(self, program: Relayed, policy: "SaveOnTerm | None", early: EarlySignals) -> int:
         if policy is None:
             status = follow(program, None, early)
         else:

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from phosd.cli.early_signals import EarlySignals
+
 SAVED = 75
 """The exit code when the program was saved and ended: EX_TEMPFAIL, of a job to be started again."""
 _POLL_MS = 30
@@ -42,9 +44,9 @@ class TermPolicy(Protocol):
         """Do what is due; called all the time while the program runs."""
 
 
-def follow(program: Relayed, policy: TermPolicy | None = None, early: int = 0) -> int | None:
+def follow(program: Relayed, policy: TermPolicy | None, early: EarlySignals) -> int | None:
     """Relay until the program has ended, and return its status. SIGTERM is passed on, or does what
-    the ``policy`` says. ``early`` is the number of a signal that came before.
+    the ``policy`` says, also one that came ``early``.
     """
     streams = [_Stream(*output) for output in program.outputs]
     with suppress(ProcessLookupError), _pidfd(program.pid) as pidfd:  # it has ended already
@@ -57,7 +59,11 @@ def follow(program: Relayed, policy: TermPolicy | None = None, early: int = 0) -
 
 
 def _relay(
-    pid: int, pidfd: int, streams: "Sequence[_Stream]", policy: TermPolicy | None, early: int
+    pid: int,
+    pidfd: int,
+    streams: "Sequence[_Stream]",
+    policy: TermPolicy | None,
+    early: EarlySignals,
 ) -> None:
     """Relay output and signals until the program has ended."""
     ended = select.poll()
@@ -67,8 +73,8 @@ def _relay(
         signal.SIGTERM: policy.on_term if policy is not None else _pass_on(pidfd),
     }
     with _signals_taken(take):
-        if early:
-            take[signal.Signals(early)]()
+        if early.asked:
+            take[signal.Signals(early.asked)]()
         while not ended.poll(_POLL_MS):
             for stream in streams:
                 stream.pump()

@@ -1,18 +1,15 @@
 """Run a named program again from its last image, in the foreground."""
 
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any, Self
 
+from phosd.cli.early_signals import EarlySignals
 from phosd.cli.named import COMMAND, kept_command, told
 from phosd.cli.program import END, RestoredProgram, output_folder
-from phosd.cli.relay import SAVED
 from phosd.cli.settings import Settings
-from phosd.client import Client, Image, JobHandle, RestoreOptions
+from phosd.client import Client, Image, RestoreOptions
 from phosd.client.errors import CommandError
 from phosd.errors import Cancelled, PhosError
 
@@ -107,59 +104,25 @@ def changed_since(image: Image, words: Sequence[str]) -> list[str]:
 
 
 def resumed(
-    settings: Settings, client: Client, image: Image, options: RestoreOptions
-) -> tuple[RestoredProgram, int]:
-    """Restore the program of an image. Returns it, and the number of a signal that came too late to
-    cancel that, or 0.
+    settings: Settings, client: Client, image: Image, options: RestoreOptions, early: EarlySignals
+) -> RestoredProgram:
+    """Restore the program of an image.
 
-    SIGTERM meanwhile ends this program with :data:`SAVED`, since the image is still there; Ctrl-C
-    with 130.
+    A signal meanwhile cancels that, and ends this program: the image is still there.
     """
     end = (folder_of(image) or output_folder()) / END
     end.unlink(missing_ok=True)
     outputs = [(Path(path), number) for number, path in enumerate(image.output[:2], 1)]
     known = [(path, number, path.stat().st_size) for path, number in outputs if path.is_file()]
-    with _Cancelling() as cancelling:
-        try:
-            handle = client.restore(image.id, **(options | {"end": str(end)}))
-            cancelling.take(handle)
-            job = handle.wait()
-        except Cancelled:
-            settings.note(f"phos: {_label(image)} is still there; the same command goes on from it")
-            sys.exit(128 + signal.SIGINT if cancelling.asked == signal.SIGINT else SAVED)
+    early.begin()
+    try:
+        handle = client.restore(image.id, **(options | {"end": str(end)}))
+        early.cancel(handle)
+        job = handle.wait()
+    except Cancelled:
+        if not early.asked:  # somebody else has
+            raise
+        settings.note(f"phos: {_label(image)} is still there; the same command goes on from it")
+        sys.exit(early.exit_code)
     settings.note(f"phos: {_label(image)} goes on as process {job.result}")
-    return RestoredProgram(int(job.result), known, end), cancelling.asked
-
-
-class _Cancelling:
-    """Cancels a job on SIGTERM and on Ctrl-C; ``asked`` is the number of the signal."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self._job: JobHandle | None = None
-        self._before: dict[int, Any] = {}
-
-    def take(self, job: JobHandle) -> None:
-        """Take the job that is to be cancelled."""
-        self._job = job
-        if self.asked:
-            self._cancel()
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._on_signal)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if not self.asked:
-            self.asked = number
-            self._cancel()
-
-    def _cancel(self) -> None:
-        if self._job is not None:
-            with suppress(PhosError):  # it has just ended
-                self._job.cancel()
+    return RestoredProgram(int(job.result), known, end)

@@ -51,7 +51,7 @@ def test_a_command_imports_only_what_it_uses(words: list[str], needed: str) -> N
     assert _HEAVY & found <= set(needed.split())
     ours = {name for name in found if name.startswith(("phosd.cli.", "phosd.engine."))}
     shared = {"main", "settings", "text", "options", "names", "client", "job", "times"}
-    shared |= {"program", "relay", "environment", "foreground", "named"}
+    shared |= {"program", "relay", "environment", "foreground", "named", "early_signals"}
     allowed = {f"phosd.cli.{name}" for name in shared | {words[0]}}
     engine = (
         "system",

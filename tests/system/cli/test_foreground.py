@@ -1,12 +1,61 @@
 """Parts of ``phos run`` in the foreground; the whole: tests/system/service/test_preemption.py."""
 
 import os
+import signal
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from phosd.cli.early_signals import EarlySignals
 from phosd.cli.named import keep_command, kept_command
 from phosd.cli.program import read_end, write_end
 from phosd.cli.resuming import changed_since, folder_of
 from phosd.client import Image
+from phosd.errors import NoSuchJob
+
+
+class Job:
+    """A job that counts how often it is cancelled."""
+
+    cancelled = 0
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+        raise NoSuchJob("it has just ended")
+
+
+def test_a_signal_before_anything_has_begun_ends_the_line() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    for number, code in ((signal.SIGTERM, 75), (signal.SIGINT, 130)):
+        with pytest.raises(SystemExit) as ended, EarlySignals(on_term=75):
+            os.kill(os.getpid(), number)
+        assert ended.value.code == code
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_while_the_program_begins_is_kept_and_cancels_its_restore() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        job: Any = Job()
+        with EarlySignals(on_term=75) as early:
+            early.begin()
+            os.kill(os.getpid(), number)
+            assert early.asked == number
+            early.cancel(job)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert (early.asked, job.cancelled) == (number, 1)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of a shell's background job
+    try:
+        with EarlySignals(on_term=75) as early:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert early.asked == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_only_folders_of_ours_get_files_of_ours(tmp_path: Path) -> None:

@@ -236,6 +236,41 @@ def test_the_loop_of_a_shell(bus: str, tmp_path: Path) -> None:
     assert line.values() == {step: expected[step] for step in range(STEPS)}
 
 
+def test_sigterm_while_it_is_restored(bus: str, tmp_path: Path) -> None:
+    """It cancels that, and one that comes too late for that saves the program again."""
+    line = Line(bus, tmp_path)
+    with nothing_left(line):
+        with phosd(bus, tmp_path):
+            relay = line.start()
+            line.wait_for(2)
+            pid = line.program()
+            os.kill(relay.pid, signal.SIGTERM)
+            assert relay.wait(60) == SAVED, line.said
+        with phosd(bus, tmp_path, PHOS_FAULT_DELAY="12"):
+            relay = line.start()
+            wait_until(lambda: restores(bus, tmp_path), "the restore to begin")
+            os.kill(relay.pid, signal.SIGTERM)
+            assert relay.wait(120) == SAVED, line.said
+            assert not alive(pid), "what was restored of it is left"
+            (state,) = restores(bus, tmp_path)
+            images = phos(bus, tmp_path, "images")
+            assert (state, len(images)) == ("cancelled", 1), line.said
+        with phosd(bus, tmp_path):
+            said = len(line.said)
+            relay = line.start()
+            wait_until(lambda: "goes on as process" in line.said[said:], "it to go on")
+            os.kill(relay.pid, signal.SIGTERM)  # before it is followed
+            assert relay.wait(60) == SAVED, line.said
+            assert line.start().wait(120) == 7, line.said
+    expected = undisturbed("single", STEPS)
+    assert line.values() == {step: expected[step] for step in range(STEPS)}
+
+
+def restores(bus: str, folder: Path) -> list[object]:
+    """The states of all restores that this phosd has begun."""
+    return [job["state"] for job in phos(bus, folder, "jobs") if job["operation"] == "restore"]
+
+
 def test_who_cannot_be_saved_in_time_is_terminated(bus: str, tmp_path: Path) -> None:
     """A program without CUDA is not saved; with a handler it ends by it, with its own code."""
     line = Line(bus, tmp_path, "--grace=30")
