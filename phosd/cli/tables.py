@@ -17,23 +17,38 @@ def table(
     """Return a table of ``columns`` (by heading, the texts of all rows) for ``width`` cells.
 
     If it is too wide, the columns in ``spare`` are left out, from the first. The last column is
-    folded, or with ``cut`` cut to a line; the others are folded only if the rest still does not
-    fit.
+    folded, or with ``cut`` cut to a line. If the rest still does not fit, each row is shown as
+    lines of their own, one for each column.
     """
     shown = dict(columns)
     for heading in spare:
         if _least_width(shown) <= width:
             break
         del shown[heading]
-    fits = _least_width(shown) <= width
-    if cut and fits:
+    least = _least_width(shown)
+    if least > width:
+        return _upright(shown)
+    if cut:
         last = next(reversed(shown))
-        shown[last] = [_cut(text, width - _least_width(shown) + _LEAST) for text in shown[last]]
+        shown[last] = [_cut(text, width - least + _LEAST) for text in shown[last]]
     made = Table(box=None, pad_edge=False, header_style="bold")
     for number, heading in enumerate(shown, 1):
-        made.add_column(heading, no_wrap=fits and number < len(shown), overflow="fold")
+        made.add_column(heading, no_wrap=number < len(shown), overflow="fold")
     for row in zip(*shown.values(), strict=True):
         made.add_row(*map(Text, row))
+    return made
+
+
+def _upright(columns: Mapping[str, Sequence[str]]) -> Table:
+    made = Table(box=None, pad_edge=False, show_header=False)
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
+    for number, row in enumerate(zip(*columns.values(), strict=True)):
+        if number:
+            made.add_row()
+        for heading, text in zip(columns, row, strict=True):
+            if text:
+                made.add_row(heading, Text(text))
     return made
 
 

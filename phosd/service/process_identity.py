@@ -91,8 +91,14 @@ def program(process: Target) -> Program:
 
 def holds(manifest: Manifest, pid: int, start_time: int) -> bool:
     """Whether an image was made of this process, now or earlier, during the current boot."""
-    found = any((p.known_as, p.start_time) == (pid, start_time) for p in manifest.processes)
-    return found and manifest.host.boot_id == procfs.boot_id()
+    return ProcessId(pid, start_time) in held_by(manifest, procfs.boot_id())
+
+
+def held_by(manifest: Manifest, boot: str) -> list[ProcessId]:
+    """Return the processes of the boot that an image was made of."""
+    if manifest.host.boot_id != boot:
+        return []
+    return [ProcessId(p.known_as, p.start_time) for p in manifest.processes]
 
 
 def ancestors(pid: int) -> set[int]:

@@ -12,6 +12,7 @@ from phosd.engine.hook_client import places
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.program.process import GpuProcess
+from phosd.engine.system.procfs import ProcessId, boot_id
 from phosd.errors import PhosError
 from phosd.service.api.object_interfaces import ObjectInterfaces
 from phosd.service.api.views import ImageView, ProcessView, gpu_path, image_path, process_path
@@ -20,7 +21,7 @@ from phosd.service.dbus.object_tree import ObjectTree
 from phosd.service.history.events import Event, Severity
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
-from phosd.service.process_identity import ancestors, holds, key_of
+from phosd.service.process_identity import ancestors, held_by, key_of
 from phosd.service.samples import PERIOD, Samples
 from phosd.service.tasks.periodic import Periodic
 
@@ -90,6 +91,8 @@ class Inventory:
         self._seen_gpus = -math.inf
         self.processes: dict[str, GpuProcess] = {}
         self.images: dict[str, ImageView] = {}
+        self._last_image: dict[ProcessId, str] = {}
+        """The latest image of each process: there may be many of both."""
         self.gpus: dict[str, GpuInfo] = {}
 
     async def watch(self) -> None:
@@ -182,6 +185,12 @@ class Inventory:
             self._tree.publish(path, self._interfaces.image, image, image.manifest.owner)
             self._tree.signal(ROOT, "ImageNew", path)
         self.images = current
+        boot = boot_id()
+        self._last_image = {
+            process: image.manifest.id
+            for image in sorted(current.values(), key=lambda image: image.manifest.id)
+            for process in held_by(image.manifest, boot)
+        }
         for process in self.processes.values():
             self.renew(process.pid)
 
@@ -264,16 +273,12 @@ class Inventory:
             self._tree.replace(path, self._view(self.processes[path]))
 
     def _view(self, process: GpuProcess) -> ProcessView:
+        process_id = ProcessId(process.pid, process.start_time)
         by_ordinal = {gpu.ordinal: gpu.uuid for gpu in self.gpus.values()}
         gpus = tuple(by_ordinal[n] for n in process.gpus if n in by_ordinal)
-        mine = (
-            manifest.id
-            for manifest in (view.manifest for view in self.images.values())
-            if holds(manifest, process.pid, process.start_time)
-        )
         schedule = self._periodic.of(process.pid, process.start_time)
         every, keep = (schedule.every, schedule.keep) if schedule else (0.0, 0)
-        last = max(mine, default="") or self._restored_from(process.pid)
+        last = self._last_image.get(process_id, "") or self._restored_from(process.pid)
         return ProcessView(process, last, gpus, every, keep if every else 0)
 
     def _restored_from(self, pid: int) -> str:

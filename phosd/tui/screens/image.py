@@ -48,7 +48,7 @@ class ImageScreen(NodeScreen):
     SHOWS = frozenset({Image, Job, Contact})
     BINDINGS = bindings("image")
     DEFAULT_CSS = """
-    ImageScreen .facts { height: auto; max-height: 12; padding: 0 1; background: $boost; }
+    ImageScreen .facts { height: auto; max-height: 50%; padding: 0 1; background: $boost; }
     """
 
     def __init__(self, image: Image) -> None:

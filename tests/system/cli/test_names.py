@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from phosd.engine.system.procfs import process_id
@@ -57,6 +58,20 @@ def test_latest_is_what_one_may_see_and_is_never_deleted(stored: Service) -> Non
     assert (none.returncode, "there is no image yet" in none.stderr) == (4, True)
     theirs = as_nobody(stored, "restore", "20261121")
     assert (theirs.returncode, "there is no image 20261121" in theirs.stderr) == (4, True)
+
+
+def test_among_five_thousand_images(service: Service) -> None:
+    """Each question takes seconds at most, here for all of them together."""
+    like = manifest(FIRST)
+    ids = [f"202611{1 + n // 1000:02}T153012-{n:04x}" for n in range(5000)]
+    service.engine.stored |= {
+        image: msgspec.structs.replace(like, id=image, name=f"job-{n % 50}", number=1 + n // 50)
+        for n, image in enumerate(ids)
+    }
+    (row,) = lines(phos(service, "images", "job-7", "--json").stdout)
+    assert (row["id"], row["number"]) == (ids[-43], 100)
+    assert len(offered(service.address, "images", "20261105")) == 1000
+    assert len(phos(service, "images").stdout.splitlines()) == 1 + 5000
 
 
 def test_several_images_are_verified(stored: Service) -> None:

@@ -7,7 +7,7 @@ from textual.color import Color as Shade
 
 from phosd.tui.node import Contact, Update
 from phosd.tui.widgets.job import job_page
-from tests.support.tui.fakes import NOW, fake_node, gpu, job, process
+from tests.support.tui.fakes import NOW, fake_node, gpu, image, job, process
 from tests.support.tui.opened import SMALL, opened, run, until_shown
 from tests.support.tui.snapshots import settled, text
 from tests.unit.tui.test_snapshots import PHASES, SCREENS, busy_node
@@ -84,6 +84,30 @@ def test_the_page_of_a_job_fits_and_its_texts_stand_below_each_other(width: int)
     assert width > 150 or lines[first + 1].startswith(" " * 14)
     wide = {line: cell_len(line) for line in lines if "stood still" not in line}
     assert max(wide.values()) <= max(width, 49)
+
+
+def test_the_least_of_terminals() -> None:
+    """Of each screen there is what one works with: the row, its keys, and what it is about."""
+    node, _ = fake_node(
+        gpu(), process(4_194_303, name="bert"), job(1), image("20270115T070000-aaaa", name="bert")
+    )
+
+    async def body() -> None:
+        async with opened(node, (40, 12)) as pilot:
+            await until_shown(pilot, "▶ 4194303", "c Checkpoint", "? Help")
+            await pilot.press("2")
+            await until_shown(pilot, "▶      1", "checkpoint", "x Cancel", "? Help")
+            await pilot.press("enter")
+            await until_shown(pilot, "Job 1: checkpoint", "q Back")
+            await pilot.press("3")
+            await until_shown(pilot, "▶ 20270115T070000-aaaa", "bert@", "r Restore", "? Help")
+            await pilot.press("enter")
+            await until_shown(pilot, "20270115T070000-aaaa", "ORDER", "r Restore")
+            for key, shown in (("4", "JOB"), ("5", "GPU 0"), ("6", "TIME")):
+                await pilot.press(key)
+                await until_shown(pilot, shown, "? Help")
+
+    run(body)
 
 
 def test_without_nvml_the_memory_that_is_used_is_what_the_processes_hold() -> None:
