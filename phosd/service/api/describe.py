@@ -13,6 +13,7 @@ from phosd.service.api.job_interface import JobMethods, job_interface
 from phosd.service.api.listing import Lists
 from phosd.service.api.manager import manager_interface
 from phosd.service.api.moves import Moves
+from phosd.service.api.namespaces import Namespaces
 from phosd.service.api.object_interfaces import gpu_interface, image_interface, process_interface
 from phosd.service.api.object_methods import GpuMethods, ImageMethods, ProcessMethods
 from phosd.service.api.pruning import Pruning
@@ -41,7 +42,7 @@ def document(interface: Interface) -> str:
 def own_interfaces() -> tuple[Interface, ...]:
     """Return the interfaces that phosd defines."""
     return (
-        manager_interface(Images, Moves, Lists, Pruning),
+        manager_interface(Images, Moves, Lists, Pruning, Namespaces),
         job_interface(JobMethods),
         process_interface(ProcessMethods),
         image_interface(ImageMethods),
