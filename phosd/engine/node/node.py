@@ -18,7 +18,7 @@ from phosd.engine.node.kept_memory import KeptMemory
 from phosd.engine.node.movers import Movers
 from phosd.engine.node.staging import Staging
 from phosd.engine.node.suspend_store import SuspendStore
-from phosd.engine.node.suspended import Register
+from phosd.engine.node.suspended import Register, Suspended
 from phosd.engine.program import process
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.program.stopped import StoppedProcesses
@@ -118,8 +118,8 @@ class Node:
         movers = self.movers.pids()
         found = process.list_processes(self.config.runtime_dir, self.asking, movers, self._listed)
         self._listed = {known.pid: known for known in found}
-        where = {pid: each.where for each in self.suspended.living() for pid in each.pids}
-        return [_suspended(each, where[each.pid]) if each.pid in where else each for each in found]
+        away = {pid: each for each in self.suspended.living() for pid in each.pids}
+        return [_suspended(each, away[each.pid]) if each.pid in away else each for each in found]
 
     def asking(self, pid: int) -> AbstractContextManager[bool]:
         """Register a query of a process inside the context; yields False if a job works on it."""
@@ -145,13 +145,17 @@ def _memory_tier(config: NodeConfig) -> MemoryTier | None:
     return MemoryTier(folder, config.memory_tier)
 
 
-def _suspended(found: GpuProcess, where: str) -> GpuProcess:
-    place = "host memory" if where == "memory" else "a file on the disk"
+def _suspended(found: GpuProcess, program: Suspended) -> GpuProcess:
+    place = "host memory" if program.where == "memory" else "a file on the disk"
+    # In MiB, as nvidia-smi has the memory of a GPU.
+    sizes = sorted(program.device_bytes.items())
+    needed = [f"{size >> 20} MiB on GPU {gpu}" for gpu, size in sizes]
+    needs = f"; to be resumed its program needs {' and '.join(needed)}" if needed else ""
     return replace(
         found,
         state="suspended",
         gpus=(),
         device_bytes=0,
         hook_state="hooked",
-        reason=f"its device memory is in {place}",
+        reason=f"its device memory is in {place}{needs}",
     )

@@ -49,6 +49,7 @@ def test_off_and_on_again(
     assert suspended.where == where
     (listed,) = [p for p in node.processes() if p.pid == target.pid]
     assert (listed.state, listed.gpus, listed.device_bytes) == ("suspended", (), 0)
+    assert f"program needs {suspended.device_bytes[0] >> 20} MiB on GPU 0" in listed.reason
     for look in (inspection.blocks, inspection.kernels, inspection.log):
         with pytest.raises(Busy, match=f"{target.pid} is suspended; `phos resume"):
             look(node, listed.id)  # without waiting for its hook, which stands still
