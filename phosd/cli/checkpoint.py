@@ -10,7 +10,7 @@ from phosd.cli.client import call
 from phosd.cli.job import CancelledHereError, summary, watch
 from phosd.cli.settings import Settings, command
 from phosd.client.errors import CommandError
-from phosd.client.times import duration
+from phosd.client.times import duration, interval_text
 
 
 def interval(text: str) -> float:
@@ -150,7 +150,9 @@ def checkpoint(settings: Settings, pid: int, dry_run: bool, **given: Any) -> Non
         raise
     except CommandError:
         if every:
-            _say(settings, f"`phos ps` tells whether it is tried again every {every:g} s")
+            _say(
+                settings, f"`phos ps` tells whether it is tried again every {interval_text(every)}"
+            )
         raise
     if not settings.json:
         for note in job["Notes"]:
@@ -160,7 +162,10 @@ def checkpoint(settings: Settings, pid: int, dry_run: bool, **given: Any) -> Non
             settings.note(f"process {pid} has ended; `phos restore {job['Result']}` continues it")
         settings.say(job["Result"])
     if every:
-        _say(settings, f"again every {every:g} s; `phos checkpoint {pid} --every off` ends that")
+        _say(
+            settings,
+            f"again every {interval_text(every)}; `phos checkpoint {pid} --every off` ends that",
+        )
 
 
 def _end_schedule(settings: Settings, pid: int) -> None:

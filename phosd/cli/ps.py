@@ -13,6 +13,7 @@ from phosd.cli.settings import Settings, command
 from phosd.client.daemon import Managed
 from phosd.client.errors import CommandError, of_bus
 from phosd.client.text import human_bytes
+from phosd.client.times import interval_text
 from phosd.client.users import of_yours, user_name
 
 _BLOCK = ("id", "address", "size", "gpu", "flags")
@@ -78,7 +79,7 @@ def ps(settings: Settings, pid: int | None, log: bool) -> None:
 def _every(row: dict[str, Any]) -> str:
     if row["checkpoint_interval"] is None:
         return ""
-    return f"{row['checkpoint_interval']:g} s, last {row['checkpoints_kept']}"
+    return f"{interval_text(row['checkpoint_interval'])}, last {row['checkpoints_kept']}"
 
 
 def _gpus(row: dict[str, Any]) -> str:

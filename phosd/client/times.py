@@ -21,6 +21,16 @@ def duration(text: str) -> float | None:
     return float(found[1]) * _UNITS[found[2]] if found and found[1].isascii() else None
 
 
+def interval_text(seconds: float) -> str:
+    """Format an interval, to be read by :func:`duration` without the space: ``90 s``, ``10 min``,
+    ``1 d``.
+    """
+    for unit in ("w", "d", "h", "min"):
+        if seconds >= _UNITS[unit] and seconds % _UNITS[unit] == 0:
+            return f"{seconds / _UNITS[unit]:g} {unit}"
+    return f"{seconds:g} s"
+
+
 def moment(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
     """Convert an option such as ``2h`` (ago), ``yesterday`` (its midnight) or
     ``2026-11-21[T15:30[:00]]`` to microseconds since the epoch.

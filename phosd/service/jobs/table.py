@@ -153,7 +153,7 @@ class JobTable:
                 raise Busy(
                     f"job {holder.number} ({holder.task.operation} {holder.task.target}) "
                     f"holds {claim}",
-                    hint="ask with `queue` to wait for it, or cancel it "
+                    hint="wait until it has ended (with `queue`, phosd does), or cancel it "
                     f"(`phos jobs --cancel {holder.number}`)",
                 )
 

@@ -11,6 +11,7 @@ from textual.widgets import Static, TabbedContent, TabPane
 
 from phosd.client.errors import CommandError
 from phosd.client.records import Gpu, Image, Job, Process
+from phosd.client.times import interval_text
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.screens.base import NodeScreen
@@ -175,7 +176,11 @@ def _facts(process: Process, node: Node, *, ended: bool) -> Text:
     hook = process.hook + (f" ({process.reason})" if process.reason else "")
     image = node.image(process.last_image)
     age = f", {since(image.created, node.now())} old" if image else ""
-    every = f"every {process.every:g} s, the last {process.keep} kept" if process.every else "no"
+    every = (
+        f"every {interval_text(process.every)}, the last {process.keep} kept"
+        if process.every
+        else "no"
+    )
     text.append(
         f"\nuser {plain(process.user_name)}   GPU {', '.join(names) or '-'}   "
         f"{human_bytes(process.device_bytes)}   state {plain(process.state)}"

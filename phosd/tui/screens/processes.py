@@ -9,6 +9,7 @@ from textual.app import ComposeResult
 from textual.widgets import Static
 
 from phosd.client.records import Gpu, Image, Job, Process
+from phosd.client.times import interval_text
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.screens import moving
@@ -139,7 +140,8 @@ class ProcessesScreen(NodeScreen):
             if self._standing([process]):
                 parts.append("it stands still, and no job works on it: b has it run again")
             if process.every:
-                parts.append(f"saved every {process.every:g} s, the last {process.keep} are kept")
+                every = interval_text(process.every)
+                parts.append(f"saved every {every}, the last {process.keep} are kept")
             if process.last_image:
                 parts.append(f"last image {process.last_image}")
         place = self.query_one(".about", Static)

@@ -129,9 +129,9 @@ def test_periodic_checkpoints(service: Service) -> None:
     done = phos(service, "checkpoint", ME, "--every", "2m", "--keep", "3")
     assert (done.returncode, done.stdout) == (0, "image-0\n")
     assert done.stderr.splitlines()[-1] == (
-        f"again every 120 s; `phos checkpoint {ME} --every off` ends that"
+        f"again every 2 min; `phos checkpoint {ME} --every off` ends that"
     )
-    assert "120 s, last 3" in phos(service, "ps").stdout
+    assert "2 min, last 3" in phos(service, "ps").stdout
     (row,) = lines(phos(service, "ps", "--json").stdout)
     assert (row["checkpoint_interval"], row["checkpoints_kept"]) == (120, 3)
     done = phos(service, "checkpoint", ME, "--every", "off")
@@ -190,7 +190,7 @@ def test_a_cancelled_checkpoint_of_others_leaves_the_schedule(service: Service) 
         phos(service, "jobs", "--cancel", "1")
         _, told = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "`phos ps` tells whether it is tried again every 3600 s" in told
+    assert "`phos ps` tells whether it is tried again every 1 h" in told
     (row,) = lines(phos(service, "ps", "--json").stdout)
     assert row["checkpoint_interval"] == 3600
 

@@ -215,7 +215,7 @@ def test_why_a_process_has_no_hook_is_told_and_what_cannot_be_saved_is_dimmed() 
             await until_told(pilot, "1 has no hook; start it with `phos run`")
             pilot.app.clear_notifications()
             await pilot.press("down")
-            await until_shown(pilot, "✗ unsupp.", "it uses managed memory; saved every 60 s")
+            await until_shown(pilot, "✗ unsupp.", "it uses managed memory; saved every 1 min")
             await pilot.press("c")
             await until_told(pilot, "2 cannot be saved: it uses managed memory")
             assert link.asked == []
