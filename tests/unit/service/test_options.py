@@ -17,7 +17,7 @@ from phosd.service.jobs.options import (
     SuspendRequest,
 )
 
-PHOSD_SAYS = {"caller", "experience", "limits", "audit", "leave", "to", "wish"}
+PHOSD_SAYS = {"caller", "experience", "limits", "audit", "leave", "to", "wish", "name"}
 OPERATIONS: list[tuple[type[msgspec.Struct], type[msgspec.Struct]]] = [
     (CheckpointRequest, CheckpointOptions),
     (MigrateRequest, MigrateOptions),
