@@ -16,12 +16,16 @@ STARTED = "pre-dump"
 """CRIU is ready and has not touched the tree."""
 FROZEN = "post-dump"
 """Everything is dumped, and the tree is still frozen."""
+MADE = "post-restore"
+"""All tasks are made and have their memory, and none runs. If a restore gives up here, CRIU kills
+them.
+"""
 RESTORED = "pre-resume"
 """Everything is restored, rights included, and no task of the tree runs yet."""
 
 _SCRIPT = """#!/bin/sh
 case "$CRTOOLS_SCRIPT_ACTION" in
-  pre-dump) looks=86400 ;;
+  pre-dump | post-restore) looks=86400 ;;
   post-dump | pre-resume) looks=60 ;;
   *) exit 0 ;;
 esac
@@ -47,15 +51,24 @@ class ActionScript:
     ``work`` is CRIU's working folder, and ``reader`` the user that the script runs as. The action
     is for the point ``held``, :data:`FROZEN` or :data:`RESTORED`. An exception of it is kept in
     ``error``. A dump gives up then; a restore goes on, and whoever waits for it has to kill it.
+    A restore waits at :data:`MADE` until ``complete`` returns True; if that raises, CRIU gives up.
     """
 
     WORDS = ("--action-script", "./meet.sh")
     """CRIU's option for the script, which runs in CRIU's working folder."""
 
     def __init__(
-        self, work: Path, reader: int, action: Callable[[], object], held: str = FROZEN
+        self,
+        work: Path,
+        reader: int,
+        action: Callable[[], object],
+        held: str = FROZEN,
+        complete: Callable[[], bool] = lambda: True,
     ) -> None:
         self._action = action
+        self._complete = complete
+        self.waits = False
+        """Whether CRIU waits until all is complete."""
         self._held = held
         self._work = work
         self.error: Exception | None = None
@@ -67,7 +80,7 @@ class ActionScript:
         # Created before the reader's code runs, and used by descriptor, as the reader owns the
         # folder.
         self._reached, self._wake = (self._fifo(name, reader) for name in _FIFOS)
-        self._answers = {where: self._file(where) for where in (STARTED, held)}
+        self._answers = {where: self._file(where) for where in (STARTED, MADE, held)}
 
     def _fifo(self, name: str, user: int) -> int:
         os.mkfifo(self._work / name, 0o600)
@@ -96,14 +109,23 @@ class ActionScript:
 
     def attend(self) -> None:
         """Read which point CRIU has reached. If the tree is held, run the action and answer."""
-        try:
-            where = os.read(self._reached, 64).decode(errors="replace").strip()
-        except BlockingIOError:  # nothing was written yet
-            return
+        with contextlib.suppress(BlockingIOError):  # nothing was written
+            self._has_reached(os.read(self._reached, 64).decode(errors="replace").strip())
+        if self.waits:
+            try:
+                self.waits = not self._complete()
+            except Exception as error:
+                self.error, self.waits = error, False
+            if not self.waits:
+                self._say(MADE, "failed" if self.error else "ok")
+
+    def _has_reached(self, where: str) -> None:
         if where in self.reached or where not in self._answers:
             return
         self.reached.add(where)
-        if where == STARTED:
+        if where == MADE:
+            self.waits = True
+        if where != self._held:
             return
         try:
             if not self.refused:

@@ -1,21 +1,24 @@
 """Hash a tree's files at a dump; at a restore compare them with their records, cut, replace, undo.
 
-Runs as a process of its own with the owner's ids (``work``), because it opens paths that a user
-named, perhaps on a file system that never answers. It reads orders as a JSON object from standard
-input and writes the answer as one.
+Runs as a process of its own with the owner's ids (:class:`Worker`), because it opens paths that a
+user named, perhaps on a file system that never answers. Orders and answers are JSON objects, each
+after its length, on the socket that is its standard input.
 """
 
 import contextlib
 import os
 import re
+import socket
 import stat
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -31,6 +34,10 @@ PATIENCE = 600.0
 """Seconds that the file work of a restore may take."""
 IMPATIENCE = 5.0
 """Seconds that it may take while a program stands still, or others wait."""
+_LENGTH = struct.Struct("!Q")
+_CHUNK = 1 << 16
+_MOST_BYTES = 64 << 20
+"""Of an answer: its user may have it say anything."""
 _LOOK_SECONDS = 0.5
 """Seconds between two looks whether it is cancelled."""
 
@@ -136,56 +143,95 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inodes: tuple[Inode, ...] = ()
 
 
+class Worker:
+    """A process with the owner's ids that carries out orders, one after the other.
+
+    ``sources`` are descriptors that it inherits. Leaving the context ends it, whatever it does.
+    """
+
+    def __init__(self, uid: int, sources: Sequence[int] = ()) -> None:
+        self._uid = uid
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "phosd.engine.criu.file_worker"],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=sources,
+                env=python_environment(),
+            )
+
+    def ask(
+        self, orders: Orders, patience: float = PATIENCE, cancellation: Cancellation | None = None
+    ) -> Answer:
+        """Have ``orders`` carried out.
+
+        Raises :class:`Internal` if it fails, :class:`Timeout` if it takes longer than ``patience``
+        seconds, and :class:`Cancelled`; it does nothing more then. Only orders that change nothing
+        may be cancelled.
+        """
+        self.order(orders)
+        return self.answer(patience, cancellation)
+
+    def order(self, orders: Orders) -> None:
+        """Tell it what to do, while the caller goes on to something else."""
+        text = msgspec.json.encode(orders)
+        self._socket.settimeout(PATIENCE)
+        with suppress(BrokenPipeError, ConnectionResetError):  # its answer says why
+            self._socket.sendall(_LENGTH.pack(len(text)) + text)
+
+    def answer(
+        self, patience: float = PATIENCE, cancellation: Cancellation | None = None
+    ) -> Answer:
+        """Return what has come of that. Raises as :meth:`ask` does."""
+        end = time.monotonic() + patience
+        data = b""
+        while len(data) < _LENGTH.size or len(data) < _LENGTH.size + _LENGTH.unpack_from(data)[0]:
+            self._socket.settimeout(max(0.0, min(_LOOK_SECONDS, end - time.monotonic())))
+            try:
+                more = self._socket.recv(_CHUNK)
+            except (BlockingIOError, TimeoutError):
+                if time.monotonic() >= end:
+                    raise Timeout(
+                        f"working on the files of user {self._uid} takes longer than "
+                        f"{patience:.0f} s",
+                        hint="look whether the file systems that they are on answer, and try again",
+                    ) from None
+                if cancellation is not None:
+                    cancellation.check()
+                continue
+            except ConnectionResetError:
+                more = b""
+            if not more or len(data) > _MOST_BYTES:
+                raise self._failure()
+            data += more
+        return msgspec.json.decode(data[_LENGTH.size :], type=Answer)
+
+    def _failure(self) -> Internal:
+        assert self._process.stderr is not None
+        self._process.kill()
+        said = self._process.stderr.read().decode(errors="replace").strip().splitlines()[-1:]
+        return Internal(
+            f"working on the files of user {self._uid} failed: {''.join(said)}",
+            hint="the files are as they were",
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        self._process.kill()
+        reap_later(self._process)
+
+
 def work(
     orders: Orders, patience: float = PATIENCE, cancellation: Cancellation | None = None
 ) -> Answer:
-    """Run ``orders`` in a process with the owner's ids.
-
-    Raises :class:`Internal` if it fails, :class:`Timeout` if it takes longer than ``patience``
-    seconds, and :class:`Cancelled`. Only orders that change nothing may be cancelled.
-    """
-    # No pipe: it takes 64 KiB, and communicate() sends no more after its first timeout.
-    with os.fdopen(os.memfd_create("orders"), "w+b") as sent:
-        sent.write(msgspec.json.encode(orders))
-        sent.seek(0)
-        worker = subprocess.Popen(
-            [sys.executable, "-P", "-m", "phosd.engine.criu.file_worker"],
-            stdin=sent,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=orders.sources,
-            env=python_environment(),
-        )
-    try:
-        answer, said = _wait(worker, orders.uid, patience, cancellation)
-    except BaseException:
-        worker.kill()
-        reap_later(worker)
-        raise
-    if worker.returncode != 0:
-        last = said.decode(errors="replace").strip().splitlines()[-1:]
-        raise Internal(
-            f"working on the files of user {orders.uid} failed: {''.join(last)}",
-            hint="the files are as they were",
-        )
-    return msgspec.json.decode(answer, type=Answer)
-
-
-def _wait(
-    worker: "subprocess.Popen[bytes]", uid: int, patience: float, cancellation: Cancellation | None
-) -> tuple[bytes, bytes]:
-    end = time.monotonic() + patience
-    while True:
-        try:
-            return worker.communicate(timeout=min(_LOOK_SECONDS, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            if time.monotonic() >= end:
-                raise Timeout(
-                    f"working on the files of user {uid} takes longer than {patience:.0f} s",
-                    hint="look whether the file systems that they are on answer, and try again",
-                ) from None
-            if cancellation is not None:
-                cancellation.check()
+    """Have one process carry out ``orders`` alone, as :meth:`Worker.ask` does."""
+    with Worker(orders.uid, orders.sources) as worker:
+        return worker.ask(orders, patience, cancellation)
 
 
 def require_usable(answer: Answer) -> None:
@@ -441,11 +487,17 @@ def _outputs(wanted: Outputs) -> Iterator[Output]:
 
 
 def main() -> None:
-    """Read orders, become the owner, and carry them out."""
-    orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
-    if orders.uid != 0:
-        become(orders.uid, orders.gid, orders.groups)
-    sys.stdout.buffer.write(msgspec.json.encode(_perform(orders)))
+    """Become the owner, and carry out orders until there are no more."""
+    stream = socket.socket(fileno=0)
+    known = False
+    while (head := stream.recv(_LENGTH.size, socket.MSG_WAITALL)) and len(head) == _LENGTH.size:
+        (size,) = _LENGTH.unpack(head)
+        orders = msgspec.json.decode(stream.recv(size, socket.MSG_WAITALL), type=Orders)
+        if not known and orders.uid != 0:
+            become(orders.uid, orders.gid, orders.groups)
+        known = True
+        text = msgspec.json.encode(_perform(orders))
+        stream.sendall(_LENGTH.pack(len(text)) + text)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ MINIMUM = (4, 2)
 
 _LOG_BYTES = 64 << 10
 """How much of the end of CRIU's log is read for its errors."""
+_SOON_MILLISECONDS = 1
 _LOOK_MILLISECONDS = 50
 """How often to check whether a job was cancelled; the end of CRIU is noticed at once."""
 
@@ -251,13 +252,15 @@ class Running:
         :class:`Cancelled`; and what the script's action, or ``watch`` in the meantime, raised.
         """
         began = time.monotonic()
-        while self._look([script] if script else ()):
+        watched = 0.0
+        while self._look([script] if script else (), soon=script is not None and script.waits):
             if script is not None:
                 script.attend()
                 if script.error is not None:
                     raise script.error
-            if watch is not None:
+            if watch is not None and time.monotonic() - watched > _LOOK_MILLISECONDS / 1000:
                 watch()
+                watched = time.monotonic()
             self._require_in_time(began, deadline)
             if cancellation is not None:
                 cancellation.check()
@@ -333,7 +336,7 @@ class Running:
         poller.register(self._process, select.POLLIN)
         for one in readable:
             poller.register(one, select.POLLIN)
-        poller.poll(1 if soon else _LOOK_MILLISECONDS)
+        poller.poll(_SOON_MILLISECONDS if soon else _LOOK_MILLISECONDS)
         return True
 
     def _require_in_time(self, began: float, deadline: float) -> None:

@@ -2,21 +2,18 @@
 
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
-from phosd.engine.criu import file_worker, ports
+from phosd.engine.criu import ports
 from phosd.engine.criu.action_script import RESTORED, ActionScript
 from phosd.engine.criu.cgroup_place import place_of
 from phosd.engine.criu.driver_turn import HeldRestore, driver_turn
 from phosd.engine.criu.dump import require_private, working_folder
-from phosd.engine.criu.file_worker import Change, Inode, Orders, Policy
+from phosd.engine.criu.file_worker import Policy
 from phosd.engine.criu.inherited_stdio import Outlets
 from phosd.engine.criu.made_processes import MadeProcesses, none_left
 from phosd.engine.criu.missing_devices import MissingDevices
@@ -29,15 +26,14 @@ from phosd.engine.criu.program import Criu, Invocation, Owner
 from phosd.engine.criu.reconnection import Reconnected
 from phosd.engine.criu.rights import Rights
 from phosd.engine.criu.saved_tree import SavedTree
-from phosd.engine.criu.socket_folders import socket_folders
-from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
+from phosd.engine.criu.tree_files import TreeFiles
 from phosd.engine.image.manifest import Process
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.checks import Check, require_all
 from phosd.engine.program import namespace_maker
 from phosd.engine.program.namespace_maker import NamespaceMaker
 from phosd.engine.system import procfs
-from phosd.engine.system.looking import LOOKERS, describe
+from phosd.engine.system.looking import describe
 from phosd.engine.system.native import criu_plugins
 from phosd.engine.system.pid_namespaces import PidNamespace
 from phosd.engine.system.procfs import ProcessId
@@ -74,10 +70,11 @@ class Restored:
     pid: int
     ids: Mapping[int, int]
     """Of all processes and threads, by those that they were saved with."""
-    _files: "_Files"
+    _files: TreeFiles
     _made: frozenset[ProcessId]
     """The processes by pid and start time, since pids may have been reused."""
     _namespace: PidNamespace | None
+    _made_at: float
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -86,6 +83,11 @@ class Restored:
     def settle(self) -> None:
         """Keep the tree: remove what was kept to undo the restore."""
         self._files.settle()
+
+    def require_settled(self) -> None:
+        """Raise :class:`Internal` unless the program runs on a little after its restore."""
+        time.sleep(max(0.0, self._made_at + SETTLED - time.monotonic()))
+        _require_alive(self.pid)
 
     def abandon(self) -> None:
         """Kill the tree, and put its files back as they were before the restore."""
@@ -109,22 +111,19 @@ def admission(
     changed and limits that cannot be given back, :class:`ImageCorrupt` if a file of CRIU's is too
     damaged to be read, and what :func:`require_restorable` raises.
     """
-    require_all(admission_checks(criu, tree, options, cancellation))
+    with TreeFiles(tree, options.files) as files:
+        require_all(admission_checks(criu, tree, options, files))
+        require_all([files_check(tree, files, cancellation)])
 
 
 def admission_checks(
-    criu: Criu,
-    tree: SavedTree,
-    options: TreeRestoreOptions,
-    cancellation: Cancellation | None = None,
+    criu: Criu, tree: SavedTree, options: TreeRestoreOptions, files: TreeFiles
 ) -> list[Check]:
-    """Return the checks of :func:`admission`."""
+    """Return the checks of :func:`admission` but that of ``files``, which these begin."""
 
-    def files() -> None:
-        with _orders(tree, options, "check") as orders:
-            answer = file_worker.work(orders, cancellation=cancellation)
-        _require_unused(answer.inodes)
-        file_worker.require_usable(answer)
+    def rights() -> None:
+        require_restorable(criu, tree)
+        files.look()
 
     def cgroups() -> None:
         place_of(tree.details.cgroups, tree.user.uid, criu.surroundings)
@@ -134,11 +133,18 @@ def admission_checks(
             require_free(tree.processes)
 
     return [
-        ("rights", partial(_unless_damaged, tree, partial(require_restorable, criu, tree))),
+        ("rights", partial(_unless_damaged, tree, rights)),
         ("pids", pids),
         ("cgroup", partial(_unless_damaged, tree, cgroups)),
-        ("files", partial(_unless_damaged, tree, files)),
     ]
+
+
+def files_check(
+    tree: SavedTree, files: TreeFiles, cancellation: Cancellation | None = None
+) -> Check:
+    """Return the check that the tree's files are as they were saved."""
+    look = partial(files.require_as_saved, cancellation)
+    return "files", partial(_unless_damaged, tree, look)
 
 
 def _unless_damaged(tree: SavedTree, check: Callable[[], None]) -> None:
@@ -175,11 +181,14 @@ def restore_tree(
     options: TreeRestoreOptions,
     cancellation: Cancellation | None = None,
     driver: HeldRestore | None = None,
+    complete: Callable[[], bool] = lambda: True,
+    files: TreeFiles | None = None,
 ) -> Restored:
-    """Restore ``tree``, its files first. Call :func:`admission` before.
+    """Restore ``tree``, its ``files`` first. Call :func:`admission` before.
 
-    Raises what :func:`admission` raises, and :class:`Internal` if CRIU fails or the program dies at
-    once; its files are then put back as they were.
+    Nothing of the program runs before ``complete`` returns True. Raises what that and
+    :func:`admission` raise, and :class:`Internal` if CRIU fails or the program dies at once; its
+    files are then put back as they were.
     """
     require_private(tree.folder)
     with contextlib.ExitStack() as stack:
@@ -191,10 +200,11 @@ def restore_tree(
             )
         else:
             require_free(tree.processes)
-        files = _Files(tree, options)
+        files = files or TreeFiles(tree, options.files)
+        files.prepare()
         made = MadeProcesses(tree, namespace)
         try:
-            _run(criu, tree, options, cancellation, made, driver, namespace)
+            _run(criu, tree, options, cancellation, made, driver, namespace, complete)
         except BaseException:
             made.end()
             files.undo()
@@ -204,9 +214,10 @@ def restore_tree(
         pids = (ids[process.pid] for process in tree.processes if process.pid in ids)
         known = frozenset(filter(None, map(procfs.process_id, pids)))
         place = namespace.namespace if namespace is not None else None
-        restored = Restored(ids.get(tree.record.root, 0), ids, files, known, place)
+        root = ids.get(tree.record.root, 0)
+        restored = Restored(root, ids, files, known, place, time.monotonic())
     try:
-        _confirm(restored.pid)
+        _require_alive(root)
         _set_affinities(tree.processes, ids)
     except BaseException:
         restored.abandon()
@@ -263,83 +274,6 @@ def _left_in(groups: Set[int]) -> Iterator[int]:
             yield pid
 
 
-def _require_unused(inodes: Sequence[Inode]) -> None:
-    """Raise :class:`Busy` if a process uses a file that the restore will cut or replace."""
-    wanted = {(inode.device, inode.number): inode.path for inode in inodes}
-    if not wanted:
-        return
-
-    def used(pid: int) -> set[tuple[int, int]]:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            found = procfs.descriptors(pid, without=OSError)
-            files = {(d.file.st_dev, d.file.st_ino) for d in found if d.writable}
-            return files | {(m.device, m.inode) for m in procfs.mappings(pid) if m.shared}
-        return set()
-
-    for pid, files in LOOKERS.each(procfs.pids(), used):
-        for key in files & wanted.keys():
-            raise Busy(
-                f"{describe(pid)} uses {wanted[key]}, which belongs to the image",
-                hint="end it and try again",
-            )
-
-
-@contextlib.contextmanager
-def _orders(tree: SavedTree, options: TreeRestoreOptions, mark: str) -> Iterator[Orders]:
-    """Make orders for the owner's file worker; root opens the saved bytes, the worker the paths."""
-    details, user = tree.details, tree.user
-    cut = [file.path for file in details.open_files if file.write_only and not file.appended]
-    with contextlib.ExitStack() as opened:
-        sources = []
-        for file in details.memory_files:
-            descriptor = os.open(tree.folder / file.saved, os.O_RDONLY | os.O_NOFOLLOW)
-            opened.callback(os.close, descriptor)
-            sources.append(descriptor)
-        yield Orders(
-            uid=user.uid,
-            gid=user.gid,
-            groups=user.groups,
-            mark=mark,
-            policy=options.files,
-            open_files=_checkable(details),
-            memory_files=details.memory_files,
-            mapped_files=details.mapped_files,
-            sources=tuple(sources),
-            identified=(*cut, *(file.path for file in details.memory_files)),
-            needed=socket_folders(tree.folder),
-        )
-
-
-def _checkable(details: CpuDetails) -> tuple[OpenFile, ...]:
-    # What the kernel tells of a process of the tree is there again when CRIU opens it.
-    replaced = {file.path for file in details.memory_files}
-    there = (file for file in details.open_files if not file.path.startswith("/proc/"))
-    return tuple(file for file in there if file.path not in replaced)
-
-
-class _Files:
-    """The tree's files, prepared for the restore until it is settled or undone."""
-
-    def __init__(self, tree: SavedTree, options: TreeRestoreOptions) -> None:
-        with _orders(tree, options, secrets.token_hex(4)) as orders:
-            self._orders = Orders(orders.uid, orders.gid, orders.groups, orders.mark)
-            self._changes: tuple[Change, ...] = ()
-            if orders.open_files or orders.memory_files or orders.needed:
-                answer = file_worker.work(msgspec.structs.replace(orders, apply=True))
-                file_worker.require_usable(answer)
-                self._changes = answer.changes
-
-    def settle(self) -> None:
-        if self._changes:
-            file_worker.work(msgspec.structs.replace(self._orders, settle=self._changes))
-        self._changes = ()
-
-    def undo(self) -> None:
-        if self._changes:
-            file_worker.work(msgspec.structs.replace(self._orders, undo=self._changes))
-        self._changes = ()
-
-
 def _run(
     criu: Criu,
     tree: SavedTree,
@@ -348,6 +282,7 @@ def _run(
     made: MadeProcesses,
     driver: HeldRestore | None,
     namespace: NamespaceMaker | None,
+    complete: Callable[[], bool],
 ) -> None:
     details, owner, folder = tree.details, tree.user, tree.folder
     rights = _rights(tree)
@@ -368,6 +303,10 @@ def _run(
         if turn is not None:
             turn.require_done()
 
+    def watch() -> None:
+        made.require_alive(rights.of.keys())
+        complete()
+
     words = ["--restore-detached", "--file-locks", "--manage-cgroups=ignore", "--link-remap"]
     words.append("--tcp-close")
     ports.take_back(folder, details.connections)
@@ -379,7 +318,7 @@ def _run(
         MissingDevices(details.devices, owner) as missing,
         _readable(folder, owner),
         working_folder(folder, owner) as work,
-        ActionScript(work, owner.uid, held, RESTORED) as script,
+        ActionScript(work, owner.uid, held, RESTORED, complete) as script,
         driver_turn(driver, options.deadline, require_same_rights, made) as turn,
         none_left(made) as inherited_by_all,
     ):
@@ -411,9 +350,7 @@ def _run(
                 namespace.made()
             if turn is not None:
                 turn.begin()
-            running.wait(
-                options.deadline, cancellation, script, lambda: made.require_alive(rights.of.keys())
-            )
+            running.wait(options.deadline, cancellation, script, watch)
         require_same_rights()  # whoever killed the script has skipped it
 
 
@@ -440,15 +377,13 @@ def close_to_others(folder: Path) -> None:
         os.chown(path, 0, 0, follow_symlinks=False)
 
 
-def _confirm(root: int) -> None:
-    """Raise unless the program runs, and still does a little later, whatever CRIU reported."""
-    for pause in (SETTLED, 0):
-        now = procfs.stat(root)
-        if now is None or now.dead:
-            raise Internal(
-                f"the restored program (pid {root}) ended at once", hint="its own log may say why"
-            )
-        time.sleep(pause)
+def _require_alive(root: int) -> None:
+    """Raise unless the program runs, whatever CRIU reported."""
+    now = procfs.stat(root)
+    if now is None or now.dead:
+        raise Internal(
+            f"the restored program (pid {root}) ended at once", hint="its own log may say why"
+        )
 
 
 def _set_affinities(processes: Sequence[Process], ids: Mapping[int, int]) -> None:

@@ -128,3 +128,23 @@ class Progress(Cancellation):
     def _tell(self) -> None:
         if self.observer is not None:
             self.observer(self)
+
+
+class Beside(Progress):
+    """The progress of a part that runs beside the rest of an operation, and may be cancelled
+    alone.
+    """
+
+    def __init__(self, operation: Progress) -> None:
+        super().__init__()
+        self._operation = operation
+
+    def advance(self, byte_count: int) -> None:
+        self._operation.advance(byte_count)
+
+    def note(self, text: str) -> None:
+        self._operation.note(text)
+
+    def check(self) -> None:
+        super().check()
+        self._operation.check()

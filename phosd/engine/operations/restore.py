@@ -1,17 +1,18 @@
 """Restore the processes of an image (docs/design/protocols.md, Restore).
 
-Nothing on the node is touched before every check has passed and all device memory has been loaded
-and hashed on its GPU. The program may run only after its state has been verified.
+Nothing on the node is touched before every check has passed. CRIU works while the device memory is
+loaded; nothing of the program runs before all of that has been hashed on its GPU, and CRIU's files,
+too. Its gates open only after its state has been verified.
 """
 
 import time
-from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
@@ -20,17 +21,19 @@ from phosd.engine.criu.driver_turn import HeldRestore
 from phosd.engine.criu.file_worker import Policy
 from phosd.engine.criu.restore import Restored, TreeRestoreOptions
 from phosd.engine.criu.saved_tree import saved_trees
+from phosd.engine.criu.tree_files import TreeFiles
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.link import HookLink, HookState
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.store import Image
 from phosd.engine.job.affected import AffectedProcess, AffectedSet, now
 from phosd.engine.job.checks import Check, Finding, findings, require_all
-from phosd.engine.job.progress import Progress
+from phosd.engine.job.progress import Beside, Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.node.machine import same_machine
 from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import context_bytes, require_device_memory
-from phosd.engine.operations.load import device_bytes, loaded
+from phosd.engine.operations.load import LoadedMemory, device_bytes, loaded
 from phosd.engine.operations.move_checks import require_alone
 from phosd.engine.program import driver_checkpoint
 from phosd.errors import Internal
@@ -77,25 +80,22 @@ def restore(
     with ExitStack() as job:
         image = job.enter_context(node.store.open(image_id))
         manifest = image.manifest
-        cpu = _CpuSide(node, manifest, options)
+        cpu = job.enter_context(_CpuSide(node, manifest, options))
         job.enter_context(node.claim(cpu.pids_here))
-        require_all(_admission(node, manifest, cpu, progress))
+        require_all(_admission(node, manifest, cpu))
         progress.check()
         progress.about_to_touch(_affected(manifest, cpu.pids_here))
 
         progress.phase("load", bytes_total=manifest.device_bytes)
         point(Point.RESTORE_LOAD)
-        with ThreadPoolExecutor(1) as beside:
-            hashing = beside.submit(cpu.check_bytes)
-            memory = job.enter_context(loaded(node, image, progress))
-            hashing.result()
-        progress.check()
-
-        progress.phase("cpu")
+        loading = job.enter_context(_Loading(node, image, cpu, progress))
+        require_all(cpu.files_checks(progress))
         point(Point.RESTORE_CPU)
         with Undo() as undo:
-            for restored in cpu.restore(progress):
-                undo.add(restored.abandon)
+            with loading.named_if_damaged():
+                for restored in cpu.restore(progress, loading.complete):
+                    undo.add(restored.abandon)
+            memory = loading.memory
             manifest = cpu.as_restored()
             pids = tuple(p.pid for p in manifest.processes)
             job.enter_context(node.claim({*pids} - {*cpu.pids_here}))
@@ -117,6 +117,7 @@ def restore(
                     link.unpark(blocks)
             progress.phase("verify")
             point(Point.RESTORE_VERIFY)
+            cpu.require_settled()
             _require_running(manifest, links)
             point(Point.RESTORE_OPEN)
             memory.keep(links)
@@ -137,21 +138,22 @@ def try_restore(
     """
     with node.store.open(image_id) as image:
         manifest = image.manifest
-        cpu = _CpuSide(node, manifest, options)
+        with _CpuSide(node, manifest, options) as cpu:
 
-        def claim() -> None:
-            with node.claim(cpu.pids_here):
-                pass
+            def claim() -> None:
+                with node.claim(cpu.pids_here):
+                    pass
 
-        return findings([("jobs", claim), *_admission(node, manifest, cpu, progress)])
+            checks = (*_admission(node, manifest, cpu), *cpu.files_checks(progress))
+            return findings([("jobs", claim), *checks])
 
 
-def _admission(
-    node: Node, manifest: Manifest, cpu: "_CpuSide", progress: Progress
-) -> Iterator[Check]:
-    """Yield the checks before a restore: one passes before the next is made."""
+def _admission(node: Node, manifest: Manifest, cpu: "_CpuSide") -> Iterator[Check]:
+    """Yield the checks before a restore: one passes before the next is made. Those of files go on
+    beside them.
+    """
     yield from same_machine(manifest, node.criu)
-    yield from cpu.admission(progress)
+    yield from cpu.admission()
     yield "device memory", partial(require_device_memory, node, _needs(manifest))
     if manifest.shares_memory:
         gpus, pids = {block.gpu for block in manifest.blocks}, [p.pid for p in manifest.processes]
@@ -175,6 +177,16 @@ class _CpuSide:
         )
         self._trees = saved_trees(manifest, node.store.image_folder(manifest.id))
         self._restored: list[Restored] = []
+        self._opened = ExitStack()
+        self._files = [
+            self._opened.enter_context(TreeFiles(tree, self._options.files)) for tree in self._trees
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
 
     @property
     def pids_here(self) -> list[int]:
@@ -214,24 +226,37 @@ class _CpuSide:
                 hint="its own log may say why",
             ) from error
 
-    def admission(self, progress: Progress) -> Iterator[Check]:
-        """Yield the checks that pids are free, files are as recorded, and the owner may restore the
-        trees.
+    def admission(self) -> Iterator[Check]:
+        """Yield the checks that pids are free, and the owner may restore the trees; with these
+        begin those of their files.
         """
-        for tree in self._trees:
-            yield from criu_restore.admission_checks(self._criu, tree, self._options, progress)
+        for tree, files in zip(self._trees, self._files, strict=True):
+            yield from criu_restore.admission_checks(self._criu, tree, self._options, files)
+
+    def files_checks(self, progress: Progress) -> Iterator[Check]:
+        """Yield the checks that files are as recorded."""
+        for tree, files in zip(self._trees, self._files, strict=True):
+            yield criu_restore.files_check(tree, files, progress)
 
     def check_bytes(self) -> None:
         """Check CRIU's files against their recorded digests."""
         for tree in self._trees:
             tree.check_bytes()
 
-    def restore(self, progress: Progress) -> Iterator[Restored]:
-        """Restore each tree; its GPU processes sleep in the hook or in the driver."""
+    def restore(self, progress: Progress, complete: Callable[[], bool]) -> Iterator[Restored]:
+        """Restore each tree; its GPU processes sleep in the hook or in the driver. Nothing runs
+        before ``complete`` returns True.
+        """
         for index, tree in enumerate(self._trees):
             options = self._options if index == 0 else replace(self._options, end=None)
             restored = criu_restore.restore_tree(
-                self._criu, tree, options, progress, self._held(index)
+                self._criu,
+                tree,
+                options,
+                progress,
+                self._held(index),
+                complete,
+                self._files[index],
             )
             self._restored.append(restored)
             yield restored
@@ -247,10 +272,67 @@ class _CpuSide:
             frozenset(pids), driver_checkpoint.restore_threads, driver_checkpoint.restore_all
         )
 
+    def require_settled(self) -> None:
+        """Raise :class:`Internal` if a tree has ended at once."""
+        for restored in self._restored:
+            restored.require_settled()
+
     def settle(self) -> None:
         """Remove what was kept to undo the restore."""
         for restored in self._restored:
             restored.settle()
+
+
+class _Loading:
+    """What is read beside CRIU's work: device memory, which is loaded and hashed on its GPU, and
+    CRIU's files, which are hashed.
+
+    The phase ``load`` ends when the device memory is there; what CRIU needs longer is ``cpu``.
+    """
+
+    def __init__(self, node: Node, image: Image, cpu: _CpuSide, progress: Progress) -> None:
+        self._part = Beside(progress)
+        self._stack = ExitStack()
+        self._pool = ThreadPoolExecutor(2)
+        self._hashed = self._pool.submit(cpu.check_bytes)
+        self._loaded = self._pool.submit(self._load, node, image, progress)
+
+    def _load(self, node: Node, image: Image, progress: Progress) -> LoadedMemory:
+        memory = self._stack.enter_context(loaded(node, image, self._part))
+        progress.phase("cpu")
+        return memory
+
+    def complete(self) -> bool:
+        """Return whether all of it is there, and as it was saved. Raises what went wrong."""
+        parts: tuple[Future[Any], ...] = (self._hashed, self._loaded)
+        for part in parts:
+            if part.done():
+                part.result()
+        return all(part.done() for part in parts)
+
+    @property
+    def memory(self) -> LoadedMemory:
+        """The device memory, once it is complete."""
+        return self._loaded.result()
+
+    @contextmanager
+    def named_if_damaged(self) -> Iterator[None]:
+        """If CRIU fails in the context, raise :class:`ImageCorrupt` in place of its words, if its
+        files are damaged.
+        """
+        try:
+            yield
+        except Internal:
+            self._hashed.result()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._part.cancel()
+        self._pool.shutdown()
+        self._stack.close()
 
 
 def _affected(manifest: Manifest, pids: Collection[int]) -> AffectedSet:

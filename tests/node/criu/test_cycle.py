@@ -253,7 +253,7 @@ def test_a_tree_that_ends_after_the_restore_is_noticed(
     life.kill()
     (life.home / "go").touch()
     with pytest.raises(Internal, match="ended at once"):
-        life.restore()
+        life.restore().require_settled()
 
 
 def test_file_locks_come_back(life: Life) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from phosd.engine.criu import restore as restore_module
 from phosd.engine.criu.dump import Dump, DumpOptions
 from phosd.engine.criu.owned_processes import (
     dump_mark,
@@ -25,6 +24,7 @@ from phosd.engine.criu.owned_processes import (
     restore_mark,
 )
 from phosd.engine.criu.program import Criu
+from phosd.engine.criu.tree_files import TreeFiles
 from phosd.engine.job.affected import now
 from phosd.engine.program.tree import scan
 from phosd.engine.recovery import rescue
@@ -71,13 +71,13 @@ def test_a_failed_restore_hits_nobody_who_took_a_pid(
     life.counts_on()
     life.dump()
     life.kill()
-    files = restore_module._Files
+    prepare = TreeFiles.prepare
 
-    def work(*arguments: Any) -> Any:
+    def work(files: TreeFiles) -> None:
         occupy(life.pid)
-        return files(*arguments)
+        prepare(files)
 
-    monkeypatch.setattr(restore_module, "_Files", work)
+    monkeypatch.setattr(TreeFiles, "prepare", work)
     with pytest.raises(Internal, match="File exists"):
         life.restore()
     assert alive(life.pid)

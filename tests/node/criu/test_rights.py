@@ -13,7 +13,7 @@ import pytest
 
 from phosd.engine.criu import dump as criu_dump
 from phosd.engine.criu import restore as criu_restore
-from phosd.engine.criu.action_script import ActionScript
+from phosd.engine.criu.action_script import MADE, ActionScript
 from phosd.engine.criu.dump import Dump, DumpOptions
 from phosd.engine.criu.owned_processes import carried
 from phosd.engine.criu.program import Owner
@@ -158,7 +158,15 @@ def test_whoever_kills_the_script_is_found_out_after_it(
     life.dump()
     life.kill()
     with monkeypatch.context() as patched:
-        patched.setattr(ActionScript, "attend", lambda self: end_script(self._work))
+        attend = ActionScript.attend
+
+        def end_it(script: ActionScript) -> None:
+            if MADE in script.reached and not script.waits:
+                end_script(script._work)
+            else:
+                attend(script)
+
+        patched.setattr(ActionScript, "attend", end_it)
         more_than_it_had(patched, life.pid)
         with pytest.raises(NotAuthorized, match="of the restored program has other effective"):
             life.restore()
