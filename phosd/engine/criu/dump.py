@@ -220,7 +220,7 @@ class Dump:
                         environment=environment,
                         capabilities=_to_dump(),
                         plugins=criu_plugins() if self._devices.kinds or self.tracer else None,
-                        inside=self._tree.root.pid if self._tree.nested else None,
+                        inside=self._criu.inside(self._tree.root),
                     )
                 )
             )

@@ -66,8 +66,10 @@ def _bystander(criu: Criu, process: TreeProcess) -> Iterator[int]:
     Yields the pid by which ``process`` knows it.
     """
     with contextlib.ExitStack() as opened:
-        where = os.pidfd_open(process.pid)
-        opened.callback(os.close, where)
+        inside = criu.inside(process)
+        entrance = [] if inside is None else [inside.entrance()]
+        for each in entrance:
+            opened.callback(os.close, each)
         told, tell = os.pipe()
         reader = opened.enter_context(os.fdopen(told))
         os.fchown(tell, process.uid, -1)  # it is opened anew there
@@ -77,10 +79,10 @@ def _bystander(criu: Criu, process: TreeProcess) -> Iterator[int]:
             gid=process.gid,
             groups=process.groups,
             dies_with_parent=True,
-            inside=where if process.own_ids else None,
+            inside=next(iter(entrance), None),
         )
         try:
-            started = launch.launch(words, (where, tell), criu.service, tied=True)
+            started = launch.launch(words, (tell, *entrance), criu.service, tied=True)
         finally:
             os.close(tell)
         opened.callback(started.close)

@@ -18,11 +18,13 @@ from phosd.engine.criu.cgroup_place import Place, Surroundings
 from phosd.engine.criu.hindrance import IDLE_SECONDS, Hindrance
 from phosd.engine.criu.launch import Started
 from phosd.engine.job.cancellation import Cancellation
+from phosd.engine.program.tree import TreeProcess
 from phosd.engine.system import cgroups, pid_namespaces, privileges, procfs
 from phosd.engine.system.native import is_reachable
+from phosd.engine.system.pid_namespaces import PidNamespace
 from phosd.engine.system.privileges import Capability
 from phosd.engine.system.unsandboxed import OutsideError
-from phosd.errors import Cancelled, Internal, Timeout
+from phosd.errors import Cancelled, Internal, Reason, Timeout, Unsupported
 
 MINIMUM = (4, 2)
 """Older versions cannot dump a process with a TCP or UDP socket on Linux 6.16 or newer."""
@@ -60,7 +62,7 @@ class Invocation:
     ``environment`` is added to CRIU's, which loads the plugins of the folder ``plugins`` and no
     others; ``capabilities`` are all that CRIU has, unless the owner is
     root. ``wrap`` may put a command around CRIU's. ``place``: see :func:`launch.launch`.
-    ``inside``: the process in whose pid and mount namespaces it runs.
+    ``inside``: the namespace that it runs in, and those that come with it.
     """
 
     action: str
@@ -74,7 +76,7 @@ class Invocation:
     dies_with_us: bool = False
     place: Place | None = None
     plugins: Path | None = None
-    inside: int | None = None
+    inside: PidNamespace | None = None
     wrap: Callable[[list[str]], list[str]] = list
 
 
@@ -149,12 +151,33 @@ class Criu:
         """
         return launch.namespaces(self.service)
 
+    def made_for(self, pid: int) -> PidNamespace | None:
+        """Return the pid namespace of phosd's that a process is in; None if it is in none."""
+        if self.runtime_dir is None:
+            return None
+        return pid_namespaces.made_for(self.runtime_dir, pid)
+
+    def inside(self, process: TreeProcess) -> PidNamespace | None:
+        """Return where CRIU knows a process by its own ids; None if that is where CRIU starts.
+
+        Raises :class:`Unsupported` if it is in namespaces that phosd has not made.
+        """
+        made = self.made_for(process.pid)
+        if made is None and process.own_ids:
+            raise Unsupported(
+                f"{procfs.describe(process.pid)} is in a container or sandbox, or has got itself "
+                "one just now",
+                hint="the program goes on; start it outside of it",
+                reason=Reason.PROCESS_STATE,
+            )
+        return made
+
     def namespaces_for(self, pid: int) -> dict[str, str]:
         """The namespaces that CRIU runs in to save the tree below ``pid``: that of a program that
         phosd has started in a pid namespace of its own, too.
         """
-        made = self.runtime_dir and pid_namespaces.made_for(self.runtime_dir, pid)
-        if not made:
+        made = self.made_for(pid)
+        if made is None:
             return self.namespaces
         keeper = made.keeper.pid
         own = {kind: procfs.namespace(keeper, kind) for kind in pid_namespaces.KINDS}
@@ -191,7 +214,7 @@ class Criu:
         inside = None
         try:
             if invocation.inside is not None:
-                inside = os.pidfd_open(invocation.inside)
+                inside = invocation.inside.entrance()
                 descriptors.append(inside)
             log = _new_log(work / name, owner)
             places = [f"/proc/self/fd/{folder}" for folder in descriptors]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
+from phosd.errors import NoSuchProcess
 
 KINDS = ("pid", "mnt")
 """The kinds of namespaces that are made."""
@@ -38,6 +39,21 @@ class PidNamespace:
             procfs.namespace(pid, kind) == procfs.namespace(self.keeper.pid, kind) for kind in KINDS
         )
 
+    def entrance(self) -> int:
+        """Open a pidfd by which root enters it. Raises :class:`NoSuchProcess` if it has ended.
+
+        It is the keeper's. A process of the program may have got itself another mount namespace by
+        now, where it mounts what it likes in the place of what is executed there.
+        """
+        try:
+            found = os.pidfd_open(self.keeper.pid)
+        except ProcessLookupError:
+            raise _ended(self) from None
+        if not self.lives:
+            os.close(found)
+            raise _ended(self)
+        return found
+
     def members(self) -> dict[int, int]:
         """Return its processes and their threads, but the keeper: the ids that phosd knows them by,
         by those that they have for themselves.
@@ -46,6 +62,13 @@ class PidNamespace:
             found = members(procfs.namespace(self.keeper.pid, "pid"))
             return {own: outer for own, outer in found.items() if outer != self.keeper.pid}
         return {}
+
+
+def _ended(namespace: PidNamespace) -> NoSuchProcess:
+    return NoSuchProcess(
+        f"the program's pid namespace has ended, and its first process, {namespace.keeper.pid}",
+        hint="start the program again, or restore an image of it",
+    )
 
 
 def folder(runtime_dir: Path) -> Path:

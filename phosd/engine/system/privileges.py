@@ -166,7 +166,8 @@ def command(
     """Return the command line that runs ``words`` as this user.
 
     It keeps ``capabilities``; root keeps all. ``environment`` is added to that of ``words``.
-    ``inside``: an inherited pidfd, of the process in whose pid and mount namespaces they run.
+    ``inside``: an inherited pidfd, of a process in whose pid and mount namespaces they run, and
+    which no user can move into others.
     """
     orders = {
         "uid": uid,

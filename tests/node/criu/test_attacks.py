@@ -6,6 +6,7 @@ import operator
 import os
 import select
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +15,15 @@ from typing import Any
 
 import pytest
 
+from phosd.engine.criu import dump as criu_dump
 from phosd.engine.criu import restore as criu_restore
+from phosd.engine.criu.dump import DumpOptions
 from phosd.engine.criu.made_processes import ENDED_SECONDS
 from phosd.engine.criu.program import Criu
+from phosd.engine.program.tree import scan
 from phosd.engine.system import procfs
 from phosd.engine.system.privileges import Capability
-from phosd.errors import Internal, NotAuthorized
+from phosd.errors import Internal, NotAuthorized, PhosError
 from tests.node.criu.life import COUNTER, SYSTEM_PYTHON, USER, Life, wait_for
 
 OTHER = USER + 1
@@ -264,3 +268,57 @@ def taken_over(life: Life, page: Path, *arguments: str) -> int:
             writer.kill()
     low, high = (functools.reduce(operator.or_, sets) for sets in (words[:3], words[3:]))
     return low | high << 32
+
+
+SHADOWING = (
+    """
+import ctypes, os, signal, sys
+
+def shadow(*_):
+    libc = ctypes.CDLL(None)
+    assert libc.unshare(0x10000000 | 0x00020000) == 0  # user and mount namespaces
+    assert libc.mount(sys.argv[1].encode(), sys.argv[2].encode(), None, 4096, None) == 0  # bind
+    os.mkdir(sys.argv[1] + "/done")
+
+signal.signal(signal.SIGUSR1, shadow)
+"""
+    + COUNTER
+)
+
+
+def test_no_program_that_a_user_puts_in_criu_s_place_gets_its_capabilities(
+    lives: Callable[[int], Life], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program in a pid namespace of phosd's gets itself a mount namespace, just after it was
+    looked at, where it mounts what it likes; root must look for CRIU elsewhere.
+    """
+    life = lives(USER)
+    life.criu = Criu.find(runtime_dir=tmp_path / "run")
+    (tmp_path / "run" / "hook").mkdir(parents=True)
+    own = life.home / "own"
+    own.mkdir()
+    os.chown(own, USER, USER)
+    false_criu = own / life.criu.path.name
+    false_criu.write_text(f"#!/bin/sh\ngrep CapEff /proc/self/status >{own}/caught\n")
+    false_criu.chmod(0o755)
+    life.start(SHADOWING, str(own), str(life.criu.path.parent))
+    life.counts_on()
+    life.dump()
+    life.kill()
+    inside = life.restore(pid_namespace=True)
+    life.counts_on()
+    look = criu_dump.check
+
+    def then_changed(*arguments: Any) -> Any:
+        found = look(*arguments)
+        os.kill(inside.pid, signal.SIGUSR1)
+        wait_for((own / "done").is_dir)
+        return found
+
+    monkeypatch.setattr(criu_dump, "check", then_changed)
+    with pytest.raises(PhosError) as refused:
+        (tmp_path / "again").mkdir()
+        criu_dump.dump_tree(life.criu, scan(inside.pid), tmp_path / "again", DumpOptions())
+    assert not (own / "caught").exists(), (own / "caught").read_text()
+    assert "in a container or sandbox" in str(refused.value)
+    life.counts_on()
