@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import secrets
 import socket
 import stat
 import struct
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from phosd.engine.hook_client.places import socket_path
+from phosd.engine.hook_client.places import put_aside, socket_path, squatted
 from phosd.engine.hook_client.received import is_distrusted
 from phosd.engine.hook_client.wire import (
     ARM,
@@ -375,7 +374,7 @@ class HookLink:
     def _clear_the_way(self) -> None:
         path = socket_path(self.runtime_dir, self.pid)
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            aside = _put_aside(path)
+            aside = put_aside(path)
             # It was the hook's socket after all.
             if _is_socket_of(aside, procfs.status(self.pid).uids[1]):
                 aside.rename(path)
@@ -501,12 +500,5 @@ def _create(path: Path) -> None:
             return
         except FileExistsError:
             with contextlib.suppress(FileNotFoundError):
-                _put_aside(path)
-    raise NotAuthorized(
-        f"somebody puts {path} back whenever it is removed", hint=f"see who writes to {path.parent}"
-    )
-
-
-def _put_aside(path: Path) -> Path:
-    """Free a name by renaming, because a folder that is not empty cannot be removed at once."""
-    return path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.squatted"))
+                put_aside(path)
+    raise squatted(path)

@@ -1,20 +1,26 @@
 """Where hooks listen: ``hook/<pid>.sock`` of the runtime folder.
 
-A program in a pid namespace of its own sees another folder in its place, ``pidns-<inode>`` of this
-one, and its processes are named by the pids that they have for themselves.
+A program in a pid namespace of its own sees another folder in its place, ``pidns/<inode>`` of this
+one, and its processes are named by the pids that they have for themselves. Only root may enter
+``pidns``: else users could put something there for a number that the next namespace gets.
 """
 
 import contextlib
 import os
 import re
-import shutil
+import secrets
 import stat
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from phosd.engine.system import pid_namespaces, procfs
+from phosd.errors import NotAuthorized, Timeout
 
-_PREFIX = "pidns-"
+_NAMESPACES = "pidns"
+_NUMBER = re.compile("[0-9]{1,20}")
+_TRIES = 100
+_REMOVAL_SECONDS = 30.0
 
 
 def hooks_folder(runtime_dir: Path) -> Path:
@@ -22,9 +28,38 @@ def hooks_folder(runtime_dir: Path) -> Path:
     return runtime_dir / "hook"
 
 
-def folder_in(runtime_dir: Path, namespace: int) -> Path:
-    """Return the folder that stands for it in the pid namespace with this inode."""
-    return hooks_folder(runtime_dir) / f"{_PREFIX}{namespace}"
+def namespaces_folder(runtime_dir: Path) -> Path:
+    """Return the folder of those that stand for it in pid namespaces, which is made if need be.
+
+    Raises :class:`NotAuthorized` if somebody always has something else there.
+    """
+    folder = hooks_folder(runtime_dir) / _NAMESPACES
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            if _is_ours(folder):
+                return folder
+            put_aside(folder)
+    raise squatted(folder)
+
+
+def _is_ours(folder: Path) -> bool:
+    # Of root's own nobody else can put something else in its place.
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def put_aside(path: Path) -> Path:
+    """Free a name by renaming, because a folder that is not empty cannot be removed at once."""
+    return path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.squatted"))
+
+
+def squatted(path: Path) -> NotAuthorized:
+    """Return the error for a path that somebody always takes again."""
+    return NotAuthorized(
+        f"somebody puts {path} back whenever it is removed", hint=f"see who writes to {path.parent}"
+    )
 
 
 def socket_path(runtime_dir: Path, pid: int) -> Path:
@@ -32,7 +67,7 @@ def socket_path(runtime_dir: Path, pid: int) -> Path:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
         if pid_namespaces.is_nested(pid):
             inode = (procfs.PROC / str(pid) / "ns/pid").stat().st_ino
-            return folder_in(runtime_dir, inode) / f"{procfs.own_id(pid)}.sock"
+            return hooks_folder(runtime_dir) / _NAMESPACES / f"{inode}/{procfs.own_id(pid)}.sock"
     return hooks_folder(runtime_dir) / f"{pid}.sock"
 
 
@@ -40,7 +75,7 @@ def folders(runtime_dir: Path) -> Iterator[Path]:
     """Yield the folders in which hooks' sockets are."""
     hooks = hooks_folder(runtime_dir)
     yield hooks
-    for folder, _ in _namespaces(hooks):
+    for folder, _ in _of_namespaces(hooks):
         yield folder
 
 
@@ -48,28 +83,45 @@ def listening(runtime_dir: Path) -> Iterator[int]:
     """Yield the processes for which a hook seems to listen."""
     hooks = hooks_folder(runtime_dir)
     yield from sorted(_pids(hooks))
-    for folder, inode in _namespaces(hooks):
-        if inside := [*_pids(folder)]:
-            ids = pid_namespaces.members(f"pid:[{inode}]")
-            yield from sorted(ids[pid] for pid in inside if pid in ids)
+    nested = {name: pids for folder, name in _of_namespaces(hooks) if (pids := {*_pids(folder)})}
+    found = pid_namespaces.members(nested) if nested else {}
+    for name, pids in nested.items():
+        yield from sorted(found[name][pid] for pid in pids & found[name].keys())
 
 
 def sweep(runtime_dir: Path) -> None:
     """Remove what processes and namespaces have left that have ended, and ``.wake`` files.
 
-    A stale ``.wake`` file would wake a hook in the middle of a dump.
+    A stale ``.wake`` file would wake a hook in the middle of a dump. Raises :class:`Timeout`.
     """
     hooks = hooks_folder(runtime_dir)
     _sweep(hooks, {pid: pid for pid in procfs.pids()})
-    for folder, inode in _namespaces(hooks):
-        ids = pid_namespaces.members(f"pid:[{inode}]")
-        if ids:
-            _sweep(folder, ids)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+    folders = dict(_of_namespaces(hooks))
+    found = pid_namespaces.members(folders.values()) if folders else {}
+    for folder, name in folders.items():
+        _sweep(folder, found[name])
+    _remove([folder for folder, name in folders.items() if not found[name]])
+    _remove([*(hooks / _NAMESPACES).glob("*.old")])
 
 
-def _sweep(folder: Path, ids: dict[int, int]) -> None:
+def _remove(folders: list[Path]) -> None:
+    """Remove folders in which users may have made what they like, also one below the other until
+    a recursion would end this process, or more and more.
+    """
+    if not folders:
+        return
+    words = ["rm", "-rf", "--one-file-system", "--", *map(str, folders)]
+    try:
+        subprocess.run(words, check=False, stderr=subprocess.DEVNULL, timeout=_REMOVAL_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise Timeout(
+            f"{len(folders)} folders of pid namespaces that have ended, in {folders[0].parent}, "
+            f"could not be removed within {_REMOVAL_SECONDS:.0f} s",
+            hint="see who writes to them: `lsof +D`",
+        ) from error
+
+
+def _sweep(folder: Path, ids: Mapping[int, int]) -> None:
     for path in [*folder.glob("*.sock"), *folder.glob("*.wake")]:
         pid = path.stem
         with contextlib.suppress(OSError):  # a folder of this name, made by any user, is harmless
@@ -86,12 +138,10 @@ def _pids(folder: Path) -> Iterator[int]:
             yield int(path.stem)
 
 
-def _namespaces(hooks: Path) -> Iterator[tuple[Path, int]]:
-    for folder in hooks.glob(f"{_PREFIX}*"):
-        inode = folder.name.removeprefix(_PREFIX)
-        with contextlib.suppress(FileNotFoundError):
-            status = folder.lstat()
-            # Of root's own nobody else can put something else in its place.
-            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-            if ours and re.fullmatch("[0-9]{1,20}", inode):
-                yield folder, int(inode)
+def _of_namespaces(hooks: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the folder of each pid namespace, and the name that this has in ``/proc/pid/ns``."""
+    with contextlib.suppress(FileNotFoundError):  # none was ever made
+        if _is_ours(hooks / _NAMESPACES):
+            for folder in (hooks / _NAMESPACES).iterdir():
+                if _NUMBER.fullmatch(folder.name):
+                    yield folder, f"pid:[{folder.name}]"

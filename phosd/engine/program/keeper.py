@@ -18,14 +18,15 @@ import errno
 import json
 import os
 import resource
+import secrets
 import select
-import shutil
 import signal
 import socket
 import struct
 import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,6 +49,7 @@ _PATIENCE = 30.0
 _ROOM = 1000
 """Ids that CRIU needs at a restore, at the most."""
 _CHUNK = 1 << 16
+_MOST_LEFT = 1000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -84,13 +86,10 @@ class Making:
         _mount("", "/", "", _MS_REC | _MS_SLAVE)
         options = _proc_options()
         _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, ",".join(options))
-        hooks = Path(self._orders["hooks"])
-        own = hooks / f"pidns-{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
-        with contextlib.suppress(FileNotFoundError):  # of one that has ended, with this number
-            shutil.rmtree(own)
-        own.mkdir(mode=0o755)
+        own = Path(self._orders["places"]) / str(Path("/proc/self/ns/pid").stat().st_ino)
+        _make_anew(own)
         own.chmod(0o1777)  # as the other one
-        _mount(str(own), str(hooks), "", _MS_BIND)
+        _mount(str(own), self._orders["hooks"], "", _MS_BIND)
         taken: list[int] = self._orders["ids"]
         # Ids of different namespaces are seldom the same, which is not needed, but good to read.
         _begin_ids_after(_clear_of(taken) if taken else outside)
@@ -100,6 +99,21 @@ class Making:
         taken: list[int] = self._orders["ids"]
         if taken:
             _begin_ids_after(max(taken))
+
+
+def _make_anew(folder: Path) -> None:
+    """Make a folder. A namespace that has ended may have had this number."""
+    left = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.old")
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(left)
+        # What its users made there beside sockets waits for phosd's next start.
+        with os.scandir(left) as entries:
+            for entry in islice(entries, _MOST_LEFT):
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)  # noqa: PTH108
+        with contextlib.suppress(OSError):
+            left.rmdir()
+    folder.mkdir(mode=0o755)
 
 
 def _proc_options() -> list[str]:

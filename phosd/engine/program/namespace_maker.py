@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from phosd.engine.hook_client.places import hooks_folder
+from phosd.engine.hook_client.places import hooks_folder, namespaces_folder
 from phosd.engine.system import pid_namespaces, procfs
 from phosd.engine.system.pid_namespaces import PidNamespace
 from phosd.errors import Internal
@@ -31,6 +31,7 @@ class NamespaceMaker:
         """``ids``: of the processes and threads that are to be restored."""
         self._folder = pid_namespaces.folder(runtime_dir)
         self._hooks = hooks_folder(runtime_dir)
+        self._places = namespaces_folder(runtime_dir)
         self._image = image
         self._ids = sorted(ids)
         self._told, self._tell = os.pipe()
@@ -46,6 +47,7 @@ class NamespaceMaker:
             "told": self._tell,
             "go": self._wait,
             "hooks": str(self._hooks),
+            "places": str(self._places),
             "ids": self._ids,
         }
 

@@ -56,6 +56,7 @@ def settle(node: Node, interrupted: Collection[InterruptedJob]) -> dict[int, str
         said = {job.job: _text(node, job, account, still) for job in interrupted}
     for what, clear in (
         ("sockets of hooks", partial(places.sweep, node.config.runtime_dir)),
+        ("records of pid namespaces", partial(pid_namespaces.sweep, node.config.runtime_dir)),
         ("files in memory", node.staging.sweep),
         ("images", node.store.sweep),
         ("suspended programs", node.suspend_store.sweep),

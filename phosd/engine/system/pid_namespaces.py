@@ -9,7 +9,7 @@ container, or in a sandbox, that phosd knows nothing of.
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,8 +59,9 @@ class PidNamespace:
         by those that they have for themselves.
         """
         with contextlib.suppress(OSError):  # it has ended
-            found = members(procfs.namespace(self.keeper.pid, "pid"))
-            return {own: outer for own, outer in found.items() if outer != self.keeper.pid}
+            name = procfs.namespace(self.keeper.pid, "pid")
+            found = members([name])[name].items()
+            return {own: outer for own, outer in found if outer != self.keeper.pid}
         return {}
 
 
@@ -107,13 +108,22 @@ def is_nested(pid: int) -> bool:
     return procfs.namespace(pid, "pid") != procfs.namespace(os.getpid(), "pid")
 
 
-def members(name: str) -> dict[int, int]:
-    """Return the ids of all processes and threads in the pid namespace of this name (as
+def members(names: Iterable[str]) -> dict[str, dict[int, int]]:
+    """Return the ids of all processes and threads in the pid namespaces of these names (such as
     ``pid:[4026531836]``): those that we know them by, by those that they have for themselves.
     """
-    found: dict[int, int] = {}
+    found: dict[str, dict[int, int]] = {name: {} for name in names}
     for pid in procfs.pids():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            if procfs.namespace(pid, "pid") == name:
-                found |= {procfs.own_id(thread): thread for thread in procfs.threads(pid)}
+            ids = found.get(procfs.namespace(pid, "pid"))
+            if ids is not None:
+                ids |= {procfs.own_id(thread): thread for thread in procfs.threads(pid)}
     return found
+
+
+def sweep(runtime_dir: Path) -> None:
+    """Remove the records of namespaces that have ended, and those that were not finished."""
+    for path in folder(runtime_dir).glob("*.new"):
+        path.unlink()
+    for _ in living(runtime_dir):
+        pass

@@ -44,7 +44,7 @@ def test_nothing_half_restored_stays(
                 computes_right(target, undisturbed)
             for each in found:
                 end(each)
-            assert not list((plant.place / "run" / "hook").glob("*/*.sock")) or found, point
+            assert not list((plant.place / "run" / "hook").glob("pidns/*/*.sock")) or found, point
         assert restore() == "done", plant.last()
         assert len(there()) == 1
         computes_right(target, undisturbed)
