@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -62,15 +63,10 @@ def start_enclosed(
         listening = stack.enter_context(socket.socket(socket.AF_UNIX))
         name = f"phos-start-{secrets.token_hex(16)}"
         listening.bind(f"\0{name}")
-        listening.listen(1)
-        listening.settimeout(_PATIENCE)
+        listening.listen()
         keeper = client.make_pid_namespace(name, end=str(folder / END))
-        try:
-            connection = stack.enter_context(listening.accept()[0])
-        except TimeoutError as error:
-            raise _lost(keeper) from error
+        connection = stack.enter_context(_connection_of(keeper, listening))
         connection.settimeout(_PATIENCE)
-        _require_peer(connection, keeper)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         _tell(connection, words, environment, folder)
         try:
@@ -80,13 +76,22 @@ def start_enclosed(
             raise
 
 
-def _require_peer(connection: socket.socket, keeper: int) -> None:
-    """Anybody may connect: only the process that phosd has named is told anything."""
-    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _IDS.size)
-    if _IDS.unpack(peer)[:2] != (keeper, os.geteuid()):
-        raise CommandError(
-            "NotAuthorized", "another process has connected in place of the program's; try again"
-        )
+def _connection_of(keeper: int, listening: socket.socket) -> socket.socket:
+    """Return the connection of the process that phosd has named: anybody may connect, and the
+    others are told nothing.
+    """
+    give_up = time.monotonic() + _PATIENCE
+    while (left := give_up - time.monotonic()) > 0:
+        listening.settimeout(left)
+        try:
+            connection, _ = listening.accept()
+        except TimeoutError:
+            break
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _IDS.size)
+        if _IDS.unpack(peer)[:2] == (keeper, os.geteuid()):
+            return connection
+        connection.close()
+    raise _lost(keeper)
 
 
 def _tell(

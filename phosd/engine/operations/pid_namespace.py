@@ -6,7 +6,7 @@ cgroup of the one that has asked. What the keeper starts is between the two
 """
 
 import json
-import os
+import re
 import sys
 import time
 from contextlib import ExitStack
@@ -17,12 +17,13 @@ from phosd.engine.criu.cgroup_place import place_of
 from phosd.engine.criu.launch import Started
 from phosd.engine.image.cpu_manifest import Cgroups
 from phosd.engine.node.node import Node
+from phosd.engine.operations.starter import Starter
 from phosd.engine.program import keeper
 from phosd.engine.program.namespace_maker import NamespaceMaker
-from phosd.engine.program.tree import TreeProcess, scan
 from phosd.engine.system import cgroups, pid_namespaces, procfs
-from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, Reason, Unsupported
+from phosd.errors import Busy, Internal, InvalidOption
 
+_SOCKET = re.compile("[0-9A-Za-z._-]{1,100}")
 _MOST_OF_A_USER = 1000
 _PATIENCE = 30.0
 _LOOK_SECONDS = 0.005
@@ -33,66 +34,46 @@ def make_pid_namespace(node: Node, pid: int, uid: int, socket: str, end: str) ->
 
     The keeper connects to the abstract ``socket`` of that process, to be told what to start, and
     writes to the file ``end``, if it is given one, how that has ended. Raises :class:`Unsupported`
-    if the process is in a sandbox that the program would not be in.
+    if the process is in a sandbox that the program would not be in, and what
+    :class:`Starter` raises.
     """
-    caller = _caller(node, pid, uid)
+    if not _SOCKET.fullmatch(socket):
+        raise InvalidOption(
+            f"{socket[:200]!r} is no name of a socket that phosd takes",
+            hint="use up to 100 letters, digits, and any of . _ -",
+        )
+    caller = Starter.look(pid)
+    caller.require_plain(uid, node.criu)
+    caller.require_asking(socket)
+    rights = caller.credentials
     _require_few(node, uid)
     with ExitStack() as stack:
         maker = stack.enter_context(NamespaceMaker(node.config.runtime_dir))
         orders = {
             "namespace": maker.orders,
-            "user": [caller.uid, caller.gid, list(caller.groups)],
-            "caller": _limits(pid),
+            "user": [uid, rights.gids[0], list(rights.groups)],
+            "caller": _told(caller),
             "socket": socket,
             "end": end,
         }
-        paths = cgroups.memberships(pid)
+        saved = Cgroups(dict(caller.cgroups), cgroups.limits(caller.cgroups))
         started = launch.launch(
             [sys.executable, "-S", "-P", "-m", keeper.__name__, json.dumps(orders)],
             maker.descriptors,
             node.criu.service,
             tied=False,
-            place=place_of(Cgroups(paths, cgroups.limits(paths)), uid, node.criu.surroundings),
+            place=place_of(saved, uid, node.criu.surroundings),
         )
         stack.callback(started.close)
-        maker.started()
-        made = maker.made()
         try:
+            maker.started()
+            made = maker.made(caller.require_same_place)
             _await(started)
         except BaseException:
+            started.kill()  # it may be held up: in a cgroup that its user has frozen, for one
             maker.end()
             raise
         return made.keeper.pid
-
-
-def _caller(node: Node, pid: int, uid: int) -> TreeProcess:
-    """Return the process that asks, if a program that phosd starts has no more rights than it."""
-    process = scan(pid).root
-    if {*process.uids} != {uid} or {*process.gids} != {process.gid}:
-        raise NotAuthorized(
-            f"{procfs.describe(pid)} has ids other than those of user {uid}",
-            hint="start it as one user",
-        )
-    rights = procfs.credentials(pid)
-    foreign = [
-        kind
-        for kind, name in node.criu.namespaces.items()
-        if not kind.endswith("_for_children") and procfs.namespace(pid, kind) != name
-    ]
-    sandbox = (
-        (rights.seccomp_mode, "is under seccomp filters"),
-        (rights.no_new_privileges, "may gain no privileges, and be under Landlock rules"),
-        (uid != 0 and rights.permitted, "has capabilities"),
-        (foreign, f"is in a container or sandbox (its own {', '.join(foreign)} namespace)"),
-    )
-    for found, what in sandbox:
-        if found:
-            raise Unsupported(
-                f"{procfs.describe(pid)} {what}, which a program started by phosd would not be",
-                hint="it can be started without a pid namespace of its own (--no-pidns)",
-                reason=Reason.PROCESS_STATE,
-            )
-    return process
 
 
 def _require_few(node: Node, uid: int) -> None:
@@ -109,22 +90,18 @@ def _require_few(node: Node, uid: int) -> None:
         )
 
 
-def _limits(pid: int) -> dict[str, Any]:
-    """Return what limits a process; it may have ended."""
+def _told(caller: Starter) -> dict[str, Any]:
+    """Return what the keeper takes over from the process that has asked."""
     last = int((procfs.PROC / "sys/kernel/cap_last_cap").read_text())
-    try:
-        bounding = procfs.credentials(pid).bounding
-        return {
-            "limits": procfs.limits(pid),
-            "cpus": sorted(os.sched_getaffinity(pid)),
-            "nice": os.getpriority(os.PRIO_PROCESS, pid),
-            "oom_score": int((procfs.PROC / str(pid) / "oom_score_adj").read_text()),
-            "without": [n for n in range(last + 1) if not bounding >> n & 1],
-        }
-    except (FileNotFoundError, ProcessLookupError):
-        raise NoSuchProcess(
-            f"process {pid} has ended, which asked for a pid namespace", hint="start it again"
-        ) from None
+    bounding = caller.credentials.bounding
+    return {
+        "limits": caller.limits,
+        "cpus": caller.cpus,
+        "scheduler": caller.scheduler,
+        "nice": caller.nice,
+        "oom_score": caller.oom_score,
+        "without": [n for n in range(last + 1) if not bounding >> n & 1],
+    }
 
 
 def _await(started: Started) -> None:

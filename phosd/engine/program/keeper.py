@@ -240,8 +240,7 @@ def main() -> None:
     if orders["end"]:
         end = open_for_appending(orders["end"], uid=uid, gid=gid, groups=groups)
     _limit(orders["caller"])
-    if uid != 0:
-        become(uid, gid, groups)
+    become(uid, gid, groups)
     die_with_parent(0)
     os.chdir("/")
     os.write(ready, b"r")
@@ -259,6 +258,8 @@ def _limit(caller: Mapping[str, Any]) -> None:
         except ValueError:  # without CAP_SYS_RESOURCE
             resource.setrlimit(int(name), (soft if 0 <= soft <= most else most, most))
     os.sched_setaffinity(0, caller["cpus"])
+    if caller["scheduler"] in (os.SCHED_BATCH, os.SCHED_IDLE):  # the others are no less than ours
+        os.sched_setscheduler(0, caller["scheduler"], os.sched_param(0))
     os.setpriority(os.PRIO_PROCESS, 0, caller["nice"])
     Path("/proc/self/oom_score_adj").write_text(str(caller["oom_score"]))
     for capability in caller["without"]:
@@ -272,8 +273,11 @@ def _start(name: str) -> int:
     command cannot be executed, why. When it is executed, the socket is closed.
     """
     with socket.socket(socket.AF_UNIX) as asking:
-        asking.settimeout(_PATIENCE)
+        # Anybody may connect, and fill the queue. A timeout of Python's would not wait for a place.
+        seconds = struct.pack("ll", int(_PATIENCE), 0)
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
         asking.connect(f"\0{name}")
+        asking.settimeout(_PATIENCE)
         _, user, _ = _PEER.unpack(
             asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         )

@@ -6,7 +6,7 @@ import os
 import secrets
 import select
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -65,8 +65,11 @@ class NamespaceMaker:
         """Return what is readable when the command has made the namespace, or has ended."""
         return self._told
 
-    def made(self) -> PidNamespace:
-        """Record the namespace, and let its keeper begin. Raises :class:`Internal`."""
+    def made(self, require: Callable[[int], None] = lambda _keeper: None) -> PidNamespace:
+        """Record the namespace, and let its keeper begin, unless ``require`` raises for that.
+
+        Raises :class:`Internal`.
+        """
         if self.namespace is not None:
             return self.namespace
         poller = select.poll()
@@ -78,6 +81,7 @@ class NamespaceMaker:
                 "no pid namespace could be made",
                 hint="phosd needs CAP_SYS_ADMIN outside of its sandbox; see its log",
             )
+        require(keeper.pid)
         record = self._folder / f"{self.name}.json"
         written = record.with_suffix(".new")
         written.write_text(json.dumps({"keeper": [*keeper], "image": self._image}))

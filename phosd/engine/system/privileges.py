@@ -7,6 +7,7 @@ starts in milliseconds and can be reviewed alone.
 """
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -37,6 +38,7 @@ _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_RAISE = 2
 _PID_AND_MOUNTS = 0x20000000 | 0x00020000
 _CAPABILITY_VERSION_3 = 0x20080522
+_KEYCTL, _JOIN_SESSION_KEYRING = 250, 1  # x86-64
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -45,11 +47,13 @@ def become(
     uid: int, gid: int, groups: Iterable[int], capabilities: Iterable[Capability] = ()
 ) -> None:
     """Give up root for good: take the ids, and keep only ``capabilities``, also across an exec.
+    Root's keys are left, too, which a session keyring of root's would give to whoever has it.
 
     The bounding set stays full: CRIU passes it to what it restores, and a program restored with
     less than it had crashes. Call it in a process with one thread. Raises :class:`OSError`.
     """
     kept = sorted(set(capabilities))
+    _leave_session_keyring()
     _check(_libc.prctl(_PR_SET_KEEPCAPS, 1 if kept else 0, 0, 0, 0), "keep capabilities")
     os.setgroups(list(groups))
     os.setresgid(gid, gid, gid)
@@ -64,6 +68,15 @@ def become(
     for capability in kept:
         raised = _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, int(capability), 0, 0)
         _check(raised, f"pass on {capability.name}")
+
+
+def _leave_session_keyring() -> None:
+    """Get a session keyring of our own: as root, since a user may have used up the own quota."""
+    if _libc.syscall(_KEYCTL, _JOIN_SESSION_KEYRING, None) < 0:
+        number = ctypes.get_errno()
+        # A container forbids all to do with keys, to programs in it as well.
+        if number not in (errno.ENOSYS, errno.EPERM):
+            raise OSError(number, f"cannot leave root's session keyring: {os.strerror(number)}")
 
 
 def drop_from_bounding_set(capability: int) -> None:

@@ -4,10 +4,13 @@ import json
 import os
 import pwd
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,6 +154,32 @@ def test_who_is_in_a_sandbox_gets_none(place: Place) -> None:
     assert int(pid) > 20, "it was started all the same"
     unshared = ("unshare", "--net")
     assert "its own net namespace" in place.run("true", before=unshared).stderr
+
+
+def test_strangers_who_connect_first_hold_up_nobody(place: Place) -> None:
+    """A name of a socket is no secret, and none of these has been named by phosd."""
+    held: list[socket.socket] = []
+    over = threading.Event()
+
+    def connect() -> None:
+        while not over.is_set():
+            lines = Path("/proc/net/unix").read_text().splitlines()
+            for name in {line.split("@", 1)[1] for line in lines if "@phos-start-" in line}:
+                held.append(socket.socket(socket.AF_UNIX))
+                held[-1].setblocking(False)
+                with suppress(BlockingIOError, ConnectionRefusedError):
+                    held[-1].connect(f"\0{name}")
+
+    stranger = threading.Thread(target=connect)
+    stranger.start()
+    try:
+        assert place.run("sh", "-c", "exit 3").returncode == 3
+    finally:
+        over.set()
+        stranger.join()
+        for each in held:
+            each.close()
+    assert held
 
 
 def test_without_phosd_it_is_started_without_one(tmp_path: Path) -> None:
