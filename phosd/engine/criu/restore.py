@@ -37,10 +37,12 @@ from phosd.engine.system.looking import describe
 from phosd.engine.system.native import criu_plugins
 from phosd.engine.system.pid_namespaces import PidNamespace
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, Internal, NotAuthorized
+from phosd.errors import Busy, Internal, NotAuthorized, Reason, Unsupported
 
 SETTLED = 0.05
 """Seconds that a restored program must live before it counts as restored."""
+_KEEPER = 1
+"""The pid of the first process of a pid namespace."""
 _LEFT_SECONDS = 1.0
 """How long what the program started just before its end may take to end as well."""
 
@@ -131,6 +133,13 @@ def admission_checks(
     def pids() -> None:
         if not _in_own_namespace(tree, options):
             require_free(tree.processes)
+        elif _KEEPER in _ids(tree):
+            raise Unsupported(
+                f"a process of the image has the pid {_KEEPER}, as in a container, which in a pid "
+                "namespace of its own is that of phosd's keeper",
+                hint="restore it without a pid namespace, where that pid is free",
+                reason=Reason.PROCESS_STATE,
+            )
 
     return [
         ("rights", partial(_unless_damaged, tree, rights)),
@@ -194,7 +203,7 @@ def restore_tree(
     with contextlib.ExitStack() as stack:
         namespace = None
         if _in_own_namespace(tree, options):
-            threads = {thread for process in tree.processes for thread in process.threads}
+            threads = _ids(tree)
             namespace = stack.enter_context(
                 NamespaceMaker(_runtime_dir(criu), image=options.image, ids=threads)
             )
@@ -227,6 +236,10 @@ def restore_tree(
 
 def _in_own_namespace(tree: SavedTree, options: TreeRestoreOptions) -> bool:
     return tree.record.pid_namespace or options.pid_namespace
+
+
+def _ids(tree: SavedTree) -> set[int]:
+    return {number for each in tree.processes for number in (each.pid, *each.threads)}
 
 
 def _runtime_dir(criu: Criu) -> Path:

@@ -36,7 +36,7 @@ from phosd.engine.operations.admission import context_bytes, require_device_memo
 from phosd.engine.operations.load import LoadedMemory, device_bytes, loaded
 from phosd.engine.operations.move_checks import require_alone
 from phosd.engine.program import driver_checkpoint
-from phosd.errors import Internal
+from phosd.errors import Internal, Reason, Unsupported
 
 if TYPE_CHECKING:  # mypy cannot evaluate a Literal of computed values
     Files = str
@@ -230,6 +230,7 @@ class _CpuSide:
         """Yield the checks that pids are free, and the owner may restore the trees; with these
         begin those of their files.
         """
+        yield "pid namespaces", self._require_one_namespace
         for tree, files in zip(self._trees, self._files, strict=True):
             yield from criu_restore.admission_checks(self._criu, tree, self._options, files)
 
@@ -237,6 +238,19 @@ class _CpuSide:
         """Yield the checks that files are as recorded."""
         for tree, files in zip(self._trees, self._files, strict=True):
             yield criu_restore.files_check(tree, files, progress)
+
+    def _require_one_namespace(self) -> None:
+        """Raise :class:`Unsupported` if several trees were to be in a pid namespace each: they find
+        each other by their pids.
+        """
+        if self._options.pid_namespace and len(self._trees) > 1:
+            roots = ", ".join(str(tree.root) for tree in self._manifest.trees)
+            raise Unsupported(
+                f"the image has {len(self._trees)} programs that share device memory (pids {roots})"
+                ", which cannot have a pid namespace each",
+                hint="restore it without a pid namespace",
+                reason=Reason.SHARED_MEMORY,
+            )
 
     def check_bytes(self) -> None:
         """Check CRIU's files against their recorded digests."""

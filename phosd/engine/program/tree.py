@@ -37,6 +37,8 @@ class TreeProcess:
     cgroup: str
     own_ids: Mapping[int, int] = field(default_factory=dict)
     """The ids that its threads have for themselves, if it is in a pid namespace below ours."""
+    namespace: str = ""
+    """Which one that is, as ``/proc/pid/ns`` names it."""
 
     @property
     def id(self) -> ProcessId:
@@ -128,8 +130,15 @@ class ProcessTree:
 
     @property
     def ids(self) -> dict[int, int]:
-        """The ids of all threads of living processes, by those that they have for themselves."""
-        return {each.own(thread): thread for each in self.living for thread in each.threads}
+        """The ids of all threads of living processes, by those that they have for themselves, but
+        for processes in pid namespaces of their own below the root's.
+        """
+        return {
+            each.own(thread): thread
+            for each in self.living
+            if each.namespace == self.root.namespace
+            for thread in each.threads
+        }
 
     @property
     def privileged(self) -> str:
@@ -219,6 +228,7 @@ def _read(pid: int) -> TreeProcess:
         affinity={} if stat.dead else _affinity(threads),
         cgroup=_cgroup(pid),
         own_ids=_own_ids(pid, threads),
+        namespace=procfs.namespace(pid, "pid") if pid_namespaces.is_nested(pid) else "",
     )
 
 

@@ -20,6 +20,7 @@ from phosd.service.api.object_interfaces import (
 from phosd.service.api.object_methods import GpuMethods, ImageMethods, ProcessMethods
 from phosd.service.api.pruning import Pruning
 from phosd.service.config import Config
+from phosd.service.dbus.caller_pids import CallerPids
 from phosd.service.dbus.object_tree import ObjectTree
 from phosd.service.dbus.polkit import Rights
 from phosd.service.dbus.query_pool import Readers
@@ -76,10 +77,11 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         config, engine, history, journal, tree, jobs, periodic, own, readers, inventory, upkeep
     )
     write_down = reports.write_down
+    pids = CallerPids(config.runtime_dir, connection.pid_of, readers)
     interface = manager_interface(
-        Images(engine, history, jobs, rights, checkpoints, periodic, readers, write_down),
-        Moves(engine, jobs, inventory, rights, readers, write_down),
-        Lists(inventory, jobs, history, rights, readers),
+        Images(engine, history, jobs, rights, checkpoints, periodic, readers, pids, write_down),
+        Moves(engine, jobs, inventory, rights, readers, pids, write_down),
+        Lists(inventory, jobs, history, rights, readers, pids),
         Pruning(engine, history, jobs, readers),
         Namespaces(engine, connection.pid_of, readers),
     )

@@ -11,6 +11,7 @@ from phosd.engine.job.progress import Progress
 from phosd.errors import ImageCorrupt, in_one_text
 from phosd.service.api.views import job_path
 from phosd.service.dbus.caller import Caller
+from phosd.service.dbus.caller_pids import CallerPids
 from phosd.service.dbus.polkit import Action, Rights
 from phosd.service.dbus.query_pool import Readers
 from phosd.service.dbus.spec import method
@@ -41,6 +42,7 @@ class Images:
         checkpoints: Checkpoints,
         periodic: Periodic,
         readers: Readers,
+        pids: CallerPids,
         write_down: Callable[[Job], None],
     ) -> None:
         self._engine = engine
@@ -50,6 +52,7 @@ class Images:
         self._checkpoints = checkpoints
         self._periodic = periodic
         self._readers = readers
+        self._pids = pids
         self._write_down = write_down
 
     @method("Checkpoint", "ua{sv}", job="o")
@@ -58,6 +61,7 @@ class Images:
         stands still until Continue (hold); options: {options}.
         """
         require_possible(options)
+        pid = await self._pids.known_here(caller, pid)
         target = identify(pid)
         acting = await self._rights.require(
             caller, Action.CHECKPOINT, target.uid, f"process {pid}", pid=str(pid)
@@ -75,6 +79,7 @@ class Images:
     @method("Continue", "ua{sv}")
     async def go_on(self, caller: Caller, pid: int) -> None:
         """Have a process go on that a checkpoint holds, as its image is complete."""
+        pid = await self._pids.known_here(caller, pid)
         target = identify(pid)
         await self._may_stop(caller, target)
         self._checkpoints.go_on(target)
@@ -101,6 +106,7 @@ class Images:
         (empty: none), and that error's message or what was found; nothing is stopped or saved;
         options: {options}.
         """
+        pid = await self._pids.known_here(caller, pid)
         target = identify(pid)
         acting = await self._rights.require(
             caller, Action.CHECKPOINT, target.uid, f"process {pid}", pid=str(pid)

@@ -8,6 +8,7 @@ from phosd.errors import NoSuchImage, NoSuchJob, NoSuchProcess
 from phosd.service.api.inventory import Inventory
 from phosd.service.api.views import created, image_path, job_path
 from phosd.service.dbus.caller import Caller
+from phosd.service.dbus.caller_pids import CallerPids
 from phosd.service.dbus.polkit import Rights
 from phosd.service.dbus.query_pool import Readers
 from phosd.service.dbus.spec import method
@@ -36,16 +37,19 @@ class Lists:
         history: History,
         rights: Rights,
         readers: Readers,
+        pids: CallerPids,
     ) -> None:
         self._inventory = inventory
         self._jobs = jobs
         self._history = history
         self._rights = rights
         self._readers = readers
+        self._pids = pids
 
     @method("GetProcess", "u", process="o")
     async def get_process(self, caller: Caller, pid: int) -> str:
         """Return the object of a GPU process."""
+        pid = await self._pids.known_here(caller, pid)
         if self._inventory.process(pid) is None:
             identify(pid)
             await self._inventory.refresh_processes()

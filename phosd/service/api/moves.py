@@ -14,6 +14,7 @@ from phosd.errors import InvalidOption, PhosError
 from phosd.service.api.inventory import Inventory
 from phosd.service.api.views import job_path
 from phosd.service.dbus.caller import Caller
+from phosd.service.dbus.caller_pids import CallerPids
 from phosd.service.dbus.polkit import Action, Rights
 from phosd.service.dbus.query_pool import Readers
 from phosd.service.dbus.spec import method
@@ -54,6 +55,7 @@ class Moves:
         inventory: Inventory,
         rights: Rights,
         readers: Readers,
+        pids: CallerPids,
         write_down: Callable[[Job, Target], None],
     ) -> None:
         self._engine = engine
@@ -61,6 +63,7 @@ class Moves:
         self._inventory = inventory
         self._rights = rights
         self._readers = readers
+        self._pids = pids
         self._write_down = write_down
 
     @method("Migrate", "usa{sv}", job="o")
@@ -75,7 +78,7 @@ class Moves:
 
         def work(progress: Progress) -> Outcome:
             require_same(target)
-            moved = self._engine.migrate(pid, destination, options, acting, progress)
+            moved = self._engine.migrate(target.pid, destination, options, acting, progress)
             return Outcome(_mapping(moved))
 
         move = _Move("migrate", (target,), options, options.mode, destination)
@@ -90,7 +93,7 @@ class Moves:
 
         def work(progress: Progress) -> Outcome:
             require_same(target)
-            where = self._engine.suspend(pid, options, acting, progress)
+            where = self._engine.suspend(target.pid, options, acting, progress)
             return Outcome(where, where)
 
         return self._begin(caller, _Move("suspend", (target,), options, options.where), work)
@@ -104,7 +107,7 @@ class Moves:
 
         def work(progress: Progress) -> Outcome:
             require_same(target)
-            return Outcome(_mapping(self._engine.resume(pid, options, acting, progress)))
+            return Outcome(_mapping(self._engine.resume(target.pid, options, acting, progress)))
 
         move = _Move("resume", (target,), options, destination=options.gpu)
         return self._begin(caller, move, work)
@@ -125,8 +128,8 @@ class Moves:
             require_same(come)
             # Root's rights for one process must not extend to the other.
             rights = acting if acting == acting_too else caller.uid
-            self._engine.swap(leaving, coming, options, rights, progress)
-            return Outcome(str(coming))
+            self._engine.swap(out.pid, come.pid, options, rights, progress)
+            return Outcome(str(come.pid))
 
         return self._begin(caller, _Move("swap", (out, come), options, options.where), work)
 
@@ -149,6 +152,7 @@ class Moves:
         """Let a process run again that was left locked, checkpointed or parked. Returns afterwards,
         with what was done.
         """
+        pid = await self._pids.known_here(caller, pid)
         target = identify(pid)
         await self._rights.require(
             caller, Action.RECOVER, target.uid, f"process {pid}", pid=str(pid)
@@ -170,7 +174,10 @@ class Moves:
     # Starting a job
 
     async def _theirs(self, caller: Caller, pid: int) -> tuple[Target, int]:
-        """Return the process, if the caller may move it, and the user id whose rights count."""
+        """Return the process that the caller means, if the caller may move it, and the user id
+        whose rights count.
+        """
+        pid = await self._pids.known_here(caller, pid)
         target = identify(pid)
         acting = await self._rights.require(
             caller, Action.MIGRATE, target.uid, f"process {pid}", pid=str(pid)

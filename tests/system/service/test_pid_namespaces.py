@@ -143,6 +143,15 @@ def test_what_it_leaves_behind_goes_on_and_ends_with_the_keeper(place: Place) ->
     wait_until(lambda: not left.members(), "all to end")
 
 
+def test_phosd_knows_which_process_a_pid_is_there(place: Place) -> None:
+    call = "exec busctl --address=$PHOS_BUS call org.phos /org/phos org.phos.Manager1 GetProcess u"
+    other = "echo 5000 >/proc/sys/kernel/ns_last_pid; sh -c"  # than outside
+    own = place.run("sh", "-c", f"{other} 'echo $$; {call} $$'")
+    assert own.stdout == "5001\n"
+    assert "uses no GPU" in own.stderr and "process 5001 " not in own.stderr
+    assert "no process 1 in the pid namespace" in place.run("sh", "-c", f"{call} 1").stderr
+
+
 def test_who_is_in_a_sandbox_gets_none(place: Place) -> None:
     """The program would be outside of it."""
     sandboxed = ("setpriv", "--no-new-privs")

@@ -18,3 +18,34 @@ def test_a_process_that_is_closed_even_to_root(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Path, "readlink", closed)
     with pytest.raises(Unsupported, match=f"{os.getpid()} lets nobody look at it.*`phos ps`"):
         tree.scan(os.getpid())
+
+
+def _process(pid: int, own: int, namespace: str) -> tree.TreeProcess:
+    nobody = (54321,) * 4
+    return tree.TreeProcess(
+        pid=pid,
+        start_time=pid,
+        parent=1,
+        group=pid,
+        session=pid,
+        terminal=0,
+        dead=False,
+        executable="",
+        command=(),
+        uids=nobody,
+        gids=nobody,
+        groups=(),
+        capabilities=0,
+        seccomp=0,
+        tracer=0,
+        threads=(pid,),
+        affinity={},
+        cgroup="",
+        own_ids={pid: own},
+        namespace=namespace,
+    )
+
+
+def test_an_id_of_a_namespace_below_is_not_taken_for_one_of_the_root_s() -> None:
+    found = tree.ProcessTree((_process(1000, 5, "pid:[1]"), _process(1001, 5, "pid:[2]")))
+    assert found.ids == {5: 1000}
