@@ -39,7 +39,8 @@ from phosd.engine.system.privileges import (
 
 _NEW_PID, _NEW_MOUNTS = 0x20000000, 0x00020000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 8, 4096, 16384, 1 << 19
-_PROC_OPTIONS = ("hidepid=", "gid=")
+_MNT_DETACH = 2
+_PROC_OPTIONS = ("hidepid=", "gid=", "subset=")
 """What the other /proc has, too."""
 _LENGTH = struct.Struct("!I")
 _PEER = struct.Struct("3i")
@@ -62,6 +63,7 @@ class Making:
 
     def __init__(self, orders: Mapping[str, Any]) -> None:
         self._orders = orders
+        self._ids = -1
         self._tied, self._tie = os.pipe()
         _check(_libc.unshare(_NEW_PID | _NEW_MOUNTS), "make a pid namespace")
 
@@ -84,21 +86,23 @@ class Making:
             sys.exit(1)  # phosd has ended
         outside = int(told)
         _mount("", "/", "", _MS_REC | _MS_SLAVE)
-        options = _proc_options()
-        _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, ",".join(options))
         own = Path(self._orders["places"]) / str(Path("/proc/self/ns/pid").stat().st_ino)
         _make_anew(own)
         own.chmod(0o1777)  # as the other one
+        self._ids = mount_proc(self._orders["hooks"])
         _mount(str(own), self._orders["hooks"], "", _MS_BIND)
         taken: list[int] = self._orders["ids"]
         # Ids of different namespaces are seldom the same, which is not needed, but good to read.
-        _begin_ids_after(_clear_of(taken) if taken else outside)
+        self._begin_ids_after(_clear_of(taken) if taken else outside)
 
     def settle(self) -> None:
         """Have the program's next processes get the ids that they would have got before."""
         taken: list[int] = self._orders["ids"]
         if taken:
-            _begin_ids_after(max(taken))
+            self._begin_ids_after(max(taken))
+
+    def _begin_ids_after(self, number: int) -> None:
+        os.pwrite(self._ids, str(number).encode(), 0)
 
 
 def _make_anew(folder: Path) -> None:
@@ -116,12 +120,36 @@ def _make_anew(folder: Path) -> None:
     folder.mkdir(mode=0o755)
 
 
-def _proc_options() -> list[str]:
+def mount_proc(aside: str) -> int:
+    """Mount a /proc of this pid namespace, with the options of the other one, and with what is
+    mounted on that: a container hides parts of it so, and shows its own figures instead of the
+    machine's. ``aside`` is a folder on which the other one is mounted meanwhile.
+
+    Returns a descriptor of ``ns_last_pid``, which a container may forbid to write to.
+    """
+    options: list[str] = []
+    covers: list[str] = []
+    automatic: set[str] = set()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
-        if before.split()[4] == "/proc":
-            return [each for each in after.split()[2].split(",") if each.startswith(_PROC_OPTIONS)]
-    return []
+        place = before.split()[4]
+        kind, _, found = after.split(" ", 2)
+        if place == "/proc":  # the last one is the one that is seen
+            options = [each for each in found.split(",") if each.startswith(_PROC_OPTIONS)]
+            covers, automatic = [], set()
+        elif place.startswith("/proc/"):
+            # To go there would mount it (binfmt_misc, by systemd).
+            (automatic.add if kind == "autofs" else covers.append)(place)
+    if covers:
+        _mount("/proc", aside, "", _MS_BIND | _MS_REC)
+    _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, ",".join(options))
+    ids = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY)
+    for place in covers:
+        if place not in automatic and Path(place).exists():  # of a process it does not
+            _mount(f"{aside}{place.removeprefix('/proc')}", place, "", _MS_BIND)
+    if covers:
+        _check(_libc.umount2(aside.encode(), _MNT_DETACH), f"unmount {aside}")
+    return ids
 
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
@@ -129,10 +157,6 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
         source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()
     )
     _check(done, f"mount {kind or source or 'nothing'} on {target}")
-
-
-def _begin_ids_after(number: int) -> None:
-    Path("/proc/sys/kernel/ns_last_pid").write_text(str(number))
 
 
 def _clear_of(taken: Collection[int]) -> int:
