@@ -240,8 +240,9 @@ def close_all_but(kept: Collection[int | None]) -> None:
                 os.close(descriptor)
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
-        if standard not in kept and standard != null:
+        if standard not in kept:
             os.dup2(null, standard)
+            os.set_inheritable(standard, True)  # also where it is the one that was opened
 
 
 # -- a program's first start -----------------------------------------------------------------------

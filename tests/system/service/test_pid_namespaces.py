@@ -49,6 +49,7 @@ print(json.dumps({
     "ignored": signal.getsignal(signal.SIGHUP) is signal.SIG_IGN,
     "token": os.environ.get("TOKEN"),
     "open": sorted(os.listdir("/proc/self/fd")),
+    "input": os.readlink("/proc/self/fd/0"),
 }), flush=True)
 """
 
@@ -115,6 +116,7 @@ def test_it_is_alone_and_has_what_its_starter_has(place: Place, uid: int) -> Non
     bounding = procfs.credentials(os.getpid()).bounding
     assert int(seen["bounding"], 16) == bounding
     assert {*seen["open"]} <= {"0", "1", "2", "3"}, "nothing else is left open"
+    assert seen["input"] == "/dev/null"
     wait_until(lambda: not place.namespaces(), "the namespace to end with its program")
 
 
