@@ -6,6 +6,7 @@ So the hook looks at a process that is started for this.
 
 import contextlib
 import os
+import select
 from collections.abc import Iterator
 
 from phosd.engine.criu import launch
@@ -15,7 +16,11 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.program.tree import TreeProcess
 from phosd.engine.system import privileges, procfs
-from phosd.errors import Internal, NoSuchProcess, Reason, Unsupported
+from phosd.errors import Internal, NoSuchProcess, Reason, Timeout, Unsupported
+
+_ANSWER_MILLISECONDS = 10_000
+_LONGEST = 16
+"""Bytes that are read of what a bystander tells."""
 
 
 def require_none(criu: Criu, group: CheckpointGroup, progress: Progress) -> None:
@@ -71,7 +76,7 @@ def _bystander(criu: Criu, process: TreeProcess) -> Iterator[int]:
         for each in entrance:
             opened.callback(os.close, each)
         told, tell = os.pipe()
-        reader = opened.enter_context(os.fdopen(told))
+        opened.callback(os.close, told)
         os.fchown(tell, process.uid, -1)  # it is opened anew there
         words = privileges.command(
             ["/bin/sh", "-c", 'echo $$ >"$0"; exec sleep 60', f"/proc/self/fd/{tell}"],
@@ -87,9 +92,22 @@ def _bystander(criu: Criu, process: TreeProcess) -> Iterator[int]:
             os.close(tell)
         opened.callback(started.close)
         opened.callback(started.kill)
-        pid = reader.readline()
-        if not pid:
-            raise NoSuchProcess(
-                f"process {process.pid} has ended", hint="see its output for the reason"
-            )
-        yield int(pid)
+        yield _told(told, process)
+
+
+def _told(told: int, process: TreeProcess) -> int:
+    """Return the pid that a bystander has told, which its user may stop, or have say anything."""
+    poller = select.poll()
+    poller.register(told, select.POLLIN)
+    if not poller.poll(_ANSWER_MILLISECONDS):
+        raise Timeout(
+            f"a process of user {process.uid} does not run, which was started to look whether "
+            f"{procfs.describe(process.pid)} is under Landlock rules",
+            hint="somebody with that user's rights may have stopped it; try again",
+        )
+    number, _, _ = os.read(told, _LONGEST).partition(b"\n")
+    if not number.isdigit():
+        raise NoSuchProcess(
+            f"process {process.pid} has ended", hint="see its output for the reason"
+        )
+    return int(number)

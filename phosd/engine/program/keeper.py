@@ -82,6 +82,8 @@ class Making:
         os.write(self._tie, b"t")
         os.close(self._tie)
         told = os.read(self._orders["go"], 16)
+        for number in (self._orders["go"], self._orders["told"]):
+            os.close(number)  # CRIU, which is the user's, must not have them
         if not told:
             sys.exit(1)  # phosd has ended
         outside = int(told)

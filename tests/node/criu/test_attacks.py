@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 
 from phosd.engine.criu import dump as criu_dump
+from phosd.engine.criu import landlock
 from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.dump import DumpOptions
 from phosd.engine.criu.made_processes import ENDED_SECONDS
 from phosd.engine.criu.program import Criu
 from phosd.engine.program.tree import scan
-from phosd.engine.system import procfs
+from phosd.engine.system import privileges, procfs
 from phosd.engine.system.privileges import Capability
-from phosd.errors import Internal, NotAuthorized, PhosError
+from phosd.errors import Internal, NoSuchProcess, NotAuthorized, PhosError, Timeout
 from tests.node.criu.life import COUNTER, SYSTEM_PYTHON, USER, Life, wait_for
 
 OTHER = USER + 1
@@ -322,3 +323,17 @@ def test_no_program_that_a_user_puts_in_criu_s_place_gets_its_capabilities(
     assert not (own / "caught").exists(), (own / "caught").read_text()
     assert "in a container or sandbox" in str(refused.value)
     life.counts_on()
+
+
+@pytest.mark.parametrize(("does", "error"), [("sleep 60", Timeout), ("yes >$0", NoSuchProcess)])
+def test_a_bystander_that_is_stopped_or_says_anything_holds_up_nobody(
+    does: str, error: type[PhosError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its user may do both: it is the one process that phosd starts and listens to."""
+    monkeypatch.setattr(landlock, "_ANSWER_MILLISECONDS", 100)
+    monkeypatch.setattr(
+        privileges, "command", lambda words, **_: ["/bin/sh", "-c", does, words[-1]]
+    )
+    own = scan(os.getpid()).root
+    with pytest.raises(error), landlock._bystander(Criu.find(), own):
+        pass
