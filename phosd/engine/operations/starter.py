@@ -45,12 +45,23 @@ class Starter:
 
     @classmethod
     def look(cls, pid: int) -> "Starter":
-        """Look at process ``pid``. Raises :class:`NoSuchProcess` if it has ended."""
+        """Look at process ``pid``.
+
+        Raises :class:`NoSuchProcess` if it has ended, and :class:`Unsupported` if it is closed to
+        phosd, as in a container whose user namespace is not below phosd's.
+        """
         try:
             return _seen(pid)
         except (FileNotFoundError, ProcessLookupError):
             raise NoSuchProcess(
                 f"process {pid} has ended, which asked for a pid namespace", hint="start it again"
+            ) from None
+        except PermissionError as error:
+            raise Unsupported(
+                f"process {pid}, which asked for a pid namespace, lets nobody look at it"
+                f" ({error.filename})",
+                hint="it can be started without a pid namespace of its own (--no-pidns)",
+                reason=Reason.CLOSED_PROCESS,
             ) from None
 
     def require_asking(self, socket: str) -> None:
