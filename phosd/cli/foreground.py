@@ -23,6 +23,7 @@ from phosd.errors import PhosError
 # What needs the bus is imported where it is used: most programs run without phosd.
 if TYPE_CHECKING:
     from phosd.cli.enclosed import EnclosedProgram
+    from phosd.cli.resuming import NamedImages
     from phosd.cli.saving import SaveOnTerm
     from phosd.client import Client, RestoreOptions
 
@@ -64,7 +65,14 @@ class Foreground:
             from phosd.client import Client
 
             with Client(self._settings.bus) as client:
-                resumed = self._resume(client, early) if resuming else None
+                images = self._images(client) if resuming else None
+                if images and images.finished:
+                    self._settings.note(
+                        f"phos: {self._name} has ended with 0, so there is nothing to go on with; "
+                        "to start it anew, delete its images (`phos rm`), or take another name"
+                    )
+                    return Exit.DONE
+                resumed = self._resume(client, images, early) if images else None
             if resumed is not None:
                 return self._relayed(*resumed, early)
         folder = place_of_output()
@@ -80,17 +88,23 @@ class Foreground:
         self._settings.note(f"phos: process {program.pid}; its output is kept in {folder}")
         return self._relayed(program, policy, early)
 
-    def _resume(
-        self, client: "Client", early: EarlySignals
-    ) -> "tuple[Relayed, SaveOnTerm | None] | None":
-        """Restore the last image, and return what :meth:`_relayed` takes; None if there is none."""
-        from phosd.cli.resuming import NamedImages, changed_since, folder_of, resumed
-
+    @property
+    def _restore_options(self) -> "RestoreOptions":
         # One that was in a pid namespace gets one again in any case.
-        options: RestoreOptions = {"pid_namespace": True} if self._pidns else {}
-        images = NamedImages(self._settings, client, self._name or "", os.geteuid(), options)
-        if not images:
-            return None
+        return {"pid_namespace": True} if self._pidns else {}
+
+    def _images(self, client: "Client") -> "NamedImages":
+        from phosd.cli.resuming import NamedImages
+
+        name, options = self._name or "", self._restore_options
+        return NamedImages(self._settings, client, name, os.geteuid(), options)
+
+    def _resume(
+        self, client: "Client", images: "NamedImages", early: EarlySignals
+    ) -> "tuple[Relayed, SaveOnTerm | None]":
+        """Restore the last image, and return what :meth:`_relayed` takes."""
+        from phosd.cli.resuming import changed_since, folder_of, resumed
+
         image = images.restorable(self._words)
         for word in changed_since(image, self._words):
             self._settings.note(f"phos: {word} is newer than the image, which has the older one")
@@ -100,7 +114,7 @@ class Foreground:
             self._settings.note(
                 "phos: the output folder of this program is gone, so SIGTERM is passed on to it"
             )
-        return resumed(self._settings, client, image, options, early), policy
+        return resumed(self._settings, client, image, self._restore_options, early), policy
 
     def _policy(self, folder: Path) -> "SaveOnTerm":
         from phosd.cli.grace import grace_of
@@ -119,10 +133,31 @@ class Foreground:
             status = follow(program, policy, early)
             if policy.settle():
                 return SAVED
+        if status == -signal.SIGKILL and self._ended_by_phosd(program.pid):
+            return SAVED
         if status is None:
             self._settings.note(f"phos: how process {program.pid} has ended is not known")
             return Exit.FAILED
         return exit_code(status)
+
+    def _ended_by_phosd(self, pid: int) -> bool:
+        """Return whether somebody else has had it saved and ended (`phos checkpoint --end`)."""
+        from phosd.client import Client
+
+        if self._name is None:
+            return False
+        try:
+            with Client(self._settings.bus) as client:
+                jobs = [job for job in client.jobs() if str(pid) in job.targets]
+        except PhosError:  # then nobody tells
+            return False
+        last = jobs[-1] if jobs else None
+        saved = last is not None and any(phase.name == "end" for phase in last.phases)
+        if last is not None and saved:
+            self._settings.note(
+                f"phos: saved and ended as {last.result}; the same command with --resume goes on"
+            )
+        return saved
 
 
 def _enclosed(

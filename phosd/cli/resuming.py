@@ -7,7 +7,7 @@ from pathlib import Path
 
 from phosd.cli.early_signals import EarlySignals
 from phosd.cli.named import COMMAND, kept_command, told
-from phosd.cli.program import END, RestoredProgram, output_folder
+from phosd.cli.program import END, RestoredProgram, output_folder, read_end
 from phosd.cli.settings import Settings
 from phosd.client import Client, Image, RestoreOptions
 from phosd.client.errors import CommandError
@@ -33,6 +33,18 @@ class NamedImages:
 
     def __bool__(self) -> bool:
         return bool(self._images)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the program has come to its end since the last of them: it has ended with 0."""
+        image = self._images[0]
+        folder = folder_of(image)
+        if folder is None:
+            return False
+        end = folder / END
+        with suppress(OSError):
+            return end.stat().st_mtime > (image.created or 0.0) and read_end(end) == 0
+        return False
 
     def restorable(self, words: Sequence[str]) -> Image:
         """Return the newest image that can be restored here and now.

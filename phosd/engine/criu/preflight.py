@@ -229,7 +229,7 @@ def _of_sockets(descriptors: list[Descriptor], tcp: str) -> Iterator[str]:
             end = peer.name if peer is not None and peer.name else "another process"
             yield (
                 f"descriptor {descriptor.number} of pid {descriptor.pid} is a unix socket "
-                f"connected to {end}, outside the process tree"
+                f"connected to {end}, outside the process tree{_remedy(end)}"
             )
     if tcp == "refuse":
         refused = connections.find(descriptors).refused
@@ -239,6 +239,13 @@ def _of_sockets(descriptors: list[Descriptor], tcp: str) -> Iterator[str]:
                     f"descriptor {descriptor.number} of pid {descriptor.pid} is {why} "
                     "(the option tcp=close has it closed in the restored program)"
                 )
+
+
+def _remedy(end: str) -> str:
+    """Say what to do without a connection to a bus: mostly it is there to ask phosd for this."""
+    if "dbus" not in end and not end.endswith("/bus"):
+        return ""
+    return " (a program that wants itself saved asks by phosd.program or phos.h)"
 
 
 def _of_ours(socket: sockets.UnixSocket, peer: sockets.UnixSocket | None, pid: int) -> bool:

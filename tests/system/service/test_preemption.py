@@ -142,6 +142,30 @@ def test_ten_preemptions_at_random_instants(bus: str, tmp_path: Path) -> None:
     assert values == {step: expected[step] for step in range(line.steps)}
 
 
+def test_saved_by_hand_and_run_again_after_its_end(bus: str, tmp_path: Path) -> None:
+    """What has come to its end is not done twice, as by a unit that is started at each boot."""
+    line = Line(bus, tmp_path)
+    (tmp_path / "program.py").write_text(ENDING.replace("sys.exit(7)", ""))
+    with phosd(bus, tmp_path), nothing_left(line):
+        relay = line.start()
+        line.wait_for(2)
+        phos(bus, tmp_path, "checkpoint", str(line.program()), "--end")
+        assert relay.wait(60) == SAVED, line.said
+        assert line.start().wait(120) == 0, line.said
+        values = line.values()
+        assert len(values) == STEPS
+        shown = (tmp_path / "bert.shown").read_bytes()
+        assert line.start().wait(60) == 0
+        assert "bert has ended with 0" in line.said
+        assert (tmp_path / "bert.shown").read_bytes() == shown
+        phos(bus, tmp_path, "rm", "bert")
+        again = line.start()
+        file = tmp_path / "bert.shown"
+        wait_until(lambda: file.read_bytes() != shown, "it to begin anew")
+        os.kill(again.pid, signal.SIGTERM)
+        assert again.wait(60) == SAVED, line.said
+
+
 def test_what_is_in_the_way_of_going_on(bus: str, tmp_path: Path) -> None:
     line = Line(bus, tmp_path, "--no-pidns")
     with phosd(bus, tmp_path), nothing_left(line):
