@@ -69,3 +69,16 @@ def test_one_whose_file_is_removed_is_unpinned(
     packs.pin([])
     assert calls == ["cuMemHostRegister", "cuMemHostUnregister"]
     assert len(os.listdir("/proc/self/fd")) < descriptors  # noqa: PTH208
+
+
+def test_what_was_not_kept_is_not_pinned_for_a_load(
+    packs: PinnedPacks, pack: Any, calls: list[str]
+) -> None:
+    file = pack_file(pack.fileno())
+    packs.unpin(packs.pin([pack.fileno()], kept=True), keep=True)
+    assert (calls, packs.find(file)) == ([], None)
+    packs.unpin(packs.pin([pack.fileno()]), keep=True)
+    number = packs.pin([pack.fileno()], kept=True)
+    assert packs.find(file) is not None
+    packs.unpin(number, keep=True)
+    assert (calls, packs.find(file)) == (["cuMemHostRegister"], None)

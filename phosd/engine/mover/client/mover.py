@@ -311,14 +311,20 @@ class Mover:
         image: Image,
         progress: Progress | None = None,
     ) -> None:
-        """Fill blocks from an opened image, and hash every byte on the GPU.
+        """Fill blocks from an opened image, and hash every byte on the GPU. Packs that stay pinned
+        since the image was made are read by the device itself.
 
         Raises :class:`ImageCorrupt` naming the chunk that does not have its digest, and
         :class:`Cancelled`.
         """
         wanted = sorted({ref.pack for refs in plan.values() for ref in refs})
         request = wire.Load([(key, list(refs)) for key, refs in plan.items()], wanted)
-        self._to_host.ask(request, wire.Done, [image.packs[number] for number in wanted], progress)
+        packs = [image.packs[number] for number in wanted]
+        pinned, _ = self._pinning.ask(wire.Pin(kept=True), wire.Pinned, packs)
+        try:
+            self._to_host.ask(request, wire.Done, packs, progress)
+        finally:
+            self.unpin(pinned.number, keep=True)
 
     def fetch(
         self,

@@ -172,7 +172,12 @@ class Copy(Message, frozen=True):
 
 
 class Pin(Message, frozen=True):
-    """Map and pin packs, whose descriptors come along, so that the device can write to them."""
+    """Map and pin packs, whose descriptors come along, so that the device can write to them.
+
+    ``kept``: only those that are pinned already.
+    """
+
+    kept: bool = False
 
 
 class Pinned(Message, frozen=True):

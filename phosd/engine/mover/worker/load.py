@@ -1,7 +1,8 @@
 """Copy packs into device memory, and hash it there before any process may use it.
 
-Threads read runs of records into the pinned ring and copy their chunks to their places. A chunk
-that occurs several times is read once and copied on the device.
+Threads read runs of records into the pinned ring and copy their chunks to their places; from a pack
+that is pinned itself the device copies them without the ring. A chunk that occurs several times is
+read once and copied on the device.
 """
 
 import errno
@@ -15,6 +16,8 @@ from phosd.engine.image.manifest import CHUNK, ChunkRef
 from phosd.engine.image.packs import HEADER, PAGE, RECORD, record_size
 from phosd.engine.mover.protocol.wire import Load
 from phosd.engine.mover.worker.gpu import Gpu
+from phosd.engine.mover.worker.pinned_packs import PinnedPack, pack_file
+from phosd.engine.mover.worker.ring import Slot
 from phosd.engine.mover.worker.transfer import (
     Transfer,
     WorkerPool,
@@ -39,14 +42,29 @@ class _Chunk:
 
 
 class _Source:
-    """A pack to read: through the page cache if the bytes are in it, directly otherwise."""
+    """A pack to read: where it is if it is ``pinned``, otherwise through the page cache if the
+    bytes are in it, or directly.
+    """
 
-    def __init__(self, number: int, fd: int) -> None:
+    def __init__(self, number: int, fd: int, pinned: PinnedPack | None) -> None:
         self.number = number
         self._fd = fd
-        self.direct = reopen_direct(fd, os.O_RDONLY)
+        self._pinned = pinned
+        self.direct = reopen_direct(fd, os.O_RDONLY) if pinned is None else -1
 
-    def read(self, view: memoryview, offset: int) -> None:
+    def host(self, slot: Slot, offset: int, size: int) -> int:
+        """Return the address of pinned host memory with the bytes from ``offset``, which may be the
+        slot's. Raises :class:`ImageCorrupt` at the end of the file.
+        """
+        if self._pinned is None:
+            self._read(slot.view[:size], offset)
+            return slot.host
+        point(Point.MOVER_READ)
+        if offset + size > len(self._pinned.view):
+            raise ImageCorrupt(f"pack {self.number} ends before {offset + size}", hint=_BAD)
+        return self._pinned.address + offset
+
+    def _read(self, view: memoryview, offset: int) -> None:
         """Fill ``view`` from ``offset``. Raises :class:`ImageCorrupt` at the end of the file."""
         short = point(Point.MOVER_READ)
         fd = self._fd if self.direct < 0 or self._cached(view, offset) else self.direct
@@ -77,7 +95,11 @@ def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
     gpu, ring = transfer.gpu, transfer.ring
     if len(request.packs) != len(descriptors):
         raise Internal(f"{len(request.packs)} packs came with {len(descriptors)} descriptors")
-    sources = {n: _Source(n, fd) for n, fd in zip(request.packs, descriptors, strict=True)}
+    pinned = transfer.pinned_packs
+    sources = {
+        number: _Source(number, fd, pinned.find(pack_file(fd)))
+        for number, fd in zip(request.packs, descriptors, strict=True)
+    }
     chunks = _stored_chunks(gpu, request)
 
     def fetch(batch: list[_Chunk]) -> None:
@@ -88,7 +110,7 @@ def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
             size = last.offset + record_size(last.length) - first.offset
             if first.pack not in sources:
                 raise ImageCorrupt(f"pack {first.pack} was not handed to the mover", hint=_BAD)
-            sources[first.pack].read(slot.view[:size], first.offset)
+            host = sources[first.pack].host(slot, first.offset, size)
             point(Point.MOVER_COPY_IN)
             places = (
                 (chunk.addresses[0], chunk.ref.offset - first.offset + HEADER, chunk.ref.length)
@@ -96,7 +118,7 @@ def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
             )
             stream = pair[slot.index % len(pair)]
             for address, offset, length, rows in runs(places):
-                source = ("host", slot.host + offset, RECORD)
+                source = ("host", host + offset, RECORD)
                 copy_rows(("device", address, CHUNK), source, length, rows, stream)
             call("cuEventRecord", slot.event, stream)
             call("cuEventSynchronize", slot.event, about="a copy into device memory")

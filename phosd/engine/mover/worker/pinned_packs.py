@@ -51,14 +51,16 @@ class PinnedPacks:
         self._pins: dict[int, list[PackFile]] = {}
         self._numbers = itertools.count(1)
 
-    def pin(self, descriptors: Sequence[int]) -> int:
-        """Pin those packs that are in memory. Returns the number for :meth:`unpin`."""
+    def pin(self, descriptors: Sequence[int], *, kept: bool = False) -> int:
+        """Pin those packs that are in memory, or take only those that were ``kept`` pinned. Returns
+        the number for :meth:`unpin`.
+        """
         number = next(self._numbers)
         pinned = self._pins[number] = []
         self._forget_removed()
         again = [fd for fd in descriptors if self._take_kept(fd)]
         pinned += map(pack_file, again)
-        others = (fd for fd in descriptors if fd not in again)
+        others = () if kept else (fd for fd in descriptors if fd not in again)
         found = [(fd, pack) for fd in others if (pack := _map(fd)) is not None]
         with ThreadPoolExecutor(THREADS, initializer=self._gpu.attach) as pool:
             touching = [touch_all(pool, pack.address, len(pack.view)) for _, pack in found]

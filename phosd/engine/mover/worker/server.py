@@ -125,7 +125,7 @@ class Server:
                 settled = self._settled.is_set
                 return drain(self._transfer, request, descriptors, self._let_go, settled), []
             case wire.Pin():
-                return wire.Pinned(self._pinned_packs.pin(descriptors)), []
+                return wire.Pinned(self._pinned_packs.pin(descriptors, kept=request.kept)), []
             case wire.Unpin():
                 self._pinned_packs.unpin(request.number, keep=request.keep)
             case wire.Load():
