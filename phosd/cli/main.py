@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import keyword
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -94,6 +95,7 @@ class _Lazy(click.Group):
         """Run the command that ``args`` name, or the words of the command line. Wrong usage is told
         as every other error is.
         """
+        _open_what_is_closed()
         words = sys.argv[1:] if args is None else args
         if not standalone_mode:
             return super().main(words, prog_name, complete_var, standalone_mode=False, **extra)
@@ -116,6 +118,13 @@ class _Lazy(click.Group):
 
 # Of newer versions of click, to show the help.
 _NoArgs: type[click.ClickException] = getattr(click.exceptions, "NoArgsIsHelpError", _Never)
+
+
+def _open_what_is_closed() -> None:
+    """Have closed standard streams lead nowhere: what is opened next would get their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _settings_of(error: Exception, words: Sequence[str]) -> Settings:

@@ -21,6 +21,7 @@ from phosd.errors import Internal
 
 ENDED_SECONDS = 3.0
 """How long CRIU may wait for a process that has ended. It notices most of them at once."""
+_BETWEEN_LOOKS = 0.5
 _LOOK_MILLISECONDS = 20
 
 
@@ -34,6 +35,7 @@ class MadeProcesses:
         self._threads = {thread for process in tree.processes for thread in process.threads}
         self._user, self._since = tree.user.uid, now()
         self._ended_at: float | None = None
+        self._next_look = 0.0
         self._namespace = namespace
         self.mark = namespace.name if namespace is not None else str(tree.record.root)
 
@@ -62,6 +64,10 @@ class MadeProcesses:
 
         CRIU, which made it, may wait for it for ever.
         """
+        if self._namespace is not None:  # to find them takes a look at all processes
+            if time.monotonic() < self._next_look:
+                return
+            self._next_look = time.monotonic() + _BETWEEN_LOOKS
         there = self.ids()
         ended = any(
             (found := procfs.stat(there[pid])) is not None

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -234,3 +236,11 @@ def test_errors_of_the_bus_say_what_to_do(name: str, code: str, text: str) -> No
     error = of_bus(CallError(name, "what the bus said"))
     assert error.code == code
     assert text in str(error)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_trouble(closed: str) -> None:
+    """As in a daemon's child, or a script that closes what it does not need."""
+    words = f'exec "$0" -m phosd.cli.main --bus unix:path=/nowhere ps {closed}'
+    done = subprocess.run(["sh", "-c", words, sys.executable], capture_output=True, check=False)
+    assert done.returncode == 1 and b"Traceback" not in done.stderr
