@@ -305,16 +305,15 @@ class _Loading:
     """
 
     def __init__(self, node: Node, image: Image, cpu: _CpuSide, progress: Progress) -> None:
+        self._progress = progress
         self._part = Beside(progress)
         self._stack = ExitStack()
         self._pool = ThreadPoolExecutor(2)
         self._hashed = self._pool.submit(cpu.check_bytes)
-        self._loaded = self._pool.submit(self._load, node, image, progress)
-
-    def _load(self, node: Node, image: Image, progress: Progress) -> LoadedMemory:
-        memory = self._stack.enter_context(loaded(node, image, self._part))
-        progress.phase("cpu")
-        return memory
+        self._loaded = self._pool.submit(
+            lambda: self._stack.enter_context(loaded(node, image, self._part))
+        )
+        self._phase = "load"
 
     def complete(self) -> bool:
         """Return whether all of it is there, and as it was saved. Raises what went wrong."""
@@ -322,6 +321,9 @@ class _Loading:
         for part in parts:
             if part.done():
                 part.result()
+        if self._loaded.done() and self._phase == "load":
+            self._phase = "cpu"
+            self._progress.phase(self._phase)
         return all(part.done() for part in parts)
 
     @property
