@@ -25,7 +25,6 @@ from phosd.client.errors import CommandError
 _LENGTH = struct.Struct("!I")
 _IDS = struct.Struct("3i")
 _PATIENCE = 30.0
-_END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class EnclosedProgram:
 
     def status(self) -> int | None:
         """Return how it has ended; None if nobody has told within some seconds."""
-        return await_end(self.folder / END, _END_SECONDS)
+        return await_end(self.folder / END)
 
 
 def start_enclosed(

@@ -103,7 +103,7 @@ class RestoredProgram:
 
     def status(self) -> int | None:
         """Return how it has ended; None if nobody has told within some seconds."""
-        return await_end(self.end, _END_SECONDS)
+        return await_end(self.end)
 
 
 def write_end(folder: Path, status: int) -> None:
@@ -113,7 +113,7 @@ def write_end(folder: Path, status: int) -> None:
         (folder / END).write_text(f"{told}\n")
 
 
-def await_end(file: Path, seconds: float) -> int | None:
+def await_end(file: Path, seconds: float = _END_SECONDS) -> int | None:
     """Return how a program has just ended; None if the file does not tell in time."""
     give_up = time.monotonic() + seconds
     while (status := read_end(file)) is None and time.monotonic() < give_up:

@@ -49,8 +49,15 @@ def follow(program: Relayed, policy: TermPolicy | None, early: EarlySignals) -> 
     the ``policy`` says, also one that came ``early``.
     """
     streams = [_Stream(*output) for output in program.outputs]
-    with suppress(ProcessLookupError), _pidfd(program.pid) as pidfd:  # it has ended already
-        _relay(program.pid, pidfd, streams, policy, early)
+    try:
+        pidfd = os.pidfd_open(program.pid)
+    except ProcessLookupError:  # it has ended already
+        pass
+    else:
+        try:
+            _relay(program.pid, pidfd, streams, policy, early)
+        finally:
+            os.close(pidfd)
     status = program.status()
     for stream in streams:
         stream.pump()
@@ -80,15 +87,6 @@ def _relay(
                 stream.pump()
             if policy is not None:
                 policy.look()
-
-
-@contextmanager
-def _pidfd(pid: int) -> Iterator[int]:
-    pidfd = os.pidfd_open(pid)
-    try:
-        yield pidfd
-    finally:
-        os.close(pidfd)
 
 
 def exit_code(status: int) -> int:

@@ -81,9 +81,8 @@ class TreeDump:
         Without them it reads every byte of the dump to hash it, so call it when the tree runs
         again.
         """
-        root = self.tree.root.pid
         found = digests(self.folder) if files is None else files
-        return Tree(self.tree.own(root), name, found, self.details, self.tree.nested)
+        return Tree(self.tree.root.own_pid, name, found, self.details, self.tree.nested)
 
 
 _YAMA = procfs.PROC / "sys/kernel/yama/ptrace_scope"
@@ -273,7 +272,7 @@ class Dump:
             privileged=noted.tree.privileged,
             tcp=self._options.tcp,
             shell_job=self._plan.shell_job,
-            tied_to_parent=parent_death_signal(self._folder / f"core-{root.own(root.pid)}.img"),
+            tied_to_parent=parent_death_signal(self._folder / f"core-{root.own_pid}.img"),
             endpoints=tuple(replace(each, pid=own(each.pid)) for each in self._plan.endpoints),
             open_files=tuple(replace(each, pid=own(each.pid)) for each in noted.open_files),
             memory_files=noted.memory_files,
@@ -395,13 +394,7 @@ def _digest(path: Path, folder: Path) -> FileDigest:
 
 
 def _words(tree: ProcessTree, options: DumpOptions) -> list[str]:
-    words = [
-        "--tree",
-        str(tree.root.own(tree.root.pid)),
-        "--file-locks",
-        "--ghost-limit",
-        GHOST_LIMIT,
-    ]
+    words = ["--tree", str(tree.root.own_pid), "--file-locks", "--ghost-limit", GHOST_LIMIT]
     # Which connections there are is looked at when the tree is frozen.
     words += ["--manage-cgroups=ignore", "--link-remap", "--tcp-close"]
     if options.stopping is not None:

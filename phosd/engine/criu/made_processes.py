@@ -32,7 +32,7 @@ class MadeProcesses:
 
     def __init__(self, tree: SavedTree, namespace: NamespaceMaker | None = None) -> None:
         self._wanted = {process.pid: process for process in tree.processes}
-        self._threads = {thread for process in tree.processes for thread in process.threads}
+        self._ids = tree.ids
         self._user, self._since = tree.user.uid, now()
         self._ended_at: float | None = None
         self._next_look = 0.0
@@ -46,11 +46,10 @@ class MadeProcesses:
         """Return the ids of saved processes and threads that are there, as we know them, by those
         that they were saved with.
         """
-        ids = self._wanted.keys() | self._threads
         if self._namespace is None:
-            return {number: number for number in ids}
+            return {number: number for number in self._ids}
         made = self._namespace.namespace
-        return {n: now for n, now in made.members().items() if n in ids} if made else {}
+        return {n: now for n, now in made.members().items() if n in self._ids} if made else {}
 
     def kill(self) -> None:
         """Kill those that there are."""

@@ -133,7 +133,7 @@ def admission_checks(
     def pids() -> None:
         if not _in_own_namespace(tree, options):
             require_free(tree.processes)
-        elif _KEEPER in _ids(tree):
+        elif _KEEPER in tree.ids:
             raise Unsupported(
                 f"a process of the image has the pid {_KEEPER}, as in a container, which in a pid "
                 "namespace of its own is that of phosd's keeper",
@@ -203,9 +203,8 @@ def restore_tree(
     with contextlib.ExitStack() as stack:
         namespace = None
         if _in_own_namespace(tree, options):
-            threads = _ids(tree)
             namespace = stack.enter_context(
-                NamespaceMaker(_runtime_dir(criu), image=options.image, ids=threads)
+                NamespaceMaker(_runtime_dir(criu), image=options.image, ids=tree.ids)
             )
         else:
             require_free(tree.processes)
@@ -236,10 +235,6 @@ def restore_tree(
 
 def _in_own_namespace(tree: SavedTree, options: TreeRestoreOptions) -> bool:
     return tree.record.pid_namespace or options.pid_namespace
-
-
-def _ids(tree: SavedTree) -> set[int]:
-    return {number for each in tree.processes for number in (each.pid, *each.threads)}
 
 
 def _runtime_dir(criu: Criu) -> Path:

@@ -37,6 +37,11 @@ class SavedTree:
         """The user that CRIU runs as."""
         return restoring_user(self.record)
 
+    @property
+    def ids(self) -> frozenset[int]:
+        """The ids of all processes and threads, as they were saved."""
+        return frozenset(n for each in self.processes for n in (each.pid, *each.threads))
+
     def check_listing(self) -> None:
         """Require exactly the recorded files in the folder, of the recorded sizes, and no links.
 

@@ -313,7 +313,6 @@ class _Loading:
         self._loaded = self._pool.submit(
             lambda: self._stack.enter_context(loaded(node, image, self._part))
         )
-        self._phase = "load"
 
     def complete(self) -> bool:
         """Return whether all of it is there, and as it was saved. Raises what went wrong."""
@@ -321,9 +320,8 @@ class _Loading:
         for part in parts:
             if part.done():
                 part.result()
-        if self._loaded.done() and self._phase == "load":
-            self._phase = "cpu"
-            self._progress.phase(self._phase)
+        if self._loaded.done() and self._progress.phases[-1].name == "load":
+            self._progress.phase("cpu")
         return all(part.done() for part in parts)
 
     @property

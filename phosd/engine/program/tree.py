@@ -86,11 +86,16 @@ class TreeProcess:
             return record
         return msgspec.structs.replace(
             record,
-            pid=self.own(self.pid),
+            pid=self.own_pid,
             threads=tuple(sorted(map(self.own, self.threads))),
             affinity={self.own(thread): cpus for thread, cpus in self.affinity.items()},
             outer_pid=self.pid,
         )
+
+    @property
+    def own_pid(self) -> int:
+        """The pid that it has for itself."""
+        return self.own(self.pid)
 
     def own(self, thread: int) -> int:
         """Return the id that one of its threads has for itself."""
