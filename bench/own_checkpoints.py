@@ -30,8 +30,9 @@ from bench.stage import (
     Phos,
     Shown,
     Step,
+    add_options,
     figures,
-    judged,
+    run,
     undisturbed,
     wait_until,
     words_of,
@@ -175,21 +176,14 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=20, metavar="STEPS", help="(%(default)s)")
     parser.add_argument("--steps", type=int, default=200, help="of the program (%(default)s)")
     parser.add_argument("--asked", type=int, default=3, metavar="TIMES", help="(%(default)s)")
-    parser.add_argument("--state", type=Path, default=Path("/var/tmp"), help="where images go")
-    parser.add_argument("--memory-tier", default="25%", help="as in phosd.toml")
-    parser.add_argument("program", nargs="+", metavar="PROGRAM [ARGUMENTS]")
+    add_options(parser)
     arguments = parser.parse_args()
     report: dict[str, Any] = {
-        "program": " ".join(arguments.program),
         "every": arguments.every,
         "steps": arguments.steps,
-        "memory_tier": arguments.memory_tier,
         "asked": [],
     }
-    with judged(arguments.state, report) as folder:
-        measure(arguments, folder, report)
-    print(json.dumps(report), flush=True)
-    sys.exit(1 if "failed" in report else 0)
+    run(measure, arguments, report)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,9 @@ from bench.stage import (
     Phos,
     Shown,
     Step,
+    add_options,
     figures,
-    judged,
+    run,
     undisturbed,
     wait_until,
     words_of,
@@ -205,21 +206,14 @@ def main() -> None:
     parser.add_argument("--within", type=float, default=1.0, metavar="SECONDS")
     ways = ("relay", "all", "program", "turns")
     parser.add_argument("--kill", choices=ways, default="turns", help="who gets SIGTERM")
-    parser.add_argument("--state", type=Path, default=Path("/var/tmp"), help="where images go")
-    parser.add_argument("--memory-tier", default="25%", help="as in phosd.toml")
-    parser.add_argument("program", nargs="+", metavar="PROGRAM [ARGUMENTS]")
+    add_options(parser)
     arguments = parser.parse_args()
     report: dict[str, Any] = {
-        "program": " ".join(arguments.program),
         "steps": arguments.steps,
         "seed": arguments.seed,
-        "memory_tier": arguments.memory_tier,
         "rounds": [],
     }
-    with judged(arguments.state, report) as folder:
-        measure(arguments, folder, report)
-    print(json.dumps(report), flush=True)
-    sys.exit(1 if "failed" in report else 0)
+    run(measure, arguments, report)
 
 
 if __name__ == "__main__":

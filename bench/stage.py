@@ -3,6 +3,7 @@
 Whoever waits here for something gives up after :data:`PATIENCE` seconds.
 """
 
+import argparse
 import contextlib
 import json
 import subprocess
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 from phosd.cli.environment import do_without_what_cannot_be_saved, prepend
 from phosd.demo.stage import BUS_CONFIG
@@ -266,6 +267,26 @@ def last_words(folder: Path) -> str:
         if wanted and path.is_file() and (text := path.read_text(errors="replace")):
             found.append(f"==> {path.relative_to(folder)} <==\n{text[-_LAST_BYTES:].strip()}")
     return "\n".join(found)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what such a bench has to be told."""
+    parser.add_argument("--state", type=Path, default=Path("/var/tmp"), help="where images go")
+    parser.add_argument("--memory-tier", default="25%", help="as in phosd.toml")
+    parser.add_argument("program", nargs="+", metavar="PROGRAM [ARGUMENTS]")
+
+
+def run(
+    measure: Callable[[argparse.Namespace, Path, dict[str, Any]], None],
+    arguments: argparse.Namespace,
+    report: dict[str, Any],
+) -> NoReturn:
+    """Have ``measure`` fill the report, print that, and exit with 1 if it failed."""
+    report |= {"program": " ".join(arguments.program), "memory_tier": arguments.memory_tier}
+    with judged(arguments.state, report) as folder:
+        measure(arguments, folder, report)
+    print(json.dumps(report), flush=True)
+    sys.exit(1 if "failed" in report else 0)
 
 
 @contextlib.contextmanager
